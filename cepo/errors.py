@@ -1,0 +1,36 @@
+"""The library's errors. Each is also a standard-library type, so that callers may catch either."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CepoError(Exception):
+    """Base of all errors that `cepo` raises on purpose."""
+
+
+class ConfigError(CepoError, ValueError):
+    """A setting is unknown, of the wrong type, out of range, or in conflict with another one."""
+
+
+class DataError(CepoError, ValueError):
+    """A dataset, a row or an image cannot be used as it is."""
+
+
+class RewardError(CepoError, ValueError):
+    """A reward function cannot be loaded, or returned something that breaks its contract."""
+
+
+class CheckpointError(CepoError, ValueError):
+    """A checkpoint is missing, incomplete, or does not fit the run that asks for it."""
+
+
+class EngineError(CepoError, RuntimeError):
+    """A model or rollout engine failed, or cannot run on this machine."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The sentence fragment that names the nearest known spelling; empty where nothing is near."""
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{nearest[0]}'?" if nearest else ""

@@ -1,0 +1,29 @@
+"""Runs at the start of child interpreters (see `cepo.models.cpu_torch`).
+
+Importing torch at every interpreter start would cost seconds in processes that never need it, so the repair waits
+until one of the packages that lead to the failing imports is first looked for.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+class _BeforeFirstUse:
+    """A meta-path finder that finds nothing itself: it only repairs, once, before the first look for such a package."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torchvision", "torchaudio", "transformers", "vllm") and self in sys.meta_path:
+            sys.meta_path.remove(self)
+            file = Path(__file__).parent.parent / "cpu_torch.py"
+            spec = importlib.util.spec_from_file_location("_cepo_cpu_torch", file)
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = module
+            spec.loader.exec_module(module)
+            module.repair_this_process()
+            if sys.modules.get(name, self) is None:
+                raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+        return None
+
+
+sys.meta_path.insert(0, _BeforeFirstUse())
