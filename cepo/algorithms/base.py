@@ -1,0 +1,139 @@
+"""The contract of a method and its registry. Torch-free, so that configs are checked without importing it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from cepo.algorithms.settings import TeacherConfig, config_from_mapping
+from cepo.errors import ConfigError, did_you_mean
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
+    from torch import Tensor
+
+_registry: dict[str, type[Estimator]] = {}
+_EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
+
+
+class Estimator(ABC):
+    """A method: which privileged text each teacher sees, and which learning signal each token gets.
+
+    A subclass is registered by name, declares its `views` (teacher contexts, in a fixed order) and holds no state between
+    steps: everything random or scheduled is a function of its config and the step.
+    """
+
+    name: ClassVar[str]
+    Config: ClassVar[type]
+    views: ClassVar[tuple[str, ...]] = ()
+    needs_group: ClassVar[bool] = False
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @property
+    def teacher(self) -> TeacherConfig:
+        """Weights, placement and wording of this method's teachers."""
+        return getattr(self.config, "teacher", TeacherConfig())
+
+    def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
+        """For each view one entry per rollout of the group; None makes the view the student's own for that rollout."""
+        assert not self.views, f"{type(self).__name__} declares views and must say what they read"
+        return {}
+
+    def needs_teacher(self, *, step: int) -> bool:
+        """Whether teacher log-probs can change the signal of the 0-based rollout step `step`."""
+        del step
+        return bool(self.views)
+
+    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        """Rows whose signal can be non-zero. Rows outside need no student, teacher or update pass."""
+        del group_ids
+        return rewards == rewards
+
+    @abstractmethod
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """The learning signal of every response token at the 0-based rollout step `step`."""
+
+
+def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
+    """Class decorator that makes a method available as `algorithm.adv_estimator=<name>`.
+
+    Raises:
+        ConfigError: another class already has this name.
+    """
+
+    def register(cls: _EstimatorType) -> _EstimatorType:
+        if name in _registry:
+            raise ConfigError(f"algorithm.adv_estimator '{name}' is already registered by {_registry[name].__module__}")
+        cls.name = name
+        _registry[name] = cls
+        return cls
+
+    return register
+
+
+def load_plugin(path: str | Path) -> None:
+    """Imports a user's Python file (`trainer.plugins`), whose estimators register themselves; a second call does nothing.
+
+    Raises:
+        ConfigError: the file does not exist.
+    """
+    file = Path(path).expanduser().resolve()
+    module_name = f"cepo_plugin_{file.stem}_{abs(hash(str(file))):x}"
+    if module_name in sys.modules:
+        return
+    if not file.is_file():
+        raise ConfigError(f"trainer.plugins: {path} is not a file; give the path of a Python file")
+    spec = importlib.util.spec_from_file_location(module_name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+
+
+def available_estimators() -> list[str]:
+    """Names of all methods: those in `cepo/algorithms/`, found by themselves, and those of loaded plugins."""
+    package = importlib.import_module("cepo.algorithms")
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name != "credit":  # the only module here that needs torch when it is imported
+            importlib.import_module(f"cepo.algorithms.{module.name}")
+    return sorted(_registry)
+
+
+def estimator_class(name: str) -> type[Estimator]:
+    """The class registered under `name`.
+
+    Raises:
+        ConfigError: no such method; the message lists the known ones.
+    """
+    known = available_estimators()
+    if name not in _registry:
+        raise ConfigError(
+            f"algorithm.adv_estimator '{name}' is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}"
+        )
+    return _registry[name]
+
+
+def build_config(name: str, mapping: Mapping[str, Any] | None) -> Any:
+    """The method's `Config` from its YAML section `algorithm.<name>`.
+
+    Raises:
+        ConfigError: unknown method, unknown key, wrong type or bad value.
+    """
+    config_class = estimator_class(name).Config
+    assert dataclasses.is_dataclass(config_class)
+    return config_from_mapping(config_class, mapping or {}, path=f"algorithm.{name}")
+
+
+def build_estimator(name: str, config: Mapping[str, Any] | None = None) -> Estimator:
+    """The method `name` with the settings of its section; raises `ConfigError` like `build_config`."""
+    return estimator_class(name)(build_config(name, config))

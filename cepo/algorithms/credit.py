@@ -1,0 +1,151 @@
+"""Credit assignment: group-relative advantages and the evidence weight that scales their magnitude, never their sign."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+from cepo.errors import ConfigError
+from cepo.metrics import Metric, Metrics, fraction, mean_of, mean_value
+
+FLAT_REWARD_RANGE = 1e-6
+"""A group whose rewards differ by less has advantage exactly 0: rounding alone can produce |A| of 0.1 in such groups."""
+ZERO_ADVANTAGE = 1e-6
+"""Below this magnitude an advantage has sign 0."""
+NEUTRAL_DELTA = 1e-3
+"""Evidence of smaller magnitude counts as neither for nor against in the metrics."""
+
+
+def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    """True for rollouts of groups whose rewards differ: `max R - min R >= 1e-6`."""
+    group, num_groups = _groups(group_ids)
+    exact = rewards.double()
+    highest = exact.new_full((num_groups,), -math.inf).scatter_reduce(0, group, exact, "amax")
+    lowest = exact.new_full((num_groups,), math.inf).scatter_reduce(0, group, exact, "amin")
+    return ((highest - lowest) >= FLAT_REWARD_RANGE)[group]
+
+
+def group_advantages(
+    rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, ddof: int = 1, scale: str = "std"
+) -> Float[Tensor, " B"]:
+    """GRPO's advantage, `A_i = (R_i - mean_g) / (std_g + 1e-6)`, with statistics in float64.
+
+    Exactly 0 for all of a group whose rewards differ by less than 1e-6. `scale="none"` leaves out the division (Dr. GRPO).
+    Source: DeepSeekMath (Shao et al. 2024), with EasyR1's unbiased deviation and epsilon.
+
+    Raises:
+        ConfigError: a group has a single rollout; its advantage is not defined.
+    """
+    group, num_groups = _groups(group_ids)
+    exact = rewards.double()
+    sizes = exact.new_zeros(num_groups).index_add(0, group, torch.ones_like(exact))
+    if int(sizes.min()) < 2:
+        raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
+    mean = exact.new_zeros(num_groups).index_add(0, group, exact) / sizes
+    centred = exact - mean[group]
+    if scale == "std":
+        variance = exact.new_zeros(num_groups).index_add(0, group, centred.square()) / (sizes - ddof)
+        centred = centred / (variance.sqrt() + 1e-6)[group]
+    return centred.where(live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
+
+
+def evidence_weight(
+    delta: Float[Tensor, "B T"], sign: Float[Tensor, "B 1"], *, clip_radius: float
+) -> Float[Tensor, "B T"]:
+    """`w_t = exp(clamp(sign * delta_t, log1p(-r), log1p(r)))`, which is `clip(exp(sign * delta_t), 1 - r, 1 + r)`.
+
+    Clamping before the exponential keeps it finite for every finite delta. float64 whatever comes in: w - 1 must survive
+    next to 1. Degenerate cases: r = 0, delta = 0 and sign = 0 give exactly 1.
+    """
+    scaled = sign.double() * delta.double()
+    return scaled.clamp(math.log1p(-clip_radius), math.log1p(clip_radius)).exp()
+
+
+def evidence_advantages(
+    advantages: Float[Tensor, " B"], delta: Float[Tensor, "B T"], *, mixing: float, clip_radius: float
+) -> Float[Tensor, "B T"]:
+    """`A_hat_t = A * ((1 - mixing) + mixing * w_t)`, computed as `A * (1 + mixing * (w_t - 1))`.
+
+    The second form is exactly A where w_t = 1 or mixing = 0. Guarantees: `sign(A_hat_t) = sign(A)` and
+    `|A_hat_t - A| <= mixing * clip_radius * |A|`. Source: CEPO eq. 7 (RLSD eq. for the one-sided delta).
+
+    Args:
+        delta: evidence for the sampled tokens in nats, constant with respect to the weights.
+        mixing: lambda in [0, 1].
+        clip_radius: r in [0, 1).
+    """
+    weight = evidence_weight(delta, advantage_sign(advantages).unsqueeze(1), clip_radius=clip_radius)
+    factor = 1.0 + mixing * (weight - 1.0)
+    return (advantages.double().unsqueeze(1) * factor).to(advantages.dtype)
+
+
+def advantage_sign(advantages: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """-1, 0 or 1; 0 where `|A| < 1e-6`."""
+    return advantages.sign().where(advantages.abs() >= ZERO_ADVANTAGE, 0.0)
+
+
+def over_response(advantages: Float[Tensor, " B"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Gives every response token its rollout's advantage and padding exactly 0."""
+    return advantages.unsqueeze(1).expand(response_mask.shape).where(response_mask, 0.0)
+
+
+def evidence_metrics(
+    delta: Float[Tensor, "B T"],
+    advantages: Float[Tensor, " B"],
+    response_mask: Bool[Tensor, "B T"],
+    *,
+    mixing: float,
+    clip_radius: float,
+) -> Metrics:
+    """How much evidence there was and how it was used, over response tokens of rollouts with A != 0.
+
+    `evidence/delta_*` are nats, split by sign(A); `positive_fraction` and `negative_fraction` count |delta| > 1e-3;
+    clip rates count tokens whose raw weight lies outside [1 - r, 1 + r].
+    """
+    sign = advantage_sign(advantages).unsqueeze(1)
+    counted = response_mask & (sign != 0)
+    raw = sign * delta
+    metrics: Metrics = {
+        "evidence/lambda": mean_value(mixing),
+        "evidence/positive_fraction": mean_of((delta > NEUTRAL_DELTA).float(), counted),
+        "evidence/negative_fraction": mean_of((delta < -NEUTRAL_DELTA).float(), counted),
+        "evidence/clip_low_rate": mean_of((raw < math.log1p(-clip_radius)).float(), counted),
+        "evidence/clip_high_rate": mean_of((raw > math.log1p(clip_radius)).float(), counted),
+        "evidence/disagreement_rate": mean_of((raw < -NEUTRAL_DELTA).float(), counted),
+        "evidence/weight_mean": mean_of(evidence_weight(delta, sign, clip_radius=clip_radius), counted),
+    }
+    for name, side in (("right", counted & (sign > 0)), ("wrong", counted & (sign < 0))):
+        metrics[f"evidence/delta_mean_{name}"] = mean_of(delta, side)
+        metrics[f"evidence/delta_std_{name}"] = _std_of(delta, side)
+    return metrics
+
+
+def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
+    """Fractions of groups that are all right, all wrong and mixed, and of rollouts without any advantage."""
+    group, num_groups = _groups(group_ids)
+    sizes = torch.bincount(group, minlength=num_groups)
+    right = torch.bincount(group, weights=correct.double(), minlength=num_groups)
+    all_right, all_wrong = int((right == sizes).sum()), int((right == 0).sum())
+    return {
+        "groups/all_right": fraction(all_right, num_groups),
+        "groups/all_wrong": fraction(all_wrong, num_groups),
+        "groups/mixed": fraction(num_groups - all_right - all_wrong, num_groups),
+        "groups/flat_rollouts": mean_of((~live_rows(rewards, group_ids)).float()),
+    }
+
+
+def _groups(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
+    """Each row's group as 0, 1, ..., and the number of groups."""
+    _, group = cast("tuple[Tensor, Tensor]", torch.unique(group_ids, return_inverse=True))
+    return group, int(group.max()) + 1
+
+
+def _std_of(values: Tensor, where: Tensor) -> Metric:
+    kept = values.double()[where]
+    if kept.numel() < 2:
+        return Metric(0.0, 0.0, "mean")
+    return Metric(float(kept.std()) * kept.numel(), float(kept.numel()), "mean")

@@ -1,0 +1,70 @@
+"""How a reference is worded before a teacher, and how text that somebody else wrote is made safe to put there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import SandboxedEnvironment
+
+from cepo.errors import ConfigError
+
+TEMPLATES = {
+    "user_suffix": "{{ prompt }}\nHere is a sample answer: {{ reference }}",
+    "assistant_prefix": "{{ reference }}\n",
+}
+"""Built-in wording by placement: the whole user text, or the text between the assistant header and the response."""
+
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]")
+
+
+class HintTemplate:
+    """A sandboxed Jinja template with the variables `prompt` (the student's user text) and `reference`.
+
+    Raises:
+        ConfigError: the file is missing, does not parse, or does not use `reference`.
+    """
+
+    def __init__(self, placement: str, path: str | None = None) -> None:
+        source, origin = TEMPLATES[placement], f"the built-in wording of {placement}"
+        if path is not None:
+            origin = f"teacher.template {path}"
+            if not Path(path).is_file():
+                raise ConfigError(f"{origin} does not exist; give a Jinja file that uses prompt and reference")
+            source = Path(path).read_text(encoding="utf-8").removesuffix("\n")
+        if "reference" not in source:
+            raise ConfigError(f"{origin} never uses the variable reference, so that teachers would see no hint")
+        try:
+            self._template = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(
+                source
+            )
+        except TemplateError as error:
+            raise ConfigError(f"{origin} does not parse: {error}") from error
+        self._origin = origin
+
+    def render(self, *, prompt: str, reference: str) -> str:
+        """The text with both variables filled in; neither value is itself treated as a template."""
+        try:
+            return self._template.render(prompt=prompt, reference=reference)
+        except TemplateError as error:
+            raise ConfigError(f"{self._origin} cannot be rendered: {error}") from error
+
+
+def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
+    """Strips what a model or a dataset may have written but no context may contain.
+
+    Special-token texts (control tokens, image placeholders) are removed until none is left, since removing one can
+    join the halves of another; control characters go; white space, newlines included, collapses to single blanks.
+    """
+    specials = sorted({special for special in special_texts if special}, key=len, reverse=True)
+    text = _CONTROL_CHARACTERS.sub("", text)
+    found = True
+    while found:
+        found = False
+        for special in specials:
+            if special in text:
+                text = text.replace(special, "")
+                found = True
+    return " ".join(text.split())

@@ -1,0 +1,93 @@
+"""Which rollout of a group gives a reference. Every choice depends on the group alone, never on batch layout."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from cepo.algorithms.settings import NegativeConfig, PositiveConfig
+from cepo.types import Reference, Rollout, RolloutGroup
+
+
+def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Reference | None]:
+    """The right answer for each rollout of the group; None throughout where a peer is asked for and none is right."""
+    return [_positive(group, config)] * len(group.rollouts)
+
+
+def contrastive_references(
+    group: RolloutGroup, positive: PositiveConfig, negative: NegativeConfig
+) -> tuple[list[Reference | None], list[Reference | None]]:
+    """The right and the wrong answer for each rollout of the group.
+
+    Without a right reference both sides are None: no evidence, hence GRPO for the group. Without a wrong one
+    `negative.fallback` decides: `student` leaves the right side standing alone, `neutral` gives no evidence.
+    """
+    correct = _positive(group, positive)
+    wrong = _negative(group, negative) if correct is not None else None
+    if wrong is None and negative.fallback == "neutral":
+        correct = None
+    return [correct] * len(group.rollouts), [wrong] * len(group.rollouts)
+
+
+def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
+    """Rollouts that the verifier rejects, in generation order."""
+    return sorted((rollout for rollout in group.rollouts if not rollout.correct), key=lambda rollout: rollout.index)
+
+
+def wrong_candidates(group: RolloutGroup) -> list[Rollout]:
+    """Wrong rollouts with an extractable final answer that the grader does not judge equal to the ground truth."""
+    return [
+        rollout
+        for rollout in wrong_rollouts(group)
+        if rollout.answer is not None and not rollout.answer_equals_ground_truth
+    ]
+
+
+def _positive(group: RolloutGroup, config: PositiveConfig) -> Reference | None:
+    if config.source == "ground_truth":
+        return Reference(text=group.ground_truth)
+    right = [rollout for rollout in group.rollouts if rollout.correct]
+    if config.source == "peer_answer":
+        right = [rollout for rollout in right if rollout.answer is not None]
+    if not right:
+        return None
+    best = min(right, key=lambda rollout: (-rollout.reward, rollout.index))
+    return _from_peer(best, config.source, config.num_tokens)
+
+
+def _negative(group: RolloutGroup, config: NegativeConfig) -> Reference | None:
+    if config.source == "ground_truth":
+        return Reference(text=group.ground_truth)
+    candidates = wrong_rollouts(group) if config.strict_lowest else _usable(group, config)
+    if not candidates:
+        return None
+    return _from_peer(_select(group, candidates, config), config.source, config.num_tokens)
+
+
+def _usable(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
+    """Candidates for the wrong side; text references need no extractable answer, only one that is not right."""
+    if config.source == "peer_answer":
+        return wrong_candidates(group)
+    return [rollout for rollout in wrong_rollouts(group) if not rollout.answer_equals_ground_truth]
+
+
+def _select(group: RolloutGroup, candidates: Sequence[Rollout], config: NegativeConfig) -> Rollout:
+    """One candidate; ties go to the lowest generation index, so the choice does not depend on order in the batch."""
+    if config.select == "random" and not config.strict_lowest:
+        return random.Random(f"{group.seed}/{group.step}/{group.prompt_id}").choice(candidates)
+    if config.select == "most_frequent" and not config.strict_lowest:
+        counts = Counter(rollout.answer for rollout in candidates)
+        return min(candidates, key=lambda rollout: (-counts[rollout.answer], rollout.index))
+    return min(candidates, key=lambda rollout: (rollout.reward, rollout.index))
+
+
+def _from_peer(rollout: Rollout, source: str, num_tokens: int) -> Reference | None:
+    if source == "peer_answer":
+        return None if rollout.answer is None else Reference(text=rollout.answer, source_index=rollout.index)
+    tokens = rollout.response_ids
+    if source == "peer_prefix":
+        tokens = tokens[:num_tokens]
+    elif source == "peer_suffix":
+        tokens = tokens[-num_tokens:]
+    return Reference(token_ids=tokens, source_index=rollout.index) if tokens else None
