@@ -1,0 +1,1 @@
+"""Sampling responses: vLLM in process, or transformers where vLLM is not installed."""

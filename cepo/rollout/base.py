@@ -1,0 +1,96 @@
+"""The protocol of a generator: prompts with images in, sampled tokens with their log-probs out, weights kept in step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """How to sample. `temperature` 0 is greedy. `top_k` -1 keeps all tokens."""
+
+    num_samples: int
+    max_response_length: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """One prompt.
+
+    Attributes:
+        prompt_ids: token ids with ONE placeholder token per image; the engine expands it to the image's token count.
+        images: RGB pictures, already brought within the data section's pixel limits.
+        seed: non-negative; sample i of the prompt is a function of (seed, i) and the weights only.
+    """
+
+    prompt_ids: tuple[int, ...]
+    images: tuple[Image, ...]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One sampled response.
+
+    Attributes:
+        response_ids: sampled tokens, with the end-of-turn token if one was sampled.
+        log_probs: log P of each sampled token under the whole, unfiltered distribution at temperature 1, in nats.
+        finished: False where the length limit cut the response.
+    """
+
+    response_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterWeights:
+    """A LoRA adapter: PEFT's state dict (`base_model.model...lora_A.weight`) and the content of its adapter_config.json."""
+
+    tensors: Mapping[str, Tensor]
+    adapter_config: Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullWeights:
+    """All weights under their Hugging Face names; a tied `lm_head.weight` is among them."""
+
+    tensors: Mapping[str, Tensor] = field(repr=False)
+
+
+Weights = AdapterWeights | FullWeights
+
+
+class Generator(Protocol):
+    """An engine that samples. `name` is what the log and the records call it."""
+
+    name: str
+
+    def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
+        """`settings.num_samples` responses for each request, in order."""
+        ...
+
+    def sync_weights(self, weights: Weights) -> None:
+        """Makes the engine sample from exactly these weights and drops everything it cached under the old ones."""
+        ...
+
+    def close(self) -> None:
+        """Frees the engine's memory."""
+        ...
+
+
+def sampling_seed(seed: int, step: int, prompt_id: str) -> int:
+    """A 31-bit seed that depends on (seed, step, prompt) and on nothing else, so no two steps share their noise."""
+    digest = hashlib.blake2b(f"{seed}/{step}/{prompt_id}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") & 0x7FFFFFFF
