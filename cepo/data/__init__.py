@@ -1,0 +1,1 @@
+"""Problems, pictures, contexts, and the order in which problems are asked."""

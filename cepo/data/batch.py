@@ -1,0 +1,45 @@
+"""What travels between the trainer and the workers: rows to score, and rows to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cepo.losses.policy import LossDenominators
+from cepo.models.processing import EncodedPrompt
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringRow:
+    """A response behind a context. Rows of one prompt share the context object, and with it the pictures."""
+
+    context: EncodedPrompt
+    response_ids: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of context and response."""
+        return len(self.context.token_ids) + len(self.response_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerBatch:
+    """Rows of one optimizer step: those with a gradient, and the totals that count all of them.
+
+    Attributes:
+        rows: R rows.
+        old_log_probs, advantages: (R, T).
+        response_mask: (R, T).
+        denominators: totals over every row of the step, rows without gradient included.
+    """
+
+    rows: Sequence[ScoringRow]
+    old_log_probs: Float[Tensor, "R T"]
+    advantages: Float[Tensor, "R T"]
+    response_mask: Bool[Tensor, "R T"]
+    denominators: LossDenominators

@@ -1,0 +1,51 @@
+"""Position ids: three axes (time, height, width) for models with M-RoPE, one axis for text models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from cepo.models.processing import ImageInputs
+
+
+def context_positions(
+    token_ids: Sequence[int], images: ImageInputs | None, *, image_token_id: int | None, merge_size: int
+) -> Int64[Tensor, "3 L"]:
+    """M-RoPE positions of a context, as Qwen3-VL counts them.
+
+    Text advances all three axes by one per token. A picture of (h, w) merged patches that starts at position p gets time p,
+    height p + row, width p + column, and the text behind it goes on at p + max(h, w). Without pictures all axes are
+    0, 1, 2, ..., which is also the single axis of a text model.
+    """
+    if images is None or image_token_id is None:
+        return torch.arange(len(token_ids)).expand(3, -1)
+    grids = iter(images.grid_thw.tolist())
+    pieces: list[Tensor] = []
+    position = index = 0
+    while index < len(token_ids):
+        if token_ids[index] == image_token_id:
+            time, height, width = next(grids)
+            height, width = height // merge_size, width // merge_size
+            axes = torch.meshgrid(
+                torch.zeros(time, dtype=torch.long), torch.arange(height), torch.arange(width), indexing="ij"
+            )
+            pieces.append(torch.stack([axis.reshape(-1) for axis in axes]) + position)
+            index += time * height * width
+            position += max(height, width)
+            continue
+        end = index
+        while end < len(token_ids) and token_ids[end] != image_token_id:
+            end += 1
+        pieces.append(torch.arange(position, position + end - index).expand(3, -1))
+        position += end - index
+        index = end
+    return torch.cat(pieces, dim=1)
+
+
+def sequence_positions(context: Int64[Tensor, "3 C"], num_response_tokens: int) -> Int64[Tensor, "3 L"]:
+    """Context positions followed by the response's, which go on from the context's largest position on all axes."""
+    start = int(context.max()) + 1
+    return torch.cat([context, torch.arange(start, start + num_response_tokens).expand(3, -1)], dim=1)

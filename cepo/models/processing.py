@@ -1,0 +1,196 @@
+"""From text and pictures to tokens: chat template, image placeholders, pixels, and which tokens may never be sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cepo.errors import ConfigError, DataError
+from cepo.models.cpu_torch import repair_this_process_and_its_children
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+IMAGE_MARK = "<image>"
+"""Stands in a dataset's text where a picture belongs, as in EasyR1."""
+MARKS = (IMAGE_MARK, "<video>")
+_TEXT_SLOT = "CEPO-TEXT-SLOT-{:03d}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageInputs:
+    """A prompt's pictures as the vision tower takes them; compared by identity, so that one object is encoded once.
+
+    Attributes:
+        pixel_values: (patches, channels x temporal patch x patch x patch), float32.
+        grid_thw: (pictures, 3), patches along time, height and width.
+    """
+
+    pixel_values: Tensor = field(repr=False)
+    grid_thw: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedPrompt:
+    """A user turn with the assistant header behind it.
+
+    Attributes:
+        token_ids: with one placeholder per image token, as the trained model reads it.
+        engine_ids: with one placeholder per picture, as the rollout engine reads it.
+        images: None for text alone.
+    """
+
+    token_ids: tuple[int, ...]
+    engine_ids: tuple[int, ...]
+    images: ImageInputs | None
+
+
+class Processing:
+    """A model folder's (or hub name's) tokenizer, chat template and image processor.
+
+    Text that people or models wrote is tokenised apart from the template, with special tokens switched off, so that
+    `<|im_end|>` in a problem or a reference stays eight harmless characters.
+
+    Raises:
+        ConfigError: no tokenizer can be loaded, or the chat template loses the text it is given.
+    """
+
+    def __init__(self, path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
+        repair_this_process_and_its_children()
+        from transformers import AutoConfig, AutoProcessor
+
+        try:
+            self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
+            config: Any = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"worker.actor.model.model_path '{path}': no model can be read there ({error}); "
+                "give a folder with a Hugging Face checkpoint, or a hub name where a hub can be reached"
+            ) from error
+        self.tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
+        self.image_processor: Any = getattr(self._processor, "image_processor", None)
+        if chat_template is not None:
+            self._processor.chat_template = chat_template
+            self.tokenizer.chat_template = chat_template
+        self.image_token_id: int | None = getattr(config, "image_token_id", None)
+        self.merge_size: int = getattr(self.image_processor, "merge_size", 1)
+        self.eos_token_ids = _eos_token_ids(path, config, self.tokenizer, trust_remote_code)
+        self.pad_token_id: int = (
+            self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
+        )
+
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """Every added token's text and the dataset's own marks: what a reference may not contain."""
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
+        return (*added, *MARKS)
+
+    @property
+    def banned_token_ids(self) -> tuple[int, ...]:
+        """Control and vision tokens except those that end a response.
+
+        A sampled placeholder without a picture makes every later forward pass over the response fail.
+        """
+        special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special} | set(
+            self.tokenizer.all_special_ids
+        )
+        return tuple(sorted(special - set(self.eos_token_ids)))
+
+    def load_images(self, images: Sequence[Image]) -> ImageInputs | None:
+        """Pixels and grid of a prompt's pictures; None for none."""
+        if not images:
+            return None
+        if self.image_processor is None:
+            raise DataError("the row has pictures, but the model's folder has no image processor: it reads text only")
+        values = self.image_processor(images=list(images), return_tensors="pt")
+        return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"])
+
+    def num_image_tokens(self, size: tuple[int, int]) -> int:
+        """Tokens a picture of (width, height) pixels takes, without touching its pixels."""
+        width, height = size
+        patches = self.image_processor.get_number_of_image_patches(height, width, {})
+        return int(patches) // self.merge_size**2
+
+    def encode(self, text: str, images: ImageInputs | None, *, assistant_prefix: str = "") -> EncodedPrompt:
+        """Tokens of the user turn `text` (one `<image>` per picture) and of the assistant header.
+
+        `assistant_prefix` is put behind the header, right before the response.
+        """
+        engine_ids = self.template_ids(text)
+        counts = []
+        if images is not None:
+            counts = [int(grid.prod()) // self.merge_size**2 for grid in images.grid_thw]
+        expanded: list[int] = []
+        remaining = iter(counts)
+        for token in engine_ids:
+            expanded.extend([token] * next(remaining) if token == self.image_token_id else [token])
+        prefix = self.encode_text(assistant_prefix)
+        return EncodedPrompt(token_ids=(*expanded, *prefix), engine_ids=(*engine_ids, *prefix), images=images)
+
+    def template_ids(self, text: str) -> list[int]:
+        """The templated user turn with the assistant header, one placeholder token per `<image>`."""
+        parts, texts = self._content(text)
+        rendered: str = self._processor.apply_chat_template(
+            [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
+        )
+        token_ids: list[int] = []
+        for index, piece in enumerate(texts):
+            head, slot, rendered = rendered.partition(_TEXT_SLOT.format(index))
+            if not slot:
+                raise ConfigError("the chat template does not show the user's text; check data.override_chat_template")
+            token_ids += self.tokenizer(head, add_special_tokens=False)["input_ids"]
+            token_ids += self.encode_text(piece)
+        return token_ids + self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of plain text, in which no special token can arise."""
+        if not text:
+            return []
+        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of `token_ids`, as written by the model."""
+        return self.tokenizer.decode(
+            list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself, for pictures of credit."""
+        return [self.decode([token], skip_special_tokens=False) for token in token_ids]
+
+    def save(self, folder: Path) -> None:
+        """Writes tokenizer, template and processor files."""
+        self._processor.save_pretrained(folder)
+
+    def _content(self, text: str) -> tuple[Any, list[str]]:
+        pieces = text.split(IMAGE_MARK)
+        parts: list[dict[str, str]] = []
+        texts: list[str] = []
+        for index, piece in enumerate(pieces):
+            if index > 0:
+                parts.append({"type": "image"})
+            if piece:
+                parts.append({"type": "text", "text": _TEXT_SLOT.format(len(texts))})
+                texts.append(piece)
+        if self.image_processor is None and len(pieces) == 1:
+            return "".join(part["text"] for part in parts), texts  # templates of text models take a string
+        return parts, texts
+
+
+def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bool) -> tuple[int, ...]:
+    """Tokens that end a response: the generation config's where there is one, with the tokenizer's own."""
+    from transformers import GenerationConfig
+
+    try:
+        declared = GenerationConfig.from_pretrained(path, trust_remote_code=trust_remote_code).eos_token_id
+    except OSError:  # a checkpoint without generation_config.json
+        declared = getattr(config, "eos_token_id", None)
+    ids = [declared] if isinstance(declared, int) else list(declared or [])
+    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
+        ids.append(tokenizer.eos_token_id)
+    if not ids:
+        raise ConfigError(f"worker.actor.model.model_path '{path}' declares no token that ends a response")
+    return tuple(ids)

@@ -1,0 +1,157 @@
+"""The policy on this device: scores, updates, teaches, and hands its weights to the rollout engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.config.schema import ActorConfig
+from cepo.data.batch import OptimizerBatch, ScoringRow
+from cepo.losses.policy import ClipRange, clipped_surrogate, surrogate_metrics, token_weights
+from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
+from cepo.models.processing import Processing
+from cepo.rollout.base import AdapterWeights, FullWeights, Weights
+from cepo.workers.distributed import data_parallel_mesh, this_device
+from cepo.workers.loading import build_scoring_model
+from cepo.workers.schedule import learning_rate_factor
+from cepo.workers.scoring_model import CollatedRows, collate
+from cepo.workers.teacher_weights import TeacherWeights
+
+
+class Actor:
+    """The trained policy under FSDP2 (also with one process), with LoRA or full fine-tuning.
+
+    Args:
+        config: `worker.actor`.
+        temperature: the rollout temperature, which divides the logits of every log-prob.
+        teacher: whose weights teacher passes run with.
+        total_steps: horizon of the learning-rate schedule.
+        seed: of the adapter's initial weights.
+    """
+
+    def __init__(
+        self,
+        config: ActorConfig,
+        processing: Processing,
+        *,
+        temperature: float,
+        teacher: TeacherConfig,
+        total_steps: int,
+        seed: int,
+    ) -> None:
+        self._config, self._processing, self._total_steps = config, processing, total_steps
+        self.device = this_device()
+        self.module = build_scoring_model(
+            config, mesh=data_parallel_mesh(), device=self.device, temperature=temperature, seed=seed
+        )
+        self._trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self._trainable,
+            lr=config.optim.lr,
+            betas=(config.optim.betas[0], config.optim.betas[1]),
+            weight_decay=config.optim.weight_decay,
+        )
+        self.teacher_weights = TeacherWeights(self.module, teacher)
+        self._clip = ClipRange(config.clip_ratio_low, config.clip_ratio_high, config.clip_ratio_dual)
+
+    @torch.no_grad()
+    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> list[Tensor]:
+        """log P of each row's response tokens, (response length,) float32 on the CPU, in the order of `rows`.
+
+        `as_teacher` runs with the teacher's weights; contexts decide everything else.
+        """
+        self.module.eval()
+        results: dict[int, Tensor] = {}
+        with self.teacher_weights.active() if as_teacher else nullcontext():
+            for indices in self._micro_batches(rows, self._config.micro_batch_size_per_device_for_experience):
+                micro_batch = [rows[index] for index in indices]
+                log_probs = self.module(self._collate(micro_batch)).float().cpu()
+                lengths = [len(row.response_ids) for row in micro_batch]
+                results |= dict(zip(indices, log_probs.split(lengths), strict=True))
+        self.module.reshard()  # pyright: ignore[reportCallIssue]  # the root stays gathered after a pass without gradient
+        return [results[index] for index in range(len(rows))]
+
+    def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
+        """One optimizer step for each batch, at the learning rate of the 0-based training step."""
+        learning_rate = self._config.optim.lr * learning_rate_factor(step, self._config.optim, self._total_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        parts = [self._optimizer_step(batch) for batch in batches]
+        return merge_metrics([*parts, {"actor/lr": mean_value(learning_rate)}])
+
+    def finish_step(self, step: int) -> None:
+        """Refreshes teacher weights after the update of the 0-based step."""
+        self.teacher_weights.after_update(step)
+
+    def rollout_weights(self) -> Weights:
+        """The current weights under the names the rollout engine knows: the adapter alone under LoRA, else all."""
+        with_adapter = self._config.model.lora.rank > 0
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=with_adapter)
+        state = get_model_state_dict(self.module, options=options)
+        tensors = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+        if not with_adapter:
+            return FullWeights(tensors=tensors)
+        from peft import get_peft_model_state_dict
+
+        peft_model: Any = self.module.model
+        return AdapterWeights(
+            tensors=get_peft_model_state_dict(peft_model, state_dict=tensors),
+            adapter_config=peft_model.peft_config["default"].to_dict(),
+        )
+
+    def _optimizer_step(self, batch: OptimizerBatch) -> Metrics:
+        self.module.train()
+        self.optimizer.zero_grad(set_to_none=False)
+        weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
+        size = self._config.micro_batch_size_per_device_for_update
+        parts: list[Metrics] = []
+        for indices in self._micro_batches(batch.rows, size):
+            parts.append(self._accumulate_gradient(batch, weights, indices))
+        if not parts:
+            self._set_zero_gradients()
+        norm = torch.nn.utils.clip_grad_norm_(self._trainable, self._config.max_grad_norm)
+        grad_norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # pyright: ignore
+        finite = grad_norm == grad_norm and abs(grad_norm) != float("inf")
+        if finite:
+            self.optimizer.step()
+            parts.append({"actor/grad_norm": mean_value(grad_norm), "actor/grad_norm_max": max_value(grad_norm)})
+        parts.append({"actor/skipped_updates": sum_value(0.0 if finite else 1.0)})
+        return merge_metrics(parts)
+
+    def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, indices: list[int]) -> Metrics:
+        mask, old_log_probs, advantages, weight = (
+            tensor[indices].to(self.device)
+            for tensor in (batch.response_mask, batch.old_log_probs, batch.advantages, weights)
+        )
+        flat = self.module(self._collate([batch.rows[index] for index in indices]))
+        log_probs = torch.zeros_like(old_log_probs).masked_scatter(mask, flat)
+        loss = (clipped_surrogate(log_probs, old_log_probs, advantages, self._clip) * weight).sum()
+        loss.backward()
+        metrics = surrogate_metrics(log_probs.detach(), old_log_probs, advantages, mask, self._clip)
+        return metrics | {"actor/pg_loss": sum_value(float(loss.detach()))}
+
+    def _set_zero_gradients(self) -> None:
+        """Adam moves weights on zero gradients too, so an optimizer batch without a live row still counts as a step."""
+        for parameter in self._trainable:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+    def _micro_batches(self, rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
+        """Row indices, longest rows together, so that little is padded."""
+        order = sorted(range(len(rows)), key=lambda index: (-rows[index].num_tokens, index))
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def _collate(self, rows: Sequence[ScoringRow]) -> CollatedRows:
+        return collate(
+            rows,
+            pad_token_id=self._processing.pad_token_id,
+            image_token_id=self._processing.image_token_id,
+            merge_size=self._processing.merge_size,
+            device=self.device,
+        )

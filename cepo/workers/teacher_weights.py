@@ -1,0 +1,89 @@
+"""Whose weights a teacher pass runs with: the live actor's, the initial ones, a snapshot, or a moving average."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cepo.algorithms.settings import TeacherConfig
+
+
+class TeacherWeights:
+    """Copies of the trainable weights that can take the actor's place for a pass.
+
+    `actor` keeps none. `reference` keeps the initial weights, or, under LoRA, turns the adapter off. `snapshot` is refreshed
+    after every update whose 1-based step is divisible by `sync_every`. `ema` is `c <- decay c + (1 - decay) theta` after
+    every update, in float32 whatever the model's type; under LoRA it averages the factors, not their product.
+    Each rank keeps the copies of its own shards.
+    """
+
+    def __init__(self, module: nn.Module, config: TeacherConfig) -> None:
+        self._module, self._config = module, config
+        self._adapter_off = config.source == "reference" and _has_adapter(module)
+        self._copies: dict[str, Tensor] = {}
+        if config.source != "actor" and not self._adapter_off:
+            self._copies = {name: self._kept(parameter) for name, parameter in self._trainable()}
+
+    @torch.no_grad()
+    def after_update(self, step: int) -> None:
+        """Refreshes the copies after the update of the 0-based `step`."""
+        if self._config.source == "snapshot" and (step + 1) % self._config.sync_every == 0:
+            for name, parameter in self._trainable():
+                self._copies[name].copy_(_local(parameter))
+        elif self._config.source == "ema":
+            for name, parameter in self._trainable():
+                self._copies[name].lerp_(_local(parameter).float(), 1.0 - self._config.ema_decay)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Runs the body with the teacher's weights and puts the actor's back, bit for bit."""
+        if self._adapter_off:
+            with self._module.model.disable_adapter():  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+                yield
+            return
+        if not self._copies:
+            yield
+            return
+        live = {name: _local(parameter).clone() for name, parameter in self._trainable()}
+        try:
+            self._load(self._copies)
+            yield
+        finally:
+            self._load(live)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The copies, for a checkpoint."""
+        return {name: copy.clone() for name, copy in self._copies.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restores what `state_dict` gave; the names must be the same."""
+        assert state.keys() == self._copies.keys(), "the checkpoint keeps other teacher weights than this run"
+        for name, copy in state.items():
+            self._copies[name].copy_(copy)
+
+    @torch.no_grad()
+    def _load(self, weights: dict[str, Tensor]) -> None:
+        for name, parameter in self._trainable():
+            _local(parameter).copy_(weights[name])
+        self._module.reshard()  # pyright: ignore[reportCallIssue]  # gathered copies of the old weights must not be used
+
+    def _kept(self, parameter: nn.Parameter) -> Tensor:
+        local = _local(parameter).clone()
+        return local.float() if self._config.source == "ema" else local
+
+    def _trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, parameter) for name, parameter in self._module.named_parameters() if parameter.requires_grad)
+
+
+def _local(parameter: Any) -> Tensor:
+    """This rank's shard, as the plain tensor that backs it."""
+    data = parameter.detach()
+    return data.to_local() if hasattr(data, "to_local") else data
+
+
+def _has_adapter(module: Any) -> bool:
+    return hasattr(module.model, "disable_adapter")
