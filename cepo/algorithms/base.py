@@ -97,7 +97,11 @@ def load_plugin(path: str | Path) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]  # else a second call would take the half-imported file for a loaded one
+        raise
 
 
 def available_estimators() -> list[str]:

@@ -54,7 +54,7 @@ class EvidenceEstimator(Estimator):
             metrics["evidence/lambda"] = mean_value(mixing)
             return TokenSignal(advantages=credit.over_response(advantages, mask), metrics=metrics)
         radius = self.config.clip_radius
-        delta = self.delta(batch).where(mask, 0.0)
+        delta = self.delta(batch).detach().where(mask, 0.0)
         weighted = credit.evidence_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
         metrics |= credit.evidence_metrics(delta, advantages, mask, mixing=mixing, clip_radius=radius)
         sign = credit.advantage_sign(advantages).unsqueeze(1)

@@ -54,8 +54,8 @@ class PositiveConfig:
     num_tokens: int = 512
 
     def __post_init__(self) -> None:
-        require_choice("positive.source", self.source, REFERENCE_SOURCES)
-        require(self.num_tokens > 0, "positive.num_tokens", self.num_tokens, "a positive number")
+        require_choice("source", self.source, REFERENCE_SOURCES)
+        require(self.num_tokens > 0, "num_tokens", self.num_tokens, "a positive number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +73,10 @@ class NegativeConfig:
     fallback: str = "student"
 
     def __post_init__(self) -> None:
-        require_choice("negative.source", self.source, REFERENCE_SOURCES)
-        require(self.num_tokens > 0, "negative.num_tokens", self.num_tokens, "a positive number")
-        require_choice("negative.select", self.select, NEGATIVE_SELECTIONS)
-        require_choice("negative.fallback", self.fallback, NEGATIVE_FALLBACKS)
+        require_choice("source", self.source, REFERENCE_SOURCES)
+        require(self.num_tokens > 0, "num_tokens", self.num_tokens, "a positive number")
+        require_choice("select", self.select, NEGATIVE_SELECTIONS)
+        require_choice("fallback", self.fallback, NEGATIVE_FALLBACKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +98,11 @@ class TeacherConfig:
     max_reference_tokens: int = 64
 
     def __post_init__(self) -> None:
-        require_choice("teacher.source", self.source, TEACHER_SOURCES)
-        require_choice("teacher.placement", self.placement, PLACEMENTS)
-        require(self.sync_every > 0, "teacher.sync_every", self.sync_every, "a positive number of steps")
-        require(0 <= self.ema_decay < 1, "teacher.ema_decay", self.ema_decay, "0 <= decay < 1")
-        require(self.max_reference_tokens > 0, "teacher.max_reference_tokens", self.max_reference_tokens, "positive")
+        require_choice("source", self.source, TEACHER_SOURCES)
+        require_choice("placement", self.placement, PLACEMENTS)
+        require(self.sync_every > 0, "sync_every", self.sync_every, "a positive number of steps")
+        require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "0 <= decay < 1")
+        require(self.max_reference_tokens > 0, "max_reference_tokens", self.max_reference_tokens, "positive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ def config_from_mapping(config_class: type[_Settings], mapping: Mapping[str, Any
     try:
         return config_class(**values)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}.{error}") from None
 
 
 def _convert(value: Any, hint: Any, *, path: str) -> Any:

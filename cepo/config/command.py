@@ -1,0 +1,26 @@
+"""`cepo config`: resolve, check and print a configuration without starting anything."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from cepo.config.checks import check_config
+from cepo.config.loader import dump_config, load_config
+from cepo.errors import ConfigError
+
+
+def run_config_command(argv: Sequence[str]) -> int:
+    """Print the resolved YAML and, as comments, the plan to stdout; return 0.
+
+    A faulty configuration prints one message to stderr and returns 2.
+    """
+    try:
+        config = load_config(argv)
+        plan = check_config(config)
+    except ConfigError as error:
+        sys.stderr.write(f"cepo config: {error}\n")
+        return 2
+    sys.stdout.write(dump_config(config))
+    sys.stdout.writelines(f"# {line}\n" for line in plan)
+    return 0

@@ -1,0 +1,57 @@
+"""Where a file named in the configuration lies, so that a command gives the same run from any folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cepo
+
+PACKAGE_FOLDER = Path(cepo.__file__).resolve().parent
+REPOSITORY_FOLDER = PACKAGE_FOLDER.parent
+
+# The folders of the repository whose files may be named without their location.
+_SHIPPED_FOLDERS = ("configs", "cepo")
+
+
+def find_path(path: str) -> Path | None:
+    """The file or folder that `path` names, or None.
+
+    A path is relative to the working directory. One that does not exist there and starts with `configs/` or `cepo/`
+    is looked up in the repository.
+    """
+    given = Path(path).expanduser()
+    if given.exists():
+        return given
+    shipped = given.parts[:1] and given.parts[0] in _SHIPPED_FOLDERS
+    if shipped and (REPOSITORY_FOLDER / given).exists():
+        return REPOSITORY_FOLDER / given
+    return None
+
+
+def located(path: str) -> str:
+    """`path` itself where it exists or cannot be found; the absolute path where only the repository has it."""
+    found = find_path(path)
+    return path if found is None or found == Path(path) else str(found)
+
+
+def find_config_file(path: str) -> Path | None:
+    """The YAML file of `config=`: relative to the working directory, else to the repository; None where neither has it."""
+    for candidate in (Path(path).expanduser(), REPOSITORY_FOLDER / path):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def searched(path: str) -> str:
+    """The places in which a path was looked for, in words for an error."""
+    if Path(path).is_absolute():
+        return "an absolute path"
+    return f"looked in the working directory {Path.cwd()} and, for shipped files, in {REPOSITORY_FOLDER}"
+
+
+def split_function(name: str) -> tuple[str, str]:
+    """The file and the function of `file.py:function`; the function is `main` where none is named."""
+    if name.endswith(".py"):
+        return name, "main"
+    file, _, function = name.rpartition(":")
+    return file, function

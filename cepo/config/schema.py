@@ -1,0 +1,224 @@
+"""The settings of a run, under EasyR1's key names. Every field is read somewhere; its description is its metadata's `help`."""
+
+# ruff: noqa: RUF009  (`option` returns a dataclass field: nothing mutable is shared between instances)
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cepo.config.options import OptionRule, described, option
+
+FloatType = Literal["bf16", "fp16", "fp32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """`data.*`: where the problems come from and how prompts are made of them."""
+
+    train_files: str = field(
+        metadata=described("Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`.")
+    )
+    val_files: str | None = option(None, "Validation set, in the same forms; null: no validation.")
+    prompt_key: str = option("problem", "Column with the question.")
+    answer_key: str = option("answer", "Column with the reference answer.")
+    image_key: str = option("images", "Column with the list of images; a row may have none.")
+    image_dir: str | None = option(None, "Folder put before image paths given as text.")
+    max_prompt_length: int = option(2048, "Prompt tokens, expanded image tokens included.", minimum=1)
+    max_response_length: int = option(2048, "Tokens a response may have.", minimum=1)
+    rollout_batch_size: int = option(32, "Prompts per training step.", minimum=1)
+    val_batch_size: int = option(-1, "Prompts per validation batch; -1: the whole set at once.", minimum=1, off=-1)
+    format_prompt: str | None = option(None, "Jinja file around the question (variable `content`); null: as it is.")
+    override_chat_template: str | None = option(None, "File with a chat template that replaces the model's own.")
+    shuffle: bool = option(True, "Visit the training rows in a seeded random order; false: in their own order.")
+    seed: int = option(1, "Seed of that order.", minimum=0)
+    min_pixels: int | None = option(
+        None,
+        "Enlarge images below this pixel count; null: the processor's own limit, which keeps small figures cheap.",
+        minimum=1,
+    )
+    max_pixels: int | None = option(
+        None, "Shrink images above this pixel count; null: the processor's own limit.", minimum=1
+    )
+    filter_overlong_prompts: bool = option(
+        True, "Drop and count rows whose prompt exceeds max_prompt_length; false: such a row is an error."
+    )
+    skip_bad_rows: bool = option(
+        False,
+        "Drop and count rows with an unreadable image, a placeholder mismatch or an empty answer; false: an error.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    """`algorithm.*`: the method, and what counts as a correct response. Each method adds a section under its own name."""
+
+    adv_estimator: str = option("grpo", "Name of the method; `algorithm.<name>.*` holds its settings.")
+    correct_key: str = option("accuracy", "Reward field that tells right from wrong.")
+    correct_threshold: float = option(0.5, "A response is right where that field is at least this.")
+    methods: Mapping[str, Mapping[str, Any]] = option(
+        {},
+        "The sections `algorithm.<name>`: the chosen method's in full, and every other one that was written.",
+        internal=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """`worker.actor.model.lora.*`."""
+
+    rank: int = option(0, "Rank of the adapter; 0: full fine-tuning.", minimum=0)
+    alpha: int = option(64, "Numerator of the adapter's scale alpha / rank.", minimum=1)
+    target_modules: str = option("all-linear", "`all-linear`, or module names separated by commas.")
+    exclude_modules: str | None = option(".*visual.*", "Regular expression of modules that get no adapter; null: none.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """`worker.actor.model.*`."""
+
+    model_path: str = field(metadata=described("Hub name `org/name`, local folder, or `microgeo:model`."))
+    tokenizer_path: str | None = option(None, "Tokenizer and processor, if not those of model_path.")
+    override_config: Mapping[str, Any] = option({}, "Entries that replace the model configuration's own.")
+    enable_gradient_checkpointing: bool = option(True, "Recompute activations in the backward pass to save memory.")
+    trust_remote_code: bool = option(False, "Run Python code that comes with the model.")
+    freeze_vision_tower: bool = option(False, "Train the language model only.")
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """`worker.actor.optim.*`. The scheduler advances once per training step."""
+
+    lr: float = option(1e-6, "Peak learning rate.", minimum=0)
+    betas: list[float] = option([0.9, 0.999], "Adam's decay rates.", length=2, minimum=0, below=1)
+    weight_decay: float = option(0.01, "Decoupled weight decay.", minimum=0)
+    strategy: Literal["adamw"] = option("adamw", "Optimizer.")
+    lr_warmup_ratio: float = option(0.0, "Warm-up as a share of all training steps.", minimum=0, maximum=1)
+    lr_warmup_steps: int | None = option(None, "Warm-up steps; null: lr_warmup_ratio decides.", minimum=0)
+    min_lr_ratio: float | None = option(None, "Floor of the cosine as a share of lr; null: 0.", minimum=0, maximum=1)
+    lr_scheduler_type: Literal["constant", "cosine"] = option("constant", "Course of the learning rate after warm-up.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FsdpConfig:
+    """`worker.actor.fsdp.*`."""
+
+    torch_dtype: FloatType | None = option(None, "Type the trained weights are kept in; null: fp32.")
+    mp_param_dtype: FloatType = option("bf16", "Type of the forward and backward computation.")
+    mp_reduce_dtype: FloatType = option("fp32", "Type gradients are reduced in.")
+    enable_full_shard: bool = option(
+        True, "Free gathered weights after each layer's forward; false: keep them until the backward."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig:
+    """`worker.actor.*`: the trained policy and its update."""
+
+    global_batch_size: int = option(32, "Prompts per optimizer step.", minimum=1)
+    micro_batch_size_per_device_for_update: int = option(4, "Samples per forward and backward pass.", minimum=1)
+    micro_batch_size_per_device_for_experience: int = option(16, "Samples per log-prob pass.", minimum=1)
+    max_grad_norm: float = option(1.0, "Gradient norm is clipped to this.", above=0)
+    clip_ratio_low: float = option(0.2, "The probability ratio is clipped below at 1 - this.", minimum=0, maximum=1)
+    clip_ratio_high: float = option(0.28, "The probability ratio is clipped above at 1 + this.", minimum=0)
+    clip_ratio_dual: float | None = option(3.0, "Bound of the loss for negative advantages; null: none.", above=1)
+    loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = option(
+        "token",
+        "Mean over tokens, over sequences of token means, over sequences of token sums, or by a constant length.",
+    )
+    loss_type: Literal["default"] = option("default", "Policy loss; `default` is the clipped surrogate.")
+    ppo_epochs: int = option(1, "Passes over the rollout batch.", minimum=1)
+    model: ModelConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """`worker.rollout.*`: how responses are sampled."""
+
+    name: Literal["auto", "vllm", "transformers"] = option(
+        "auto", "Generator; auto: vLLM where it is installed, else transformers."
+    )
+    n: int = option(8, "Responses per prompt.", minimum=1)
+    temperature: float = option(1.0, "Sampling temperature; log-probs are of logits divided by it.", above=0)
+    top_p: float = option(1.0, "Nucleus sampling; not mirrored in log-probs.", above=0, maximum=1)
+    top_k: int = option(-1, "Sample among the k likeliest tokens; not mirrored in log-probs.", minimum=1, off=-1)
+    seed: int = option(1, "Sampling seed, combined with the step.", minimum=0)
+    dtype: FloatType = option("bf16", "Type the generator computes in.")
+    gpu_memory_utilization: float = option(0.6, "vLLM's share of the device's memory.", above=0, maximum=1)
+    enforce_eager: bool = option(False, "Do without CUDA graphs.")
+    limit_images: int = option(0, "Images a prompt may have; 0: as many as the data has.", minimum=0)
+    max_model_len: int | None = option(None, "Context length of the engine; null: prompt plus response.", minimum=1)
+    max_num_batched_tokens: int = option(8192, "Tokens the engine handles in one pass.", minimum=1)
+    ignore_eos: bool = option(False, "Generate up to the full length whatever the model says.")
+    disable_tqdm: bool = option(False, "Show no progress while generating.")
+    tensor_parallel_size: int = option(1, "Devices that share one engine; this release runs 1.", minimum=1, maximum=1)
+    val_override_config: Mapping[str, Any] = option(
+        {},
+        "Sampling settings that differ in validation: n, temperature (0: greedy), top_p, top_k.",
+        entries={
+            "n": (int, OptionRule(help="", minimum=1)),
+            "temperature": (float, OptionRule(help="", minimum=0)),
+            "top_p": (float, OptionRule(help="", above=0, maximum=1)),
+            "top_k": (int, OptionRule(help="", minimum=1, off=-1)),
+        },
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """`worker.reward.*`."""
+
+    reward_function: str = option("cepo/rewards/math.py:compute_score", "`file.py:function`; without a name: `main`.")
+    reward_function_kwargs: Mapping[str, Any] = option({}, "Keyword arguments of that function.")
+    skip_special_tokens: bool = option(True, "Decode responses without special tokens.")
+    num_cpus: int = option(1, "Worker processes that score responses.", minimum=1)
+    timeout_seconds: float = option(10.0, "Time after which one response's scoring is given up and counts 0.", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """`worker.*`."""
+
+    actor: ActorConfig
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """`trainer.*`: length of the run, validation, records and checkpoints."""
+
+    total_epochs: int = option(15, "Passes over the training set, where max_steps is null.", minimum=1)
+    max_steps: int | None = option(None, "Training steps; also the horizon of the learning-rate schedule.", minimum=0)
+    project_name: str = option("cepo", "Folder of checkpoints and records.")
+    experiment_name: str = option("demo", "Folder within it.")
+    logger: list[Literal["console", "file", "tensorboard"]] = option(["console", "file"], "Where metrics go.")
+    launcher: Literal["auto", "local"] = option("auto", "Runtime; auto: local.")
+    nnodes: int = option(1, "Machines.", minimum=1)
+    n_gpus_per_node: int = option(1, "Devices per machine.", minimum=1)
+    val_freq: int = option(-1, "Validate every so many steps.", minimum=1, off=-1)
+    val_before_train: bool = option(True, "Validate before the first step.")
+    val_only: bool = option(False, "Stop after that validation.")
+    val_generations_to_log: int = option(0, "Validation responses recorded each time.", minimum=0)
+    rollouts_to_log: int = option(2, "Groups of responses written to rollouts.jsonl at each step.", minimum=0)
+    save_freq: int = option(-1, "Write a checkpoint every so many steps.", minimum=1, off=-1)
+    save_limit: int = option(-1, "Checkpoints kept; -1: all.", minimum=1, off=-1)
+    save_checkpoint_path: str | None = option(None, "Run folder; null: checkpoints/<project_name>/<experiment_name>.")
+    load_checkpoint_path: str | None = option(None, "Checkpoint folder global_step_<N> to start from.")
+    find_last_checkpoint: bool = option(True, "Resume from the run folder's last checkpoint, if there is one.")
+    plugins: list[str] = option([], "Python files that register further methods.")
+    seed: int = option(1, "Seed of everything that has none of its own.", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A whole run. Made by `cepo.config.load_config`."""
+
+    data: DataConfig
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    worker: WorkerConfig
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)

@@ -1,0 +1,169 @@
+"""Where settings are written: YAML files that may name a base file, and `a.b.c=value` arguments. Remembers file and line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from cepo.config.paths import find_config_file, searched
+from cepo.errors import ConfigError
+
+_ARGUMENT_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+@dataclass(frozen=True)
+class Origins:
+    """For each dotted key the place that set it last; `arguments` holds the text after `=` of command-line arguments."""
+
+    places: dict[str, str] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
+
+    def update(self, other: Origins) -> None:
+        """Take over the places of a later source."""
+        for key in other.places:
+            self.arguments.pop(key, None)
+        self.places.update(other.places)
+        self.arguments.update(other.arguments)
+
+    def place_of(self, key: str) -> str | None:
+        """The place that set `key`, or else the nearest section around it."""
+        parts = key.split("[")[0].split(".")
+        while parts:
+            place = self.places.get(".".join(parts))
+            if place is not None:
+                return place
+            parts.pop()
+        return None
+
+    def error(self, key: str, message: str) -> ConfigError:
+        """A `ConfigError` that begins with the place that set `key`, where one is known."""
+        place = self.place_of(key)
+        return ConfigError(message if place is None else f"{place}: {message}")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file or argument: its settings, interpolations unresolved, and the places of its keys."""
+
+    tree: DictConfig
+    origins: Origins
+
+
+def read_files(path: str) -> list[Source]:
+    """The sources of `config=path`: the file itself, preceded by the chain of its base files.
+
+    Raises:
+        ConfigError: a file is missing or is not a YAML mapping, or base files name one another in a circle.
+    """
+    found = find_config_file(path)
+    if found is None:
+        raise ConfigError(f"config={path}: there is no such file ({searched(path)}).")
+    sources: list[Source] = []
+    visited: list[Path] = []
+    current: Path | None = found
+    while current is not None:
+        if current.resolve() in visited:
+            circle = " -> ".join(str(file) for file in [*visited, current.resolve()])
+            raise ConfigError(f"{current}: base files name one another in a circle: {circle}.")
+        visited.append(current.resolve())
+        source, current = _read_file(current)
+        sources.insert(0, source)
+    return sources
+
+
+def _read_file(path: Path) -> tuple[Source, Path | None]:
+    """One YAML file without its `base` key, and the base file it names."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        tree = OmegaConf.create(text) if root is not None else OmegaConf.create({})
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path}{line}: this is not valid YAML: {error.problem}.") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path}: cannot be read as a YAML file: {error}.") from error
+    if not isinstance(tree, DictConfig) or not isinstance(root, yaml.MappingNode | None):
+        raise ConfigError(
+            f"{path}: a config file holds sections with keys (`data:`, `worker:`, ...), got a list or a text."
+        )
+    places: dict[str, str] = {}
+    if root is not None:
+        _collect_lines(root, "", str(path), places)
+    base = tree.pop("base", None)
+    if base is None:
+        return Source(tree, Origins(places)), None
+    if not isinstance(base, str):
+        raise ConfigError(f"{places['base']}: base must be the path of a YAML file, got {base!r}.")
+    base_file = path.parent / base
+    if not base_file.is_file():
+        raise ConfigError(f"{places['base']}: base file {base} does not exist (looked for {base_file}).")
+    return Source(tree, Origins(places)), base_file
+
+
+def _collect_lines(node: yaml.Node, prefix: str, file: str, places: dict[str, str]) -> None:
+    """Enter the line of every key below a YAML mapping into `places`."""
+    if isinstance(node, yaml.SequenceNode) and prefix:
+        return
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for key_node, value_node in node.value:
+        if key_node.tag == _MERGE_TAG:
+            _collect_lines(value_node, prefix, file, places)
+            continue
+        key = f"{prefix}{key_node.value}"
+        places[key] = f"{file}, line {key_node.start_mark.line + 1}"
+        _collect_lines(value_node, f"{key}.", file, places)
+
+
+def read_argument(argument: str) -> Source:
+    """The source of one `a.b.c=value` argument.
+
+    Raises:
+        ConfigError: the argument has another form, or its value is not valid YAML.
+    """
+    key, separator, value = argument.partition("=")
+    if not separator or not _ARGUMENT_KEY.fullmatch(key):
+        bare = argument.lstrip("-+~")
+        hint = " Write it without the leading dashes." if argument.startswith("-") else ""
+        example = bare if "=" in bare else f"{bare}=..."
+        raise ConfigError(f"argument '{argument}': settings have the form a.b.c=value, for example '{example}'.{hint}")
+    try:
+        tree = OmegaConf.from_dotlist([argument])
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or str(error)
+        raise ConfigError(f"argument '{argument}': the value is not valid YAML: {problem}. Quote it.") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"argument '{argument}': {str(error).splitlines()[0]}.") from error
+    places: dict[str, str] = {}
+    _collect_argument_keys(OmegaConf.to_container(tree), "", f"argument '{argument}'", places)
+    return Source(tree, Origins(places, {key: value}))
+
+
+def _collect_argument_keys(node: Any, prefix: str, place: str, places: dict[str, str]) -> None:
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            places[f"{prefix}{key}"] = place
+            _collect_argument_keys(value, f"{prefix}{key}.", place, places)
+
+
+def read_arguments(argv: Sequence[str]) -> list[Source]:
+    """All sources of a command line, the ones that win last: base files, the file of `config=`, then the arguments.
+
+    Raises:
+        ConfigError: as the readers above; `config=` given twice.
+    """
+    files = [argument.partition("=")[2] for argument in argv if argument.startswith("config=")]
+    if len(files) > 1:
+        raise ConfigError(
+            f"config= is given {len(files)} times: {', '.join(files)}. Name one file; it may have a `base:`."
+        )
+    sources = read_files(files[0]) if files else []
+    return sources + [read_argument(argument) for argument in argv if not argument.startswith("config=")]

@@ -1,0 +1,180 @@
+"""Faults between settings, missing files, and the derived plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cepo.config import check_config, find_path, load_config, run_folder, split_function
+from cepo.config.command import run_config_command
+from cepo.errors import ConfigError
+
+BASE = "config=configs/microgeo/base.yaml"
+
+
+def fault(*arguments: str) -> str:
+    config = load_config([BASE, *arguments])
+    with pytest.raises(ConfigError) as caught:
+        check_config(config)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["data.rollout_batch_size=12", "worker.actor.global_batch_size=8"], ["=12", "=8", "1, 2, 3, 4, 6, 12"]),
+        (["data.rollout_batch_size=16"], ["global_batch_size=32", "a divisor of 16"]),
+        (["worker.rollout.n=1"], ["worker.rollout.n=1", "adv_estimator=grpo", "at least 2"]),
+        (["worker.rollout.max_model_len=319"], ["max_model_len=319", "256 + 64 = 320", "at least 320"]),
+        (["worker.rollout.max_num_batched_tokens=100"], ["max_num_batched_tokens=100", "320"]),
+        (["data.min_pixels=10", "data.max_pixels=9"], ["data.min_pixels=10", "data.max_pixels=9"]),
+        (["trainer.n_gpus_per_node=2"], ["2 devices", "drives one", "Set both to 1"]),
+        (["trainer.nnodes=2", "trainer.n_gpus_per_node=4"], ["8 devices"]),
+        (["data.val_files=null"], ["trainer.val_before_train=true", "Set data.val_files"]),
+        (["data.val_files=null", "trainer.val_before_train=false", "trainer.val_freq=5"], ["trainer.val_freq=5"]),
+        (["data.val_files=null", "trainer.val_before_train=false", "trainer.val_only=true"], ["trainer.val_only=true"]),
+        (["data.format_prompt=no.jinja"], ["data.format_prompt=no.jinja: there is no such file"]),
+        (["data.override_chat_template=no.jinja"], ["data.override_chat_template=no.jinja"]),
+        (["data.image_dir=no/such"], ["data.image_dir=no/such: there is no such folder"]),
+        (["trainer.load_checkpoint_path=runs/global_step_3"], ["trainer.load_checkpoint_path", "no such folder"]),
+        (["data.train_files=data/train.parquet"], ["data.train_files=data/train.parquet", "no such file or folder"]),
+        (["data.train_files=../elsewhere"], ["no such file or folder", "org/name@split"]),
+        (["data.train_files=org/name@a@b"], ["one '@'"]),
+        (["data.train_files=org/name@"], ["one '@'"]),
+        (["data.val_files=microgeo:validatoin"], ["Did you mean 'microgeo:validation'?", "microgeo:train"]),
+        (["worker.actor.model.model_path=microgeo:modle"], ["Known: microgeo:model"]),
+        (["worker.actor.model.model_path=./nowhere"], ["model_path=./nowhere", "no such folder"]),
+        (["worker.actor.model.tokenizer_path=/nowhere"], ["tokenizer_path=/nowhere"]),
+        (["worker.actor.model.model_path=configs/microgeo/base.yaml"], ["is a file"]),
+        (["worker.reward.reward_function=rewards"], ["worker.reward.reward_function=", "path/file.py:function"]),
+        (["worker.reward.reward_function=no.py:score"], ["no.py: there is no such file"]),
+        (["worker.actor.model.lora.exclude_modules='(('"], ["exclude_modules", "no regular expression"]),
+        (["worker.actor.model.lora.target_modules='q_proj,,'"], ["target_modules", "separated by commas"]),
+        (
+            ["algorithm.adv_estimator=cepo", "algorithm.cepo.teacher.template=no.jinja"],
+            ["algorithm.cepo.teacher.template=no.jinja"],
+        ),
+    ],
+)
+def test_a_fault_between_settings_names_them_and_the_way_out(arguments: list[str], parts: list[str]) -> None:
+    message = fault(*arguments)
+    for part in parts:
+        assert part in message, message
+
+
+def test_a_run_changed_after_loading_is_checked_like_a_loaded_one() -> None:
+    config = load_config([BASE])
+    with pytest.raises(ConfigError, match=r"data\.max_prompt_length must be at least 1, got 0"):
+        check_config(replace(config, data=replace(config.data, max_prompt_length=0)))
+    methods = {"grpo": {"scale": "sd"}}
+    with pytest.raises(ConfigError, match="scale"):
+        check_config(replace(config, algorithm=replace(config.algorithm, methods=methods)))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["data.train_files=hiyouga/geometry3k@train"],
+        ["data.train_files=hiyouga/geometry3k"],
+        ["worker.actor.model.model_path=Qwen/Qwen3-VL-2B-Instruct"],
+        ["data.val_files=null", "trainer.val_before_train=false"],
+        ["worker.rollout.max_model_len=320", "worker.rollout.max_num_batched_tokens=320"],
+        ["data.rollout_batch_size=64", "worker.actor.global_batch_size=16"],
+    ],
+)
+def test_a_sound_variation_passes(arguments: list[str]) -> None:
+    assert check_config(load_config([BASE, *arguments]))
+
+
+def test_local_files_and_folders_pass_as_data_with_and_without_a_split(tmp_path: Path) -> None:
+    (tmp_path / "rows.parquet").write_bytes(b"")
+    for name in (tmp_path, tmp_path / "rows.parquet", f"{tmp_path / 'rows.parquet'}@train"):
+        assert check_config(load_config([BASE, f"data.train_files={name}"]))
+
+
+def test_the_plan_counts_samples_updates_and_micro_batches() -> None:
+    plan = "\n".join(
+        check_config(
+            load_config(
+                [
+                    BASE,
+                    "data.rollout_batch_size=24",
+                    "worker.actor.global_batch_size=8",
+                    "worker.actor.ppo_epochs=2",
+                    "worker.rollout.n=4",
+                    "worker.actor.micro_batch_size_per_device_for_update=5",
+                    "worker.rollout.top_p=0.9",
+                    "worker.actor.model.lora.rank=16",
+                ]
+            )
+        )
+    )
+    assert "24 prompts x 4 responses = 96" in plan
+    assert "updates per step: 6, each over 32 samples in 7 micro-batches of at most 5" in plan
+    assert "256 + 64 = 320" in plan
+    assert "LoRA, rank 16, scale 4" in plan
+    assert "top_p or top_k truncates" in plan
+
+
+def test_the_run_folder_is_project_and_experiment_unless_named() -> None:
+    assert run_folder(load_config([BASE])) == Path("checkpoints/cepo/microgeo-grpo")
+    assert run_folder(load_config([BASE, "trainer.save_checkpoint_path=/a/b"])) == Path("/a/b")
+
+
+def test_shipped_files_are_found_from_any_folder_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_config([BASE])
+    check_config(config)
+    assert config.data.format_prompt is not None
+    assert Path(config.data.format_prompt).is_absolute()
+    assert Path(split_function(config.worker.reward.reward_function)[0]).is_file()
+    assert find_path("tests/unit") is None
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "own.jinja").write_text("{{ content }}")
+    assert load_config([BASE, "data.format_prompt=configs/own.jinja"]).data.format_prompt == "configs/own.jinja"
+
+
+def test_a_teacher_template_shipped_with_the_repository_is_located(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_config(
+        [BASE, "algorithm.adv_estimator=cepo", "algorithm.cepo.teacher.template=configs/teacher/user_suffix.jinja"]
+    )
+    check_config(config)
+    assert Path(config.algorithm.methods["cepo"]["teacher"]["template"]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a/b.py:score", ("a/b.py", "score")), ("a/b.py", ("a/b.py", "main")), ("score", ("", "score"))],
+)
+def test_a_reward_name_splits_into_file_and_function(name: str, expected: tuple[str, str]) -> None:
+    assert split_function(name) == expected
+
+
+def test_cepo_config_prints_loadable_yaml_and_the_plan_and_returns_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_config_command([BASE, "algorithm.adv_estimator=cepo"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert "# samples per step: 32 prompts x 8 responses = 256" in out
+    (tmp_path / "printed.yaml").write_text(out)
+    assert load_config([f"config={tmp_path / 'printed.yaml'}"]) == load_config([BASE, "algorithm.adv_estimator=cepo"])
+
+
+@pytest.mark.parametrize("argument", ["data.sed=3", "worker.rollout.n=1", "config=none.yaml"])
+def test_cepo_config_answers_a_fault_with_one_line_on_stderr_and_2(
+    argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [argument] if argument.startswith("config=") else [BASE, argument]
+    assert run_config_command(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("cepo config: ")
+    assert err.count("\n") == 1

@@ -1,0 +1,67 @@
+"""The YAML files that are shipped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cepo.config import check_config, load_config
+from cepo.config.loader import plain_tree
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SHIPPED = sorted((CONFIGS / "microgeo").glob("*.yaml")) + sorted((CONFIGS / "geo3k").glob("*.yaml"))
+METHODS = ("grpo", "rlsd", "cepo")
+
+
+def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or not tree:
+        return {prefix[:-1]: tree}
+    return {key: value for name, below in tree.items() for key, value in leaves(below, f"{prefix}{name}.").items()}
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_every_shipped_file_resolves_and_passes_the_checks(file: Path) -> None:
+    plan = check_config(load_config([f"config={file}"]))
+    assert "samples per step: 32 prompts x 8 responses = 256" in plan
+
+
+@pytest.mark.parametrize("world", ["microgeo", "geo3k"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_file_differs_from_its_base_only_under_algorithm(world: str, method: str) -> None:
+    run = leaves(plain_tree(load_config([f"config=configs/{world}/{method}.yaml"])))
+    base = leaves(plain_tree(load_config([f"config=configs/{world}/base.yaml"])))
+    different = {key for key in run.keys() | base.keys() if run.get(key) != base.get(key)}
+    outside = {key for key in different if not key.startswith("algorithm.")}
+    named_after_method = set() if method == "grpo" else {"trainer.experiment_name"}
+    learning_rate = {"worker.actor.optim.lr"} if (world, method) == ("geo3k", "cepo") else set()
+    assert outside == named_after_method | learning_rate
+    written = leaves(yaml.safe_load((CONFIGS / world / f"{method}.yaml").read_text()))
+    assert set(written) == {"base", "algorithm.adv_estimator"} | learning_rate
+
+
+def test_runs_of_different_methods_have_folders_of_their_own() -> None:
+    names = {load_config([f"config={file}"]).trainer.experiment_name for file in SHIPPED if file.stem != "base"}
+    assert names == {f"{world}-{method}" for world in ("microgeo", "geo3k") for method in METHODS} | {
+        "microgeo-lora-grpo"
+    }
+
+
+def test_geo3k_is_the_papers_setting() -> None:
+    run = load_config(["config=configs/geo3k/grpo.yaml"])
+    actor, rollout = run.worker.actor, run.worker.rollout
+    assert (actor.optim.lr, actor.optim.lr_scheduler_type, actor.optim.lr_warmup_steps) == (1e-6, "cosine", 5)
+    assert (run.trainer.max_steps, run.data.rollout_batch_size, rollout.n, rollout.temperature) == (50, 32, 8, 1.0)
+    assert (actor.model.lora.rank, actor.model.lora.alpha, actor.model.lora.exclude_modules) == (16, 32, ".*visual.*")
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, run.data.max_response_length) == (0.2, 0.28, 2048)
+    assert load_config(["config=configs/geo3k/cepo.yaml"]).worker.actor.optim.lr == 5e-6
+
+
+def test_microgeo_trains_all_weights_in_float32() -> None:
+    run = load_config(["config=configs/microgeo/cepo.yaml"])
+    actor = run.worker.actor
+    assert (actor.model.lora.rank, actor.optim.lr, actor.optim.betas) == (0, 1e-4, [0.9, 0.99])
+    assert (actor.fsdp.mp_param_dtype, run.worker.rollout.dtype, actor.fsdp.torch_dtype) == ("fp32", "fp32", None)
+    assert load_config(["config=configs/microgeo/lora.yaml"]).worker.actor.model.lora.rank == 16
