@@ -1,0 +1,278 @@
+"""Reading the final answer of a response and comparing it with the gold answer (SPEC section 7).
+
+Nothing here limits time: `math_verify` may compute for ever on an answer such as `9^{9^{9^9}}`. Training calls these
+functions in the worker processes of `cepo.rewards.pool`, which are killed after a time limit.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from math_verify import LatexExtractionConfig, parse, verify
+
+_MAX_CHARACTERS = 512
+
+
+def extract_answer(response: str) -> str | None:
+    r"""The text of the last `\boxed{...}` whose braces match, else of the last `<answer>...</answer>`, else None.
+
+    The outermost box counts where boxes are nested. An empty or blank last answer is None, never the string "None".
+    """
+    span = _last_boxed_span(response)
+    boxed = response[slice(*span)] if span else None
+    if boxed is None:
+        tagged = re.findall(r"<answer>(.*?)</answer>", response, flags=re.DOTALL | re.IGNORECASE)
+        boxed = tagged[-1] if tagged else None
+    if boxed is None or not boxed.strip():
+        return None
+    return boxed.strip()
+
+
+def normalise_answer(text: str) -> str:
+    r"""One spelling for answers that are typed differently: `x = 60^\circ` and `60 \text{ cm}^2` both become `60`.
+
+    Drops degree signs, units after a number, a name before `=`, outer `$` and boxes, a trailing period, thousands
+    separators and spaces; unwraps `\text{}`; writes `\dfrac` as `\frac` and `\sqrt 2` as `\sqrt{2}`. Values are not
+    computed: `\frac{6}{4}` stays as it is. Applying it twice changes nothing more.
+    """
+    previous, current = None, text.translate(_CHARACTERS)
+    while current != previous:
+        previous = current
+        current = _one_spelling(current)
+    return current
+
+
+def answers_equal(prediction: str, ground_truth: str) -> bool:
+    r"""True where both texts state the same answer.
+
+    Equal normalised spellings are equal answers. Otherwise a numeric gold is compared with a numeric prediction: plain
+    decimals exactly, anything else by `math_verify`, with both sides in `\boxed{}` because a bare `5 \sqrt { 3 }` would
+    be read as 3. A prediction that is not one number (an equation, a set, words) never equals a numeric gold. A gold
+    in words (`\angle 1 \cong \angle 4`) or an equation is compared by spelling only; other algebra goes to `math_verify`.
+
+    A prediction `A \approx B` is right where A or B is, provided that A and B differ by at most 1 %. Texts of more than
+    512 characters are compared as they are.
+    """
+    if max(len(prediction), len(ground_truth)) > _MAX_CHARACTERS:
+        return prediction.strip() == ground_truth.strip() != ""
+    predicted, gold = normalise_answer(prediction), normalise_answer(ground_truth)
+    if not predicted or not gold:
+        return False
+    if predicted == gold:
+        return True
+    if _is_numeric(gold):
+        return any(_numbers_equal(value, gold) for value in _stated_values(predicted))
+    if _is_worded(gold):
+        return predicted.casefold() == gold.casefold()
+    return _verified(predicted, gold)
+
+
+_CHARACTERS = str.maketrans(
+    {
+        "°": "",
+        "º": "",
+        "˚": "",
+        "−": "-",
+        "–": "-",
+        "—": "-",
+        "π": r"\pi ",
+        "∠": r"\angle ",
+        "≅": r"\cong ",
+        "≈": r"\approx ",
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "÷": r"\div ",
+        "∶": ":",
+        "²": "^2",
+        "³": "^3",
+        "½": r"\frac{1}{2}",
+        "¼": r"\frac{1}{4}",
+        "¾": r"\frac{3}{4}",
+        "\u00a0": " ",
+        "\u2009": " ",
+    }
+)
+
+_BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+_UNIT = (
+    r"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?"
+    r"(?:degrees?|deg\.?|(?:milli|centi|kilo)?met(?:er|re)s?|inch(?:es)?|foot|feet|yards?|miles?|units?"
+    r"|mm|cm|km|in\.?|ft\.?|yd\.?|mi\.?|m)"
+    r"(?:\s*(?:squared|cubed|\^\s*\{?\s*[23]\s*\}?))?"
+)
+_TRAILING_UNIT = re.compile(r"^(?P<value>.*?[\d})\]. ]|.*\\pi)\s*" + _UNIT + r"\s*\.?$", re.DOTALL)
+_DEGREES = re.compile(
+    r"\^\s*(?:\\circ|\{\s*\\circ\s*\}|\{\s*o\s*\}|o(?![A-Za-z]))|\\circ(?![A-Za-z])|\\degrees?(?![A-Za-z])"
+)
+_SPACES = re.compile(r"\\[,;:! ]|\\(?:quad|qquad|thinspace|displaystyle|left|right|limits)(?![A-Za-z])|~")
+_TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|mathsf|operatorname|mbox|hbox)\s*\{([^{}]*)\}")
+_NUMERIC = re.compile(r"(?:[\d.+\-*/^(){}\[\]:]|\\(?:frac|sqrt|pi|times|cdot|div)(?![A-Za-z]))+")
+_PLAIN_DECIMAL = re.compile(r"-?\d+(?:\.\d+)?")
+_NOT_IN_A_NAME = re.compile(
+    r"[+\-*/^<>,:;]|\\(?:frac|sqrt|pi|times|cdot|div|approx|pm|neq|leq?|geq?|lt|gt)(?![A-Za-z])"
+)
+_WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}")
+
+
+class _WithoutAlarmNotice(logging.Filter):
+    """Drops `math_verify`'s reminder that its alarm is off: the pool is the time limit."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Timeout is disabled")
+
+
+for _name in ("math_verify.parser", "math_verify.grader"):
+    logging.getLogger(_name).addFilter(_WithoutAlarmNotice())
+
+
+def _last_boxed_span(text: str) -> tuple[int, int] | None:
+    """Where the content of the box that closes last stands: the last one, the outermost of nested ones.
+
+    One pass, because a degenerate response may open thousands of boxes. A character after a backslash is no brace.
+    """
+    last: tuple[int, int] | None = None
+    opened: list[int | None] = []
+    for token in _BRACES.finditer(text):
+        if token[0].endswith("{") and not token[0].startswith(r"\{"):
+            opened.append(token.end() if token[0].startswith("\\") else None)
+        elif token[0] == "}" and opened:
+            start = opened.pop()
+            if start is not None:
+                last = (start, token.start())
+    return last
+
+
+def _one_spelling(text: str) -> str:
+    text = _without_wrappers(text)
+    text = _DEGREES.sub("", text)
+    text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
+    text = re.sub(r"√\s*(\d+|[({][^(){}]*[)}])?", lambda match: r"\sqrt{" + (match[1] or "").strip("(){}") + "}", text)
+    text = _TEXT.sub(r" \1 ", text)
+    text = re.sub(r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d)", ",", text)
+    text = _SPACES.sub(" ", text)
+    text = _value_of_equation(text)
+    return _without_spaces(text)
+
+
+def _without_wrappers(text: str) -> str:
+    text = text.strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")):
+        is_wrapped = text.startswith(opening) and text.endswith(closing) and len(text) >= len(opening + closing)
+        if is_wrapped and opening not in text[len(opening) : -len(closing)]:
+            return text[len(opening) : -len(closing)].strip()
+    boxed = re.match(r"\\boxed\s*\{", text)
+    if boxed and _last_boxed_span(text) == (boxed.end(), len(text) - 1):
+        return text[boxed.end() : -1].strip()
+    return text.rstrip(".,; \n\t")
+
+
+def _value_of_equation(text: str) -> str:
+    """`m\\angle A = 2 \\cdot 30 = 60` -> `60`, `60 = x` -> `60`; an equation such as `2x = 60` stays."""
+    parts = [_without_unit(part) for part in text.split("=")]
+    if len(parts) > 1 and _states_a_value(parts[-1]) and (_is_name(parts[0]) or all(map(_states_a_value, parts))):
+        return _without_approximate_name(parts[-1])
+    if len(parts) == 2 and _states_a_value(parts[0]) and _is_name(parts[1]):
+        return parts[0]
+    return _without_approximate_name("=".join(parts))
+
+
+def _without_approximate_name(text: str) -> str:
+    parts = [_without_unit(part) for part in re.split(r"\\approx(?![A-Za-z])", text)]
+    if len(parts) > 1 and _is_name(parts[0]):
+        parts = parts[1:]
+    return r"\approx ".join(parts)
+
+
+def _states_a_value(text: str) -> bool:
+    parts = re.split(r"\\approx(?![A-Za-z])", text)
+    return all(_is_numeric(_without_spaces(_without_unit(part))) for part in parts)
+
+
+def _is_name(text: str) -> bool:
+    r"""A variable, a segment, `m\angle A`, a word: something with a letter that computes nothing."""
+    text = text.strip()
+    return bool(re.search("[A-Za-z]", text)) and not text[0].isdigit() and not _NOT_IN_A_NAME.search(text)
+
+
+def _without_unit(text: str) -> str:
+    match = _TRAILING_UNIT.match(text.strip())
+    if match and _is_numeric(_without_spaces(match["value"])):
+        return match["value"].strip()
+    return text
+
+
+def _without_spaces(text: str) -> str:
+    text = re.sub(r"(?<![\d.])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}", text.strip())
+    text = re.sub(r"\\sqrt\s*(\d)(?!\d)", r"\\sqrt{\1}", text)
+    text = re.sub(r"\\sqrt\s+(\d+)", r"\\sqrt{\1}", text)
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"(?<=\d)\s+(?=\d)", "\0", text)
+    text = re.sub(r"(\\[A-Za-z]+)\s+(?=[A-Za-z])", "\\1\0", text)
+    text = re.sub(r"\s+", "", text).replace("\0", " ")
+    if re.fullmatch(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?", text):
+        text = text.replace(",", "")
+    text = re.sub(r"(?<!\d)\.(?=\d)", "0.", text)
+    return text.removeprefix("+")
+
+
+def _is_numeric(text: str) -> bool:
+    return bool(_NUMERIC.fullmatch(text)) and bool(re.search(r"\d|\\pi", text))
+
+
+def _is_worded(text: str) -> bool:
+    return bool(_WORDS.search(text))
+
+
+def _stated_values(text: str) -> list[str]:
+    r"""The numeric values that a prediction states: one, or the two near sides of `A \approx B`; else none."""
+    parts = [part.strip() for part in re.split(r"\\approx(?![A-Za-z])", text)]
+    if not all(map(_is_numeric, parts)) or len(parts) > 2:
+        return []
+    if len(parts) == 2 and not _near(parts[0], parts[1], relative=0.01):
+        return []
+    return parts
+
+
+def _numbers_equal(prediction: str, gold: str) -> bool:
+    if _PLAIN_DECIMAL.fullmatch(prediction) and _PLAIN_DECIMAL.fullmatch(gold):
+        return Decimal(prediction) == Decimal(gold)
+    prediction, gold = _ratio_as_fraction(prediction), _ratio_as_fraction(gold)
+    # simplify() takes tens of milliseconds to see that two radicals differ; their decimals show it at once.
+    return _near(prediction, gold, relative=1e-4) and _verified(prediction, gold)
+
+
+def _ratio_as_fraction(text: str) -> str:
+    parts = text.split(":")
+    return rf"\frac{{{parts[0]}}}{{{parts[1]}}}" if len(parts) == 2 else text
+
+
+def _near(first: str, second: str, *, relative: float) -> bool:
+    values = [_decimal_value(text) for text in (first, second)]
+    if values[0] is None or values[1] is None:
+        return False
+    return abs(values[0] - values[1]) <= relative * max(abs(values[0]), abs(values[1]))
+
+
+def _decimal_value(text: str) -> float | None:
+    parsed = _parsed(text)
+    try:
+        return float(parsed[0].evalf(15)) if parsed else None
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        # A set, a string that did not parse, a complex or an infinite value: not one real number.
+        return None
+
+
+@lru_cache(maxsize=4096)
+def _parsed(text: str) -> list[Any]:
+    config = [LatexExtractionConfig(boxed_match_priority=0)]
+    return parse(rf"\boxed{{{text}}}", extraction_config=config, parsing_timeout=None)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=4096)
+def _verified(prediction: str, gold: str) -> bool:
+    return bool(verify(_parsed(gold), _parsed(prediction), timeout_seconds=None))

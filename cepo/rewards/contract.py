@@ -1,0 +1,64 @@
+"""What a reward function receives and must return (EasyR1's contract), and the check of what it returned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any, TypedDict
+
+from cepo.errors import RewardError
+
+
+class RewardInput(TypedDict):
+    """One sample. Further keys (`prompt`, the row's other columns) reach the function as they are."""
+
+    response: str
+    """The decoded valid tokens of the response, without special tokens."""
+    response_length: int
+    """Tokens of the response, the end token counted."""
+    ground_truth: str
+
+
+RewardScore = dict[str, float]
+"""`overall` is required: it becomes the reward. Every other number is averaged into the metrics."""
+
+
+def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
+    """The score as plain floats.
+
+    Raises `RewardError` naming `source` (the reward function) and `sample` where the score is not a dict with string
+    keys and finite numbers, or has no `overall`.
+    """
+    where = f"{source} returned for sample {sample}"
+    if not isinstance(score, Mapping):
+        raise RewardError(
+            f"{where} a {type(score).__name__}: {score!r:.200}. Return a dict such as {{'overall': 1.0}}."
+        )
+    if "overall" not in score:
+        raise RewardError(f"{where} a dict without 'overall', with {sorted(map(str, score))}. Add the key 'overall'.")
+    return {_checked_name(name, where): _checked_number(name, value, where) for name, value in score.items()}
+
+
+def validate_scores(scores: object, num_expected: int, *, source: str, first_sample: int = 0) -> list[RewardScore]:
+    """The scores of a batch function, each checked by `validate_score`; `RewardError` where their number is wrong."""
+    if not isinstance(scores, Sequence) or isinstance(scores, str | bytes):
+        raise RewardError(
+            f"{source} returned a {type(scores).__name__} for {num_expected} samples. A batch function returns a list "
+            "of dicts, one per sample; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
+        )
+    if len(scores) != num_expected:
+        raise RewardError(f"{source} returned {len(scores)} scores for {num_expected} samples. Return one per sample.")
+    return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(scores)]
+
+
+def _checked_name(name: Any, where: str) -> str:
+    if not isinstance(name, str):
+        raise RewardError(f"{where} the key {name!r} ({type(name).__name__}). Keys are strings.")
+    return name
+
+
+def _checked_number(name: Any, value: Any, where: str) -> float:
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise RewardError(f"{where} {name!r} = {value!r:.200} ({type(value).__name__}). Return a finite number.")
+    return float(value)

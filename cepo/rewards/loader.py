@@ -1,0 +1,143 @@
+"""Loading a reward function from a file: `path/to/file.py:function`."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, cast
+
+import cepo
+from cepo.errors import RewardError, did_you_mean
+from cepo.rewards.contract import RewardScore, validate_score, validate_scores
+
+RewardType = Literal["batch", "sequential"]
+
+_PACKAGE_ROOT = Path(cepo.__file__).resolve().parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedReward:
+    """A reward function with its keywords bound."""
+
+    function: Callable[[Any], Any]
+    name: str
+    """The file's REWARD_NAME, "unknown" where it has none."""
+    reward_type: RewardType
+    """The file's REWARD_TYPE, "batch" where it has none."""
+    path: Path
+    function_name: str
+
+    @property
+    def source(self) -> str:
+        """How error messages call the function."""
+        return f"{self.path.name}:{self.function_name}"
+
+    def score(self, reward_inputs: Sequence[Mapping[str, Any]], *, first_sample: int = 0) -> list[RewardScore]:
+        """Calls the function here and now, without a time limit, and checks what it returned.
+
+        `first_sample` is the number that errors give to the first input. Raises what the function raises, and
+        `RewardError` where it breaks the contract.
+        """
+        samples = [dict(reward_input) for reward_input in reward_inputs]
+        if self.reward_type == "batch":
+            scores = self.function(samples)
+            return validate_scores(scores, len(samples), source=self.source, first_sample=first_sample)
+        return [
+            validate_score(self.function(sample), sample=index, source=self.source)
+            for index, sample in enumerate(samples, start=first_sample)
+        ]
+
+
+def resolve_reward_path(spec: str) -> tuple[Path, str]:
+    """The existing file and the function name (`main` where none is given) that `spec` names; runs nothing.
+
+    A relative path is looked up in the working directory; one that starts with `cepo/` is then looked up in the
+    installed package, so that `cepo/rewards/math.py:compute_score` works from any folder.
+    Raises `RewardError` where the file does not exist.
+    """
+    file, separator, function_name = spec.rpartition(":")
+    if not separator or "/" in function_name or function_name.endswith(".py"):
+        file, function_name = spec, "main"
+    if not file or not function_name:
+        raise RewardError(f"reward function {spec!r}: give path/to/file.py:function.")
+    path = Path(file).expanduser()
+    if path.is_file():
+        return path.resolve(), function_name
+    if not path.is_absolute() and path.parts[0] == "cepo":
+        packaged = _PACKAGE_ROOT.parent / path
+        if packaged.is_file():
+            return packaged, function_name
+    raise RewardError(
+        f"reward function {spec!r}: there is no file {str(path)!r} (working directory {Path.cwd()}). "
+        "Give path/to/file.py:function; the built-in one is cepo/rewards/math.py:compute_score."
+    )
+
+
+def load_reward_function(spec: str, kwargs: Mapping[str, Any]) -> LoadedReward:
+    """Runs the file that `spec` names and binds `kwargs` to its function.
+
+    Raises `RewardError` where the file is missing or fails to run, where it has no such function, where that is not
+    callable or does not take `kwargs`, and where REWARD_TYPE is neither "batch" nor "sequential".
+    """
+    path, function_name = resolve_reward_path(spec)
+    module = _run_file(path)
+    reward_type = getattr(module, "REWARD_TYPE", "batch")
+    if reward_type not in ("batch", "sequential"):
+        raise RewardError(f"{path}: REWARD_TYPE = {reward_type!r}; it is 'batch' or 'sequential'.")
+    if not hasattr(module, function_name):
+        known = [name for name, value in vars(module).items() if inspect.isfunction(value) and name[0] != "_"]
+        raise RewardError(
+            f"{path} has no function {function_name!r}; it has {known}.{did_you_mean(function_name, known)} "
+            "Name one as path/to/file.py:function."
+        )
+    function = getattr(module, function_name)
+    if not callable(function):
+        raise RewardError(f"{path}: {function_name} is a {type(function).__name__}, not a function.")
+    _check_keywords(function, kwargs, f"{path.name}:{function_name}")
+    return LoadedReward(
+        function=functools.partial(function, **kwargs),
+        name=str(getattr(module, "REWARD_NAME", "unknown")),
+        reward_type=cast(RewardType, reward_type),
+        path=path,
+        function_name=function_name,
+    )
+
+
+def _run_file(path: Path) -> ModuleType:
+    # One module per file: two reward files with the same stem must not replace each other.
+    name = f"cepo_reward_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    if module_spec is None or module_spec.loader is None:
+        raise RewardError(f"{path} is not a Python file: its name must end in .py.")
+    module = importlib.util.module_from_spec(module_spec)
+    # Dataclasses and pickling look a class's module up by name.
+    sys.modules[name] = module
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise RewardError(f"{path} fails when it is loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _check_keywords(function: Callable[..., Any], kwargs: Mapping[str, Any], source: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Some compiled callables show no signature; the first call tells.
+        return
+    try:
+        signature.bind([], **kwargs)
+    except TypeError as error:
+        keywords = list(signature.parameters)[1:]
+        raise RewardError(
+            f"{source} cannot be called with the samples and reward_function_kwargs {dict(kwargs)!r}: {error}. "
+            f"After the samples it takes {keywords}."
+        ) from error

@@ -1,0 +1,33 @@
+"""The default reward: is the final answer right?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cepo.errors import ConfigError
+from cepo.rewards.answers import answers_equal, extract_answer
+
+REWARD_NAME = "math"
+REWARD_TYPE = "batch"
+
+
+def compute_score(reward_inputs: Sequence[Mapping[str, Any]], *, format_weight: float = 0.0) -> list[dict[str, float]]:
+    r"""Scores a batch: `overall = (1 - format_weight) * accuracy + format_weight * format`.
+
+    `accuracy` is 1 where the extracted answer equals `ground_truth` (`cepo.rewards.answers`), else 0; `format` is 1 where
+    the response holds an answer at all, a non-empty `\boxed{}` or `<answer>`, else 0. With `format_weight` 0 the reward is
+    0 or 1. Each sample is scored by itself. There is no time limit in here: `RewardPool` is the one.
+
+    Raises `ConfigError` where `format_weight` lies outside 0..1.
+    """
+    if not 0.0 <= format_weight <= 1.0:
+        raise ConfigError(f"format_weight = {format_weight}: give a number from 0 to 1.")
+    scores: list[dict[str, float]] = []
+    for reward_input in reward_inputs:
+        answer = extract_answer(reward_input["response"])
+        accuracy = float(answer is not None and answers_equal(answer, reward_input["ground_truth"]))
+        has_answer = float(answer is not None)
+        overall = (1.0 - format_weight) * accuracy + format_weight * has_answer
+        scores.append({"overall": overall, "accuracy": accuracy, "format": has_answer})
+    return scores

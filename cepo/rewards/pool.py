@@ -1,0 +1,296 @@
+"""Worker processes around the reward function: no answer can stop a run, hang it or harm another sample."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import pickle
+import selectors
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cepo.errors import ConfigError, EngineError, RewardError
+from cepo.rewards.contract import RewardScore
+from cepo.rewards.loader import resolve_reward_path
+from cepo.rewards.process import START_SECONDS, WorkerProcess
+
+logger = logging.getLogger(__name__)
+
+_SAMPLES_TOGETHER = 32
+_SAMPLES_ONE_BY_ONE = 8
+_SAMPLES_RETRIED = 4
+
+
+@dataclass(frozen=True)
+class RewardOutcome:
+    """The scores of one call, in the order of its inputs, and how many samples failed."""
+
+    scores: list[RewardScore]
+    num_raised: int
+    """Samples whose function raised, broke the contract, or took its process down: all their fields are 0."""
+    num_timed_out: int
+    """Samples that ran past the time limit: all their fields are 0."""
+
+
+@dataclass(frozen=True)
+class _Fault:
+    kind: Literal["raised", "timed_out"]
+    reason: str
+
+
+@dataclass
+class _Task:
+    """A share of a call's items, for one worker. `one_by_one`: one reply per item; else one for all of them."""
+
+    action: Literal["score", "compare"]
+    one_by_one: bool
+    indices: deque[int]
+
+
+class RewardPool:
+    """Runs a reward function in processes that are killed and replaced when they exceed the time limit.
+
+    `spec` is `path/to/file.py:function` (see `cepo.rewards.loader`) and `kwargs` are its keywords.
+
+    Sequential functions are called sample by sample, each within `timeout_seconds`. A batch function is called with up
+    to 32 samples at once, and the call as a whole gets `timeout_seconds`. Where such a call raises, returns
+    something wrong, crashes or runs out of time, its samples are tried again one by one, each within
+    `timeout_seconds`, so that only the guilty ones fail. A batch that was merely slow is halved for later calls.
+    A batch function therefore sees a part of the batch, some samples twice after a fault, and must score each sample
+    by itself.
+
+    A failed sample gets 0 in every field, is counted, and is logged as a warning.
+
+    The constructor waits until the function is loaded. Raises `ConfigError` for a bad setting, `RewardError` where the
+    function cannot be loaded, `EngineError` where a process cannot be started.
+    Calls from several threads are served in turn.
+    """
+
+    def __init__(self, spec: str, kwargs: Mapping[str, Any], *, num_workers: int, timeout_seconds: float) -> None:
+        if num_workers < 1:
+            raise ConfigError(f"num_workers = {num_workers}: give at least 1 reward worker.")
+        if not (timeout_seconds > 0 and math.isfinite(timeout_seconds)):
+            raise ConfigError(f"timeout_seconds = {timeout_seconds}: give a positive number of seconds.")
+        resolve_reward_path(spec)
+        self.spec = spec
+        self.reward_name = "unknown"
+        self.reward_type = "batch"
+        self._kwargs = dict(kwargs)
+        self._timeout_seconds = timeout_seconds
+        self._samples_together = _SAMPLES_TOGETHER
+        self._fields: dict[str, None] = {"overall": None}
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._is_closed = False
+        self._overdue_batches: list[list[int]] = []
+        self._workers: list[WorkerProcess] = []
+        self._busy: dict[WorkerProcess, _Task] = {}
+        self._finalizer = weakref.finalize(self, _end_workers, self._workers, self._owner)
+        try:
+            self._workers += [self._start_worker() for _ in range(num_workers)]
+            while not all(worker.ready for worker in self._workers):
+                self._handle_events(deque(), [])
+        except BaseException:
+            self.close()
+            raise
+
+    def score(self, inputs: Sequence[Mapping[str, Any]]) -> RewardOutcome:
+        """Scores the samples. Raises `RewardError` where one cannot be sent to another process (cannot be pickled)."""
+        samples = [dict(reward_input) for reward_input in inputs]
+        _check_picklable(samples)
+        one_by_one = self.reward_type == "sequential"
+        verdicts = self._run("score", samples, one_by_one=one_by_one)
+        faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
+        for verdict in verdicts:
+            if not isinstance(verdict, _Fault):
+                self._fields.update(dict.fromkeys(verdict))
+        _warn_of_faults(faults, len(samples), self.spec)
+        return RewardOutcome(
+            scores=[
+                dict.fromkeys(self._fields, 0.0) if index in faults else verdict
+                for index, verdict in enumerate(verdicts)
+            ],
+            num_raised=sum(fault.kind == "raised" for fault in faults.values()),
+            num_timed_out=sum(fault.kind == "timed_out" for fault in faults.values()),
+        )
+
+    def answers_equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """`cepo.rewards.answers.answers_equal(prediction, ground_truth)` of each pair, each within `timeout_seconds`.
+
+        A comparison that hangs or raises counts as False and is logged as a warning.
+        """
+        verdicts = self._run("compare", [tuple(pair) for pair in pairs], one_by_one=True)
+        faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
+        _warn_of_faults(faults, len(pairs), "answers_equal")
+        return [index not in faults and bool(verdict) for index, verdict in enumerate(verdicts)]
+
+    def close(self) -> None:
+        """Ends the worker processes. A closed pool cannot be used again; closing twice is allowed."""
+        self._is_closed = True
+        self._finalizer()
+
+    def __enter__(self) -> RewardPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, action: Literal["score", "compare"], items: list[Any], *, one_by_one: bool) -> list[Any]:
+        """For each item what the worker returned for it, or its `_Fault`."""
+        if self._is_closed or os.getpid() != self._owner:
+            state = "is closed" if self._is_closed else f"belongs to process {self._owner}, this is {os.getpid()}"
+            raise EngineError(f"the reward pool of {self.spec!r} {state}. Create a pool where it is used.")
+        verdicts: list[Any] = [None] * len(items)
+        with self._lock:
+            queue = deque(self._tasks(action, len(items), one_by_one))
+            try:
+                while queue or self._busy:
+                    self._assign(queue, items)
+                    self._handle_events(queue, verdicts)
+            except BaseException:
+                # Replies that are still under way would be taken for those of the next call.
+                for worker in list(self._busy):
+                    self._busy.pop(worker)
+                    worker.kill()
+                raise
+            self._shrink_batches(verdicts)
+        return verdicts
+
+    def _shrink_batches(self, verdicts: list[Any]) -> None:
+        """Halves the batches of later calls where one ran out of time although none of its samples does."""
+        batches, self._overdue_batches = self._overdue_batches, []
+        if any(not any(isinstance(verdicts[index], _Fault) for index in batch) for batch in batches):
+            self._samples_together = max(1, self._samples_together // 2)
+            logger.warning(
+                "A batch of rewards took more than %g s though each sample alone did not: from now on at most %d together.",
+                self._timeout_seconds,
+                self._samples_together,
+            )
+
+    def _tasks(self, action: Literal["score", "compare"], num_items: int, one_by_one: bool) -> list[_Task]:
+        largest = _SAMPLES_ONE_BY_ONE if one_by_one else self._samples_together
+        size = max(1, min(largest, math.ceil(num_items / len(self._workers))))
+        return _split(action, one_by_one, range(num_items), size)
+
+    def _assign(self, queue: deque[_Task], items: list[Any]) -> None:
+        for position, worker in enumerate(self._workers):
+            if worker not in self._busy and not worker.is_alive and worker.ready:
+                worker = self._replace_idle(position)
+            if not queue or worker in self._busy or not worker.ready:
+                continue
+            task = queue[0]
+            shares = [items[index] for index in task.indices]
+            if worker.send((task.action, task.one_by_one, task.indices[0], shares)):
+                worker.deadline = time.monotonic() + self._timeout_seconds
+                self._busy[worker] = queue.popleft()
+            else:
+                self._replace_idle(position)
+
+    def _handle_events(self, queue: deque[_Task], verdicts: list[Any]) -> None:
+        """Waits for replies, ends of processes and deadlines, and acts on those that have come."""
+        waiting = [worker for worker in self._workers if worker in self._busy or not worker.ready]
+        if not waiting:
+            return
+        with selectors.DefaultSelector() as selector:
+            for worker in waiting:
+                selector.register(worker, selectors.EVENT_READ, worker)
+            patience = max(0.0, min(worker.deadline for worker in waiting) - time.monotonic())
+            readable: list[WorkerProcess] = [key.data for key, _ in selector.select(patience)]
+        for worker in waiting:
+            messages = worker.receive() if worker in readable else []
+            if messages is None:
+                self._handle_end(worker, queue, verdicts)
+            elif messages:
+                for status, value in messages:
+                    self._handle_message(worker, status, value, queue, verdicts)
+            elif time.monotonic() >= worker.deadline:
+                self._handle_end(worker, queue, verdicts)
+
+    def _handle_message(
+        self, worker: WorkerProcess, status: str, value: Any, queue: deque[_Task], verdicts: list[Any]
+    ) -> None:
+        if not worker.ready:
+            if status == "failed":
+                raise RewardError(value)
+            worker.ready = True
+            self.reward_name, self.reward_type = value
+            return
+        task = self._busy[worker]
+        answered = [task.indices.popleft() for _ in range(1 if task.one_by_one else len(task.indices))]
+        if status == "done":
+            for index, verdict in zip(answered, value, strict=True):
+                verdicts[index] = verdict
+        elif len(answered) == 1:
+            verdicts[answered[0]] = _Fault("raised", value)
+        else:
+            queue.extendleft(_split(task.action, True, answered, _SAMPLES_RETRIED))
+        worker.deadline = time.monotonic() + self._timeout_seconds
+        if not task.indices:
+            del self._busy[worker]
+
+    def _handle_end(self, worker: WorkerProcess, queue: deque[_Task], verdicts: list[Any]) -> None:
+        """Replaces a process that has ended or is overdue; its item under way is at fault, the others are tried again."""
+        overdue = time.monotonic() >= worker.deadline
+        ending = worker.kill()
+        if not worker.ready:
+            reason = f"took more than {START_SECONDS:g} s" if overdue else f"did not succeed: {ending}"
+            raise EngineError(f"starting a reward worker for {self.spec!r} {reason}. Its messages are on stderr.")
+        task = self._busy.pop(worker)
+        if task.one_by_one or len(task.indices) == 1:
+            index = task.indices.popleft()
+            reason = f"no score within {self._timeout_seconds:g} s" if overdue else ending
+            verdicts[index] = _Fault("timed_out" if overdue else "raised", reason)
+        elif overdue:
+            self._overdue_batches.append(list(task.indices))
+        queue.extendleft(_split(task.action, True, task.indices, _SAMPLES_RETRIED))
+        self._workers[self._workers.index(worker)] = self._start_worker()
+
+    def _replace_idle(self, position: int) -> WorkerProcess:
+        ending = self._workers[position].kill()
+        logger.warning("%s while it was idle; a new one replaces it.", ending)
+        self._workers[position] = self._start_worker()
+        return self._workers[position]
+
+    def _start_worker(self) -> WorkerProcess:
+        return WorkerProcess(self.spec, self._kwargs, timeout_seconds=self._timeout_seconds)
+
+
+def _split(
+    action: Literal["score", "compare"], one_by_one: bool, indices: Sequence[int] | deque[int], size: int
+) -> list[_Task]:
+    ordered = list(indices)
+    return [_Task(action, one_by_one, deque(ordered[start : start + size])) for start in range(0, len(ordered), size)]
+
+
+def _check_picklable(samples: Sequence[Mapping[str, Any]]) -> None:
+    for index, sample in enumerate(samples):
+        try:
+            pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise RewardError(
+                f"sample {index} with the keys {sorted(sample)} cannot be sent to a reward worker: {error}. "
+                "Reward inputs hold data that pickle can copy."
+            ) from error
+
+
+def _warn_of_faults(faults: Mapping[int, _Fault], num_samples: int, source: str) -> None:
+    if not faults:
+        return
+    examples = "; ".join(f"sample {index}: {fault.reason}" for index, fault in list(faults.items())[:3])
+    logger.warning("%s failed for %d of %d samples, which score 0. %s", source, len(faults), num_samples, examples)
+
+
+def _end_workers(workers: list[WorkerProcess], owner: int) -> None:
+    # A forked copy of the pool must leave the original's processes alone.
+    if os.getpid() == owner:
+        for worker in workers:
+            worker.hang_up()
+        for worker in workers:
+            worker.close()
+        workers.clear()

@@ -1,0 +1,123 @@
+"""A reward worker process: `python -m cepo.rewards.worker`, started by `cepo.rewards.process`, never by hand.
+
+It is a fresh interpreter, not a fork (the trainer holds threads and devices) and not a `multiprocessing` child (which
+would run the user's main script again). It ends by itself when its parent has gone: idle at once, busy soon after the
+time limit.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import IO, Any
+
+from cepo.rewards.channel import receive_message, send_message
+
+_PARENT_CHECK_SECONDS = 2.0
+_GRACE_SECONDS = 2.0
+
+
+def main() -> None:
+    """Loads the reward function that the first message names, then answers tasks until the parent has gone."""
+    # Ctrl-C is the parent's affair.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = os.getppid()
+    requests, replies = _private_channel()
+    _offer_to_memory_killer()
+    try:
+        setup = receive_message(requests)
+        sys.path[:] = setup["sys_path"]
+        with open(os.devnull, "w") as devnull:
+            _serve(setup, requests, replies, parent, devnull)
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def _serve(setup: dict[str, Any], requests: int, replies: int, parent: int, devnull: IO[str]) -> None:
+    from cepo.rewards.answers import answers_equal
+    from cepo.rewards.loader import load_reward_function
+
+    with _Deadline(setup["start_seconds"] + _GRACE_SECONDS, devnull):
+        try:
+            reward = load_reward_function(setup["spec"], setup["kwargs"])
+            # The first comparison builds the parser's tables: not at the cost of the first sample.
+            answers_equal(r"\frac{1}{2}", r"\sqrt{3}")
+        except (Exception, SystemExit) as error:
+            send_message(replies, ("failed", str(error)))
+            return
+    send_message(replies, ("ready", (reward.name, reward.reward_type)))
+    actions: dict[str, Callable[[list[Any], int], list[Any]]] = {
+        "score": lambda samples, first: reward.score(samples, first_sample=first),
+        "compare": lambda pairs, _: [answers_equal(*pair) for pair in pairs],
+    }
+    limit = setup["timeout_seconds"] + _GRACE_SECONDS
+    while _wait_for_request(requests, parent):
+        action, one_by_one, first, items = receive_message(requests)
+        units = [[item] for item in items] if one_by_one else [items]
+        for position, unit in enumerate(units):
+            with _Deadline(limit, devnull):
+                reply = _attempt(actions[action], unit, first + position)
+            send_message(replies, reply)
+
+
+def _attempt(action: Callable[[list[Any], int], list[Any]], unit: list[Any], first: int) -> tuple[str, Any]:
+    try:
+        return "done", action(unit, first)
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+        return "raised", f"{type(error).__name__}: {error}"[:500] + place
+
+
+class _Deadline:
+    """Ends this process at a deadline, also in C code that never lets another Python thread run.
+
+    The parent kills an overdue worker before that; this is for a parent that has died.
+    """
+
+    def __init__(self, seconds: float, devnull: IO[str]) -> None:
+        self._seconds = seconds
+        self._devnull = devnull
+
+    def __enter__(self) -> None:
+        faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._devnull)
+
+    def __exit__(self, *_: object) -> None:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _private_channel() -> tuple[int, int]:
+    """Moves the pipes away from stdin and stdout: what a reward function prints goes to stderr, and it reads nothing."""
+    requests, replies = os.dup(0), os.dup(1)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def _wait_for_request(requests: int, parent: int) -> bool:
+    """False when the parent has gone, also where another process still holds the pipe's other end."""
+    while os.getppid() == parent:
+        if select.select([requests], [], [], _PARENT_CHECK_SECONDS)[0]:
+            return True
+    return False
+
+
+def _offer_to_memory_killer() -> None:
+    """Where memory runs out, Linux shall end this process rather than the trainer."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        # Not Linux, or not allowed: a courtesy only.
+        return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""The pool with real processes: rewards that hang, raise, crash or lie cost their own sample and nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cepo
+from cepo.errors import ConfigError, EngineError, RewardError
+from cepo.rewards import RewardPool
+
+MATH = "cepo/rewards/math.py:compute_score"
+ROOT = str(Path(cepo.__file__).resolve().parent.parent)
+
+MISBEHAVING = '''
+import os, subprocess, sys, time
+
+def one(sample):
+    """Does what the response says; a harmless one scores its length."""
+    response = sample["response"]
+    if response == "hang":
+        while True:
+            pass
+    if response == "hang in C":
+        9 ** (9 ** 9)
+    if response == "sleep":
+        time.sleep(600)
+    if response == "raise":
+        raise KeyError("no such thing")
+    if response == "exit":
+        sys.exit(3)
+    if response == "crash":
+        os._exit(7)
+    if response == "no overall":
+        return {"accuracy": 1.0}
+    if response == "not finite":
+        return {"overall": float("nan")}
+    if response == "child":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        with open(sample["pid_file"], "w") as file:
+            file.write(str(child.pid))
+        time.sleep(600)
+    if response == "print":
+        print("to standard output", flush=True)
+        os.write(1, b"and past Python\\n")
+        assert sys.stdin.read() == ""
+    if response == "slow":
+        time.sleep(0.1)
+    return {"overall": float(len(response)), "bonus": 1.0}
+
+def batch(samples):
+    return [one(sample) for sample in samples]
+
+def short(samples):
+    scores = batch(samples)
+    return scores[:-1] if any(sample["response"] == "too few" for sample in samples) else scores
+'''
+
+
+@pytest.fixture
+def misbehaving(tmp_path: Path) -> Path:
+    path = tmp_path / "misbehaving.py"
+    path.write_text(MISBEHAVING)
+    (tmp_path / "sequential.py").write_text(MISBEHAVING + "\nREWARD_TYPE = 'sequential'\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def math_pool() -> Iterator[RewardPool]:
+    with RewardPool(MATH, {}, num_workers=2, timeout_seconds=1.0) as pool:
+        yield pool
+
+
+def _samples(*responses: str, **columns: Any) -> list[dict[str, Any]]:
+    return [
+        {"response": response, "response_length": len(response), "ground_truth": "5 \\sqrt { 3 }", **columns}
+        for response in responses
+    ]
+
+
+def _process_exists(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def _seconds_until_gone(pids: list[int], limit: float) -> float:
+    start = time.monotonic()
+    while any(map(_process_exists, pids)) and time.monotonic() - start < limit:
+        time.sleep(0.05)
+    return time.monotonic() - start
+
+
+def test_256_short_responses_are_scored_within_half_a_second_once_the_workers_are_warm(math_pool: RewardPool) -> None:
+    samples = _samples(*(rf"so \boxed{{{number}\sqrt{{3}}}}" for number in range(32)))[:32] * 8
+    math_pool.score(samples)
+    start = time.monotonic()
+    outcome = math_pool.score(samples)
+    assert time.monotonic() - start < 0.5
+    assert [score["overall"] for score in outcome.scores] == ([0.0] * 5 + [1.0] + [0.0] * 26) * 8
+    assert (outcome.num_raised, outcome.num_timed_out) == (0, 0)
+
+
+def test_a_tower_of_powers_is_scored_0_within_ten_seconds_and_its_neighbours_keep_theirs(
+    math_pool: RewardPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    responses = [r"\boxed{5\sqrt{3}}"] * 40
+    responses[17] = r"\boxed{9^{9^{9^9}}}"
+    start = time.monotonic()
+    with caplog.at_level(logging.WARNING, logger="cepo.rewards"):
+        outcome = math_pool.score(_samples(*responses))
+    assert time.monotonic() - start < 10.0
+    assert (outcome.num_raised, outcome.num_timed_out) == (0, 1)
+    assert outcome.scores[17] == {"overall": 0.0, "accuracy": 0.0, "format": 0.0}
+    assert sum(score["overall"] for score in outcome.scores) == 39.0
+    assert "1 of 40 samples" in caplog.text
+    assert "sample 17" in caplog.text
+
+
+def test_the_grader_runs_in_the_pool_and_a_hanging_pair_is_false(math_pool: RewardPool) -> None:
+    pairs = [("60°", "60"), ("9^{9^{9^9}}", "60"), ("61", "60"), (r"\sqrt{75}", r"5 \sqrt { 3 }")]
+    assert math_pool.answers_equal(pairs) == [True, False, False, True]
+    assert math_pool.answers_equal([]) == []
+
+
+@pytest.mark.parametrize("spec", ["misbehaving.py:batch", "sequential.py:one"])
+def test_each_fault_costs_its_own_sample_only(misbehaving: Path, spec: str) -> None:
+    faults = ["raise", "crash", "hang", "exit", "no overall", "not finite", "sleep"]
+    responses = [word for fault in faults for word in ("good", fault, "better")]
+    with RewardPool(str(misbehaving.parent / spec), {}, num_workers=2, timeout_seconds=1.0) as pool:
+        outcome = pool.score(_samples(*responses))
+        again = pool.score(_samples("good"))
+    zero, good, better = ({"overall": value, "bonus": float(value > 0)} for value in (0.0, 4.0, 6.0))
+    assert outcome.scores == [good, zero, better] * 7
+    assert (outcome.num_raised, outcome.num_timed_out) == (5, 2)
+    assert again.scores == [good]
+
+
+def test_a_hang_in_c_code_that_holds_the_interpreter_lock_is_ended_too(misbehaving: Path) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=0.5) as pool:
+        outcome = pool.score(_samples("good", "hang in C", "better"))
+    assert [score["overall"] for score in outcome.scores] == [4.0, 0.0, 6.0]
+    assert outcome.num_timed_out == 1
+
+
+def test_a_list_of_the_wrong_length_fails_only_the_sample_that_causes_it(
+    misbehaving: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RewardPool(f"{misbehaving}:short", {}, num_workers=1, timeout_seconds=5.0) as pool:
+        outcome = pool.score(_samples("good", "too few", "better"))
+    assert [score["overall"] for score in outcome.scores] == [4.0, 0.0, 6.0]
+    assert outcome.num_raised == 1
+    assert "returned 0 scores for 1 samples" in caplog.text
+
+
+def test_the_warning_gives_the_sample_the_error_and_the_line(
+    misbehaving: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = MISBEHAVING.splitlines().index('        raise KeyError("no such thing")') + 1
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
+        pool.score(_samples("good", "raise"))
+        pool.score(_samples("crash"))
+    assert f"sample 1: KeyError: 'no such thing' (misbehaving.py, line {line})" in caplog.text
+    assert "sample 0: the worker process ended with code 7" in caplog.text
+
+
+def test_where_every_sample_of_the_first_call_fails_each_still_has_an_overall_of_0(misbehaving: Path) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=5.0) as pool:
+        outcome = pool.score(_samples("raise", "raise", "raise"))
+    assert outcome.scores == [{"overall": 0.0}] * 3
+    assert outcome.num_raised == 3
+
+
+def test_what_a_reward_prints_does_not_reach_the_channel(misbehaving: Path) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
+        assert pool.score(_samples("print")).scores == [{"overall": 5.0, "bonus": 1.0}]
+
+
+def test_a_slow_batch_loses_no_score_and_later_batches_are_smaller(
+    misbehaving: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=0.6) as pool:
+        outcome = pool.score(_samples(*["slow"] * 10))
+    assert [score["overall"] for score in outcome.scores] == [4.0] * 10
+    assert (outcome.num_raised, outcome.num_timed_out) == (0, 0)
+    assert "at most 16 together" in caplog.text
+
+
+def test_what_a_killed_reward_had_started_ends_with_it(misbehaving: Path, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=1.0) as pool:
+        assert pool.score(_samples("child", pid_file=str(pid_file))).num_timed_out == 1
+    assert _seconds_until_gone([int(pid_file.read_text())], limit=5.0) < 5.0
+
+
+def test_an_idle_worker_that_was_ended_from_outside_is_replaced(misbehaving: Path) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
+        first = pool._workers[0].pid
+        os.kill(first, signal.SIGKILL)
+        assert _seconds_until_gone([first], limit=5.0) < 5.0
+        outcome = pool.score(_samples("good"))
+        assert pool._workers[0].pid != first
+    assert outcome.scores == [{"overall": 4.0, "bonus": 1.0}]
+    assert outcome.num_raised == 0
+
+
+def test_a_call_that_is_interrupted_leaves_a_pool_that_works(misbehaving: Path) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=30.0) as pool:
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            pool.score(_samples("sleep"))
+        signal.signal(signal.SIGALRM, before)
+        assert pool.score(_samples("good")).scores == [{"overall": 4.0, "bonus": 1.0}]
+
+
+def test_closing_ends_the_processes_and_a_closed_pool_says_so() -> None:
+    pool = RewardPool(MATH, {}, num_workers=2, timeout_seconds=1.0)
+    pids = [worker.pid for worker in pool._workers]
+    assert [_process_exists(pid) for pid in pids] == [True, True]
+    pool.close()
+    pool.close()
+    assert [_process_exists(pid) for pid in pids] == [False, False]
+    with pytest.raises(EngineError, match="is closed"):
+        pool.score(_samples("good"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "said"),
+    [
+        ({"num_workers": 0}, ConfigError, "num_workers = 0"),
+        ({"timeout_seconds": 0.0}, ConfigError, "timeout_seconds = 0"),
+        ({"timeout_seconds": float("inf")}, ConfigError, "timeout_seconds = inf"),
+        ({"spec": "nowhere.py:main"}, RewardError, "nowhere.py"),
+        ({"spec": "cepo/rewards/math.py:compute_scores"}, RewardError, "Did you mean 'compute_score'"),
+        ({"kwargs": {"weight": 1}}, RewardError, "format_weight"),
+    ],
+)
+def test_a_bad_setting_is_refused_before_anything_is_scored(
+    settings: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    arguments = {"spec": MATH, "kwargs": {}, "num_workers": 1, "timeout_seconds": 1.0} | settings
+    with pytest.raises(error, match=said):
+        RewardPool(**arguments)
+
+
+def test_a_file_that_ends_its_process_while_it_is_loaded_is_an_error_with_the_code(tmp_path: Path) -> None:
+    path = tmp_path / "ends.py"
+    path.write_text("import os\nos._exit(9)")
+    with pytest.raises(EngineError, match="code 9"):
+        RewardPool(f"{path}:main", {}, num_workers=1, timeout_seconds=1.0)
+
+
+def test_an_input_that_cannot_travel_is_named(math_pool: RewardPool) -> None:
+    with pytest.raises(RewardError, match="sample 1 "):
+        math_pool.score([*_samples("good"), *_samples("good", hook=lambda: None)])
+
+
+def test_workers_end_when_their_parent_is_killed_idle_or_hanging(misbehaving: Path) -> None:
+    # The parent has no __main__ guard, on purpose, and starts its second pool's call in a thread that hangs.
+    program = f"""
+        import json, threading, time
+        from cepo.rewards import RewardPool
+        sample = {{"response": "hang in C", "response_length": 1, "ground_truth": "1"}}
+        idle = RewardPool({MATH!r}, {{}}, num_workers=1, timeout_seconds=1.0)
+        hanging = RewardPool({f"{misbehaving}:batch"!r}, {{}}, num_workers=1, timeout_seconds=1.5)
+        threading.Thread(target=hanging.score, args=([sample],), daemon=True).start()
+        time.sleep(0.5)
+        print(json.dumps([worker.pid for pool in (idle, hanging) for worker in pool._workers]), flush=True)
+        time.sleep(600)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": ROOT},
+        text=True,
+    )
+    assert parent.stdout is not None
+    pids = json.loads(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert _seconds_until_gone(pids[:1], limit=10.0) < 3.0
+    assert _seconds_until_gone(pids[1:], limit=15.0) < 8.0
+
+
+def test_neither_the_parent_s_side_nor_a_worker_imports_torch_or_a_parent_sympy(tmp_path: Path) -> None:
+    path = tmp_path / "looks.py"
+    path.write_text(
+        "import sys\n"
+        "def main(samples):\n"
+        "    return [{'overall': 1.0, 'torch': float('torch' in sys.modules)} for _ in samples]\n"
+    )
+    program = f"""
+        import sys
+        from cepo.rewards import RewardPool
+        with RewardPool({f"{path}:main"!r}, {{}}, num_workers=1, timeout_seconds=5.0) as pool:
+            scores = pool.score([{{"response": ""}}]).scores
+        print(scores, "torch" in sys.modules, "sympy" in sys.modules)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": ROOT},
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "[{'overall': 1.0, 'torch': 0.0}] False False"
