@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 
-from cepo.config import DataConfig
+from cepo.config.schema import DataConfig
 from cepo.data.images import limited_size, load_rgb, verify_image
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import IMAGE_MARK, Processing
@@ -63,6 +63,7 @@ class ProblemSet(Sequence[Problem]):
                 )
         self._rows = _without_decoding(self._rows, config.image_key)
         self.skipped: Counter[str] = Counter()
+        self.most_images = 0
         self._usable = self._check_rows(source)
 
     def __len__(self) -> int:
@@ -114,6 +115,7 @@ class ProblemSet(Sequence[Problem]):
                 self.skipped["overlong"] += 1
                 continue
             usable.append(number)
+            self.most_images = max(self.most_images, len(self._images(row)))
         if not usable:
             raise DataError(f"{source} has no usable row: {dict(self.skipped) or 'it is empty'}")
         if self.skipped:

@@ -1,10 +1,10 @@
-"""Lets CUDA builds of torchvision and torchaudio stand beside a CPU build of torch.
+"""Lets CUDA builds of torchvision, torchaudio and torchcodec stand beside a CPU build of torch.
 
-The wheels of both that a package index offers are linked against CUDA torch. Beside a CPU torch their C++ libraries cannot
+The wheels of these that a package index offers are linked against CUDA torch. Beside a CPU torch their C++ libraries cannot
 be loaded, and then importing them dies: torchvision with `operator torchvision::nms does not exist`, because it
-registers rules for operators that its library would have defined; torchaudio with an OSError. transformers' Qwen
-processors import both and call neither. So the schemas of torchvision's operators are declared (calling one still
-raises, as it must), and torchaudio is marked as not installed.
+registers rules for operators that its library would have defined; the other two with an OSError. transformers' Qwen
+processors and vLLM import them and need none of them for pictures. So the schemas of torchvision's operators are declared
+(calling one still raises, as it must), and a torchaudio or torchcodec that cannot load is marked as not installed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import sys
 from pathlib import Path
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_OPTIONAL = {"torchaudio": "lib/_torchaudio*.so", "torchcodec": "libtorchcodec_image*.so"}
 _library: object | None = None  # torch drops the declarations when the handle is collected
 
 
 def repair_this_process() -> bool:
-    """Makes `import torchvision` work, and hides a torchaudio that cannot load, where torch is a CPU build.
+    """Makes `import torchvision` work, and hides companions that cannot load, where torch is a CPU build.
 
     Returns:
         True if something had to be repaired, now or by an earlier call.
@@ -29,8 +30,9 @@ def repair_this_process() -> bool:
 
     if torch.version.cuda is not None or _library is not None:
         return _library is not None
-    if _is_installed("torchaudio") and not _loads("torchaudio", "lib/_torchaudio*.so"):
-        sys.modules["torchaudio"] = None  # type: ignore[assignment]  # Python's own mark for "not installed"
+    for package, library_files in _OPTIONAL.items():
+        if _is_installed(package) and not _loads(package, library_files):
+            sys.modules[package] = None  # type: ignore[assignment]  # Python's own mark for "not installed"
     if _is_installed("torchvision") and not _loads("torchvision", "_C*.so"):
         library = torch.library.Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):

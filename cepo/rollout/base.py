@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+from cepo.errors import EngineError
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
@@ -86,8 +88,23 @@ class Generator(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees the engine's memory."""
+        """Frees the engine's memory. May be called twice."""
         ...
+
+
+def check_image_counts(requests: Sequence[GenerationRequest], image_token_id: int | None) -> None:
+    """Each prompt must hold one placeholder per image.
+
+    Raises:
+        EngineError: a prompt with another number of placeholders than images.
+    """
+    for index, request in enumerate(requests):
+        placeholders = request.prompt_ids.count(image_token_id) if image_token_id is not None else 0
+        if placeholders != len(request.images):
+            raise EngineError(
+                f"prompt {index} of the batch has {placeholders} image placeholders (token id {image_token_id}) and "
+                f"{len(request.images)} images; each image needs exactly one placeholder"
+            )
 
 
 def sampling_seed(seed: int, step: int, prompt_id: str) -> int:

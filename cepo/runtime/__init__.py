@@ -1,0 +1,1 @@
+"""Where workers run. `local`: in this process, on one device."""

@@ -13,7 +13,7 @@ class _BeforeFirstUse:
     """A meta-path finder that finds nothing itself: it only repairs, once, before the first look for such a package."""
 
     def find_spec(self, name, path=None, target=None):
-        if name in ("torchvision", "torchaudio", "transformers", "vllm") and self in sys.meta_path:
+        if name in ("torchvision", "torchaudio", "torchcodec", "transformers", "vllm") and self in sys.meta_path:
             sys.meta_path.remove(self)
             file = Path(__file__).parent.parent / "cpu_torch.py"
             spec = importlib.util.spec_from_file_location("_cepo_cpu_torch", file)

@@ -1,0 +1,116 @@
+"""Which generator runs, and with what."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cepo.errors import ConfigError
+from cepo.rollout.base import Generator
+
+if TYPE_CHECKING:
+    from cepo.models.processing import Processing
+
+logger = logging.getLogger(__name__)
+
+GENERATORS = ("auto", "vllm", "transformers")
+
+
+def choose_generator(name: str, *, device: str) -> str:
+    """ "vllm" or "transformers". "auto" takes vLLM where it is installed for the kind of `device`, and logs its choice.
+
+    Raises:
+        ConfigError: an unknown name, or vLLM asked for where it is not installed.
+    """
+    if name not in GENERATORS:
+        raise ConfigError(f"worker.rollout.name '{name}' is unknown; it takes {', '.join(GENERATORS)}")
+    if name == "transformers":
+        return name
+    why_not = _why_not_vllm(device)
+    if name == "vllm":
+        if why_not:
+            raise ConfigError(f"worker.rollout.name=vllm, but {why_not}; install it, or take auto or transformers")
+        return name
+    if why_not:
+        logger.warning("%s: the transformers generator stands in; sampling is slower", why_not)
+        return "transformers"
+    logger.info("vLLM is installed and samples the responses")
+    return "vllm"
+
+
+def build_generator(
+    name: str,
+    *,
+    model_path: str | Path,
+    dtype: str,
+    device: str,
+    seed: int,
+    max_model_len: int,
+    banned_token_ids: Sequence[int],
+    eos_token_ids: Sequence[int],
+    lora_rank: int = 0,
+    limit_images: int = 1,
+    gpu_memory_utilization: float = 0.6,
+    enforce_eager: bool = False,
+    max_num_batched_tokens: int | None = None,
+    max_num_sequences: int | None = None,
+    batch_size: int = 64,
+    trust_remote_code: bool = False,
+    show_progress: bool = False,
+    processing: Processing | None = None,
+) -> Generator:
+    """The generator `name` ("auto", "vllm" or "transformers"), with the settings that concern it.
+
+    `seed` and those from `lora_rank` to `max_num_sequences`, and `show_progress`, concern vLLM; `batch_size` and
+    `processing` concern transformers.
+
+    Raises:
+        ConfigError: see `choose_generator`.
+        EngineError: the engine could not start.
+    """
+    if choose_generator(name, device=device) == "vllm":
+        from cepo.rollout.vllm_engine import VllmGenerator
+
+        return VllmGenerator(
+            model_path,
+            dtype=dtype,
+            max_model_len=max_model_len,
+            seed=seed,
+            banned_token_ids=banned_token_ids,
+            eos_token_ids=eos_token_ids,
+            gpu_memory_utilization=gpu_memory_utilization,
+            enforce_eager=enforce_eager,
+            max_num_batched_tokens=max_num_batched_tokens,
+            limit_images=limit_images,
+            max_num_sequences=max_num_sequences,
+            lora_rank=lora_rank,
+            trust_remote_code=trust_remote_code,
+            show_progress=show_progress,
+        )
+    from cepo.rollout.transformers_generator import TransformersGenerator
+
+    return TransformersGenerator(
+        model_path,
+        dtype=dtype,
+        device=device,
+        banned_token_ids=banned_token_ids,
+        eos_token_ids=eos_token_ids,
+        max_model_len=max_model_len,
+        batch_size=batch_size,
+        trust_remote_code=trust_remote_code,
+        processing=processing,
+    )
+
+
+def _why_not_vllm(device: str) -> str | None:
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed"
+    import torch
+
+    built_for_gpu = torch.version.cuda is not None
+    if built_for_gpu != device.startswith("cuda"):
+        return f"vLLM is installed for {'GPUs' if built_for_gpu else 'CPUs'} and the device is '{device}'"
+    return None

@@ -1,0 +1,64 @@
+"""Drawing one token per row from logits and each row's own uniform number: no row's draw depends on another row."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from jaxtyping import Bool, Float, Int64
+from torch import Tensor
+
+
+def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
+    """`count` numbers in [0, 1), float64: a function of (seed, sample) alone, and the first n are the same for any count."""
+    digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
+    # torch reads the low 32 bits of a CPU generator's seed.
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") & 0xFFFFFFFF)
+    return torch.rand(count, generator=generator, dtype=torch.float64)
+
+
+def allowed_tokens(
+    logits: Float[Tensor, "B V"], banned: Int64[Tensor, " N"], *, temperature: float, top_p: float, top_k: int
+) -> Float[Tensor, "B V"]:
+    """Logits divided by the temperature (as they are if it is 0), with -inf where a token may not be drawn.
+
+    First the banned tokens go, then all but the `top_k` likeliest, then, from the likeliest down, those behind the first
+    tokens that reach the probability `top_p` together. The likeliest remaining token always stays.
+    """
+    logits = logits.index_fill(1, banned, float("-inf"))
+    if temperature == 0:
+        return logits
+    logits = logits / temperature
+    if 0 < top_k < logits.shape[1]:
+        threshold = logits.topk(top_k, dim=1).values[:, -1:]
+        logits = logits.masked_fill(logits < threshold, float("-inf"))
+    if top_p < 1:
+        ordered, order = logits.sort(dim=1, descending=True)
+        probabilities = ordered.softmax(dim=1, dtype=torch.float64)
+        behind: Bool[Tensor, "B V"] = probabilities.cumsum(dim=1) - probabilities >= top_p
+        behind[:, 0] = False
+        logits = logits.masked_fill(torch.zeros_like(behind).scatter(1, order, behind), float("-inf"))
+    return logits
+
+
+def draw_tokens(
+    logits: Float[Tensor, "B V"],
+    uniforms: Float[Tensor, " B"],
+    banned: Int64[Tensor, " N"],
+    *,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+) -> Int64[Tensor, " B"]:
+    """The token where the cumulative distribution, in the order of token ids, first exceeds the row's uniform number.
+
+    Temperature 0 takes the likeliest allowed token. A token of probability 0 is never drawn.
+    """
+    logits = allowed_tokens(logits, banned, temperature=temperature, top_p=top_p, top_k=top_k)
+    if temperature == 0:
+        return logits.argmax(dim=1)
+    cumulative = logits.softmax(dim=1, dtype=torch.float64).cumsum(dim=1)
+    total = cumulative[:, -1]
+    # Below the total even where the product rounds up, so that some token of positive probability is always found.
+    points = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]

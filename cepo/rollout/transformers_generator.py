@@ -1,0 +1,318 @@
+"""Sampling with transformers: the stand-in where vLLM is not installed, and the reproducible generator on a CPU."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cepo.errors import EngineError
+from cepo.models.family import load_model, torch_dtype
+from cepo.models.positions import context_positions
+from cepo.models.processing import Processing
+from cepo.rollout.base import (
+    AdapterWeights,
+    FullWeights,
+    Generation,
+    GenerationRequest,
+    SamplingSettings,
+    Weights,
+    check_image_counts,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(kw_only=True)
+class _Row:
+    """One response in the making. `cache` holds the prompt's keys and values, (1, heads, L, width) per layer."""
+
+    request: int
+    sample: int
+    uniforms: Tensor
+    next_position: int
+    length: int
+    cache: list[tuple[Tensor, Tensor]] = field(repr=False)
+    logits: Tensor = field(repr=False)
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    finished: bool = False
+
+
+class TransformersGenerator:
+    """transformers as a `cepo.rollout.base.Generator`, with its own copy of the model.
+
+    Each prompt is read once and alone; its keys and values serve all its samples, which are decoded together with those
+    of other prompts, padded on the left. Each sample has its own random stream, seeded by (`request.seed`, i). So a
+    response depends on its own prompt, its seed, i and the weights; what else is in the batch changes the last bits
+    of its log-probs at most.
+
+    Args:
+        model_path: checkpoint folder with the processor, or a hub name.
+        dtype: "bf16", "fp16" or "fp32".
+        device: "cpu", "cuda" or "cuda:N".
+        banned_token_ids: tokens that are never sampled (vision and control tokens).
+        eos_token_ids: tokens that end a response; they are kept in it.
+        max_model_len: longest prompt (image tokens counted) plus response; None for no limit.
+        batch_size: responses decoded together.
+        trust_remote_code: run the checkpoint's own modelling code.
+        processing: the checkpoint's tokenizer and image processor, if they are loaded already.
+
+    Raises:
+        ConfigError, EngineError: the checkpoint cannot be loaded.
+    """
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        dtype: str,
+        device: str,
+        banned_token_ids: Sequence[int],
+        eos_token_ids: Sequence[int],
+        max_model_len: int | None = None,
+        batch_size: int = 64,
+        trust_remote_code: bool = False,
+        processing: Processing | None = None,
+    ) -> None:
+        import torch
+
+        self._processing = processing or Processing(str(model_path), trust_remote_code=trust_remote_code)
+        model: Any = load_model(
+            str(model_path), dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, override_config={}
+        )
+        self._device = torch.device(device)
+        self._model: Any = model.to(self._device).eval().requires_grad_(False)
+        self._wrapped = False
+        self._eos_token_ids = frozenset(eos_token_ids)
+        banned = sorted(set(banned_token_ids) - self._eos_token_ids)
+        self._banned = torch.tensor(banned, dtype=torch.long, device=self._device)
+        self._max_model_len = max_model_len
+        self._batch_size = batch_size
+
+    def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
+        """See `cepo.rollout.base.Generator`.
+
+        Raises:
+            EngineError: a prompt with the wrong number of placeholders, or one that is too long.
+        """
+        import torch
+
+        self._check_open()
+        check_image_counts(requests, self._processing.image_token_id)
+        results: list[list[Generation]] = [[] for _ in requests]
+        with torch.inference_mode():
+            batch: list[_Row] = []
+            for row in self._rows(requests, settings):
+                batch.append(row)
+                if len(batch) == self._batch_size:
+                    self._decode(batch, settings)
+                    _collect(batch, results)
+                    batch = []
+            if batch:
+                self._decode(batch, settings)
+                _collect(batch, results)
+        if settings.temperature == 0:
+            return [row * settings.num_samples for row in results]
+        return results
+
+    def sync_weights(self, weights: Weights) -> None:
+        """See `cepo.rollout.base.Generator`. The first adapter wraps the model with PEFT.
+
+        Raises:
+            EngineError: the weights' names or shapes do not fit the model, or their kind changed.
+        """
+        self._check_open()
+        if isinstance(weights, AdapterWeights):
+            self._load_adapter(weights)
+        else:
+            self._load_full(weights)
+
+    def close(self) -> None:
+        """Drops the model."""
+        import torch
+
+        self._model = None
+        gc.collect()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _check_open(self) -> None:
+        if self._model is None:
+            raise EngineError("this transformers generator was closed; build a new one")
+
+    def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Iterator[_Row]:
+        """Reads one prompt after the other, only when a batch has room for its samples."""
+        from cepo.rollout.token_sampling import row_uniforms
+
+        count = settings.max_response_length
+        for index, request in enumerate(requests):
+            cache, logits, next_position = self._read_prompt(index, request, count)
+            for sample in range(settings.num_samples if settings.temperature > 0 else 1):
+                yield _Row(
+                    request=index,
+                    sample=sample,
+                    uniforms=row_uniforms(request.seed, sample, count),
+                    next_position=next_position,
+                    length=cache[0][0].shape[2],
+                    cache=cache,
+                    logits=logits,
+                )
+
+    def _read_prompt(
+        self, index: int, request: GenerationRequest, response_length: int
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor, int]:
+        """The prompt's keys and values per layer, the logits behind its last token, and the next token's position."""
+        import torch
+
+        processing = self._processing
+        images = processing.load_images(request.images)
+        token_ids = self._expand(request.prompt_ids, images)
+        if self._max_model_len is not None and len(token_ids) + response_length > self._max_model_len:
+            raise EngineError(
+                f"prompt {index} of the batch has {len(token_ids)} tokens and may get {response_length} more, together "
+                f"{len(token_ids) + response_length}, but worker.rollout.max_model_len is {self._max_model_len}; raise "
+                "it or lower data.max_response_length"
+            )
+        positions = context_positions(
+            token_ids, images, image_token_id=processing.image_token_id, merge_size=processing.merge_size
+        )
+        inputs: dict[str, Any] = {}
+        if images is not None:
+            inputs = {"pixel_values": images.pixel_values, "image_grid_thw": images.grid_thw}
+            inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        ids = torch.tensor([token_ids], device=self._device)
+        output = self._model(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            position_ids=self._positions(positions[:, None, :].to(self._device)),
+            use_cache=True,
+            logits_to_keep=1,
+            **inputs,
+        )
+        cache = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
+        return cache, output.logits[:, -1].float(), int(positions.max()) + 1
+
+    def _expand(self, prompt_ids: Sequence[int], images: Any) -> list[int]:
+        """One placeholder per image token instead of one per image."""
+        if images is None:
+            return list(prompt_ids)
+        merged = self._processing.merge_size**2
+        counts = iter([int(grid.prod()) // merged for grid in images.grid_thw])
+        expanded: list[int] = []
+        for token in prompt_ids:
+            expanded.extend([token] * next(counts) if token == self._processing.image_token_id else [token])
+        return expanded
+
+    def _positions(self, positions: Tensor) -> Tensor:
+        """(3, B, T) for models with a vision tower, (B, T) for text models."""
+        return positions if self._processing.image_token_id is not None else positions[0]
+
+    def _decode(self, batch: list[_Row], settings: SamplingSettings) -> None:
+        """Samples every row of `batch` to its end."""
+        import torch
+
+        from cepo.rollout.token_sampling import draw_tokens
+
+        active = list(batch)
+        cache, mask = _join(active, self._model.config.get_text_config())
+        logits = torch.cat([row.logits for row in active])
+        uniforms = torch.stack([row.uniforms for row in active]).to(self._device)
+        positions = torch.tensor([row.next_position for row in active], device=self._device)
+        for step in range(settings.max_response_length):
+            tokens = draw_tokens(
+                logits,
+                uniforms[:, step],
+                self._banned,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
+            )
+            log_probs = logits.log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
+            for row, token, log_prob in zip(active, tokens.tolist(), log_probs.tolist(), strict=True):
+                if not row.finished:
+                    row.tokens.append(token)
+                    row.log_probs.append(log_prob)
+                    row.finished = token in self._eos_token_ids and not settings.ignore_eos
+            unfinished = [index for index, row in enumerate(active) if not row.finished]
+            if not unfinished or step + 1 == settings.max_response_length:
+                return
+            if 2 * len(unfinished) <= len(active):
+                keep = torch.tensor(unfinished, device=self._device)
+                cache.batch_select_indices(keep)
+                active = [active[index] for index in unfinished]
+                tokens, mask, uniforms, positions = tokens[keep], mask[keep], uniforms[keep], positions[keep]
+            mask = torch.cat([mask, mask.new_ones(len(active), 1)], dim=1)
+            output = self._model(
+                input_ids=tokens[:, None],
+                attention_mask=mask,
+                position_ids=self._positions((positions + step).expand(3, -1)[:, :, None]),
+                past_key_values=cache,
+                use_cache=True,
+            )
+            logits = output.logits[:, -1].float()
+
+    def _load_adapter(self, weights: AdapterWeights) -> None:
+        import peft
+
+        if not self._wrapped:
+            known = {key: value for key, value in weights.adapter_config.items() if key != "peft_type"}
+            config = peft.LoraConfig(**(known | {"inference_mode": True}))  # type: ignore[arg-type]
+            self._model = peft.get_peft_model(self._model, config).eval()
+            self._wrapped = True
+        expected = set(peft.get_peft_model_state_dict(self._model))
+        _check_names("adapter", expected, set(weights.tensors))
+        try:
+            peft.set_peft_model_state_dict(self._model, dict(weights.tensors))
+        except RuntimeError as error:
+            raise EngineError(f"the adapter does not fit the model: {error}") from error
+
+    def _load_full(self, weights: FullWeights) -> None:
+        if self._wrapped:
+            raise EngineError("this generator already serves an adapter and got full weights; build a new one for them")
+        _check_names("full", set(self._model.state_dict()), set(weights.tensors))
+        try:
+            self._model.load_state_dict(dict(weights.tensors))
+        except RuntimeError as error:
+            raise EngineError(f"the full weights do not fit the model: {error}") from error
+
+
+def _join(rows: Sequence[_Row], text_config: Any) -> tuple[Any, Tensor]:
+    """The rows' prompt caches as one, padded on the left, and its attention mask (rows, longest prompt)."""
+    import torch
+    from transformers import DynamicCache
+
+    longest = max(row.length for row in rows)
+    lengths = torch.tensor([row.length for row in rows], device=rows[0].logits.device)
+    mask = (torch.arange(longest, device=lengths.device) >= longest - lengths[:, None]).long()
+    cache = DynamicCache(config=text_config)
+    for layer in range(len(rows[0].cache)):
+        keys, values = (
+            torch.cat(
+                [torch.nn.functional.pad(row.cache[layer][part], (0, 0, longest - row.length, 0)) for row in rows]
+            )
+            for part in (0, 1)
+        )
+        cache.update(keys, values, layer)
+    return cache, mask
+
+
+def _collect(batch: Sequence[_Row], results: list[list[Generation]]) -> None:
+    for row in batch:
+        results[row.request].append(
+            Generation(response_ids=tuple(row.tokens), log_probs=tuple(row.log_probs), finished=row.finished)
+        )
+
+
+def _check_names(kind: str, expected: set[str], given: set[str]) -> None:
+    missing, unknown = sorted(expected - given), sorted(given - expected)
+    if missing or unknown:
+        raise EngineError(
+            f"the {kind} weights do not fit the model: {len(missing)} of its {len(expected)} tensors are missing "
+            f"({', '.join(missing[:3])}), {len(unknown)} are unknown to it ({', '.join(unknown[:3])})"
+        )

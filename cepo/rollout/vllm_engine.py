@@ -1,0 +1,383 @@
+"""Sampling with vLLM, in this process: the CPU build and the CUDA build behind the same code."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import json
+import logging
+import os
+import random
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cepo.errors import EngineError
+from cepo.models.cpu_torch import repair_this_process_and_its_children
+from cepo.rollout.base import (
+    AdapterWeights,
+    FullWeights,
+    Generation,
+    GenerationRequest,
+    SamplingSettings,
+    Weights,
+    check_image_counts,
+)
+
+if TYPE_CHECKING:
+    from vllm import LLM, SamplingParams
+    from vllm.outputs import CompletionOutput
+
+logger = logging.getLogger(__name__)
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_MAX_BANNED_TOKENS = 1024
+_ENVIRONMENT_DEFAULTS = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+_CPU_ENVIRONMENT_DEFAULTS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # The default binding pins the engine's threads and takes cores away from the trainer in the same process.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Its CPU build warns a dozen times at each start of what is chosen here on purpose (eager, no Triton, in process).
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+class VllmGenerator:
+    """vLLM as a `cepo.rollout.base.Generator`.
+
+    Sample i of a request is drawn with its own random stream, seeded by `request.seed` and i.
+
+    Args:
+        model_path: checkpoint folder with the processor, or a hub name.
+        dtype: "bf16", "fp16" or "fp32".
+        max_model_len: longest prompt (image tokens counted) plus response.
+        seed: vLLM's own seed; it decides nothing about the samples.
+        gpu_memory_utilization: vLLM's share of the GPU's memory; without a GPU the key-value cache takes
+            VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
+        enforce_eager: no CUDA graphs. Without a GPU the engine is always eager.
+        max_num_batched_tokens: tokens the engine handles in one pass; None for vLLM's default.
+        limit_images: images one prompt may have.
+        max_num_sequences: sequences in flight; None for vLLM's default.
+        lora_rank: 0 if the weights come as `FullWeights`, else the rank of the adapters.
+        banned_token_ids: tokens that are never sampled (vision and control tokens).
+        eos_token_ids: tokens that end a response; they are kept in it.
+        trust_remote_code: run the checkpoint's own modelling code.
+        show_progress: let vLLM draw its progress bar.
+
+    Raises:
+        EngineError: vLLM is missing, or could not start; with vLLM's own last words.
+    """
+
+    name = "vllm"
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        *,
+        dtype: str,
+        max_model_len: int,
+        seed: int,
+        banned_token_ids: Sequence[int],
+        eos_token_ids: Sequence[int],
+        gpu_memory_utilization: float = 0.6,
+        enforce_eager: bool = False,
+        max_num_batched_tokens: int | None = None,
+        limit_images: int = 1,
+        max_num_sequences: int | None = None,
+        lora_rank: int = 0,
+        trust_remote_code: bool = False,
+        show_progress: bool = False,
+    ) -> None:
+        banned = sorted(set(banned_token_ids) - set(eos_token_ids))
+        if len(banned) > _MAX_BANNED_TOKENS:
+            raise EngineError(
+                f"{len(banned)} tokens are banned from sampling; vLLM takes at most {_MAX_BANNED_TOKENS} per request. "
+                f"Ban only vision and control tokens, or use the transformers generator (worker.rollout.name)"
+            )
+        # An infinite bias bans for certain; the -100 that vLLM's HTTP API allows is only a strong discouragement.
+        self._logit_bias = dict.fromkeys(banned, float("-inf"))
+        self._eos_token_ids = sorted(set(eos_token_ids))
+        self._max_model_len = max_model_len
+        self._lora_rank = lora_rank
+        self._show_progress = show_progress
+        self._adapter_folder: Path | None = None
+        self._adapter_id = 0
+        options: dict[str, Any] = {
+            "model": str(model_path),
+            "dtype": _vllm_dtype(dtype),
+            "max_model_len": max_model_len,
+            "seed": seed,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "limit_mm_per_prompt": {"image": limit_images, "video": 0},
+            "enable_prefix_caching": True,
+            # The response's log-prob must not depend on temperature, bans or filters.
+            "logprobs_mode": "raw_logprobs",
+            # The folder's generation_config.json must not bring in sampling settings that nobody asked for here.
+            "generation_config": "vllm",
+            # An image is seen once per epoch: a cache of processed pictures only costs memory.
+            "mm_processor_cache_gb": 0,
+            "trust_remote_code": trust_remote_code,
+            "disable_log_stats": True,
+            "use_tqdm_on_load": show_progress,
+        }
+        if max_num_batched_tokens is not None:
+            options["max_num_batched_tokens"] = max_num_batched_tokens
+        if max_num_sequences is not None:
+            options["max_num_seqs"] = max_num_sequences
+        if lora_rank > 0:
+            options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _served_rank(lora_rank)}
+        llm = _start(options, enforce_eager=enforce_eager)
+        self._llm: LLM | None = llm
+        self._image_token_id: int | None = getattr(llm.model_config.hf_config, "image_token_id", None)
+
+    def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
+        """See `cepo.rollout.base.Generator`.
+
+        Raises:
+            EngineError: a prompt with the wrong number of placeholders, one that is too long, or a failure in vLLM.
+        """
+        llm = self._engine()
+        check_image_counts(requests, self._image_token_id)
+        for index, request in enumerate(requests):
+            length = len(request.prompt_ids) + settings.max_response_length
+            if length > self._max_model_len:
+                raise EngineError(
+                    f"prompt {index} of the batch has {len(request.prompt_ids)} tokens and may get "
+                    f"{settings.max_response_length} more, together {length}, but the engine was started for "
+                    f"{self._max_model_len}; raise worker.rollout.max_model_len or lower data.max_response_length"
+                )
+        prompts: list[Any] = []
+        for request in requests:
+            prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_ids)}
+            if request.images:
+                prompt["multi_modal_data"] = {"image": list(request.images)}
+            prompts.append(prompt)
+        try:
+            with _callers_state_kept():
+                outputs = llm.generate(
+                    prompts,
+                    [self._sampling(request, settings) for request in requests],
+                    use_tqdm=self._show_progress,
+                    lora_request=self._adapter(),
+                )
+        except Exception as error:
+            raise EngineError(f"vLLM failed while generating: {_last_words(error)}") from error
+        results = [[_generation(output) for output in result.outputs] for result in outputs]
+        # Greedy samples are equal: vLLM computes one and refuses more.
+        return [row * settings.num_samples if settings.temperature == 0 else row for row in results]
+
+    def sync_weights(self, weights: Weights) -> None:
+        """See `cepo.rollout.base.Generator`. An adapter is served beside the base weights, never merged into them.
+
+        Raises:
+            EngineError: weights of the other kind than the engine was started for, or weights that vLLM cannot serve.
+        """
+        llm = self._engine()
+        if isinstance(weights, AdapterWeights) != (self._lora_rank > 0):
+            raise EngineError(
+                f"this engine was started with lora_rank={self._lora_rank} and got {type(weights).__name__}; "
+                "an adapter needs lora_rank above 0, full weights need lora_rank 0"
+            )
+        try:
+            with _callers_state_kept():
+                if isinstance(weights, AdapterWeights):
+                    self._sync_adapter(llm, weights)
+                else:
+                    _sync_full(llm, weights)
+                llm.reset_prefix_cache()
+                llm.reset_mm_cache()
+                llm.llm_engine.reset_encoder_cache()
+        except EngineError:
+            raise
+        except Exception as error:
+            raise EngineError(f"vLLM did not take the new weights: {_last_words(error)}") from error
+
+    def close(self) -> None:
+        """Shuts the engine down and removes the adapter's folder."""
+        if self._llm is not None:
+            self._llm.llm_engine.engine_core.shutdown()
+            self._llm = None
+        if self._adapter_folder is not None:
+            shutil.rmtree(self._adapter_folder, ignore_errors=True)
+            self._adapter_folder = None
+        gc.collect()
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _engine(self) -> LLM:
+        if self._llm is None:
+            raise EngineError("this vLLM engine was closed; build a new one")
+        return self._llm
+
+    def _sampling(self, request: GenerationRequest, settings: SamplingSettings) -> SamplingParams:
+        from vllm import SamplingParams
+
+        return SamplingParams(
+            n=settings.num_samples if settings.temperature > 0 else 1,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            # vLLM seeds sample i with seed + i: spread, so that prompts with neighbouring seeds share no noise.
+            seed=_spread_seed(request.seed),
+            max_tokens=settings.max_response_length,
+            # Only the given tokens end a response, whatever the checkpoint calls its end of sequence.
+            ignore_eos=True,
+            stop_token_ids=None if settings.ignore_eos else self._eos_token_ids,
+            logit_bias=self._logit_bias,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+        )
+
+    def _adapter(self) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        if self._adapter_folder is None:
+            return None
+        return LoRARequest(f"adapter-{self._adapter_id}", self._adapter_id, str(self._adapter_folder))
+
+    def _sync_adapter(self, llm: LLM, weights: AdapterWeights) -> None:
+        towers = sorted(name for name in weights.tensors if ".visual." in name)
+        if towers:
+            raise EngineError(
+                f"vLLM serves adapters of the language model only and would ignore {len(towers)} tensors, the first "
+                f"'{towers[0]}'; add 'visual' to worker.actor.model.lora.exclude_modules, or use "
+                "worker.rollout.name=transformers"
+            )
+        old_id, old_folder = self._adapter_id, self._adapter_folder
+        self._adapter_folder = _write_adapter(weights)
+        self._adapter_id = old_id + 1
+        if old_folder is not None:
+            llm.llm_engine.remove_lora(old_id)
+            shutil.rmtree(old_folder)
+        if not llm.llm_engine.add_lora(self._adapter()):
+            raise EngineError(f"vLLM refused the adapter with {len(weights.tensors)} tensors")
+
+
+def _start(options: dict[str, Any], *, enforce_eager: bool) -> LLM:
+    """Starts the engine and leaves the caller's random state and torch settings as they were."""
+    # Weights are handed over as tensors, which needs the engine in this very process.
+    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
+        logger.warning("VLLM_ENABLE_V1_MULTIPROCESSING is overridden with 0: the engine must live in this process")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    repair_this_process_and_its_children()
+    import torch
+
+    on_cpu = torch.version.cuda is None
+    for variable, value in (_ENVIRONMENT_DEFAULTS | (_CPU_ENVIRONMENT_DEFAULTS if on_cpu else {})).items():
+        os.environ.setdefault(variable, value)
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        # One engine per rank of the trainer's process group.
+        options = options | {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 1}
+    if on_cpu:
+        # Says that Triton, which vLLM's own CPU build brings in, has no CPU part.
+        logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        raise EngineError(
+            f"vLLM cannot be imported ({error}); install the package with the extra 'cpu' or 'gpu', or set "
+            "worker.rollout.name=transformers"
+        ) from error
+    try:
+        with _callers_state_kept(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return LLM(enforce_eager=enforce_eager or on_cpu, **options)
+    except Exception as error:
+        raise EngineError(f"vLLM could not start on '{options['model']}': {_last_words(error)}") from error
+
+
+@contextlib.contextmanager
+def _callers_state_kept() -> Iterator[None]:
+    """Around every call into vLLM, whose engine lives in this process.
+
+    It seeds and uses the global random streams, and its CPU build replaces `torch.set_num_threads`. Without a GPU its
+    compiled helpers run uncompiled: they would need a C++ compiler on the machine and stall the first batches.
+    """
+    import numpy
+    import torch
+
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng())
+            if torch.version.cuda is None:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+    finally:
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)
+        torch.set_num_threads = set_num_threads
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+
+
+def _sync_full(llm: LLM, weights: FullWeights) -> None:
+    tied = llm.model_config.hf_config.get_text_config().tie_word_embeddings
+    if tied and "lm_head.weight" not in weights.tensors:
+        raise EngineError(
+            "the model's output head is tied to its embeddings and 'lm_head.weight' is not among the weights, which "
+            "would leave vLLM's head as it was; take them from state_dict(), not from named_parameters()"
+        )
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.tensors.items())})
+
+
+def _write_adapter(weights: AdapterWeights) -> Path:
+    from safetensors.torch import save_file
+
+    folder = Path(tempfile.mkdtemp(prefix="cepo-adapter-"))
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.tensors.items()}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = json.dumps(dict(weights.adapter_config), default=_as_json)
+    (folder / "adapter_config.json").write_text(config, encoding="utf-8")
+    return folder
+
+
+def _as_json(value: object) -> object:
+    """PEFT keeps target modules as a set and its kind as an enumeration member."""
+    if isinstance(value, set | frozenset | tuple):
+        return sorted(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return dict(value)
+    return str(value)
+
+
+def _generation(output: CompletionOutput) -> Generation:
+    token_ids = tuple(output.token_ids)
+    assert output.logprobs is not None
+    log_probs = tuple(position[token].logprob for token, position in zip(token_ids, output.logprobs, strict=True))  # type: ignore[index]
+    return Generation(response_ids=token_ids, log_probs=log_probs, finished=output.finish_reason == "stop")
+
+
+def _spread_seed(seed: int) -> int:
+    return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest(), "little")
+
+
+def _vllm_dtype(dtype: str) -> str:
+    if dtype not in _DTYPES:
+        raise EngineError(f"dtype '{dtype}' is unknown; worker.rollout.dtype takes {', '.join(_DTYPES)}")
+    return _DTYPES[dtype]
+
+
+def _served_rank(rank: int) -> int:
+    """vLLM is built for a few ranks; a smaller adapter fits in the next one."""
+    if rank > _SERVED_RANKS[-1]:
+        raise EngineError(f"LoRA rank {rank} is above {_SERVED_RANKS[-1]}, the largest that vLLM serves")
+    return next(served for served in _SERVED_RANKS if served >= rank)
+
+
+def _last_words(error: BaseException) -> str:
+    """The engine's own last lines, which name the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' | '.join(lines[-3:])}" if lines else type(error).__name__

@@ -1,0 +1,52 @@
+"""What the trainer needs of the devices, whoever provides them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from cepo.data.batch import OptimizerBatch, ScoringRow
+from cepo.metrics import Metrics
+from cepo.rollout.base import Generation, GenerationRequest, SamplingSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Backend(Protocol):
+    """Generates, scores, updates and keeps the policy's state, on one device or on many."""
+
+    generator_name: str
+
+    def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
+        """Responses for each request, sampled from the weights of the last synchronisation."""
+        ...
+
+    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> list[Tensor]:
+        """log P of each row's response tokens under its context, with the actor's or the teacher's weights."""
+        ...
+
+    def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
+        """One optimizer step per batch at the 0-based training step."""
+        ...
+
+    def finish_step(self, step: int) -> None:
+        """Refreshes teacher weights after the update of the 0-based step."""
+        ...
+
+    def synchronise_rollout(self) -> None:
+        """Gives the rollout engine the actor's current weights."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Writes weights, optimizer, teacher weights and random state into `folder`."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restores what `save` wrote, bit for bit."""
+        ...
+
+    def close(self) -> None:
+        """Frees devices and engines."""
+        ...

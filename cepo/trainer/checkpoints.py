@@ -1,0 +1,88 @@
+"""Checkpoints of a run: written beside and renamed, so that a crash at any moment leaves the previous one whole."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from cepo.errors import CheckpointError
+from cepo.trainer.backend import Backend
+
+logger = logging.getLogger(__name__)
+
+TRACKER_FILE = "checkpoint_tracker.json"
+STATE_FILE = "trainer_state.json"
+
+
+class CheckpointStore:
+    """`<run folder>/global_step_<N>/{actor/, trainer_state.json}` and `checkpoint_tracker.json`, EasyR1's names.
+
+    Problems, sampling seeds, lambda and the learning rate are functions of the step, so the step is all the trainer keeps;
+    weights, optimizer, teacher weights and random state are the backend's.
+
+    Args:
+        keep: how many checkpoints stay; -1 for all.
+    """
+
+    def __init__(self, folder: Path, *, keep: int, identity: dict[str, Any]) -> None:
+        self.folder, self._keep, self._identity = folder, keep, identity
+
+    def save(self, step: int, backend: Backend) -> Path:
+        """Writes the state after `step` steps and then forgets the oldest ones beyond `keep`."""
+        target = self.folder / f"global_step_{step}"
+        partial = self.folder / f".global_step_{step}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        backend.save(partial / "actor")
+        _write_json(partial / STATE_FILE, {"global_step": step, **self._identity})
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        _write_json(self.folder / TRACKER_FILE, {"last_global_step": step, "last_actor_path": str(target / "actor")})
+        self._prune(newest=step)
+        return target
+
+    def find_last(self) -> Path | None:
+        """The newest whole checkpoint of this run folder, None if there is none."""
+        whole = self._whole()
+        return whole[max(whole)] if whole else None
+
+    def load(self, folder: Path, backend: Backend) -> int:
+        """Restores a checkpoint and returns its step.
+
+        Raises:
+            CheckpointError: it is incomplete, or was written by a run with other settings.
+        """
+        try:
+            state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{folder} is not a whole checkpoint ({error}); give a folder global_step_<N>"
+            ) from error
+        for key, value in self._identity.items():
+            if state.get(key) != value:
+                raise CheckpointError(
+                    f"{folder} was written with {key}={state.get(key)}, this run has {value}; "
+                    "set trainer.find_last_checkpoint=false or another trainer.experiment_name to start anew"
+                )
+        backend.load(folder / "actor")
+        return int(state["global_step"])
+
+    def _whole(self) -> dict[int, Path]:
+        folders = self.folder.glob("global_step_*") if self.folder.is_dir() else []
+        return {int(path.name.rpartition("_")[2]): path for path in folders if (path / STATE_FILE).is_file()}
+
+    def _prune(self, *, newest: int) -> None:
+        whole = self._whole()
+        for step in sorted(whole)[: -self._keep] if self._keep > 0 else []:
+            if step != newest:
+                shutil.rmtree(whole[step])
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    beside = path.with_name(path.name + ".partial")
+    beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(beside, path)

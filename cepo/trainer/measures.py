@@ -1,0 +1,83 @@
+"""Measures of a rollout batch that no method needs: rewards, lengths, agreement of engine and trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cepo.data.dataset import Problem
+from cepo.errors import RewardError
+from cepo.metrics import Metrics, fraction, max_value, mean_of, mean_value, min_value, sum_value
+from cepo.trainer.rollouts import RolloutBatch
+
+
+def reward_input(problem: Problem, response: str, response_length: int) -> dict[str, Any]:
+    """What the reward function gets: EasyR1's three fields, the prompt, and the problem's other columns."""
+    return {
+        **problem.columns,
+        "response": response,
+        "response_length": response_length,
+        "ground_truth": problem.ground_truth,
+        "prompt": problem.text,
+    }
+
+
+def reward_inputs(batch: RolloutBatch) -> list[dict[str, Any]]:
+    """The reward function's input for every row."""
+    return [
+        reward_input(batch.problems[row // batch.group_size], response, len(batch.generations[row].response_ids))
+        for row, response in enumerate(batch.responses)
+    ]
+
+
+def correctness(scores: Sequence[dict[str, float]], key: str, threshold: float) -> Tensor:
+    """(B,) whether each response is right; the total reward decides only where the reward function has no such field.
+
+    Raises:
+        RewardError: some scores have the field and others do not.
+    """
+    present = [key in score for score in scores]
+    if any(present) and not all(present):
+        raise RewardError(f"algorithm.correct_key '{key}' is in only {sum(present)} of {len(scores)} reward results")
+    field = key if all(present) else "overall"
+    return torch.tensor([score[field] >= threshold for score in scores])
+
+
+def reward_metrics(batch: RolloutBatch, num_raised: int, num_timed_out: int) -> Metrics:
+    """Rewards by field, response lengths in tokens, and how many responses the length limit cut."""
+    lengths = batch.response_mask.sum(dim=1)
+    truncated = sum(not generation.finished for generation in batch.generations)
+    metrics: Metrics = {
+        "reward/mean": mean_of(batch.rewards),
+        "reward/std": mean_value(float(batch.rewards.double().std(unbiased=False))),
+        "reward/max": max_value(float(batch.rewards.max())),
+        "reward/min": min_value(float(batch.rewards.min())),
+        "reward/correct": mean_of(batch.correct.float()),
+        "reward/num_raised": sum_value(num_raised),
+        "reward/num_timed_out": sum_value(num_timed_out),
+        "response_length/mean": mean_of(lengths),
+        "response_length/max": max_value(float(lengths.max())),
+        "response_length/min": min_value(float(lengths.min())),
+        "response_length/clip_ratio": fraction(truncated, len(batch.generations)),
+        "prompt_length/mean": mean_of(torch.tensor([len(prompt.token_ids) for prompt in batch.prompts])),
+    }
+    for key in sorted({key for score in batch.scores for key in score} - {"overall"}):
+        metrics[f"reward/{key}"] = mean_of(torch.tensor([score[key] for score in batch.scores if key in score]))
+    return metrics
+
+
+def agreement_metrics(batch: RolloutBatch, sampled: Tensor, temperature: float) -> Metrics:
+    """|log P of the engine - log P of the trainer| in nats on live rows; comparable at temperature 1 alone.
+
+    `work/live_fraction` is the share of rows that get any pass at all.
+    """
+    metrics: Metrics = {"work/live_fraction": mean_of(batch.live.float())}
+    counted = batch.response_mask & batch.live.unsqueeze(1)
+    if temperature == 1.0 and bool(counted.any()):
+        gap = (sampled - batch.old_log_probs).abs()
+        metrics["rollout/log_prob_gap_mean"] = mean_of(gap, counted)
+        metrics["rollout/log_prob_gap_max"] = max_value(float(gap[counted].max()))
+    return metrics

@@ -1,0 +1,80 @@
+"""One step's rollouts, filled stage by stage. Row `b` of every tensor is rollout `b % G` of prompt `b // G`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from cepo.data.batch import ScoringRow
+from cepo.data.dataset import Problem
+from cepo.models.processing import EncodedPrompt
+from cepo.rollout.base import Generation
+from cepo.types import RolloutGroup, TokenBatch, TokenSignal
+
+
+@dataclass(kw_only=True)
+class RolloutBatch:
+    """Prompts and their sampled responses, then what each stage adds.
+
+    Attributes:
+        responses: decoded texts, row by row.
+        scores: the reward function's fields, row by row.
+        rewards, correct: (B,).
+        live: (B,) rows whose signal can be non-zero; the others get no pass.
+        old_log_probs: (B, T); rows that are not live hold the rollout engine's own.
+        references: view -> the text shown to the teacher of each row, None where the view is the student's own.
+        teacher_log_probs: view -> (B, T).
+    """
+
+    step: int
+    problems: Sequence[Problem]
+    prompts: Sequence[EncodedPrompt]
+    generations: list[Generation]
+    responses: list[str] = field(default_factory=list)
+    scores: list[dict[str, float]] = field(default_factory=list)
+    rewards: Tensor = field(default_factory=lambda: torch.zeros(0))
+    correct: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    groups: list[RolloutGroup] = field(default_factory=list)
+    live: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    old_log_probs: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    references: dict[str, list[str | None]] = field(default_factory=dict)
+    teacher_log_probs: dict[str, Tensor] = field(default_factory=dict)
+    signal: TokenSignal | None = None
+
+    def __post_init__(self) -> None:
+        lengths = torch.tensor([len(generation.response_ids) for generation in self.generations])
+        self.response_mask = torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
+        self.group_ids = torch.arange(len(self.problems)).repeat_interleave(self.group_size)
+
+    @property
+    def group_size(self) -> int:
+        """G, rollouts per prompt."""
+        return len(self.generations) // len(self.problems)
+
+    def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:
+        """(B, T) from one value per response token and row, 0 on padding."""
+        result = torch.zeros(self.response_mask.shape)
+        result[self.response_mask] = torch.cat([torch.as_tensor(row, dtype=torch.float32) for row in rows])
+        return result
+
+    def scoring_row(self, row: int, context: EncodedPrompt | None = None) -> ScoringRow:
+        """Row `row` behind the student's prompt, or behind another context."""
+        prompt = context or self.prompts[row // self.group_size]
+        return ScoringRow(context=prompt, response_ids=self.generations[row].response_ids)
+
+    def token_batch(self) -> TokenBatch:
+        """What the estimator sees."""
+        token_level_rewards = torch.zeros(self.response_mask.shape)
+        last = self.response_mask.sum(dim=1) - 1
+        token_level_rewards[torch.arange(len(last)), last] = self.rewards
+        return TokenBatch(
+            token_level_rewards=token_level_rewards,
+            response_mask=self.response_mask,
+            old_log_probs=self.old_log_probs,
+            group_ids=self.group_ids,
+            teacher_log_probs=self.teacher_log_probs,
+            correct=self.correct,
+        )

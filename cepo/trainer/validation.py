@@ -1,0 +1,114 @@
+"""Accuracy on held-out problems, with the same sampling noise every time, so that two validations can be paired."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from cepo.config import RunConfig
+from cepo.data.contexts import ContextBuilder
+from cepo.data.dataset import Problem, ProblemSet
+from cepo.metrics import Metrics, mean_of, merge_metrics, sum_value
+from cepo.models.processing import Processing
+from cepo.rewards import RewardPool
+from cepo.rollout.base import Generation, GenerationRequest, SamplingSettings, sampling_seed
+from cepo.trainer.backend import Backend
+from cepo.trainer.measures import correctness, reward_input
+
+VALIDATION_STEP = -1
+"""Keys the sampling seeds of validation: the same at every validation, and no training step's."""
+
+
+class Validator:
+    """Samples `n` responses to each held-out problem and scores them.
+
+    Args:
+        config: `worker.rollout` with `val_override_config` on top says how to sample.
+    """
+
+    def __init__(
+        self,
+        problems: ProblemSet,
+        config: RunConfig,
+        contexts: ContextBuilder,
+        processing: Processing,
+        rewards: RewardPool,
+    ) -> None:
+        self._problems, self._config = problems, config
+        self._contexts, self._processing, self._rewards = contexts, processing, rewards
+        rollout = config.worker.rollout
+        sampling: dict[str, Any] = {
+            "n": rollout.n,
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "top_k": rollout.top_k,
+        } | dict(rollout.val_override_config)
+        self._settings = SamplingSettings(
+            num_samples=sampling["n"],
+            max_response_length=config.data.max_response_length,
+            temperature=sampling["temperature"],
+            top_p=sampling["top_p"],
+            top_k=sampling["top_k"],
+            ignore_eos=rollout.ignore_eos,
+        )
+        recorded = min(config.trainer.val_generations_to_log, len(problems))
+        self._recorded = set(random.Random(config.trainer.seed).sample(range(len(problems)), recorded))
+
+    def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, Any]]]:
+        """Metrics `val/*` (means over all samples) and the recorded responses."""
+        parts: list[Metrics] = []
+        rows: list[Mapping[str, Any]] = []
+        for start, problems in self._batches():
+            groups = backend.generate([self._request(problem) for problem in problems], self._settings)
+            samples = [(problem, one) for problem, group in zip(problems, groups, strict=True) for one in group]
+            metrics, recorded = self._score(samples, first=start * self._settings.num_samples)
+            parts.append(metrics)
+            rows += recorded
+        return merge_metrics(parts), rows
+
+    def _batches(self) -> Iterable[tuple[int, list[Problem]]]:
+        size = self._config.data.val_batch_size
+        size = len(self._problems) if size < 0 else size
+        for start in range(0, len(self._problems), size):
+            yield start, self._problems[start : start + size]
+
+    def _request(self, problem: Problem) -> GenerationRequest:
+        return GenerationRequest(
+            prompt_ids=self._contexts.student(problem).engine_ids,
+            images=problem.images,
+            seed=sampling_seed(self._config.worker.rollout.seed, VALIDATION_STEP, problem.prompt_id),
+        )
+
+    def _score(
+        self, samples: list[tuple[Problem, Generation]], *, first: int
+    ) -> tuple[Metrics, list[Mapping[str, Any]]]:
+        skip = self._config.worker.reward.skip_special_tokens
+        responses = [self._processing.decode(one.response_ids, skip_special_tokens=skip) for _, one in samples]
+        inputs = [
+            reward_input(problem, response, len(one.response_ids))
+            for (problem, one), response in zip(samples, responses, strict=True)
+        ]
+        scores = self._rewards.score(inputs).scores
+        algorithm = self._config.algorithm
+        correct = correctness(scores, algorithm.correct_key, algorithm.correct_threshold).float()
+        metrics: Metrics = {
+            "val/reward": mean_of(torch.tensor([score["overall"] for score in scores])),
+            "val/accuracy": mean_of(correct),
+            "val/response_length": mean_of(torch.tensor([len(one.response_ids) for _, one in samples])),
+            "val/num_samples": sum_value(len(scores)),
+        }
+        rows = [
+            {
+                "prompt_id": problem.prompt_id,
+                "problem": problem.text,
+                "response": response,
+                "ground_truth": problem.ground_truth,
+                "accuracy": float(accuracy),
+            }
+            for number, ((problem, _), response, accuracy) in enumerate(zip(samples, responses, correct, strict=True))
+            if (first + number) // self._settings.num_samples in self._recorded
+        ]
+        return metrics, rows

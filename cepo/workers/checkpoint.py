@@ -1,0 +1,83 @@
+"""Saves and restores a worker's state with torch.distributed.checkpoint, and the adapter in PEFT's form."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+
+from cepo.errors import CheckpointError
+from cepo.rollout.base import AdapterWeights
+from cepo.workers.actor import Actor
+
+SHARDS = "distributed"
+RANDOM_STATE = "random_state.pt"
+ADAPTER = "lora_adapter"
+
+
+def save_actor(actor: Actor, folder: Path) -> None:
+    """Writes trainable weights, optimizer and teacher weights as shards, the random state, and under LoRA the adapter."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dcp.save(_state(actor), checkpoint_id=str(folder / SHARDS))
+    torch.save(_random_state(), folder / RANDOM_STATE)
+    weights = actor.rollout_weights()
+    if isinstance(weights, AdapterWeights):
+        save_adapter(weights, folder / ADAPTER)
+
+
+def load_actor(actor: Actor, folder: Path) -> None:
+    """Restores what `save_actor` wrote.
+
+    Raises:
+        CheckpointError: files are missing, or belong to another model, adapter or teacher.
+    """
+    state = _state(actor)
+    try:
+        dcp.load(state, checkpoint_id=str(folder / SHARDS))
+        random_state = torch.load(folder / RANDOM_STATE, weights_only=False)
+    except (
+        Exception
+    ) as error:  # DCP wraps whatever goes wrong in its own exception types, some not even Exception's kin
+        raise CheckpointError(f"{folder} cannot be restored into this model: {error}") from error
+    set_state_dict(
+        actor.module,
+        actor.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=StateDictOptions(strict=False, ignore_frozen_params=True),
+    )
+    actor.teacher_weights.load_state_dict(state["teacher"])
+    torch.set_rng_state(random_state["torch"])
+    random.setstate(random_state["python"])
+    if random_state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(random_state["cuda"])
+
+
+def save_adapter(weights: AdapterWeights, folder: Path) -> None:
+    """A folder that PEFT and vLLM read: `adapter_model.safetensors` and `adapter_config.json`."""
+    import json
+
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in weights.tensors.items()}, folder / "adapter_model.safetensors"
+    )
+    config = {key: sorted(value) if isinstance(value, set) else value for key, value in weights.adapter_config.items()}
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def _state(actor: Actor) -> dict[str, Any]:
+    model, optimizer = get_state_dict(
+        actor.module, actor.optimizer, options=StateDictOptions(ignore_frozen_params=True)
+    )
+    return {"model": model, "optimizer": optimizer, "teacher": actor.teacher_weights.state_dict()}
+
+
+def _random_state() -> dict[str, Any]:
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {"torch": torch.get_rng_state(), "python": random.getstate(), "cuda": cuda}
