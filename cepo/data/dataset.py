@@ -159,7 +159,7 @@ def read_source(source: str) -> Any:
         kinds = {FORMATS.get(file.suffix) for file in files}
         if len(kinds) != 1 or None in kinds:
             raise ConfigError(f"data files '{source}': no data of one kind there; accepted: {', '.join(FORMATS)}")
-        return datasets.load_dataset(kinds.pop(), data_files=[str(file) for file in files], split="train")
+        return datasets.load_dataset(str(kinds.pop()), data_files=[str(file) for file in files], split="train")
     if path.suffix or name.count("/") != 1:
         raise ConfigError(f"data files '{source}' do not exist; give a file, a folder, or a hub name org/name@split")
     try:

@@ -100,7 +100,7 @@ class Validator:
             "val/response_length": mean_of(torch.tensor([len(one.response_ids) for _, one in samples])),
             "val/num_samples": sum_value(len(scores)),
         }
-        rows = [
+        rows: list[Mapping[str, Any]] = [
             {
                 "prompt_id": problem.prompt_id,
                 "problem": problem.text,

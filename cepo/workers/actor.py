@@ -94,7 +94,7 @@ class Actor:
         with_adapter = self._config.model.lora.rank > 0
         options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=with_adapter)
         state = get_model_state_dict(self.module, options=options)
-        tensors = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+        tensors: Any = {name.removeprefix("model."): tensor for name, tensor in state.items()}
         if not with_adapter:
             return FullWeights(tensors=tensors)
         from peft import get_peft_model_state_dict

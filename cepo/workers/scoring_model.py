@@ -97,7 +97,8 @@ class ScoringModel(nn.Module):
     @property
     def base(self) -> Any:
         """The Hugging Face model, under PEFT's wrapper if there is one."""
-        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        model: Any = self.model
+        return model.get_base_model() if hasattr(model, "get_base_model") else model
 
     def forward(self, batch: CollatedRows) -> Float[Tensor, " N"]:
         """log-probs of all response tokens of the batch, row by row."""

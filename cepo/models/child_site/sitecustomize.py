@@ -17,6 +17,7 @@ class _BeforeFirstUse:
             sys.meta_path.remove(self)
             file = Path(__file__).parent.parent / "cpu_torch.py"
             spec = importlib.util.spec_from_file_location("_cepo_cpu_torch", file)
+            assert spec is not None and spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = module
             spec.loader.exec_module(module)

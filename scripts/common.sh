@@ -1,0 +1,49 @@
+# Shared by the scripts: the repository root, a virtual environment, and messages that say what to do.
+# Sourced, never run. Variables a caller may set: CEPO_VENV (where the environment lives), PYTHON (which Python makes it).
+
+set -euo pipefail
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="${CEPO_VENV:-$ROOT/.venv}"
+
+die() {
+    printf '%s\n' "$*" >&2
+    exit 1
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3 python; do
+        if command -v "$candidate" >/dev/null 2>&1 &&
+            "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+            printf '%s\n' "$candidate"
+            return
+        fi
+    done
+    die "Python 3.11 to 3.13 with venv was not found. Install it (Debian: apt-get install python3 python3-venv), or set PYTHON."
+}
+
+# Where vLLM's CPU build or the CPU build of torch it needs cannot be had, everything but the engine still works.
+install_without_vllm() {
+    local extras
+    extras="$(printf '%s' "$1" | sed -e 's/^cpu,\{0,1\}//')"
+    echo "vLLM's CPU build could not be installed (see above): going on with plain torch and the transformers generator." >&2
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$ROOT${extras:+[$extras]}" ||
+        die "pip could not install cepo: see above. It needs a package index that has torch, or wheels named by PIP_FIND_LINKS."
+}
+
+# ensure_environment EXTRAS: makes the environment and installs the package, unless that very install is already there.
+ensure_environment() {
+    local extras="$1" stamp python
+    stamp="$VENV/.cepo-$(printf '%s' "$extras" | tr ',' '-')-$(cksum <"$ROOT/pyproject.toml" | cut -d' ' -f1)"
+    if [[ -e "$stamp" ]]; then
+        return
+    fi
+    python="$(find_python)"
+    [[ -x "$VENV/bin/python" ]] || "$python" -m venv "$VENV" || die "No virtual environment could be made in $VENV."
+    echo "Installing cepo[$extras] into $VENV (once; a few minutes and about 5 GB) ..."
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$ROOT[$extras]" 2>&1 |
+        { grep -v "^WARNING: Location" || true; } ||
+        install_without_vllm "$extras"
+    "$VENV/bin/python" -c 'import torch, transformers, cepo' || die "The install is broken; remove $VENV and try again."
+    touch "$stamp"
+}
