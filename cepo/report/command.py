@@ -1,0 +1,79 @@
+"""`cepo report` and `cepo compare`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from cepo.errors import CepoError
+
+_USAGE_ERROR = 2
+
+
+def run_report_command(argv: Sequence[str], *, console: Console | None = None) -> int:
+    """`cepo report RUN [--out FILE]`: prints the run's summary and draws its picture.
+
+    Returns:
+        0, or 2 with a message on standard error where the run cannot be read or the picture not written.
+    """
+    parser = argparse.ArgumentParser(prog="cepo report", description="Summary table and picture of one run.")
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder, the one with metrics.jsonl")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="PNG to write; default: report.png in the run folder")
+    return _guarded(parser, argv, lambda arguments: _report(arguments, console or Console()))
+
+
+def run_compare_command(argv: Sequence[str], *, console: Console | None = None) -> int:
+    """`cepo compare RUN... [--out FILE.md] [--plot FILE.png]`: runs grouped by method, with their spread.
+
+    Returns:
+        0, or 2 with a message on standard error where a run cannot be read or a file not written.
+    """
+    parser = argparse.ArgumentParser(prog="cepo compare", description="Runs grouped by method, with their spread.")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders; runs of one method are repeats")
+    parser.add_argument("--out", type=Path, metavar="FILE.md", help="write the table as Markdown")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw mean curves with bands")
+    return _guarded(parser, argv, lambda arguments: _compare(arguments, console or Console()))
+
+
+def _report(arguments: argparse.Namespace, console: Console) -> None:
+    from cepo.report.page import write_report
+    from cepo.report.summary import run_summary
+
+    console.print(run_summary(arguments.run))
+    path = write_report(arguments.run, arguments.out)
+    console.print(f"picture: {path}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _compare(arguments: argparse.Namespace, console: Console) -> None:
+    from cepo.report.compare import compare_runs, plot_comparison
+    from cepo.tracking.records import write_atomically
+
+    comparison = compare_runs(arguments.runs)
+    console.print(comparison.table())
+    if arguments.out is not None:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(arguments.out, comparison.markdown())
+    if arguments.plot is not None:
+        plot_comparison(comparison, arguments.plot)
+    for path in filter(None, (arguments.out, arguments.plot)):
+        console.print(f"written: {path}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _guarded(
+    parser: argparse.ArgumentParser, argv: Sequence[str], command: Callable[[argparse.Namespace], None]
+) -> int:
+    """Runs a command; a bad command line or a run that cannot be read ends in a message and exit code 2."""
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse has printed its message, or the help
+        return int(stop.code or 0)
+    try:
+        command(arguments)
+    except (CepoError, OSError) as error:
+        message = f"{parser.prog}: {error}"
+        Console(stderr=True).print(message, soft_wrap=True, highlight=False, markup=False)
+        return _USAGE_ERROR
+    return 0

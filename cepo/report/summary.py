@@ -1,0 +1,173 @@
+"""The table that closes a run: what changed, how much evidence there was, where the time went."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from cepo.report.curves import binomial_error
+from cepo.report.run import RunData, load_run
+from cepo.tracking.console import STAGES
+from cepo.tracking.records import read_generations
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccuracyChange:
+    """Held-out accuracy at the first and the last measured step.
+
+    Attributes:
+        num_samples: samples of each measurement; None where the run did not record it.
+        difference_error: standard error of `after - before`; None without `num_samples`.
+        paired: whether that error comes from the differences problem by problem. Otherwise it is
+            `sqrt(se_before^2 + se_after^2)`, which is too large when both measurements use the same problems.
+    """
+
+    before_step: int
+    before: float
+    after_step: int
+    after: float
+    num_samples: int | None
+    difference_error: float | None
+    paired: bool
+
+    @property
+    def difference(self) -> float:
+        """The rise, as a fraction."""
+        return self.after - self.before
+
+
+def run_summary(run_folder: Path) -> Table:
+    """The table of one run.
+
+    Raises:
+        DataError: the folder or its metrics are missing or broken.
+    """
+    run = load_run(Path(run_folder))
+    table = Table(title=f"{run.estimator}: {run.name}", title_justify="left", show_header=False, title_style="bold")
+    table.add_column("quantity", no_wrap=True)
+    table.add_column("value")
+    for quantity, value in [*_accuracy_rows(run), *_evidence_rows(run)]:
+        table.add_row(quantity, value)
+    table.add_section()
+    for quantity, value in _time_rows(run):
+        table.add_row(quantity, value)
+    return table
+
+
+def accuracy_change(run: RunData) -> AccuracyChange | None:
+    """The first and the last validation; None where fewer than two were made."""
+    steps, values = run.series("val/accuracy")
+    if len(steps) < 2:
+        return None
+    counts = run.values_by_step("val/num_samples")
+    first, last = steps[0], steps[-1]
+    error, paired = None, False
+    if first in counts and last in counts:
+        error = _paired_error(run, first, last, counts)
+        paired = error is not None
+        if error is None:
+            parts = [binomial_error(value, counts[step]) for step, value in ((first, values[0]), (last, values[-1]))]
+            error = None if None in parts else math.hypot(*(part for part in parts if part is not None))
+    return AccuracyChange(
+        before_step=first,
+        before=values[0],
+        after_step=last,
+        after=values[-1],
+        num_samples=int(counts[first]) if first in counts else None,
+        difference_error=error,
+        paired=paired,
+    )
+
+
+def tokens_per_second(run: RunData, stage: str) -> float | None:
+    """All tokens of a stage over all its seconds, over the steps that recorded both; None where none did."""
+    tokens, seconds = run.values_by_step(f"tokens/{stage}"), run.values_by_step(f"timing_s/{stage}")
+    both = tokens.keys() & seconds.keys()
+    spent = math.fsum(seconds[step] for step in both)
+    return math.fsum(tokens[step] for step in both) / spent if spent > 0 else None
+
+
+def _accuracy_rows(run: RunData) -> list[tuple[str, str]]:
+    rows = [("training steps", str(run.last_step))]
+    change = accuracy_change(run)
+    if change is None:
+        steps, values = run.series("val/accuracy")
+        shown = f"{values[0]:.3f} after step {steps[0]}, measured once" if steps else "not measured"
+        return [*rows, ("held-out accuracy", shown)]
+    for label, step, value in (
+        ("held-out accuracy before", change.before_step, change.before),
+        ("held-out accuracy after", change.after_step, change.after),
+    ):
+        rows.append((label, f"{value:.3f}{_with_error(value, change.num_samples)}, step {step}"))
+    points = f"{100 * change.difference:+.1f} points"
+    if change.difference_error is not None:
+        kind = "paired" if change.paired else "as if the two were independent"
+        points += f" ± {100 * change.difference_error:.1f} ({kind})"
+    return [*rows, ("difference", points)]
+
+
+def _evidence_rows(run: RunData) -> list[tuple[str, str]]:
+    rows = [
+        (label, f"{100 * statistics.fmean(values):.1f} %")
+        for label, name in (
+            ("tokens with positive evidence", "evidence/positive_fraction"),
+            ("tokens with negative evidence", "evidence/negative_fraction"),
+        )
+        if (values := run.series(name)[1])
+    ]
+    if not rows:
+        return [("evidence", "none: this run consulted no teacher")]
+    weights, lambdas = run.series("evidence/weight_mean")[1], run.series("evidence/lambda")[1]
+    if weights:
+        rows.append(("mean weight", f"{statistics.fmean(weights):.4f}"))
+    if lambdas:
+        rows.append(("lambda, first to last step", f"{lambdas[0]:.3f} to {lambdas[-1]:.3f}"))
+    return rows
+
+
+def _time_rows(run: RunData) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    for stage in (*STAGES, "step"):
+        values = _training_values(run, f"timing_s/{stage}")
+        if not values:
+            continue
+        shown = f"{statistics.median(values):.2f} s"
+        if stage in ("validate", "save"):
+            shown += f", {len(values)} times"
+        speed = tokens_per_second(run, stage)
+        if speed is not None:
+            shown += f", {speed:,.0f} tokens/s"
+        rows.append(("whole step, median" if stage == "step" else f"{stage}, median", shown))
+    return rows
+
+
+def _training_values(run: RunData, name: str) -> list[float]:
+    """The values of training steps in which the stage ran."""
+    return [value for step, value in zip(*run.series(name), strict=True) if step > 0 and value > 0]
+
+
+def _with_error(value: float, count: int | None) -> str:
+    error = binomial_error(value, count)
+    return "" if error is None else f" ± {error:.3f} (n {count})"
+
+
+def _paired_error(run: RunData, first: int, last: int, counts: dict[int, float]) -> float | None:
+    """Standard error of the mean of per-problem differences; None unless every sample of both steps was recorded."""
+    recorded: dict[int, dict[str, list[float]]] = {first: {}, last: {}}
+    for row in read_generations(run.folder):
+        if row["step"] in recorded:
+            recorded[row["step"]].setdefault(row["prompt_id"], []).append(float(row["accuracy"]))
+    before, after = recorded[first], recorded[last]
+    complete = all(sum(map(len, recorded[step].values())) == counts[step] for step in (first, last))
+    if not complete or before.keys() != after.keys() or len(before) < 2:
+        return None
+    return _error_of_mean([statistics.fmean(after[name]) - statistics.fmean(before[name]) for name in before])
+
+
+def _error_of_mean(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values))

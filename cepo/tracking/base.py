@@ -1,0 +1,89 @@
+"""The protocol of a sink, what it is told about the run, and the registry by name."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from cepo.errors import ConfigError, did_you_mean
+from cepo.tracking.records import GroupRecord
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SINKS = {
+    "console": ("cepo.tracking.console", "ConsoleSink"),
+    "file": ("cepo.tracking.file", "FileSink"),
+    "tensorboard": ("cepo.tracking.tensorboard", "TensorboardSink"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDescription:
+    """What sinks are told about a run.
+
+    Attributes:
+        folder: the run folder; made if it does not exist.
+        config_text: the resolved configuration as YAML.
+        max_steps: number of training steps of the whole run.
+        resumed_step: the step whose checkpoint the run goes on from; None for a run from the start.
+        device_names: accelerators in use; empty for a run on the CPU.
+        console: where the console sink writes; None for standard output.
+    """
+
+    folder: Path
+    config_text: str
+    max_steps: int
+    resumed_step: int | None = None
+    device_names: Sequence[str] = ()
+    command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
+    console: Console | None = None
+
+
+class Sink(Protocol):
+    """A place that metrics go to. `required`: its failure ends the run; any other sink is dropped when it fails."""
+
+    required: ClassVar[bool]
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Records what was measured after the 1-based `step` (0: before training). Steps never go back."""
+        ...
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        """Records groups of training rollouts."""
+        ...
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Records validation samples: one mapping each, with at least `prompt_id`, `response` and `accuracy`."""
+        ...
+
+    def close(self) -> None:
+        """Writes what is pending and frees files."""
+        ...
+
+
+def available_sinks() -> list[str]:
+    """The names that `trainer.logger` accepts."""
+    return sorted(_SINKS)
+
+
+def build_sink(name: str, run: RunDescription) -> Sink:
+    """The sink registered under `name`.
+
+    Raises:
+        ConfigError: no such sink; the message lists the known ones.
+    """
+    check_sink_name(name)
+    module, class_name = _SINKS[name]
+    return getattr(importlib.import_module(module), class_name)(run)
+
+
+def check_sink_name(name: str) -> None:
+    """Raises `ConfigError` for a name that is not registered."""
+    if name not in _SINKS:
+        known = available_sinks()
+        raise ConfigError(f"trainer.logger '{name}' is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}")

@@ -1,0 +1,143 @@
+"""One line per step for the person at the terminal, or in the log file."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from rich.console import Console
+from rich.text import Text
+
+from cepo.tracking.base import RunDescription
+from cepo.tracking.records import GroupRecord
+
+STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
+"""The stages of a step in the order they run; each has a metric `timing_s/<stage>`."""
+_STEPS_FOR_ETA = 20
+_SAMPLE_CHARACTERS = 100
+
+
+class ConsoleSink:
+    """A line for every training step, one for every validation. Without a terminal they are plain, unwrapped lines."""
+
+    required: ClassVar[bool] = False
+
+    def __init__(self, run: RunDescription) -> None:
+        self._console = run.console or Console()
+        self._max_steps = run.max_steps
+        self._step_seconds: deque[float] = deque(maxlen=_STEPS_FOR_ETA)
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        if "timing_s/step" in values:
+            self._step_seconds.append(values["timing_s/step"])
+        remaining = self._remaining_seconds(step)
+        if any(not name.startswith(("val/", "timing_s/")) for name in values):
+            self._show(step_line(step, self._max_steps, values, remaining_seconds=remaining))
+        if "val/accuracy" in values:
+            self._show(validation_line(step, self._max_steps, values))
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        """Nothing: groups are too long for a terminal."""
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        for row in rows:
+            response = " ".join(str(row.get("response", "")).split())
+            if len(response) > _SAMPLE_CHARACTERS:
+                response = response[: _SAMPLE_CHARACTERS - 3] + "..."
+            verdict = f"accuracy {row['accuracy']:g}" if "accuracy" in row else "sample"
+            self._show(Text(f"  {verdict}: {response}", style="dim"))
+
+    def close(self) -> None:
+        """Nothing to free: the console belongs to the caller."""
+
+    def _remaining_seconds(self, step: int) -> float | None:
+        if not self._step_seconds:
+            return None
+        return sum(self._step_seconds) / len(self._step_seconds) * max(self._max_steps - step, 0)
+
+    def _show(self, line: Text) -> None:
+        self._console.print(line, soft_wrap=True)
+
+
+def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> Text:
+    """The line of one training step; parts whose metrics are missing are left out."""
+    parts = [
+        _joined(values, ("reward ", "reward/mean", _decimal), ("accuracy ", "reward/accuracy", _decimal)),
+        _joined(values, ("mixed ", "groups/mixed", _percent)),
+        _joined(values, ("lambda ", "evidence/lambda", _decimal)),
+        _joined(
+            values,
+            ("evidence +", "evidence/positive_fraction", _percent),
+            ("-", "evidence/negative_fraction", _percent),
+        ),
+        _joined(
+            values,
+            ("weight clip low ", "evidence/clip_low_rate", _percent),
+            ("high ", "evidence/clip_high_rate", _percent),
+        ),
+        _joined(values, ("ratio clip ", "actor/pg_clipfrac_higher", _percent)),
+        _joined(values, ("grad ", "actor/grad_norm", _significant)),
+        _stage_seconds(values),
+    ]
+    line = _step_label(step, max_steps)
+    for part in parts:
+        if part:
+            line.append("  " + part)
+    if remaining_seconds is not None and step < max_steps:
+        line.append(f"  ETA {duration(remaining_seconds)}", style="cyan")
+    return line
+
+
+def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> Text:
+    """The line of one validation: accuracy with its binomial standard error where the number of samples is known."""
+    accuracy = values["val/accuracy"]
+    line = _step_label(step, max_steps)
+    line.append(f"  validation accuracy {_decimal(accuracy)}", style="bold green")
+    count = values.get("val/num_samples")
+    if count:
+        error = math.sqrt(max(accuracy * (1 - accuracy), 0.0) / count)
+        line.append(f" +- {_decimal(error)} (n {count:.0f})")
+    rest = _joined(values, ("reward ", "val/reward", _decimal), ("seconds ", "timing_s/validate", _seconds))
+    return line.append("  " + rest if rest else "")
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3:07 min` or `1:02:05 h`."""
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d} h"
+    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
+
+
+def _step_label(step: int, max_steps: int) -> Text:
+    width = len(str(max_steps))
+    return Text().append(f"step {step:>{width}}/{max_steps}", style="bold")
+
+
+def _joined(values: Mapping[str, float], *entries: tuple[str, str, Callable[[float], str]]) -> str:
+    return " ".join(label + show(values[name]) for label, name, show in entries if name in values)
+
+
+def _stage_seconds(values: Mapping[str, float]) -> str:
+    shown = [f"{stage} {_seconds(values[f'timing_s/{stage}'])}" for stage in STAGES if f"timing_s/{stage}" in values]
+    total = f"{_seconds(values['timing_s/step'])} s" if "timing_s/step" in values else ""
+    return f"{total} ({', '.join(shown)})" if total and shown else total or ", ".join(shown)
+
+
+def _decimal(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f}%"
+
+
+def _significant(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f}" if value < 1 else f"{value:.1f}"

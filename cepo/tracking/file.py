@@ -1,0 +1,117 @@
+"""The run folder's files: the record every report reads, and the one sink whose failure ends the run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+from cepo.errors import CepoError
+from cepo.tracking.base import RunDescription
+from cepo.tracking.environment import describe_environment
+from cepo.tracking.lines import LineFile, drop_rows_after
+from cepo.tracking.records import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    GENERATIONS_FILE,
+    METRICS_FILE,
+    ROLLOUTS_FILE,
+    GroupRecord,
+    MetricsRow,
+    group_object,
+    metrics_object,
+    metrics_row,
+    read_environment,
+    write_atomically,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class FileSink:
+    """Writes `metrics.jsonl`, `rollouts.jsonl`, `generations.jsonl`, `config.yaml` and `environment.json`.
+
+    On resume rows after the resumed step are dropped first, so no step appears twice. Metrics logged twice for one step
+    become one row, in which the later value of a name wins.
+
+    Raises:
+        CepoError: a file cannot be written.
+    """
+
+    required: ClassVar[bool] = True
+
+    def __init__(self, run: RunDescription) -> None:
+        self._folder = run.folder
+        with _writing(run.folder):
+            run.folder.mkdir(parents=True, exist_ok=True)
+            if run.resumed_step is not None:
+                self._forget_after(run.resumed_step)
+            self._write_config(run)
+            entries = [*read_environment(run.folder), describe_environment(run)]
+            write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n")
+            self._metrics = LineFile(run.folder / METRICS_FILE)
+            self._rollouts = LineFile(run.folder / ROLLOUTS_FILE)
+            self._generations = LineFile(run.folder / GENERATIONS_FILE)
+            last = self._metrics.last()
+        self._last_row = None if last is None else metrics_row(last)
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        last = self._last_row
+        if last is not None and step < last.step:
+            raise CepoError(
+                f"metrics of step {step} come after those of step {last.step} in {self._folder / METRICS_FILE}. "
+                "Steps must not go back: resume the run, or give it a new folder (trainer.save_checkpoint_path)."
+            )
+        with _writing(self._folder):
+            if last is not None and step == last.step:
+                row = MetricsRow(step=step, values={**last.values, **values})
+                self._metrics.replace_last(metrics_object(row))
+            else:
+                row = MetricsRow(step=step, values=dict(values))
+                self._metrics.append(metrics_object(row))
+        self._last_row = row
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        with _writing(self._folder):
+            for record in records:
+                self._rollouts.append(group_object(record))
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        with _writing(self._folder):
+            for row in rows:
+                self._generations.append({"step": step, **row})
+
+    def close(self) -> None:
+        with _writing(self._folder):
+            for lines in (self._metrics, self._rollouts, self._generations):
+                lines.close()
+
+    def _forget_after(self, step: int) -> None:
+        for name in (METRICS_FILE, ROLLOUTS_FILE, GENERATIONS_FILE):
+            dropped = drop_rows_after(self._folder / name, step)
+            if dropped:
+                _log.info("resuming after step %d: dropped %d later rows of %s", step, dropped, name)
+
+    def _write_config(self, run: RunDescription) -> None:
+        """Writes the configuration; one that a resume changed stays beside it, named by the step it held until."""
+        path = run.folder / CONFIG_FILE
+        if run.resumed_step is not None and path.exists():
+            earlier = path.read_text("utf-8")
+            if earlier != run.config_text:
+                write_atomically(run.folder / f"config_until_step_{run.resumed_step}.yaml", earlier)
+        write_atomically(path, run.config_text)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turns the system's refusal into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise CepoError(
+            f"cannot write the run's records in {folder}: {error}. Free space or rights there, or choose another folder "
+            "with trainer.save_checkpoint_path."
+        ) from error

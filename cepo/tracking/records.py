@@ -1,0 +1,247 @@
+"""What a run folder holds, written and read in one place.
+
+| file | content |
+| --- | --- |
+| `metrics.jsonl` | one object per step: `{"step": 1, "reward/mean": 0.5, ...}`; step 0 is before training |
+| `rollouts.jsonl` | one object per recorded group of rollouts (`GroupRecord`) |
+| `generations.jsonl` | one object per recorded validation sample |
+| `config.yaml` | the resolved configuration |
+| `environment.json` | a list: versions, commit, devices and command of the start and of every resume |
+
+Values that are not finite are null in the files and NaN when read.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cepo.errors import DataError
+from cepo.tracking.lines import finite_or_none, read_objects
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+METRICS_FILE = "metrics.jsonl"
+ROLLOUTS_FILE = "rollouts.jsonl"
+GENERATIONS_FILE = "generations.jsonl"
+CONFIG_FILE = "config.yaml"
+ENVIRONMENT_FILE = "environment.json"
+TENSORBOARD_FOLDER = "tensorboard"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsRow:
+    """The metrics measured after the 1-based step `step`; 0 is before training."""
+
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRecord:
+    """One rollout; the per-token lists have one entry per token.
+
+    Attributes:
+        tokens: the text of each response token.
+        accuracy: the verifier's verdict in [0, 1].
+        advantage: A of the rollout, before evidence.
+        token_advantages: A_hat_t, what the update used.
+        delta: evidence in nats; None where the method consulted no teacher.
+        weight: w_t; None where there is no evidence.
+    """
+
+    response: str
+    tokens: Sequence[str]
+    reward: float
+    accuracy: float
+    advantage: float
+    token_advantages: Sequence[float]
+    delta: Sequence[float] | None = None
+    weight: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("token_advantages", "delta", "weight"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.tokens):
+                raise DataError(f"rollout record: {name} has {len(values)} entries for {len(self.tokens)} tokens")
+
+    @property
+    def right(self) -> bool:
+        """Whether the verifier accepts the response."""
+        return self.accuracy >= 0.5
+
+    @property
+    def has_evidence(self) -> bool:
+        """Whether some token's delta or weight differs from neutral."""
+        deltas, weights = self.delta or (), self.weight or ()
+        return any(delta != 0 for delta in deltas) or any(weight != 1 for weight in weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRecord:
+    """All recorded rollouts of one prompt in one step.
+
+    Attributes:
+        image: the prompt's first picture as PNG bytes; None for a prompt without one.
+        references: view -> the text its teacher saw; None where the view was the student's own.
+    """
+
+    step: int
+    prompt_id: str
+    problem: str
+    ground_truth: str
+    image: bytes | None
+    references: Mapping[str, str | None]
+    rollouts: Sequence[RolloutRecord] = field(repr=False)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether there are right and wrong rollouts."""
+        return len({rollout.right for rollout in self.rollouts}) == 2
+
+    @property
+    def has_evidence(self) -> bool:
+        return any(rollout.has_evidence for rollout in self.rollouts)
+
+
+def png_bytes(image: Image) -> bytes:
+    """A picture as `GroupRecord.image` holds it."""
+    buffer = io.BytesIO()
+    image.convert("RGB").save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def metrics_object(row: MetricsRow) -> dict[str, Any]:
+    """The line of `metrics.jsonl`."""
+    return {"step": row.step} | {name: finite_or_none(value) for name, value in row.values.items()}
+
+
+def metrics_row(line: Mapping[str, Any]) -> MetricsRow:
+    """Reads what `metrics_object` wrote.
+
+    Raises:
+        DataError: there is no `step`.
+    """
+    if "step" not in line:
+        raise DataError(f"a row of {METRICS_FILE} has no 'step'; it has {', '.join(line) or 'nothing'}")
+    values = {name: math.nan if value is None else float(value) for name, value in line.items() if name != "step"}
+    return MetricsRow(step=int(line["step"]), values=values)
+
+
+def group_object(group: GroupRecord) -> dict[str, Any]:
+    """The line of `rollouts.jsonl`; numbers keep 6 significant digits."""
+    return {
+        "step": group.step,
+        "prompt_id": group.prompt_id,
+        "problem": group.problem,
+        "ground_truth": group.ground_truth,
+        "image": None if group.image is None else base64.b64encode(group.image).decode("ascii"),
+        "references": dict(group.references),
+        "rollouts": [_rollout_object(rollout) for rollout in group.rollouts],
+    }
+
+
+def group_record(line: Mapping[str, Any]) -> GroupRecord:
+    """Reads what `group_object` wrote."""
+    image = line["image"]
+    return GroupRecord(
+        step=int(line["step"]),
+        prompt_id=line["prompt_id"],
+        problem=line["problem"],
+        ground_truth=line["ground_truth"],
+        image=None if image is None else base64.b64decode(image),
+        references=dict(line["references"]),
+        rollouts=[_rollout_record(rollout) for rollout in line["rollouts"]],
+    )
+
+
+def read_metrics(run_folder: Path) -> list[MetricsRow]:
+    """All rows of a run, in order.
+
+    Raises:
+        DataError: the folder or the file is missing, or a line is broken.
+    """
+    return [metrics_row(line) for line in read_objects(_existing(run_folder, METRICS_FILE))]
+
+
+def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
+    """The recorded groups of a run one by one, oldest first; none where nothing was recorded."""
+    path = run_folder / ROLLOUTS_FILE
+    if path.exists():
+        yield from map(group_record, read_objects(path))
+
+
+def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
+    """The recorded validation samples one by one, each with its `step`; none where nothing was recorded."""
+    path = run_folder / GENERATIONS_FILE
+    if path.exists():
+        yield from read_objects(path)
+
+
+def read_environment(run_folder: Path) -> list[dict[str, Any]]:
+    """One entry per start or resume; empty where none was recorded."""
+    path = run_folder / ENVIRONMENT_FILE
+    return json.loads(path.read_text("utf-8")) if path.exists() else []
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file beside and renames it, so that a reader sees the old or the new one and never a part."""
+    beside = path.with_name(path.name + ".new")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+def _existing(run_folder: Path, name: str) -> Path:
+    if not run_folder.is_dir():
+        raise DataError(
+            f"run folder {run_folder} does not exist; give the folder a training run wrote its records into"
+        )
+    path = run_folder / name
+    if not path.is_file():
+        raise DataError(f"{path} does not exist; a run writes it when trainer.logger contains 'file'")
+    return path
+
+
+def _rollout_object(rollout: RolloutRecord) -> dict[str, Any]:
+    line: dict[str, Any] = {
+        "response": rollout.response,
+        "tokens": list(rollout.tokens),
+        "reward": _short(rollout.reward),
+        "accuracy": _short(rollout.accuracy),
+        "advantage": _short(rollout.advantage),
+        "token_advantages": [_short(value) for value in rollout.token_advantages],
+    }
+    for name in ("delta", "weight"):
+        values = getattr(rollout, name)
+        if values is not None:
+            line[name] = [_short(value) for value in values]
+    return line
+
+
+def _rollout_record(line: Mapping[str, Any]) -> RolloutRecord:
+    return RolloutRecord(
+        response=line["response"],
+        tokens=line["tokens"],
+        reward=_number(line["reward"]),
+        accuracy=_number(line["accuracy"]),
+        advantage=_number(line["advantage"]),
+        token_advantages=[_number(value) for value in line["token_advantages"]],
+        delta=[_number(value) for value in line["delta"]] if "delta" in line else None,
+        weight=[_number(value) for value in line["weight"]] if "weight" in line else None,
+    )
+
+
+def _short(value: float) -> float | None:
+    return finite_or_none(float(f"{float(value):.6g}"))
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -1,0 +1,43 @@
+"""TensorBoard event files in the run folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from cepo.tracking.base import RunDescription
+from cepo.tracking.records import TENSORBOARD_FOLDER, GroupRecord
+
+
+class TensorboardSink:
+    """Every metric as a scalar, validation samples as text. On resume TensorBoard hides the steps that are run again."""
+
+    required: ClassVar[bool] = False
+
+    def __init__(self, run: RunDescription) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # needs torch, which reading records must not load
+
+        first_step = 0 if run.resumed_step is None else run.resumed_step + 1
+        self._writer = SummaryWriter(log_dir=str(run.folder / TENSORBOARD_FOLDER), purge_step=first_step)
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, float(value), global_step=step)
+        self._writer.flush()
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        """Nothing: groups are in `rollouts.jsonl`, which the report draws."""
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        for number, row in enumerate(rows):
+            text = "\n\n".join(f"**{name}**\n\n{_indented(str(value))}" for name, value in row.items())
+            self._writer.add_text(f"val/sample_{number}", text, global_step=step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _indented(text: str) -> str:
+    """A Markdown code block, so that nothing in a model's text is taken for markup."""
+    return "\n".join("    " + line for line in text.splitlines() or [""])

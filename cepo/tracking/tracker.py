@@ -1,0 +1,107 @@
+"""One call for the trainer, fanned out to all sinks, whose failures do not reach each other."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cepo.tracking.base import RunDescription, Sink, build_sink, check_sink_name
+from cepo.tracking.records import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    GENERATIONS_FILE,
+    METRICS_FILE,
+    ROLLOUTS_FILE,
+    TENSORBOARD_FOLDER,
+    GroupRecord,
+)
+
+_log = logging.getLogger(__name__)
+_RECORDS = (METRICS_FILE, ROLLOUTS_FILE, GENERATIONS_FILE, CONFIG_FILE, ENVIRONMENT_FILE, TENSORBOARD_FOLDER)
+
+
+class Tracker:
+    """Passes everything to its sinks. A sink that fails is dropped with one warning, unless it is `required`."""
+
+    def __init__(self, sinks: Mapping[str, Sink]) -> None:
+        self._sinks = dict(sinks)
+
+    @property
+    def active_sinks(self) -> list[str]:
+        """Names of the sinks that still work."""
+        return list(self._sinks)
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._each(lambda sink: sink.log_metrics(step, values))
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        self._each(lambda sink: sink.log_rollouts(records))
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._each(lambda sink: sink.log_generations(step, rows))
+
+    def close(self) -> None:
+        """Closes all sinks; nothing can be logged afterwards."""
+        self._each(lambda sink: sink.close())
+        self._sinks.clear()
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        for name, sink in list(self._sinks.items()):
+            try:
+                call(sink)
+            except Exception as error:
+                if sink.required:
+                    raise
+                del self._sinks[name]
+                _warn_dropped(name, error)
+
+
+def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
+    """The sinks of `trainer.logger`. Records of an earlier run in the folder are set aside unless this run resumes it.
+
+    Raises:
+        ConfigError: an unknown sink.
+        CepoError: the run folder cannot be written.
+    """
+    for name in names:
+        check_sink_name(name)
+    if run.resumed_step is None:
+        set_aside_earlier_records(run.folder)
+    sinks: dict[str, Sink] = {}
+    for name in dict.fromkeys(names):
+        try:
+            sinks[name] = build_sink(name, run)
+        except Exception as error:
+            if name == "file":
+                raise
+            _warn_dropped(name, error)
+    return Tracker(sinks)
+
+
+def set_aside_earlier_records(folder: Path) -> Path | None:
+    """Moves the records of an earlier run into `earlier_run_1`, `earlier_run_2`, ... within the folder.
+
+    Returns:
+        That folder; None where there was nothing to move.
+    """
+    present = [folder / name for name in _RECORDS if (folder / name).exists()]
+    if not present:
+        return None
+    number = 1
+    while (folder / f"earlier_run_{number}").exists():
+        number += 1
+    aside = folder / f"earlier_run_{number}"
+    aside.mkdir()
+    for path in present:
+        os.replace(path, aside / path.name)
+    _log.info("records of an earlier run in %s now lie in %s", folder, aside.name)
+    return aside
+
+
+def _warn_dropped(name: str, error: Exception) -> None:
+    _log.warning(
+        "trainer.logger '%s' failed and is off for the rest of the run: %s: %s", name, type(error).__name__, error
+    )

