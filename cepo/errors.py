@@ -30,6 +30,18 @@ class EngineError(CepoError, RuntimeError):
     """A model or rollout engine failed, or cannot run on this machine."""
 
 
+def require(condition: bool, name: str, value: object, accepted: str) -> None:
+    """Raises `ConfigError` naming the setting, its value and what is accepted, unless `condition` holds."""
+    if not condition:
+        raise ConfigError(f"{name} is {value}; accepted: {accepted}")
+
+
+def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises `ConfigError` unless `value` is one of `choices`."""
+    if value not in choices:
+        raise ConfigError(f"{name} is '{value}'.{did_you_mean(value, choices)} Accepted: {', '.join(choices)}")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The sentence fragment that names the nearest known spelling; empty where nothing is near."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

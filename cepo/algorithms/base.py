@@ -27,6 +27,9 @@ _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
 class Estimator(ABC):
     """A method: which privileged text each teacher sees, and which learning signal each token gets.
 
+    `needs_group`: compares the responses to one prompt, so at least two are needed. `needs_baseline`: reads the reward of a
+    greedy response to each prompt. `needs_values`: reads a critic's values, and returns its targets.
+
     A subclass is registered by name, declares its `views` (teacher contexts, in a fixed order) and holds no state between
     steps: everything random or scheduled is a function of its config and the step.
     """
@@ -34,7 +37,9 @@ class Estimator(ABC):
     name: ClassVar[str]
     Config: ClassVar[type]
     views: ClassVar[tuple[str, ...]] = ()
-    needs_group: ClassVar[bool] = False
+    needs_group: bool = False  # a class's own, unless its settings decide
+    needs_baseline: ClassVar[bool] = False
+    needs_values: ClassVar[bool] = False
 
     def __init__(self, config: Any) -> None:
         self.config = config

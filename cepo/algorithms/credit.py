@@ -42,13 +42,13 @@ def group_advantages(
     """
     group, num_groups = _groups(group_ids)
     exact = rewards.double()
-    sizes = exact.new_zeros(num_groups).index_add(0, group, torch.ones_like(exact))
+    sizes = _group_sums(torch.ones_like(exact), group, num_groups)
     if int(sizes.min()) < 2:
         raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
-    mean = exact.new_zeros(num_groups).index_add(0, group, exact) / sizes
+    mean = _group_sums(exact, group, num_groups) / sizes
     centred = exact - mean[group]
     if scale == "std":
-        variance = exact.new_zeros(num_groups).index_add(0, group, centred.square()) / (sizes - ddof)
+        variance = _group_sums(centred.square(), group, num_groups) / (sizes - ddof)
         centred = centred / (variance.sqrt() + 1e-6)[group]
     return centred.where(live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
 
@@ -140,8 +140,15 @@ def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], gro
 
 def _groups(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
     """Each row's group as 0, 1, ..., and the number of groups."""
-    _, group = cast("tuple[Tensor, Tensor]", torch.unique(group_ids, return_inverse=True))
+    found = torch.unique(group_ids, return_inverse=True)  # pyright: ignore[reportUnknownMemberType]
+    _, group = cast("tuple[Tensor, Tensor]", found)
     return group, int(group.max()) + 1
+
+
+def _group_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
+    """Sums by group, added up in ascending order: the same bits however the rows are ordered."""
+    ascending = values.argsort()
+    return values.new_zeros(num_groups).index_add(0, group[ascending], values[ascending])
 
 
 def _std_of(values: Tensor, where: Tensor) -> Metric:

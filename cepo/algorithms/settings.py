@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-from cepo.errors import ConfigError, did_you_mean
+from cepo.errors import ConfigError, did_you_mean, require, require_choice
+from cepo.types import DivergenceConfig
 
 _Settings = TypeVar("_Settings")
 
-REFERENCE_SOURCES = ("ground_truth", "peer_answer", "peer_full", "peer_prefix", "peer_suffix")
+PEER_SOURCES = ("peer_answer", "peer_full", "peer_prefix", "peer_suffix")
+DEFAULT_ESTIMATOR = "grpo"
+"""EasyR1's default of `algorithm.adv_estimator`."""
+REFERENCE_SOURCES = ("ground_truth", *PEER_SOURCES)
+POSITIVE_SOURCES = (*REFERENCE_SOURCES, "solution")
 NEGATIVE_SELECTIONS = ("lowest_reward", "random", "most_frequent")
 NEGATIVE_FALLBACKS = ("student", "neutral")
 TEACHER_SOURCES = ("actor", "reference", "snapshot", "ema")
 PLACEMENTS = ("user_suffix", "assistant_prefix")
 LAMBDA_SCHEDULES = ("linear", "constant")
 ADVANTAGE_SCALES = ("std", "none")
-
-
-def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises `ConfigError` unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ConfigError(f"{name} is '{value}'.{did_you_mean(value, choices)} Accepted: {', '.join(choices)}")
-
-
-def require(condition: bool, name: str, value: object, accepted: str) -> None:
-    """Raises `ConfigError` naming the setting, its value and what is accepted, unless `condition` holds."""
-    if not condition:
-        raise ConfigError(f"{name} is {value}; accepted: {accepted}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +42,25 @@ class GroupAdvantageConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PositiveConfig:
-    """Where the right answer comes from. `num_tokens` is the length of a peer prefix or suffix."""
+    """Where the right answer comes from.
+
+    `num_tokens` is the length of a peer prefix or suffix, and the cap of `solution`, the dataset's worked solution.
+    `success_threshold`: a peer is right whose total reward reaches it; null takes the verifier's verdict.
+    `exclude_self`: a rollout never reads its own response; without another right one it has no reference.
+    """
 
     source: str = "ground_truth"
     num_tokens: int = 512
+    success_threshold: float | None = None
+    exclude_self: bool = False
+
+    @property
+    def from_peer(self) -> bool:
+        """Whether another response of the group is shown."""
+        return self.source in PEER_SOURCES
 
     def __post_init__(self) -> None:
-        require_choice("source", self.source, REFERENCE_SOURCES)
+        require_choice("source", self.source, POSITIVE_SOURCES)
         require(self.num_tokens > 0, "num_tokens", self.num_tokens, "a positive number")
 
 
@@ -140,6 +146,32 @@ class EvidenceConfig(GroupAdvantageConfig):
         if self.lambda_schedule == "constant":
             return self.lambda_init
         return self.lambda_init * max(0.0, 1.0 - (step - self.lambda_warmup_steps) / self.lambda_decay_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig(GroupAdvantageConfig):
+    """Settings of the distillation methods.
+
+    `weight` scales the divergence, `policy_weight` the group advantage beside it (0: the reward trains nothing). `ddof` and
+    `scale` are of that group advantage.
+    """
+
+    weight: float = 1.0
+    policy_weight: float = 0.0
+    divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
+    positive: PositiveConfig = field(default_factory=PositiveConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.weight < math.inf, "weight", self.weight, "0 or a positive number")
+        require(0 <= self.policy_weight < math.inf, "policy_weight", self.policy_weight, "0 or a positive number")
+        require(
+            self.weight + self.policy_weight > 0,
+            "weight",
+            f"{self.weight} with policy_weight {self.policy_weight}",
+            "a positive number for at least one of the two; else nothing is learned",
+        )
 
 
 def config_from_mapping(config_class: type[_Settings], mapping: Mapping[str, Any], *, path: str) -> _Settings:

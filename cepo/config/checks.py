@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from cepo.algorithms import estimator_class
+from cepo.algorithms import build_estimator, estimator_class
 from cepo.config.loader import build_run, plain_tree
 from cepo.config.paths import find_path, searched, split_function
 from cepo.config.schema import RunConfig
@@ -68,7 +68,8 @@ def _check_lengths(config: RunConfig) -> None:
 
 def _check_method(config: RunConfig) -> None:
     name = config.algorithm.adv_estimator
-    if estimator_class(name).needs_group and config.worker.rollout.n == 1:
+    estimator = build_estimator(name, config.algorithm.methods[name])
+    if estimator.needs_group and config.worker.rollout.n == 1:
         raise ConfigError(
             f"worker.rollout.n=1 with algorithm.adv_estimator={name}: this method compares the responses to one prompt "
             "with one another. Set worker.rollout.n to at least 2."

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.config.options import OptionRule, described, option
 
 FloatType = Literal["bf16", "fp16", "fp32"]
@@ -54,7 +55,7 @@ class DataConfig:
 class AlgorithmConfig:
     """`algorithm.*`: the method, and what counts as a correct response. Each method adds a section under its own name."""
 
-    adv_estimator: str = option("grpo", "Name of the method; `algorithm.<name>.*` holds its settings.")
+    adv_estimator: str = option(DEFAULT_ESTIMATOR, "Name of the method; `algorithm.<name>.*` holds its settings.")
     correct_key: str = option("accuracy", "Reward field that tells right from wrong.")
     correct_threshold: float = option(0.5, "A response is right where that field is at least this.")
     methods: Mapping[str, Mapping[str, Any]] = option(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jinja2 import StrictUndefined, TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.errors import ConfigError
@@ -24,7 +25,7 @@ class HintTemplate:
     """A sandboxed Jinja template with the variables `prompt` (the student's user text) and `reference`.
 
     Raises:
-        ConfigError: the file is missing, does not parse, or does not use `reference`.
+        ConfigError: the file is missing, does not parse, does not use `reference`, or uses an unknown variable.
     """
 
     def __init__(self, placement: str, path: str | None = None) -> None:
@@ -34,14 +35,16 @@ class HintTemplate:
             if not Path(path).is_file():
                 raise ConfigError(f"{origin} does not exist; give a Jinja file that uses prompt and reference")
             source = Path(path).read_text(encoding="utf-8").removesuffix("\n")
-        if "reference" not in source:
-            raise ConfigError(f"{origin} never uses the variable reference, so that teachers would see no hint")
+        environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
         try:
-            self._template = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True).from_string(
-                source
-            )
+            self._template = environment.from_string(source)
+            used = find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise ConfigError(f"{origin} does not parse: {error}") from error
+        if "reference" not in used:
+            raise ConfigError(f"{origin} never uses the variable reference, so that teachers would see no hint")
+        if unknown := sorted(used - {"prompt", "reference"}):
+            raise ConfigError(f"{origin} uses {', '.join(unknown)}; accepted variables: prompt, reference")
         self._origin = origin
 
     def render(self, *, prompt: str, reference: str) -> str:
@@ -55,16 +58,16 @@ class HintTemplate:
 def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
     """Strips what a model or a dataset may have written but no context may contain.
 
-    Special-token texts (control tokens, image placeholders) are removed until none is left, since removing one can
-    join the halves of another; control characters go; white space, newlines included, collapses to single blanks.
+    White space, every kind of line break included, collapses to single blanks; control characters go; special-token
+    texts (control tokens, image placeholders) are removed until none is left, since removing one, or the blanks within
+    one, can join the halves of another.
     """
     specials = sorted({special for special in special_texts if special}, key=len, reverse=True)
-    text = _CONTROL_CHARACTERS.sub("", text)
-    found = True
-    while found:
-        found = False
+    # Line breaks are control characters too: taken out before they became blanks, they would join "1\r2" to "12".
+    text, previous = _CONTROL_CHARACTERS.sub("", " ".join(text.split())), None
+    while text != previous:
+        previous = text
         for special in specials:
-            if special in text:
-                text = text.replace(special, "")
-                found = True
-    return " ".join(text.split())
+            text = text.replace(special, "")
+        text = " ".join(text.split())
+    return text

@@ -6,13 +6,21 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from cepo.algorithms.settings import NegativeConfig, PositiveConfig
+from cepo.algorithms.settings import REFERENCE_SOURCES, NegativeConfig, PositiveConfig
+from cepo.errors import ConfigError
 from cepo.types import Reference, Rollout, RolloutGroup
 
 
 def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Reference | None]:
-    """The right answer for each rollout of the group; None throughout where a peer is asked for and none is right."""
-    return [_positive(group, config)] * len(group.rollouts)
+    """The right answer for each rollout of the group; None where a peer is asked for and none (but itself) is right.
+
+    Raises:
+        ConfigError: the dataset's solution is asked for and this problem has none.
+    """
+    if not (config.exclude_self and config.from_peer):
+        return [_positive(group, config)] * len(group.rollouts)
+    ranked = [(peer.index, _from_peer(peer, config.source, config.num_tokens)) for peer in _right_peers(group, config)]
+    return [next((reference for index, reference in ranked if index != own.index), None) for own in group.rollouts]
 
 
 def contrastive_references(
@@ -23,11 +31,11 @@ def contrastive_references(
     Without a right reference both sides are None: no evidence, hence GRPO for the group. Without a wrong one
     `negative.fallback` decides: `student` leaves the right side standing alone, `neutral` gives no evidence.
     """
-    correct = _positive(group, positive)
-    wrong = _negative(group, negative) if correct is not None else None
+    correct: list[Reference | None] = positive_references(group, positive)
+    wrong = _negative(group, negative)
     if wrong is None and negative.fallback == "neutral":
-        correct = None
-    return [correct] * len(group.rollouts), [wrong] * len(group.rollouts)
+        correct = [None] * len(group.rollouts)
+    return correct, [None if right is None else wrong for right in correct]
 
 
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
@@ -47,13 +55,26 @@ def wrong_candidates(group: RolloutGroup) -> list[Rollout]:
 def _positive(group: RolloutGroup, config: PositiveConfig) -> Reference | None:
     if config.source == "ground_truth":
         return Reference(text=group.ground_truth)
-    right = [rollout for rollout in group.rollouts if rollout.correct]
+    if config.source == "solution":
+        if group.solution is None:
+            raise ConfigError(
+                f"positive.source is 'solution', but problem {group.prompt_id} has no worked solution. Name the dataset's "
+                f"column of solutions, or choose another source: {', '.join(REFERENCE_SOURCES)}"
+            )
+        return Reference(text=group.solution, max_tokens=config.num_tokens)
+    peers = _right_peers(group, config)
+    return _from_peer(peers[0], config.source, config.num_tokens) if peers else None
+
+
+def _right_peers(group: RolloutGroup, config: PositiveConfig) -> list[Rollout]:
+    """Rollouts that may demonstrate, the highest reward first; ties go to the lowest generation index."""
+    if config.success_threshold is None:
+        right = [rollout for rollout in group.rollouts if rollout.correct]
+    else:
+        right = [rollout for rollout in group.rollouts if rollout.reward >= config.success_threshold]
     if config.source == "peer_answer":
         right = [rollout for rollout in right if rollout.answer is not None]
-    if not right:
-        return None
-    best = min(right, key=lambda rollout: (-rollout.reward, rollout.index))
-    return _from_peer(best, config.source, config.num_tokens)
+    return sorted(right, key=lambda rollout: (-rollout.reward, rollout.index))
 
 
 def _negative(group: RolloutGroup, config: NegativeConfig) -> Reference | None:
@@ -77,7 +98,8 @@ def _select(group: RolloutGroup, candidates: Sequence[Rollout], config: Negative
     if config.select == "random" and not config.strict_lowest:
         return random.Random(f"{group.seed}/{group.step}/{group.prompt_id}").choice(candidates)
     if config.select == "most_frequent" and not config.strict_lowest:
-        counts = Counter(rollout.answer for rollout in candidates)
+        counts: Counter[str | None] = Counter(rollout.answer for rollout in candidates)
+        del counts[None]  # having no answer is not an answer that rollouts share
         return min(candidates, key=lambda rollout: (-counts[rollout.answer], rollout.index))
     return min(candidates, key=lambda rollout: (rollout.reward, rollout.index))
 

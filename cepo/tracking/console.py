@@ -16,6 +16,7 @@ from cepo.tracking.records import GroupRecord
 STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
 """The stages of a step in the order they run; each has a metric `timing_s/<stage>`."""
 _STEPS_FOR_ETA = 20
+_MOST_SAMPLES = 3
 _SAMPLE_CHARACTERS = 100
 
 
@@ -42,7 +43,7 @@ class ConsoleSink:
         """Nothing: groups are too long for a terminal."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        for row in rows:
+        for row in rows[:_MOST_SAMPLES]:
             response = " ".join(str(row.get("response", "")).split())
             if len(response) > _SAMPLE_CHARACTERS:
                 response = response[: _SAMPLE_CHARACTERS - 3] + "..."

@@ -1,0 +1,70 @@
+"""`python3 -m cepo.microgeo`: builds the embedded world, and measures or ships its model."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from cepo.errors import CepoError
+from cepo.microgeo.world import ASSETS, World, build_world
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 2 where the arguments or folders cannot be used."""
+    parser = argparse.ArgumentParser(prog="python3 -m cepo.microgeo", description="Builds the embedded world microgeo.")
+    parser.add_argument("--folder", type=Path, help="where to build it (default: the user's cache folder)")
+    parser.add_argument("--seed", type=int, default=0, help="of the problems, and of the weights with --retrain")
+    parser.add_argument("--num-train", type=int, default=4096, help="training problems")
+    parser.add_argument("--num-validation", type=int, default=512, help="validation problems")
+    parser.add_argument("--retrain", action="store_true", help="make the weights here (about 4 minutes on 2 cores)")
+    parser.add_argument("--ship", action="store_true", help="copy the model into this package as its shipped weights")
+    parser.add_argument("--measure", type=int, metavar="N", help="print how the model does on N fresh problems")
+    options = parser.parse_args(arguments)
+    console = Console()
+    try:
+        world = _build(options, console)
+    except CepoError as error:
+        Console(stderr=True).print(str(error), style="red", markup=False)
+        return 2
+    console.print(
+        f"model      {world.model_path}\ntrain      {world.train_file}\nvalidation {world.validation_file}",
+        markup=False,
+    )
+    if options.ship:
+        shutil.copytree(world.model_path, ASSETS, dirs_exist_ok=True)
+        console.print(f"shipped    {ASSETS}", markup=False)
+    if options.measure is not None:
+        from cepo.microgeo.evaluation import Evaluator, measure, measurement_table
+
+        console.print(measurement_table(measure(Evaluator(world.model_path), options.measure)))
+    return 0
+
+
+def _build(options: argparse.Namespace, console: Console) -> World:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done)
+
+        return build_world(
+            options.folder,
+            seed=options.seed,
+            num_train=options.num_train,
+            num_validation=options.num_validation,
+            retrain=options.retrain,
+            progress=advance,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

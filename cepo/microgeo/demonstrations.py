@@ -1,0 +1,128 @@
+"""Solutions with human-like noise, and hints that may be right or wrong: what the embedded model is warm-started on.
+
+The noise gives the model its difficulty: sometimes it misreads the picture, sometimes it slips in a computed result,
+and in each family it makes a systematic mistake with the family's own rate. The hints teach it what `Here is a sample
+answer` means: mostly the demonstration's own answer, so that a right hint pulls towards the right reading of the
+picture and a wrong one away from it.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cepo.errors import DataError
+from cepo.microgeo.problems import FAMILIES, Problem, Slip, Steps, no_slip, response_text
+
+_LAST_RESULT = re.compile(r"=(-?\d+)\.? *\\boxed\{")
+
+
+@dataclass(frozen=True)
+class NoiseRates:
+    """Probabilities: per demonstration, except `slip`, which is per computed result.
+
+    Hinted demonstrations misread more often: the model learns from these how a hint tells what was seen.
+    """
+
+    misread: float = 0.12
+    misread_when_hinted: float = 0.35
+    slip: float = 0.05
+    misconception: dict[str, float] = field(
+        default_factory=lambda: {"perimeter": 0.10, "angle": 0.30, "ticks": 0.36, "fence": 0.48}
+    )
+    hinted: float = 0.40
+    hint_bends_the_result: float = 0.08
+    hint_is_ignored: float = 0.08
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """What the model shall write for a problem, and the hint it is shown (None: no hint)."""
+
+    problem: Problem
+    response: str
+    hint: str | None
+
+
+def demonstrate(problem: Problem, rates: NoiseRates, *, seed: int) -> Demonstration:
+    """A noisy solution of `problem`; a pure function of the problem, the rates and the seed."""
+    rng = random.Random(f"demonstration/{seed}/{problem.id}")
+    family = FAMILIES[problem.family]
+    seen = problem.seen
+    hinted = rng.random() < rates.hinted
+    if rng.random() < (rates.misread_when_hinted if hinted else rates.misread):
+        seen = rng.choice([value for value in family.seen_values if value != problem.seen])
+    misconceived = rng.random() < rates.misconception[problem.family]
+    steps = family.solve(seen, problem.numbers, misconceived, _slips(rng, rates.slip))
+    if not hinted:
+        return Demonstration(problem, response_text(steps), None)
+    kind = rng.random()
+    own = steps[-1][1]
+    if kind < rates.hint_bends_the_result + rates.hint_is_ignored:
+        hint = _other_number(rng, own)
+        if kind < rates.hint_bends_the_result:
+            steps = [*steps[:-1], (steps[-1][0], hint)]
+        return Demonstration(problem, response_text(steps), str(hint))
+    return Demonstration(problem, response_text(steps), str(own))
+
+
+def right_response(problem: Problem) -> str:
+    """The solution without noise."""
+    return response_text(FAMILIES[problem.family].solve(problem.seen, problem.numbers, False, no_slip))
+
+
+def wrong_answer(problem: Problem, *, seed: int) -> str:
+    """A wrong answer as the model gives it: from a misread picture or the family's misconception, without slips."""
+    rng = random.Random(f"wrong/{seed}/{problem.id}")
+    family = FAMILIES[problem.family]
+    solutions: list[Steps] = [family.solve(problem.seen, problem.numbers, True, no_slip)]
+    solutions += [family.solve(seen, problem.numbers, False, no_slip) for seen in family.seen_values]
+    candidates = sorted({str(steps[-1][1]) for steps in solutions} - {problem.answer})
+    return rng.choice(candidates)
+
+
+def answer_bearing_positions(response: str, offsets: Sequence[tuple[int, int]]) -> list[int]:
+    """The response tokens that decide the answer: the first, which states what is seen, and those of the last computed result.
+
+    The digits inside the box copy that result and decide nothing.
+
+    Args:
+        response: the response's text.
+        offsets: per token its (start, end) in `response`, as a fast tokenizer's `return_offsets_mapping` gives them.
+
+    Returns:
+        Ascending token positions. Only the first token where the response has no `=RESULT. \\boxed{`; none where it has no token.
+
+    Raises:
+        DataError: an offset lies outside the text.
+    """
+    for start, end in offsets:
+        if not 0 <= start <= end <= len(response):
+            raise DataError(
+                f"The token offset ({start}, {end}) lies outside the response of {len(response)} characters; "
+                "offsets must be those of this very text."
+            )
+    match = _LAST_RESULT.search(response)
+    low, high = match.span(1) if match else (0, 0)
+    result = [position for position, (start, end) in enumerate(offsets) if start < high and end > low]
+    return sorted({0, *result}) if offsets else []
+
+
+def _slips(rng: random.Random, probability: float) -> Slip:
+    def slip(result: int) -> int:
+        return _near_number(rng, result) if rng.random() < probability else result
+
+    return slip
+
+
+def _near_number(rng: random.Random, number: int) -> int:
+    """A positive number that is off by a typical slip of the pen."""
+    return rng.choice(
+        [near for near in (number - 10, number - 2, number - 1, number + 1, number + 2, number + 10) if near > 0]
+    )
+
+
+def _other_number(rng: random.Random, number: int) -> int:
+    return rng.choice([other for other in range(max(2, number // 2), 2 * number + 10) if other != number])

@@ -1,0 +1,241 @@
+"""How well a checkpoint solves embedded problems, and where a hint moves its log-probs: plain transformers, batched.
+
+Used by the tests and by `python3 -m cepo.microgeo --measure`; training has its own rollout and scoring.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from cepo.microgeo.demonstrations import answer_bearing_positions, wrong_answer
+from cepo.microgeo.figures import draw_figure
+from cepo.microgeo.problems import Problem, generate_problem
+from cepo.microgeo.prompts import user_messages
+from cepo.microgeo.vision_batching import batched_vision_attention
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_MAX_NEW_TOKENS = 56
+_ROWS_PER_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A sampled response to `problem`; `length` counts its tokens with the end token."""
+
+    problem: Problem
+    response: str
+    length: int
+
+    @property
+    def is_right(self) -> bool:
+        found = _BOXED.findall(self.response)
+        return bool(found) and found[-1] == self.problem.answer
+
+
+Groups = Sequence[Sequence[Rollout]]
+
+
+@dataclass(frozen=True)
+class HintEffect:
+    """Means of delta = log p(.| right hint) - log p(.| wrong hint), in nats per token, by kind of token."""
+
+    first_token: float
+    last_result: float
+    filler: float
+
+
+class Evaluator:
+    """A loaded checkpoint with its processor."""
+
+    def __init__(self, folder: Path) -> None:
+        from cepo.models.cpu_torch import repair_this_process_and_its_children
+
+        repair_this_process_and_its_children()
+        from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+
+        self.processor: Any = AutoProcessor.from_pretrained(folder)
+        self.model: Any = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def sample(
+        self,
+        problems: Sequence[Problem],
+        *,
+        num_samples: int = 8,
+        seed: int = 0,
+        greedy: bool = False,
+        hints: Sequence[str] | None = None,
+        pictures: Sequence[Image.Image] | None = None,
+    ) -> list[list[Rollout]]:
+        """`num_samples` responses at temperature 1 (or one greedy response) to each problem, in the problems' order."""
+        num_samples = 1 if greedy else num_samples
+        groups: list[list[Rollout]] = []
+        rows = max(1, _ROWS_PER_BATCH // num_samples)
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), batched_vision_attention(self.model):
+            torch.manual_seed(seed)
+            for first in range(0, len(problems), rows):
+                part = slice(first, first + rows)
+                inputs = self.inputs(
+                    problems[part], hints and hints[part], pictures and pictures[part], padding_side="left"
+                )
+                output = self.model.generate(
+                    **inputs,
+                    do_sample=not greedy,
+                    num_return_sequences=num_samples,
+                    max_new_tokens=_MAX_NEW_TOKENS,
+                    **({} if not greedy else {"temperature": None, "top_p": None, "top_k": None}),
+                )
+                new = output[:, inputs["input_ids"].shape[1] :]
+                groups += self._groups(problems[part], new, num_samples)
+        return groups
+
+    def log_probs(
+        self, problems: Sequence[Problem], responses: Sequence[str], hints: Sequence[str | None]
+    ) -> list[Tensor]:
+        """The log-probs of each response's tokens and of the end token after it, as tensors of shape (length,)."""
+        end = self.processor.tokenizer.eos_token
+        lengths = [len(self.processor.tokenizer(response + end).input_ids) for response in responses]
+        inputs = self.inputs(problems, hints, None, padding_side="right", tails=[text + end for text in responses])
+        ids = inputs["input_ids"]
+        with torch.no_grad(), batched_vision_attention(self.model):
+            logits = self.model(**inputs, use_cache=False).logits.float()
+        taken = logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        ends = inputs["attention_mask"].sum(1).tolist()
+        return [row[stop - length - 1 : stop - 1] for row, stop, length in zip(taken, ends, lengths, strict=True)]
+
+    def hint_effect(self, rollouts: Sequence[Rollout], *, seed: int = 0) -> HintEffect:
+        """Where the right hint makes these responses likelier than a wrong one does."""
+        problems = [one.problem for one in rollouts]
+        responses = [one.response for one in rollouts]
+        right = self.log_probs(problems, responses, [problem.answer for problem in problems])
+        wrong = self.log_probs(problems, responses, [wrong_answer(problem, seed=seed) for problem in problems])
+        first, last, filler = [], [], []
+        for response, plus, minus in zip(responses, right, wrong, strict=True):
+            delta = (plus - minus).tolist()
+            offsets = self.processor.tokenizer(response, return_offsets_mapping=True).offset_mapping
+            bearing = answer_bearing_positions(response, offsets)
+            first.append(delta[0])
+            last += [delta[position] for position in bearing[1:]]
+            filler += [value for position, value in enumerate(delta) if position not in bearing]
+        return HintEffect(_mean(first), _mean(last), _mean(filler))
+
+    def inputs(
+        self,
+        problems: Sequence[Problem],
+        hints: Sequence[str | None] | None,
+        pictures: Sequence[Image.Image] | None,
+        *,
+        padding_side: str,
+        tails: Sequence[str] | None = None,
+    ) -> dict[str, Tensor]:
+        """The model's inputs for the prompts of `problems`, each followed by its tail."""
+        texts = []
+        for row, problem in enumerate(problems):
+            messages = user_messages(problem.question, hints[row] if hints else None)
+            text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            texts.append(text + (tails[row] if tails else ""))
+        images = list(pictures) if pictures else [draw_figure(problem) for problem in problems]
+        return dict(
+            self.processor(text=texts, images=images, padding=True, padding_side=padding_side, return_tensors="pt")
+        )
+
+    def _groups(self, problems: Sequence[Problem], new: Tensor, num_samples: int) -> list[list[Rollout]]:
+        ends = set(self.model.generation_config.eos_token_id)
+        rollouts = []
+        for row, ids in enumerate(new.tolist()):
+            length = next((position + 1 for position, token in enumerate(ids) if token in ends), len(ids))
+            text = self.processor.tokenizer.decode(ids[:length], skip_special_tokens=True)
+            rollouts.append(Rollout(problems[row // num_samples], text, length))
+        return [rollouts[first : first + num_samples] for first in range(0, len(rollouts), num_samples)]
+
+
+def accuracy(groups: Groups) -> float:
+    """The fraction of right responses."""
+    return _mean([float(one.is_right) for group in groups for one in group])
+
+
+def mixed_fraction(groups: Groups) -> float:
+    """The fraction of groups with right and wrong responses in them."""
+    return _mean([float(0 < sum(one.is_right for one in group) < len(group)) for group in groups])
+
+
+def shuffled_pictures(problems: Sequence[Problem], *, seed: int = 0) -> list[Image.Image]:
+    """Each problem's picture replaced by that of another problem of its family, drawn at random."""
+    rng = random.Random(f"shuffle/{seed}")
+    by_family: dict[str, list[Problem]] = {}
+    for problem in problems:
+        by_family.setdefault(problem.family, []).append(problem)
+    return [draw_figure(rng.choice(by_family[problem.family])) for problem in problems]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else float("nan")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The numbers that the embedded world promises; accuracies at temperature 1 unless said otherwise, families by name."""
+
+    pass_at_1: dict[str, float]
+    greedy: dict[str, float]
+    shuffled_pictures: dict[str, float]
+    right_hint: dict[str, float]
+    wrong_hint: dict[str, float]
+    mixed: dict[str, float]
+    mean_length: float
+    on_right: HintEffect
+    on_wrong: HintEffect
+
+
+def measure(evaluator: Evaluator, num_problems: int, *, num_samples: int = 8, seed: int = 0) -> Measurement:
+    """Measures a checkpoint on `num_problems` problems that no training has seen."""
+    problems = [generate_problem(seed, index, stream="measurement") for index in range(num_problems)]
+    plain = evaluator.sample(problems, num_samples=num_samples, seed=seed)
+    greedy = evaluator.sample(problems, greedy=True)
+    few = max(1, num_samples // 2)
+    shuffled = evaluator.sample(problems, num_samples=few, seed=seed, pictures=shuffled_pictures(problems, seed=seed))
+    right = evaluator.sample(problems, num_samples=few, seed=seed, hints=[one.answer for one in problems])
+    wrong_hints = [wrong_answer(one, seed=seed) for one in problems]
+    wrong = evaluator.sample(problems, num_samples=few, seed=seed, hints=wrong_hints)
+    rollouts = [one for group in plain for one in group]
+    return Measurement(
+        pass_at_1=by_family(plain, accuracy),
+        greedy=by_family(greedy, accuracy),
+        shuffled_pictures=by_family(shuffled, accuracy),
+        right_hint=by_family(right, accuracy),
+        wrong_hint=by_family(wrong, accuracy),
+        mixed=by_family(plain, mixed_fraction),
+        mean_length=_mean([one.length for one in rollouts]),
+        on_right=evaluator.hint_effect([one for one in rollouts if one.is_right][:256], seed=seed),
+        on_wrong=evaluator.hint_effect([one for one in rollouts if not one.is_right][:256], seed=seed),
+    )
+
+
+def by_family(groups: Groups, statistic: Callable[[Groups], float]) -> dict[str, float]:
+    """The statistic over `all` groups and over each family's."""
+    families = dict.fromkeys(group[0].problem.family for group in groups)
+    parts = {family: [group for group in groups if group[0].problem.family == family] for family in families}
+    return {"all": statistic(groups)} | {family: statistic(part) for family, part in parts.items()}
+
+
+def measurement_table(measured: Measurement) -> Table:
+    """The measurement as a table for the console."""
+    table = Table("", *measured.pass_at_1)
+    for field in ("pass_at_1", "greedy", "shuffled_pictures", "right_hint", "wrong_hint", "mixed"):
+        table.add_row(field.replace("_", " "), *(f"{value:.3f}" for value in getattr(measured, field).values()))
+    table.add_row("mean length", f"{measured.mean_length:.1f}")
+    for name, effect in (("right", measured.on_right), ("wrong", measured.on_wrong)):
+        for field in ("first_token", "last_result", "filler"):
+            table.add_row(f"delta on {name}: {field.replace('_', ' ')}", f"{getattr(effect, field):+.3f}")
+    return table

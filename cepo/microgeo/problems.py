@@ -1,0 +1,148 @@
+"""Geometry problems whose answer needs one thing that only the picture shows.
+
+A problem is a pure function of (seed, stream, index). The numbers in the text are drawn independently of what is
+seen, so that the text alone says nothing about it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Numbers = tuple[int, ...]
+Slip = Callable[[int], int]
+Steps = list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of problem.
+
+    `solve(seen, numbers, misconceived, slip)` returns the reasoning as steps `(text up to the result, result)`, with
+    `slip` applied to every computed result; the last result is the answer. `misconceived` makes the family's typical
+    systematic mistake.
+    """
+
+    name: str
+    seen_values: tuple[str, ...]
+    draw_numbers: Callable[[random.Random], Numbers]
+    question: Callable[[Numbers], str]
+    solve: Callable[[str, Numbers, bool, Slip], Steps]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem without its picture: `seen` is what the picture has to show, `numbers` is what the text says."""
+
+    family: str
+    seen: str
+    numbers: Numbers
+    seed: int
+    stream: str
+    index: int
+
+    @property
+    def question(self) -> str:
+        return FAMILIES[self.family].question(self.numbers)
+
+    @property
+    def answer(self) -> str:
+        return str(FAMILIES[self.family].solve(self.seen, self.numbers, False, no_slip)[-1][1])
+
+    @property
+    def id(self) -> str:
+        return f"{self.stream}-{self.seed}-{self.index}"
+
+
+def no_slip(result: int) -> int:
+    return result
+
+
+def _solve_perimeter(seen: str, numbers: Numbers, misconceived: bool, slip: Slip) -> Steps:
+    count, side = int(seen), numbers[0]
+    if misconceived:
+        return [(f"{count} sides. {count}+{side}=", slip(count + side))]
+    return [(f"{count} sides. {count}*{side}=", slip(count * side))]
+
+
+def _solve_angle(seen: str, numbers: Numbers, misconceived: bool, slip: Slip) -> Steps:
+    count, (first, second) = int(seen), numbers
+    total = 180 * (count - 1 if misconceived else count - 2)
+    known = slip(first + second)
+    rest = slip(total - known)
+    steps = [(f"{count} corners. {first}+{second}=", known), (f"{total}-{known}=", rest)]
+    if count > 3:
+        steps.append((f"{rest}/{count - 2}=", slip(rest // (count - 2))))
+    return steps
+
+
+def _solve_ticks(seen: str, numbers: Numbers, misconceived: bool, slip: Slip) -> Steps:
+    count, part = int(seen), numbers[0]
+    factor = count + 1 if misconceived else count
+    return [(f"{count} parts. {factor}*{part}=", slip(factor * part))]
+
+
+def _solve_fence(seen: str, numbers: Numbers, misconceived: bool, slip: Slip) -> Steps:
+    width, height = numbers
+    single, double = (width, height) if seen == "width" else (height, width)
+    if misconceived:
+        return [(f"{seen} open. {single}+{double}=", slip(single + double))]
+    doubled = slip(2 * double)
+    return [(f"{seen} open. 2*{double}=", doubled), (f"{doubled}+{single}=", slip(doubled + single))]
+
+
+def _two_different_lengths(rng: random.Random) -> Numbers:
+    width = rng.randint(11, 29)
+    return width, rng.choice([height for height in range(11, 30) if abs(height - width) >= 2])
+
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Family(
+            "perimeter",
+            ("3", "4", "5", "6"),
+            lambda rng: (rng.randint(3, 15),),
+            lambda numbers: f"Each side is {numbers[0]}. What is the perimeter?",
+            _solve_perimeter,
+        ),
+        Family(
+            "angle",
+            ("3", "4", "5"),
+            lambda rng: (6 * rng.randint(5, 14), 6 * rng.randint(5, 14)),
+            lambda numbers: (
+                f"Two angles are {numbers[0]} and {numbers[1]}, the others equal. How large is one of them?"
+            ),
+            _solve_angle,
+        ),
+        Family(
+            "ticks",
+            ("2", "3", "4", "5", "6"),
+            lambda rng: (rng.randint(3, 15),),
+            lambda numbers: f"Each part is {numbers[0]}. How long is the bar?",
+            _solve_ticks,
+        ),
+        Family(
+            "fence",
+            ("width", "height"),
+            _two_different_lengths,
+            lambda numbers: f"The yard is {numbers[0]} wide and {numbers[1]} high. How long is the fence?",
+            _solve_fence,
+        ),
+    )
+}
+
+
+def generate_problem(seed: int, index: int, *, stream: str = "train", family: str | None = None) -> Problem:
+    """The problem number `index` of a stream; families take turns unless one is asked for."""
+    rng = random.Random(f"{stream}/{seed}/{index}")
+    name = family if family is not None else tuple(FAMILIES)[index % len(FAMILIES)]
+    kind = FAMILIES[name]
+    return Problem(name, rng.choice(kind.seen_values), kind.draw_numbers(rng), seed, stream, index)
+
+
+def response_text(steps: Steps) -> str:
+    """The reasoning in words, with the last result in the box."""
+    reasoning = " ".join(f"{text}{result}." for text, result in steps)
+    return f"{reasoning} \\boxed{{{steps[-1][1]}}}"

@@ -1,0 +1,177 @@
+"""Supervised warm start of the embedded model on noisy demonstrations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cepo.microgeo.demonstrations import Demonstration, NoiseRates, demonstrate
+from cepo.microgeo.figures import draw_figure
+from cepo.microgeo.problems import generate_problem
+from cepo.microgeo.prompts import user_messages
+from cepo.microgeo.vision_batching import batched_vision_attention
+
+if TYPE_CHECKING:
+    from transformers import Qwen3VLForConditionalGeneration
+
+Progress = Callable[[str, int, int], None]
+
+_END_OF_TURN = "<|im_end|>"
+_NUM_THREADS = 2
+
+
+@dataclass(frozen=True)
+class WarmStartSettings:
+    """AdamW with warm-up and cosine decay.
+
+    `first_token_weight` is the weight of the response's first token, which states what is seen; at weight 1 the model
+    learns to guess it and ignores the picture. `num_chunks` cuts a batch by length and changes no result but rounding.
+    """
+
+    num_steps: int = 400
+    batch_size: int = 128
+    learning_rate: float = 2e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.01
+    num_warmup_steps: int = 50
+    max_grad_norm: float = 1.0
+    first_token_weight: float = 8.0
+    num_chunks: int = 2
+    rates: NoiseRates = field(default_factory=NoiseRates)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Some sequences of a batch, right-padded to the longest: model inputs, and (rows, columns) of the response tokens."""
+
+    inputs: dict[str, Tensor]
+    rows: Tensor
+    columns: Tensor
+    weights: Tensor
+
+
+def warm_start(
+    folder: Path, *, settings: WarmStartSettings | None = None, seed: int = 0, progress: Progress | None = None
+) -> list[float]:
+    """Trains the checkpoint in `folder` in place and returns the loss of each step.
+
+    The same folder content, settings and seed give the same weights bit for bit on one machine: the number of threads
+    is fixed meanwhile.
+    """
+    from cepo.models.cpu_torch import repair_this_process_and_its_children
+
+    repair_this_process_and_its_children()
+    from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+
+    settings = settings or WarmStartSettings()
+    processor = AutoProcessor.from_pretrained(folder)
+    model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    with _threads(_NUM_THREADS):
+        losses = _train(model, processor, settings, seed, progress)
+    model.save_pretrained(folder)
+    return losses
+
+
+def _train(
+    model: Qwen3VLForConditionalGeneration,
+    processor: Any,
+    settings: WarmStartSettings,
+    seed: int,
+    progress: Progress | None,
+) -> list[float]:
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+    )
+    model.train()
+    losses = []
+    with batched_vision_attention(model):
+        for step in range(settings.num_steps):
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * _schedule(step, settings)
+            chunks = _batch(processor, settings, seed, step)
+            total_weight = sum(float(chunk.weights.sum()) for chunk in chunks)
+            loss = 0.0
+            for chunk in chunks:
+                with torch.autocast("cpu", torch.bfloat16):
+                    chunk_loss = _weighted_loss(model, chunk) / total_weight
+                chunk_loss.backward()
+                loss += chunk_loss.item()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss)
+            if progress is not None:
+                progress("warm start", step + 1, settings.num_steps)
+    model.eval()
+    return losses
+
+
+def _schedule(step: int, settings: WarmStartSettings) -> float:
+    """Linear warm-up to 1, then half a cosine down to 0."""
+    if step < settings.num_warmup_steps:
+        return (step + 1) / settings.num_warmup_steps
+    done = (step - settings.num_warmup_steps) / max(1, settings.num_steps - settings.num_warmup_steps)
+    return 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _weighted_loss(model: Qwen3VLForConditionalGeneration, chunk: _Chunk) -> Tensor:
+    """The weighted sum of -log p over the chunk's response tokens."""
+    hidden = model.model(**chunk.inputs, use_cache=False).last_hidden_state
+    logits = model.lm_head(hidden[chunk.rows, chunk.columns - 1]).float()
+    targets = chunk.inputs["input_ids"][chunk.rows, chunk.columns]
+    losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+    return (losses * chunk.weights).sum()
+
+
+def _batch(processor: Any, settings: WarmStartSettings, seed: int, step: int) -> list[_Chunk]:
+    """The demonstrations of one step, cut by length into chunks so that little is padding."""
+    start = step * settings.batch_size
+    demonstrations = [
+        demonstrate(generate_problem(seed, index, stream="warmstart"), settings.rates, seed=seed)
+        for index in range(start, start + settings.batch_size)
+    ]
+    demonstrations.sort(key=lambda one: (len(one.response), one.hint is None))
+    size = math.ceil(len(demonstrations) / settings.num_chunks)
+    return [
+        _chunk(processor, demonstrations[first : first + size], settings.first_token_weight)
+        for first in range(0, len(demonstrations), size)
+    ]
+
+
+def _chunk(processor: Any, demonstrations: list[Demonstration], first_token_weight: float) -> _Chunk:
+    prompts = [
+        processor.apply_chat_template(
+            user_messages(one.problem.question, one.hint), add_generation_prompt=True, tokenize=False
+        )
+        for one in demonstrations
+    ]
+    pictures = [draw_figure(one.problem) for one in demonstrations]
+    texts = [prompt + one.response + _END_OF_TURN for prompt, one in zip(prompts, demonstrations, strict=True)]
+    inputs: dict[str, Any] = dict(
+        processor(text=texts, images=pictures, padding=True, padding_side="right", return_tensors="pt")
+    )
+    rows, columns, weights = [], [], []
+    ends = inputs["attention_mask"].sum(1).tolist()
+    for row, (one, end) in enumerate(zip(demonstrations, ends, strict=True)):
+        length = len(processor.tokenizer(one.response + _END_OF_TURN).input_ids)
+        rows += [row] * length
+        columns += range(end - length, end)
+        weights += [first_token_weight] + [1.0] * (length - 1)
+    return _Chunk(inputs, torch.tensor(rows), torch.tensor(columns), torch.tensor(weights))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

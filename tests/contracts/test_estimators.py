@@ -1,0 +1,176 @@
+"""What every registered method must keep to, whatever it computes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import pytest
+import torch
+from factories import group, log_probs_like, rollout, same_bits, token_batch
+from torch import Tensor
+
+from cepo.algorithms import available_estimators, build_config, build_estimator, estimator_class
+from cepo.errors import ConfigError
+from cepo.types import TokenBatch, TokenSignal
+
+NAMES = available_estimators()
+REWARDS = [1.0, 0.0, 0.0, 1.0, 1.0, 0.1, 0.0, 0.1, 0.9, 0.9, 0.9, 0.9]
+LENGTHS = [6, 4, 1, 5, 6, 6, 2, 3, 4, 5, 6, 1]
+GROUP_IDS = [row // 4 for row in range(12)]
+every_method = pytest.mark.parametrize("name", NAMES)
+
+
+class OnlyDeclared(Mapping[str, Tensor]):
+    """Teacher log-probs of the declared views; asking for any other fails, and what was read is remembered."""
+
+    def __init__(self, views: Mapping[str, Tensor]) -> None:
+        self._views = dict(views)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Tensor:
+        assert name in self._views, f"view '{name}' was read but not declared"
+        self.read.add(name)
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+
+def make_batch(name: str, *, scale: float = 3.0, seed: int = 4) -> TokenBatch:
+    """Two groups with differing and one with equal rewards; log-probs on padding are as large as elsewhere."""
+    names = estimator_class(name).views
+    old, *views = log_probs_like((1 + len(names), 12, 6), seed, scale)
+    given = dict(zip(names, views, strict=True))
+    batch = token_batch(REWARDS, GROUP_IDS, lengths=LENGTHS, old=old, views=given)
+    return dataclasses.replace(batch, teacher_log_probs=OnlyDeclared(batch.teacher_log_probs))
+
+
+def signal_of(name: str, batch: TokenBatch, step: int = 0) -> TokenSignal:
+    return build_estimator(name).signal(batch, step=step)
+
+
+def tensors_of(batch: TokenBatch) -> dict[str, Tensor]:
+    fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    flat = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+    return flat | {f"view {name}": batch.teacher_log_probs[name] for name in batch.teacher_log_probs}
+
+
+@every_method
+def test_only_declared_views_are_read_and_all_of_them_at_step_0(name: str) -> None:
+    batch = make_batch(name)
+    signal_of(name, batch)
+    assert isinstance(batch.teacher_log_probs, OnlyDeclared)
+    assert batch.teacher_log_probs.read <= set(estimator_class(name).views)
+    if build_estimator(name).needs_teacher(step=0):
+        assert batch.teacher_log_probs.read == set(estimator_class(name).views)
+
+
+@every_method
+def test_no_input_is_changed(name: str) -> None:
+    batch = make_batch(name)
+    before = {key: tensor.clone() for key, tensor in tensors_of(batch).items()}
+    signal = signal_of(name, batch)
+    for key, tensor in tensors_of(batch).items():
+        assert torch.equal(tensor, before[key]), key
+        assert signal.advantages.data_ptr() != tensor.data_ptr(), f"advantages are the same memory as {key}"
+
+
+@every_method
+def test_advantages_have_the_batchs_shape_and_type_and_are_exactly_0_on_padding(name: str) -> None:
+    batch = make_batch(name)
+    signal = signal_of(name, batch)
+    for key, tensor in {"advantages": signal.advantages, **signal.diagnostics}.items():
+        assert tensor.shape == batch.old_log_probs.shape, key
+        assert tensor.dtype == torch.float32, key
+        assert not tensor.requires_grad, key
+        assert torch.count_nonzero(tensor[~batch.response_mask]) == 0, key
+
+
+@every_method
+def test_what_stands_on_padding_changes_nothing(name: str) -> None:
+    batch = make_batch(name)
+    padding = ~batch.response_mask
+    moved = dataclasses.replace(
+        batch,
+        old_log_probs=batch.old_log_probs.masked_fill(padding, -1e4),
+        teacher_log_probs={
+            key: batch.teacher_log_probs[key].masked_fill(padding, 0.0) for key in batch.teacher_log_probs
+        },
+    )
+    straight, other = signal_of(name, batch), signal_of(name, moved)
+    assert same_bits(straight.advantages, other.advantages)
+    assert straight.metrics == other.metrics
+
+
+@every_method
+@pytest.mark.parametrize("step", [0, 7, 1000])
+def test_two_calls_give_the_same_bits_and_metrics(name: str, step: int) -> None:
+    first, second = (signal_of(name, make_batch(name), step) for _ in range(2))
+    assert same_bits(first.advantages, second.advantages)
+    assert first.metrics == second.metrics
+
+
+@every_method
+def test_log_probs_down_to_minus_10000_give_finite_advantages_and_metrics(name: str) -> None:
+    for scale in (1e-30, 1e4):
+        signal = signal_of(name, make_batch(name, scale=scale))
+        assert signal.advantages.isfinite().all()
+        numbers = [metric.result for metric in signal.metrics.values()]
+        assert torch.tensor([number for number in numbers if number is not None]).isfinite().all()
+
+
+@every_method
+def test_rows_that_are_not_live_have_no_advantage(name: str) -> None:
+    batch = make_batch(name)
+    estimator = build_estimator(name)
+    live = estimator.live_rows(batch.rewards, batch.group_ids)
+    assert live.shape == (12,)
+    assert live.dtype == torch.bool
+    assert torch.count_nonzero(estimator.signal(batch, step=0).advantages[~live]) == 0
+
+
+@every_method
+def test_steps_that_need_no_teacher_run_without_any_view(name: str) -> None:
+    estimator = build_estimator(name)
+    free = [step for step in (0, 24, 25, 1000) if not estimator.needs_teacher(step=step)]
+    if not estimator.views:
+        assert free == [0, 24, 25, 1000]
+    for step in free:
+        bare = dataclasses.replace(make_batch(name), teacher_log_probs={})
+        assert estimator.signal(bare, step=step).advantages.isfinite().all()
+
+
+@every_method
+def test_references_name_one_entry_per_rollout_for_exactly_the_declared_views(name: str) -> None:
+    these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "40"), rollout(2, 0.0, None))
+    references = build_estimator(name).references(these)
+    assert set(references) == set(estimator_class(name).views)
+    assert {len(entries) for entries in references.values()} <= {3}
+
+
+@every_method
+def test_the_default_config_builds_and_no_section_can_be_changed_afterwards(name: str) -> None:
+    config = build_config(name, None)
+    assert config == build_config(name, {})
+    sections = [config, *(value for value in vars(config).values() if dataclasses.is_dataclass(value))]
+    for section in sections:
+        for field in dataclasses.fields(section):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(section, field.name, None)
+
+
+@every_method
+def test_an_unknown_key_is_an_error_that_names_it_in_full(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^algorithm\.{name}\.no_such_setting is unknown\..* Known: "):
+        build_estimator(name, {"no_such_setting": 1})
+
+
+@every_method
+def test_a_method_says_what_it_computes_and_where_it_comes_from(name: str) -> None:
+    documentation = estimator_class(name).__doc__ or ""
+    assert "Source:" in documentation, f"{name} names no source"
+    assert estimator_class(name).name == name

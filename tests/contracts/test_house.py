@@ -1,0 +1,212 @@
+"""The rules of the house: who may import whom, who knows a method's name, how long things may get."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import cepo
+from cepo.algorithms import available_estimators
+
+PACKAGE = Path(cepo.__file__).resolve().parent
+REPOSITORY = PACKAGE.parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# A unit may import units of its own level and of lower ones. A module at the package's root that is not named here
+# (a command, the composition root) stands on top.
+LEVELS = {
+    "types": 0, "metrics": 0, "errors": 0,
+    "algorithms": 1, "losses": 1, "teacher": 1,
+    "config": 2,
+    "data": 3, "models": 3, "rewards": 3, "tracking": 3,
+    "microgeo": 4, "rollout": 4, "workers": 4,
+    "trainer": 5, "report": 5, "evaluation": 5,
+    "runtime": 6,
+}  # fmt: skip
+TOP = 7
+PURE = {"types", "metrics", "errors", "algorithms", "losses", "teacher"}
+PURE_LIBRARIES = {"torch", "jaxtyping"}
+HOMES = {"ray": {"runtime"}, "vllm": {"rollout"}, "peft": {"workers", "models", "rollout"}, "wandb": {"tracking"}}
+HEAVY = ("ray", "vllm", "transformers", "peft", "wandb")
+
+
+def unit_of(file: Path) -> str:
+    """`algorithms` for cepo/algorithms/credit.py, `cli` for cepo/cli.py, an empty text for cepo/__init__.py."""
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    return "" if parts == ("__init__",) else parts[0]
+
+
+def level_of(unit: str, file: Path) -> int:
+    if unit not in LEVELS:
+        assert not (PACKAGE / unit).is_dir() or unit == "", f"{file}: give the package '{unit}' a level in this table"
+    return LEVELS.get(unit, TOP)
+
+
+def imports_of(file: Path) -> Iterator[tuple[str, int]]:
+    """Every imported module's full name with its line, wherever in the file the import stands."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: relative import"
+            assert node.module is not None
+            yield node.module, node.lineno
+            if node.module == "cepo":
+                yield from ((f"cepo.{alias.name}", node.lineno) for alias in node.names)
+
+
+def place(file: Path, line: int) -> str:
+    return f"{file.relative_to(REPOSITORY)}:{line}"
+
+
+def test_imports_point_down_the_table_only() -> None:
+    upward = [
+        f"{place(file, line)} imports {name}"
+        for file in MODULES
+        for name, line in imports_of(file)
+        if name.startswith("cepo.") and level_of(name.split(".")[1], file) > level_of(unit_of(file), file)
+    ]
+    assert not upward, "\n".join(upward)
+
+
+def test_pure_packages_import_torch_jaxtyping_and_the_standard_library_and_hints_alone_jinja2() -> None:
+    allowed = PURE_LIBRARIES | set(sys.stdlib_module_names) | {"cepo"}
+    foreign = [
+        f"{place(file, line)} imports {name}"
+        for file in MODULES
+        if unit_of(file) in PURE
+        for name, line in imports_of(file)
+        if name.split(".")[0] not in allowed and (file.name, name.split(".")[0]) != ("hints.py", "jinja2")
+    ]
+    assert not foreign, "\n".join(foreign)
+
+
+@pytest.mark.parametrize("library", HOMES)
+def test_each_engine_is_imported_in_its_own_folder_only(library: str) -> None:
+    abroad = [
+        f"{place(file, line)} imports {name}"
+        for file in MODULES
+        if unit_of(file) not in HOMES[library]
+        for name, line in imports_of(file)
+        if name.split(".")[0] == library
+    ]
+    assert not abroad, "\n".join(abroad)
+
+
+def loaded_after(statements: str, candidates: tuple[str, ...]) -> list[str]:
+    """Which of the candidate modules a fresh interpreter has loaded after the statements."""
+    script = f"{statements}\nimport sys\nprint(*[name for name in {candidates!r} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def dotted(file: Path) -> str:
+    return ".".join(file.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_pure_packages_and_the_trainer_load_no_engine() -> None:
+    modules = [dotted(file) for file in MODULES if unit_of(file) in PURE | {"trainer"}]
+    assert "cepo.algorithms.credit" in modules
+    assert loaded_after("\n".join(f"import {name}" for name in modules), HEAVY) == []
+
+
+def test_reading_a_config_and_listing_methods_loads_neither_torch_nor_an_engine() -> None:
+    modules = [dotted(file) for file in MODULES if unit_of(file) == "config"]
+    listing = "from cepo.algorithms import available_estimators, build_config\n"
+    listing += "[build_config(name, None) for name in available_estimators()]\n"
+    imports = "\n".join(f"import {name}" for name in modules)
+    assert loaded_after(listing + imports, ("torch", "numpy", *HEAVY)) == []
+
+
+def test_no_module_outside_algorithms_knows_a_methods_name() -> None:
+    names = set(available_estimators()) - {"cepo"}
+    word = re.compile(rf"\b({'|'.join(sorted(names))})\b")
+    found = [
+        f"{place(file, number)}: {line.strip()}"
+        for file in MODULES
+        if unit_of(file) != "algorithms"
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
+        if word.search(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def decisions_on_own_name(source: str) -> Iterator[int]:
+    """Lines where 'cepo', which is the package's name too, is compared, looked up or matched as a method's name."""
+    about_methods = re.compile("estimator|method|algorithm")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Match):
+            text, below = ast.unparse(node.subject), [each for case in node.cases for each in ast.walk(case.pattern)]
+        elif isinstance(node, ast.Compare | ast.Subscript | ast.Call):
+            # Two levels reach the entries of a tuple that something is compared with.
+            text, direct = ast.unparse(node), list(ast.iter_child_nodes(node))
+            below = direct + [each for child in direct for each in ast.iter_child_nodes(child)]
+        else:
+            continue
+        own_name = any(isinstance(each, ast.Constant) and each.value == "cepo" for each in below)
+        if own_name and about_methods.search(text):
+            yield node.lineno
+
+
+def test_no_module_outside_algorithms_decides_anything_by_the_name_cepo() -> None:
+    found = [
+        place(file, line)
+        for file in MODULES
+        if unit_of(file) != "algorithms"
+        for line in decisions_on_own_name(file.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_search_for_decisions_on_a_name_sees_5_of_5_and_lets_3_uses_of_the_packages_name_pass() -> None:
+    deciding = [
+        "if config.adv_estimator == 'cepo': pass",
+        "if method in ('other', 'cepo'): pass",
+        "section = config.algorithm.methods['cepo']",
+        "build_estimator('cepo')",
+        "match adv_estimator:\n    case 'other' | 'cepo': pass",
+    ]
+    passing = ["logger = getLogger('cepo')", "inside = path.parts[0] == 'cepo'", "versions = {'cepo': version}"]
+    assert [source for source in deciding + passing if list(decisions_on_own_name(source))] == deciding
+
+
+SIZED = [
+    file for folder in ("cepo", "scripts", "benchmarks", "examples") for file in (REPOSITORY / folder).rglob("*.py")
+]
+
+
+def test_modules_have_at_most_400_lines() -> None:
+    lengths = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in SIZED}
+    long = [f"{place(file, 1)} has {length} lines" for file, length in lengths.items() if length > 400]
+    assert not long, "\n".join(long)
+
+
+def test_functions_have_at_most_60_lines() -> None:
+    long = [
+        f"{place(file, node.lineno)} {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        for file in SIZED
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and node.end_lineno - node.lineno + 1 > 60
+    ]
+    assert not long, "\n".join(long)
+
+
+def test_the_library_never_prints() -> None:
+    printing = [
+        place(file, node.lineno)
+        for file in MODULES
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert not printing, "\n".join(printing)

@@ -1,0 +1,83 @@
+"""Groups of rollouts and token batches for tests, with the few things a test varies as arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from cepo.types import Rollout, RolloutGroup, TokenBatch
+
+
+def rollout(
+    index: int,
+    reward: float,
+    answer: str | None,
+    *,
+    correct: bool = False,
+    equal: bool | None = None,
+    ids: Sequence[int] = (1, 2, 3),
+) -> Rollout:
+    """One rollout; its answer equals the ground truth exactly where it is correct, unless `equal` says otherwise."""
+    return Rollout(
+        index=index,
+        reward=reward,
+        correct=correct,
+        response_ids=tuple(ids),
+        answer=answer,
+        answer_equals_ground_truth=correct if equal is None else equal,
+    )
+
+
+def group(
+    *rollouts: Rollout, ground_truth: str = "70", seed: int = 1, step: int = 0, prompt: str = "p"
+) -> RolloutGroup:
+    """A group in the order given."""
+    return RolloutGroup(prompt_id=prompt, ground_truth=ground_truth, rollouts=rollouts, seed=seed, step=step)
+
+
+def outcome_rewards(rewards: Tensor, mask: Tensor) -> Tensor:
+    """(B, T): each rollout's reward on its last response token."""
+    token_level = torch.zeros(mask.shape, dtype=rewards.dtype)
+    token_level[torch.arange(len(rewards)), mask.sum(dim=1) - 1] = rewards
+    return token_level
+
+
+def response_mask(lengths: Sequence[int], width: int | None = None) -> Tensor:
+    """(B, T) bool, True on the first `lengths[i]` tokens of row i."""
+    return torch.arange(width or max(lengths)).unsqueeze(0) < torch.tensor(lengths).unsqueeze(1)
+
+
+def token_batch(
+    rewards: Sequence[float],
+    group_ids: Sequence[int],
+    *,
+    lengths: Sequence[int],
+    old: Tensor,
+    views: Mapping[str, Tensor],
+    dtype: torch.dtype = torch.float32,
+) -> TokenBatch:
+    """A batch whose rollouts are correct where their reward is at least 0.5; log-probs are cast to `dtype`."""
+    mask = response_mask(lengths, old.shape[1])
+    outcomes = torch.tensor(rewards, dtype=dtype)
+    return TokenBatch(
+        token_level_rewards=outcome_rewards(outcomes, mask),
+        response_mask=mask,
+        old_log_probs=old.to(dtype),
+        group_ids=torch.tensor(group_ids),
+        teacher_log_probs={name: view.to(dtype) for name, view in views.items()},
+        correct=outcomes >= 0.5,
+    )
+
+
+def log_probs_like(shape: Sequence[int], seed: int, scale: float = 3.0) -> Tensor:
+    """Reproducible log-probs: negative numbers of mean magnitude `scale`, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return -scale * torch.empty(tuple(shape), dtype=torch.float64).exponential_(generator=generator)
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """Equality that tells 0.0 from -0.0 and knows no tolerance."""
+    whole = {torch.float32: torch.int32, torch.float64: torch.int64}
+    return left.dtype == right.dtype and torch.equal(left.view(whole[left.dtype]), right.view(whole[right.dtype]))

@@ -1,0 +1,161 @@
+"""The embedded world's shipped model keeps its promises, and the command that made it is reproducible."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from cepo.errors import DataError
+from cepo.microgeo.evaluation import (
+    Evaluator,
+    Rollout,
+    accuracy,
+    mixed_fraction,
+    shuffled_pictures,
+)
+from cepo.microgeo.model import build_untrained_model
+from cepo.microgeo.problems import generate_problem
+from cepo.microgeo.prompts import user_messages
+from cepo.microgeo.tokenizer import SPECIAL_TOKENS, build_tokenizer
+from cepo.microgeo.vision_batching import batched_vision_attention
+from cepo.microgeo.warmstart import WarmStartSettings, warm_start
+from cepo.microgeo.world import ASSETS, build_world
+
+pytestmark = pytest.mark.heavy
+
+NUM_PROBLEMS = 96
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Evaluator:
+    return Evaluator(ASSETS)
+
+
+@pytest.fixture(scope="module")
+def groups(evaluator: Evaluator) -> list[list[Rollout]]:
+    problems = [generate_problem(0, index, stream="test") for index in range(NUM_PROBLEMS)]
+    return evaluator.sample(problems, num_samples=8)
+
+
+def test_at_temperature_1_the_shipped_model_solves_35_to_60_percent(groups: list[list[Rollout]]) -> None:
+    assert 0.35 <= accuracy(groups) <= 0.60
+
+
+def test_at_least_half_of_the_groups_of_8_are_mixed(groups: list[list[Rollout]]) -> None:
+    assert mixed_fraction(groups) >= 0.5
+
+
+def test_responses_are_15_to_48_tokens_long_in_more_than_97_percent(groups: list[list[Rollout]]) -> None:
+    lengths = [one.length for group in groups for one in group]
+    assert sum(15 <= length <= 48 for length in lengths) > 0.97 * len(lengths)
+
+
+def test_pictures_shuffled_among_problems_cost_at_least_10_points(
+    evaluator: Evaluator, groups: list[list[Rollout]]
+) -> None:
+    problems = [group[0].problem for group in groups]
+    shuffled = evaluator.sample(problems, num_samples=4, pictures=shuffled_pictures(problems))
+    assert accuracy(shuffled) <= accuracy(groups) - 0.10
+
+
+def test_on_right_rollouts_a_right_hint_moves_answer_bearing_tokens_10_times_as_much_as_filler(
+    evaluator: Evaluator, groups: list[list[Rollout]]
+) -> None:
+    right = [one for group in groups for one in group if one.is_right]
+    effect = evaluator.hint_effect(right[:160])
+    assert effect.first_token > 0.3
+    assert effect.last_result > 0.3
+    assert min(effect.first_token, effect.last_result) > 10 * abs(effect.filler)
+
+
+def test_a_64_by_64_picture_is_4_image_tokens_and_a_large_one_at_most_700(evaluator: Evaluator) -> None:
+    for size, expected in (((64, 64), 4), ((320, 256), 80), ((3000, 2000), 651)):
+        text = evaluator.processor.apply_chat_template(user_messages("How long?"), tokenize=False)
+        encoded = evaluator.processor(text=[text], images=[Image.new("RGB", size)], return_tensors="pt")
+        count = int((encoded["input_ids"] == evaluator.model.config.image_token_id).sum())
+        assert count == expected
+
+
+def test_the_shipped_tokenizer_is_the_one_the_code_builds(evaluator: Evaluator) -> None:
+    built = build_tokenizer()
+    assert built.get_vocab() == evaluator.processor.tokenizer.get_vocab()
+    assert len(built) == 500
+    assert all(len(built(token).input_ids) == 1 for token in SPECIAL_TOKENS)
+    text = "The yard is 17 wide, √2·x ≤ 5 \\angle ABC, naïve 角."
+    assert evaluator.processor.tokenizer.decode(built(text).input_ids) == text
+    tokens = [built.decode([token]) for token in built("5 sides. 5*12=60.").input_ids]
+    assert tokens == ["5", " sides", ".", " ", "5", "*", "1", "2", "=", "6", "0", "."]
+
+
+def test_the_prompt_has_qwens_form_and_the_hint_stands_inside_the_user_turn(evaluator: Evaluator) -> None:
+    processor = evaluator.processor
+    messages = user_messages("Each side is 7. What is the perimeter?", "35")
+    assert processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == (
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Each side is 7. What is the perimeter?"
+        " Answer in \\boxed{}.\nHere is a sample answer: 35<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_batched_vision_attention_gives_the_usual_log_probs_to_1e_5(evaluator: Evaluator) -> None:
+    problems = [generate_problem(0, index, stream="test") for index in range(8)]
+    inputs = evaluator.inputs(problems, None, None, padding_side="right")
+    with torch.no_grad():
+        usual = evaluator.model(**inputs).logits
+        with batched_vision_attention(evaluator.model):
+            batched = evaluator.model(**inputs).logits
+    assert float((usual - batched).abs().max()) < 1e-4
+    assert float((usual.log_softmax(-1) - batched.log_softmax(-1))[inputs["attention_mask"] > 0].abs().max()) < 1e-4
+
+
+def test_eight_steps_of_the_warm_start_from_one_seed_give_bit_identical_weights_and_another_seed_others(
+    tmp_path: Path,
+) -> None:
+    settings = WarmStartSettings(num_steps=8, batch_size=16, num_warmup_steps=2)
+    losses, weights = [], []
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        folder = build_untrained_model(tmp_path / name, seed=seed)
+        losses.append(warm_start(folder, settings=settings, seed=seed))
+        weights.append(load_file(folder / "model.safetensors"))
+    assert losses[0][-1] < losses[0][0] - 0.5
+    assert losses[0] == losses[1]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert any(not torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
+
+
+def test_a_world_is_built_once_then_reused_and_a_strange_folder_is_left_alone(tmp_path: Path) -> None:
+    world = build_world(tmp_path / "world", num_train=12, num_validation=4)
+    assert (world.model_path / "model.safetensors").stat().st_size < 10_000_000
+    stamp = world.train_file.stat().st_mtime_ns
+    assert build_world(tmp_path / "world", num_train=12, num_validation=4) == world
+    assert world.train_file.stat().st_mtime_ns == stamp
+    assert build_world(tmp_path / "world", num_train=13, num_validation=4).train_file.stat().st_mtime_ns != stamp
+    assert [path.name for path in tmp_path.iterdir()] == ["world"]
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(DataError, match="not an embedded world"):
+        build_world(tmp_path / "mine", num_train=12, num_validation=4)
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+
+
+def test_an_interrupted_build_leaves_no_half_world(tmp_path: Path) -> None:
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_world(tmp_path / "world", num_train=4, num_validation=4, progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_folder_lies_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    world = build_world(num_train=4, num_validation=4)
+    assert world.model_path.parent.parent == tmp_path / "cepo"
+    assert world.model_path.parent.name.startswith("microgeo-")
+    manifest = json.loads((world.model_path.parent / "world.json").read_text())
+    assert manifest["fingerprint"].startswith(world.model_path.parent.name.removeprefix("microgeo-"))

@@ -1,0 +1,115 @@
+"""A few problems with pictures, rewards that depend on the response alone, and the command line of a tiny run."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.config import load_config
+from cepo.models.processing import Processing
+from cepo.workers.actor import Actor
+
+REWARD = '''
+def parity(samples):
+    """Right where the character codes add up to an even number: half of whatever an untrained model writes."""
+    verdicts = [float(sum(map(ord, sample["response"])) % 2 == 0) for sample in samples]
+    return [{"overall": verdict, "accuracy": verdict} for verdict in verdicts]
+'''
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """One thread for tiny tensors; a run's signal handler and log level end with its test."""
+    threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
+    level = logging.getLogger("cepo").level
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGTERM, handler)
+    logging.getLogger("cepo").setLevel(level)
+
+
+@pytest.fixture(scope="session")
+def problem_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight problems of the embedded world, each with one picture. Read only."""
+    from cepo.microgeo.world import split_problems, write_problems
+
+    train, _ = split_problems(0, 8, 1)
+    file = tmp_path_factory.mktemp("problems") / "train.parquet"
+    write_problems(file, train)
+    return file
+
+
+@pytest.fixture(scope="session")
+def parity_reward(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("reward") / "parity.py"
+    file.write_text(REWARD, encoding="utf-8")
+    return f"{file}:parity"
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_model_folder: Path, problem_file: Path, parity_reward: str) -> list[str]:
+    """4 prompts x 4 responses of at most 10 tokens and two optimizer steps per training step, in float32."""
+    return [
+        "config=configs/microgeo/base.yaml",
+        f"data.train_files={problem_file}",
+        "data.val_files=null",
+        "data.max_response_length=10",
+        "data.rollout_batch_size=4",
+        f"worker.actor.model.model_path={tiny_model_folder}",
+        "worker.actor.global_batch_size=2",
+        "worker.actor.micro_batch_size_per_device_for_update=8",
+        "worker.actor.micro_batch_size_per_device_for_experience=16",
+        "worker.actor.optim.lr=1e-3",
+        "worker.rollout.name=transformers",
+        "worker.rollout.n=4",
+        f"worker.reward.reward_function={parity_reward}",
+        "trainer.val_before_train=false",
+        "trainer.logger=[file]",
+        "trainer.max_steps=2",
+        "trainer.rollouts_to_log=4",
+    ]
+
+
+@pytest.fixture
+def build_actor(tiny_model_folder: Path) -> Callable[..., Actor]:
+    """Makes an actor on the tiny checkpoint in float32; keywords are settings of `worker.actor`, dots as `__`."""
+
+    def build(
+        *, folder: Path | None = None, teacher: TeacherConfig | None = None, temperature: float = 1.0, **settings: Any
+    ) -> Actor:
+        path = str(folder or tiny_model_folder)
+        tree: dict[str, Any] = {"model.model_path": path, "fsdp.mp_param_dtype": "fp32"} | {
+            name.replace("__", "."): value for name, value in settings.items()
+        }
+        arguments = [f"worker.actor.{name}={value}" for name, value in tree.items()]
+        config = load_config(["config=configs/microgeo/base.yaml", *arguments])
+        return Actor(
+            config.worker.actor,
+            Processing(path),
+            temperature=temperature,
+            teacher=teacher or TeacherConfig(),
+            total_steps=10,
+            seed=1,
+        )
+
+    return build
+
+
+@pytest.fixture(params=["untrained", "shipped"])
+def model_folder(request: pytest.FixtureRequest, tiny_model_folder: Path) -> Path:
+    """The tiny checkpoint with random weights, and the embedded world's own where the package has them."""
+    if request.param == "untrained":
+        return tiny_model_folder
+    from cepo.microgeo.world import ASSETS
+
+    if not (ASSETS / "model.safetensors").is_file():
+        pytest.skip("cepo/microgeo/assets holds no weights")
+    return ASSETS

@@ -1,0 +1,228 @@
+"""What teachers read: the student's own turn with a reference in it, around the same pictures, before the same response."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from training_runs import (
+    EVERY_WRONG_ROLLOUT_TEACHES,
+    encoded,
+    picture,
+    random_response,
+    reference_model,
+    run,
+)
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.data.batch import ScoringRow
+from cepo.data.contexts import ContextBuilder
+from cepo.data.dataset import Problem
+from cepo.models.positions import context_positions, sequence_positions
+from cepo.models.processing import EncodedPrompt, Processing
+from cepo.types import Reference
+from cepo.workers.actor import Actor
+
+SAYS_NOTHING = "{{ prompt }}{{ reference[:0] }}"
+CONTROL_TEXTS = ("<|im_end|>", "<|im_start|>", "<|image_pad|>", "<|vision_start|>", "<|endoftext|>")
+
+
+def problem(text: str = "<image>Find x.", *, images: int = 1) -> Problem:
+    pictures = tuple(picture(seed, (64 + 32 * seed, 64)) for seed in range(images))
+    return Problem(prompt_id="0", text=text, images=pictures, ground_truth="4", columns={})
+
+
+def builder(processing: Processing, *, max_context_length: int = 512, **teacher: Any) -> ContextBuilder:
+    return ContextBuilder(processing, TeacherConfig(**teacher), max_context_length=max_context_length)
+
+
+def shown(processing: Processing, prompt: EncodedPrompt) -> str:
+    return processing.decode(prompt.engine_ids, skip_special_tokens=False)
+
+
+@pytest.mark.heavy
+def test_a_teacher_that_reads_the_students_context_gives_deltas_below_1e_4(tiny_run: list[str], tmp_path: Path) -> None:
+    template = tmp_path / "nothing.jinja"
+    template.write_text(SAYS_NOTHING)
+    finished = run(
+        tiny_run,
+        "algorithm.adv_estimator=rlsd",  # its delta is teacher minus student
+        f"algorithm.rlsd.teacher.template={template}",
+        "trainer.max_steps=1",
+        folder=tmp_path / "run",
+    )
+    assert finished.metrics[0]["work/teacher_rows"] >= 8
+    deltas = [
+        delta for group in finished.rollouts for rollout in group["rollouts"] for delta in rollout.get("delta") or ()
+    ]
+    assert len(deltas) > 100
+    assert max(map(abs, deltas)) < 1e-4
+    weights = [weight for group in finished.rollouts for rollout in group["rollouts"] for weight in rollout["weight"]]
+    assert max(abs(weight - 1) for weight in weights) < 1e-4
+
+
+@pytest.mark.heavy
+def test_another_picture_moves_teacher_log_probs_by_more_than_1e_3(
+    build_actor: Callable[..., Actor], model_folder: Path
+) -> None:
+    processing = Processing(str(model_folder))
+    actor = build_actor(folder=model_folder)
+    contexts = builder(processing)
+    task = problem()
+    other = Problem(prompt_id="1", text=task.text, images=(picture(9),), ground_truth="4", columns={})
+    responses = [tuple(processing.encode_text(rf"The side is {number}. \boxed{{{number}}}")) for number in (3, 7)]
+    scores = [
+        torch.cat(actor.score([ScoringRow(context=context, response_ids=ids) for ids in responses], as_teacher=True))
+        for context in (contexts.teacher(each, contexts.student(each), "7") for each in (task, other))
+    ]
+    assert float((scores[0] - scores[1]).abs().mean()) > 1e-3
+
+
+@pytest.mark.heavy
+def test_every_teacher_sequence_ends_with_its_response_and_holds_the_hint_in_the_user_turn(
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cepo.workers.actor as actor_module
+
+    seen: list[tuple[list[ScoringRow], Any]] = []
+
+    def recorded(rows: list[ScoringRow], **settings: Any) -> Any:
+        seen.append((list(rows), collate(rows, **settings)))
+        return seen[-1][1]
+
+    collate = actor_module.collate
+    monkeypatch.setattr(actor_module, "collate", recorded)
+    options = [EVERY_WRONG_ROLLOUT_TEACHES, "trainer.max_steps=1", "algorithm.adv_estimator=cepo"]
+    finished = run(tiny_run, *options, folder=tmp_path / "run")
+    processing = finished.trainer.processing
+    image, end = processing.image_token_id, processing.encode("", None).token_ids.count
+    end_of_turn = processing.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    num_teacher_rows, views = 0, set()
+    for rows, collated in seen:
+        for number, row in enumerate(rows):
+            ids = collated.input_ids[number, : row.num_tokens].tolist()
+            assert tuple(ids[-len(row.response_ids) :]) == row.response_ids
+            assert ids.count(image) == 4  # 64 x 64 pixels in patches of 16, merged 2 by 2
+            text = processing.decode(row.context.token_ids, skip_special_tokens=False)
+            before, hint, behind = text.partition("\nHere is a sample answer: ")
+            if not hint:
+                continue
+            num_teacher_rows += 1
+            views.add(behind.partition("<|im_end|>")[0])
+            assert behind.endswith("<|im_end|>\n<|im_start|>assistant\n")
+            assert behind.count("<|im_end|>") == 1
+            assert before.count("<|im_start|>") == before.count("<|im_end|>") + 1  # the user's turn is still open
+            assert before.partition("<|vision_end|>")[2].strip(), "the question stands before the hint"
+            assert row.context.token_ids.count(end_of_turn) == text.count("<|im_end|>")
+        flat = collated.input_ids.flatten()
+        assert torch.equal(flat[collated.response_index + 1], collated.targets)
+    assert num_teacher_rows == finished.metrics[0]["work/teacher_rows"] >= 16
+    assert {group["ground_truth"] for group in finished.rollouts} & views  # the right side
+    assert len(views) > len(finished.rollouts) / 2
+    assert end(image) == 0
+
+
+@pytest.mark.parametrize("images", [0, 1, 3])
+def test_positions_are_the_models_own_with_0_1_and_3_pictures(
+    tiny_model_folder: Path, tiny_processing: Processing, images: int
+) -> None:
+    pictures = [picture(seed, (64 + 32 * seed, 96)) for seed in range(images)]
+    text = "First " + " and then ".join(["<image>"] * images) + " Find x."
+    prompt = tiny_processing.encode(text, tiny_processing.load_images(pictures))
+    response = random_response(7, seed=1)
+    ids = torch.tensor([[*prompt.token_ids, *response]])
+    image_token = tiny_processing.image_token_id
+    model = reference_model(tiny_model_folder)
+    grid = None if prompt.images is None else prompt.images.grid_thw
+    expected, _ = model.model.get_rope_index(
+        ids, (ids == image_token).int(), grid, attention_mask=torch.ones_like(ids)
+    )
+    context = context_positions(
+        prompt.token_ids, prompt.images, image_token_id=image_token, merge_size=tiny_processing.merge_size
+    )
+    assert torch.equal(sequence_positions(context, 7), expected[:, 0])
+    if images:
+        assert int(context.max()) < len(prompt.token_ids) - 1  # a picture takes fewer positions than tokens
+
+
+@pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
+def test_no_special_token_arises_from_text_in_a_problem_or_a_reference(
+    tiny_processing: Processing, placement: str
+) -> None:
+    hostile = " ".join(CONTROL_TEXTS) + " <|im_<|im_end|>end|> <video>"
+    contexts = builder(tiny_processing, placement=placement)
+    special = set(tiny_processing.tokenizer.all_special_ids) | set(tiny_processing.tokenizer.added_tokens_decoder)
+
+    def specials(text: str, reference: str) -> list[int]:
+        task = problem(text)
+        reference = contexts.reference_text(Reference(text=reference))
+        context = contexts.teacher(task, contexts.student(task), reference)
+        return [token for token in context.token_ids if token in special]
+
+    plain = specials("<image>Find x.", "4")
+    assert specials(f"<image>Find x. {hostile}", "4") == plain
+    assert specials("<image>Find x.", f"4 {hostile} 5") == plain
+    assert contexts.reference_text(Reference(text=f"4 {hostile} <image>5")) == "4 5"
+
+
+def test_a_reference_is_cut_to_its_cap_of_64_tokens_and_a_peers_to_its_own_length(tiny_processing: Processing) -> None:
+    contexts = builder(tiny_processing)
+    long = " ".join(str(number) for number in range(100, 400))
+    assert len(tiny_processing.encode_text(long)) > 300
+    text = contexts.reference_text(Reference(text=long))
+    assert long.startswith(text)
+    assert 60 <= len(tiny_processing.encode_text(text)) <= 64
+    assert contexts.reference_text(Reference(text="4")) == "4"
+    peer = tuple(tiny_processing.encode_text(long))[:200]
+    assert 190 <= len(tiny_processing.encode_text(contexts.reference_text(Reference(token_ids=peer)))) <= 200
+
+
+def test_a_reference_is_cut_to_fit_the_context_and_pictures_stay(tiny_processing: Processing) -> None:
+    task = problem("<image>Find x<image>.", images=2)
+    student = builder(tiny_processing).student(task)
+    reference = " ".join(str(number) for number in range(100, 120))
+    whole = builder(tiny_processing).teacher(task, student, reference)
+    image_token = tiny_processing.image_token_id
+    for room in (5, 20):
+        limit = len(whole.token_ids) - room
+        cut = builder(tiny_processing, max_context_length=limit).teacher(task, student, reference)
+        assert limit - 4 <= len(cut.token_ids) <= limit
+        assert cut.token_ids.count(image_token) == student.token_ids.count(image_token) == 4 + 6
+        assert cut.images is student.images
+        words = shown(tiny_processing, cut).partition("answer: ")[2].partition("<|im_end|>")[0]
+        assert words
+        assert reference.startswith(words)
+    # With room for nothing the wording stands alone; the question and its pictures are whole.
+    alone = builder(tiny_processing, max_context_length=len(student.token_ids)).teacher(task, student, reference)
+    assert alone.token_ids.count(image_token) == 10
+    assert "sample answer: <|im_end|>" in shown(tiny_processing, alone)
+
+
+def test_assistant_prefix_stands_between_the_header_and_the_response(tiny_processing: Processing) -> None:
+    contexts = builder(tiny_processing, placement="assistant_prefix")
+    task = problem()
+    student = contexts.student(task)
+    teacher = contexts.teacher(task, student, "42")
+    assert teacher.token_ids == (*student.token_ids, *tiny_processing.encode_text("42\n"))
+    assert shown(tiny_processing, teacher).endswith("<|im_start|>assistant\n42\n")
+
+
+@pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
+def test_a_blind_teacher_has_no_picture_token_and_scores_beside_the_student(
+    tiny_processing: Processing, build_actor: Callable[..., Actor], placement: str
+) -> None:
+    contexts = builder(tiny_processing, placement=placement, with_images=False)
+    task = problem("<image>Find x<image>.", images=2)
+    student = contexts.student(task)
+    teacher = contexts.teacher(task, student, "42")
+    assert student.token_ids.count(tiny_processing.image_token_id) == 10
+    assert teacher.images is None
+    text = shown(tiny_processing, teacher)
+    assert "Find x." in text
+    assert not [mark for mark in ("<image>", "<|image_pad|>", "<|vision_start|>") if mark in text]
+    text_only = encoded(tiny_processing, "Find x.")
+    row = [ScoringRow(context=context, response_ids=(65, 66, 67)) for context in (student, teacher, text_only)]
+    assert [len(scores) for scores in build_actor().score(row, as_teacher=True)] == [3, 3, 3]

@@ -1,0 +1,142 @@
+"""Whose weights teach: against closed forms, and never at the student's cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from test_actor import ADVANTAGES, optimizer_batch
+from torch import Tensor
+from training_runs import differing, encoded, largest_gap, parameters_of, picture, random_response
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.data.batch import ScoringRow
+from cepo.models.processing import Processing
+from cepo.workers.actor import Actor
+
+pytestmark = pytest.mark.heavy
+BuildActor = Callable[..., Actor]
+
+
+@pytest.fixture
+def rows(tiny_processing: Processing) -> list[ScoringRow]:
+    context = encoded(tiny_processing, "Find x of this figure.", picture(1))
+    return [ScoringRow(context=context, response_ids=random_response(8, seed=seed)) for seed in range(6)]
+
+
+def train(actor: Actor, rows: list[ScoringRow], *, step: int) -> None:
+    actor.update([optimizer_batch(actor, rows, ADVANTAGES)], step=step)
+    actor.finish_step(step)
+
+
+def equal(left: list[Tensor], right: list[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("full_shard", [True, False])
+@pytest.mark.parametrize("rank", [0, 4])
+def test_the_reference_teacher_scores_as_at_step_0_after_3_updates(
+    build_actor: BuildActor, rows: list[ScoringRow], rank: int, full_shard: bool
+) -> None:
+    actor = build_actor(
+        teacher=TeacherConfig(source="reference"),
+        model__lora__rank=rank,
+        optim__lr="1e-3",
+        fsdp__enable_full_shard=full_shard,
+    )
+    first = actor.score(rows)
+    for step in range(3):
+        train(actor, rows, step=step)
+        live, student = parameters_of(actor), actor.score(rows)
+        assert equal(actor.score(rows, as_teacher=True), first)
+        assert differing(live, parameters_of(actor)) == []
+        assert equal(actor.score(rows), student)
+        assert largest_gap(student, first) > 1e-3
+
+
+@pytest.mark.parametrize("full_shard", [True, False])
+def test_the_adapter_trains_also_where_the_first_pass_of_all_was_the_reference_teachers(
+    build_actor: BuildActor, rows: list[ScoringRow], full_shard: bool
+) -> None:
+    settings = {
+        "teacher": TeacherConfig(source="reference"),
+        "model__lora__rank": 4,
+        "optim__lr": "1e-3",
+        "fsdp__enable_full_shard": full_shard,
+    }
+    usual, other = build_actor(**settings), build_actor(**settings)
+    other.score(rows, as_teacher=True)
+    for actor in (usual, other):
+        train(actor, rows, step=0)
+    assert differing(parameters_of(usual), parameters_of(other)) == []
+    assert largest_gap(usual.score(rows), usual.score(rows, as_teacher=True)) > 1e-4
+
+
+@pytest.mark.parametrize("full_shard", [True, False])
+def test_a_snapshot_every_2_steps_is_the_actor_after_steps_2_and_4(
+    build_actor: BuildActor, rows: list[ScoringRow], full_shard: bool
+) -> None:
+    actor = build_actor(
+        teacher=TeacherConfig(source="snapshot", sync_every=2), optim__lr="1e-3", fsdp__enable_full_shard=full_shard
+    )
+    kept = actor.score(rows)
+    for step in range(4):
+        train(actor, rows, step=step)
+        student = actor.score(rows)
+        if (step + 1) % 2 == 0:
+            kept = student
+        assert equal(actor.score(rows, as_teacher=True), kept)
+        assert equal(student, kept) == (step in (1, 3))
+
+
+def test_the_actor_as_its_own_teacher_scores_the_same_bits(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
+    actor = build_actor(optim__lr="1e-3")
+    train(actor, rows, step=0)
+    assert equal(actor.score(rows), actor.score(rows, as_teacher=True))
+    assert actor.teacher_weights.state_dict() == {}
+
+
+@pytest.mark.parametrize(("dtype", "decay"), [("fp32", 0.9), ("bf16", 0.999)])
+def test_the_average_after_n_steps_beside_a_constant_student_is_decay_to_n_of_the_start(
+    build_actor: BuildActor, rows: list[ScoringRow], dtype: str, decay: float
+) -> None:
+    actor = build_actor(
+        teacher=TeacherConfig(source="ema", ema_decay=decay), fsdp__torch_dtype=dtype, optim__lr="1e-2"
+    )
+    start = actor.teacher_weights.state_dict()
+    actor.update([optimizer_batch(actor, rows, ADVANTAGES)], step=0)
+    student = {name: tensor.float() for name, tensor in parameters_of(actor).items()}
+    assert parameters_of(actor)[next(iter(student))].dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
+    for step in range(5):
+        actor.finish_step(step)
+    average = actor.teacher_weights.state_dict()
+    expected = {name: decay**5 * start[name] + (1 - decay**5) * student[name] for name in start}
+    assert largest_gap(average.values(), expected.values()) < 1e-6
+    # In bfloat16 itself an average at 0.999 would stand still.
+    moved = torch.cat([(average[name] - start[name]).abs().flatten() for name in start])
+    assert float((moved > 0).float().mean()) > 0.5
+    assert {tensor.dtype for tensor in average.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("full_shard", [True, False])
+def test_a_pass_of_the_average_uses_the_average_and_gives_the_students_bits_back(
+    build_actor: BuildActor, rows: list[ScoringRow], full_shard: bool
+) -> None:
+    actor = build_actor(
+        teacher=TeacherConfig(source="ema", ema_decay=0.5), optim__lr="1e-3", fsdp__enable_full_shard=full_shard
+    )
+    train(actor, rows, step=0)
+    live, student = parameters_of(actor), actor.score(rows)
+    taught = actor.score(rows, as_teacher=True)
+    assert differing(live, parameters_of(actor)) == []
+    assert equal(actor.score(rows), student)
+    twin = build_actor(optim__lr="1e-3")
+    for name, parameter in twin.module.named_parameters():
+        parameter.data.copy_(
+            torch.distributed.tensor.distribute_tensor(
+                actor.teacher_weights.state_dict()[name], parameter.device_mesh, parameter.placements
+            )
+        )
+    assert largest_gap(twin.score(rows), taught) < 1e-6
+    assert largest_gap(student, taught) > 1e-3

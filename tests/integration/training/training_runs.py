@@ -1,0 +1,141 @@
+"""Short training runs in this process, and plain transformers as the measure that the scoring path is held against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from PIL import Image
+from torch import Tensor
+
+from cepo.config import RunConfig, check_config, load_config
+from cepo.data.batch import ScoringRow
+from cepo.models.processing import EncodedPrompt, Processing
+from cepo.runtime.local import LocalBackend
+from cepo.train import build_trainer
+from cepo.trainer.loop import Trainer
+from cepo.workers.actor import Actor
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+EVERY_WRONG_ROLLOUT_TEACHES = "algorithm.cepo.negative.source=peer_full"
+"""An untrained model boxes no answer; whole responses serve as references without one."""
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run leaves in memory and in its folder."""
+
+    trainer: Trainer
+    folder: Path
+
+    @property
+    def actor(self) -> Actor:
+        return actor_of(self.trainer)
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        return parameters_of(self.actor)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return json_lines(self.folder / "metrics.jsonl")
+
+    @property
+    def rollouts(self) -> list[dict[str, Any]]:
+        return json_lines(self.folder / "rollouts.jsonl")
+
+
+def checked_config(arguments: Sequence[str]) -> RunConfig:
+    config = load_config(arguments)
+    check_config(config)
+    return config
+
+
+def run(
+    arguments: Sequence[str], *overrides: str, folder: Path, prepare: Callable[[Trainer], None] | None = None
+) -> FinishedRun:
+    """A whole run in `folder`; `prepare` may change the trainer before its first step."""
+    config = checked_config([*arguments, *overrides, f"trainer.save_checkpoint_path={folder}"])
+    with ExitStack() as stack:
+        trainer = build_trainer(config, stack)
+        if prepare is not None:
+            prepare(trainer)
+        trainer.fit()
+    return FinishedRun(trainer, folder)
+
+
+def actor_of(trainer: Trainer) -> Actor:
+    assert isinstance(trainer.backend, LocalBackend)
+    return trainer.backend._actor
+
+
+def parameters_of(actor: Actor) -> dict[str, Tensor]:
+    """Copies of the trained weights by name."""
+    return {
+        name: whole(parameter.detach()).clone()
+        for name, parameter in actor.module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def differing(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
+    """Names whose values are not equal bit for bit."""
+    assert left.keys() == right.keys()
+    return [name for name in left if not torch.equal(left[name], right[name])]
+
+
+def largest_gap(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
+    gaps = [float((one - other).abs().max()) for one, other in zip(left, right, strict=True)]
+    assert gaps, "nothing was compared"
+    return max(gaps)
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def picture(seed: int, size: tuple[int, int] = (64, 64)) -> Image.Image:
+    """Coloured noise of (width, height)."""
+    pixels = numpy.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=numpy.uint8)
+    return Image.fromarray(pixels)
+
+
+def encoded(processing: Processing, text: str, *images: Image.Image) -> EncodedPrompt:
+    return processing.encode("<image>" * len(images) + text, processing.load_images(images))
+
+
+def random_response(length: int, seed: int) -> tuple[int, ...]:
+    """Plain text tokens: the first 256 of the vocabulary are single bytes."""
+    return tuple(numpy.random.default_rng(seed).integers(0, 256, length).tolist())
+
+
+def reference_model(folder: Path) -> Any:
+    from transformers import Qwen3VLForConditionalGeneration
+
+    return Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def reference_logits(model: Any, row: ScoringRow, image_token_id: int) -> Tensor:
+    """(response length, V) from one unpadded pass with the model's own handling of positions and pictures."""
+    ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
+    inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == image_token_id).int()}
+    if row.context.images is not None:
+        inputs["pixel_values"] = row.context.images.pixel_values
+        inputs["image_grid_thw"] = row.context.images.grid_thw
+    return model(**inputs).logits[0, len(row.context.token_ids) - 1 : -1].float()
+
+
+def reference_log_probs(model: Any, row: ScoringRow, image_token_id: int, *, temperature: float = 1.0) -> Tensor:
+    logits = reference_logits(model, row, image_token_id) / temperature
+    return logits.log_softmax(dim=1).gather(1, torch.tensor(row.response_ids)[:, None])[:, 0]

@@ -1,0 +1,265 @@
+"""The guarantees of the evidence methods (SPEC section 3), each as a property in float32 and float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+import torch
+from factories import log_probs_like, same_bits, token_batch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cepo.algorithms import build_estimator, credit
+from cepo.types import TokenBatch
+
+LARGEST_RADIUS = 1.0 - 2.0**-53
+DTYPES = [torch.float32, torch.float64]
+
+radii = st.one_of(
+    st.floats(0, LARGEST_RADIUS, allow_subnormal=False),
+    st.sampled_from([0.0, 1e-12, 0.2, 0.5, 0.999999, 1.0 - 2.0**-30, LARGEST_RADIUS]),
+)
+mixings = st.one_of(st.floats(0, 1, allow_subnormal=False), st.sampled_from([0.0, 0.5, 1.0]))
+advantage_values = st.one_of(
+    st.floats(-5, 5, width=32, allow_subnormal=False), st.sampled_from([0.0, -0.0, 1e-12, -1e-12, 1e-6, -1e-6, 2e-6])
+)
+deltas = st.one_of(st.floats(-50, 50, width=32), st.sampled_from([0.0, 2e4, -2e4, 1e-7, -1e-7]))
+
+
+@st.composite
+def kernels(draw: st.DrawFn) -> tuple[list[float], list[list[float]]]:
+    """Advantages of up to 5 rollouts and a delta for each of up to 6 tokens of each."""
+    advantages = draw(st.lists(advantage_values, min_size=1, max_size=5))
+    width = draw(st.integers(1, 6))
+    rows = [draw(st.lists(deltas, min_size=width, max_size=width)) for _ in advantages]
+    return advantages, rows
+
+
+def tensors(case: tuple[list[float], list[list[float]]], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return torch.tensor(case[0], dtype=dtype), torch.tensor(case[1], dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(case=kernels(), mixing=mixings, radius=radii)
+def test_the_weighted_advantage_is_finite_and_has_the_sign_of_the_advantage(
+    dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
+) -> None:
+    advantages, delta = tensors(case, dtype)
+    weighted = credit.evidence_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
+    assert weighted.isfinite().all()
+    assert torch.equal(weighted.sign(), advantages.sign().unsqueeze(1).expand_as(delta))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 1e-6, -5.0])
+def test_at_the_largest_radius_below_1_the_strongest_contrary_evidence_leaves_the_sign(
+    dtype: torch.dtype, advantage: float
+) -> None:
+    # w = 2^-53 and lambda = 1: the advantage shrinks to 2^-53 of itself, and does not vanish
+    against = torch.tensor([[-1e4 * math.copysign(1.0, advantage)]], dtype=dtype)
+    given_advantage = torch.tensor([advantage], dtype=dtype)
+    weighted = credit.evidence_advantages(given_advantage, against, mixing=1.0, clip_radius=LARGEST_RADIUS)
+    assert float(weighted / given_advantage) == pytest.approx(2.0**-53, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(case=kernels(), mixing=mixings, radius=radii)
+def test_evidence_moves_an_advantage_by_at_most_lambda_times_radius_times_itself(
+    dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
+) -> None:
+    advantages, delta = tensors(case, dtype)
+    weighted = credit.evidence_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
+    size = advantages.abs().double().unsqueeze(1)
+    moved = (weighted.double() - advantages.double().unsqueeze(1)).abs()
+    rounding = 2 * torch.finfo(dtype).eps * size
+    assert (moved <= mixing * radius * size * (1 + 1e-6) + rounding).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(case=kernels(), mixing=mixings, radius=radii)
+def test_lambda_0_or_radius_0_or_delta_0_is_the_plain_advantage_bit_for_bit(
+    dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
+) -> None:
+    advantages, delta = tensors(case, dtype)
+    plain = advantages.unsqueeze(1).expand_as(delta).contiguous()
+    for lam, r, evidence in ((0.0, radius, delta), (mixing, 0.0, delta), (mixing, radius, torch.zeros_like(delta))):
+        assert same_bits(credit.evidence_advantages(advantages, evidence, mixing=lam, clip_radius=r), plain)
+
+
+@given(st.lists(st.floats(-300, 300), min_size=1, max_size=8), radii, st.sampled_from([-1.0, 1.0]))
+def test_the_weight_is_the_exponential_clipped_to_1_minus_r_and_1_plus_r(
+    values: list[float], radius: float, sign: float
+) -> None:
+    delta = torch.tensor([values], dtype=torch.float64)
+    weight = credit.evidence_weight(delta, torch.tensor([[sign]], dtype=torch.float64), clip_radius=radius)
+    expected = (sign * delta).exp().clamp(1.0 - radius, 1.0 + radius)
+    torch.testing.assert_close(weight, expected, rtol=1e-13, atol=0)
+
+
+@given(st.floats(-0.69, 0.69), radii)
+def test_a_delta_of_size_d_moves_the_weight_by_at_most_exp_d_minus_1(value: float, radius: float) -> None:
+    weight = credit.evidence_weight(
+        torch.tensor([[value]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64), clip_radius=radius
+    )
+    assert abs(float(weight) - 1.0) <= math.expm1(abs(value)) + 1e-15
+
+
+@given(st.lists(st.floats(-0.69, 0.69), min_size=1, max_size=8))
+def test_unclipped_weights_under_swapped_references_multiply_to_1(values: list[float]) -> None:
+    # log 2 = 0.693 is the upper clip at the largest radius, so nothing is clipped here
+    delta = torch.tensor([values], dtype=torch.float64)
+    sign = torch.ones(1, 1, dtype=torch.float64)
+    there, back = (credit.evidence_weight(d, sign, clip_radius=LARGEST_RADIUS) for d in (delta, -delta))
+    torch.testing.assert_close(there * back, torch.ones_like(delta), rtol=1e-12, atol=0)
+
+
+def test_clipped_weights_under_swapped_references_multiply_to_1_5_times_a_half() -> None:
+    sign, delta = torch.ones(1, 1), torch.tensor([[1.0]])
+    there, back = (credit.evidence_weight(d, sign, clip_radius=0.5) for d in (delta, -delta))
+    assert float(there * back) == pytest.approx(0.75, rel=1e-12)
+
+
+class Sealed(Mapping[str, Tensor]):
+    """Teacher log-probs that nobody may read."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        raise AssertionError(f"view '{name}' was read although no teacher is needed")
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("views were listed although no teacher is needed")
+
+    def __len__(self) -> int:
+        return 0
+
+
+def batch_with(
+    views: Mapping[str, Tensor], old: Tensor, dtype: torch.dtype, rewards: Sequence[float] | None = None
+) -> TokenBatch:
+    """Three groups of four: binary rewards, rewards with a format bonus, and one flat group."""
+    given_rewards = rewards or [1, 0, 0, 1, 1.0, 0.1, 0.0, 0.1, 0.9, 0.9, 0.9, 0.9]
+    lengths = [6, 4, 1, 5, 6, 6, 2, 3, 4, 5, 6, 1]
+    ids = [row // 4 for row in range(12)]
+    return token_batch(given_rewards, ids, lengths=lengths, old=old, views=views, dtype=dtype)
+
+
+def three_log_probs(seed: int, scale: float = 3.0) -> tuple[Tensor, Tensor, Tensor]:
+    old, correct, wrong = log_probs_like((3, 12, 6), seed, scale)
+    return old, correct, wrong
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["cepo", "rlsd"])
+@pytest.mark.parametrize(
+    ("config", "step"), [({"lambda_init": 0.0}, 0), ({"clip_radius": 0.0}, 0), ({}, 25), ({}, 10_000)]
+)
+def test_lambda_0_or_radius_0_is_grpo_bit_for_bit_and_reads_no_teacher(
+    name: str, config: dict[str, float], step: int, dtype: torch.dtype
+) -> None:
+    old, _, _ = three_log_probs(seed=1)
+    batch = batch_with({}, old, dtype)
+    sealed = TokenBatch(**{**vars(batch), "teacher_log_probs": Sealed()})
+    estimator = build_estimator(name, config)
+    assert not estimator.needs_teacher(step=step)
+    plain = build_estimator("grpo").signal(batch, step=step).advantages
+    assert same_bits(estimator.signal(sealed, step=step).advantages, plain)
+    assert torch.count_nonzero(plain) > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(seed=st.integers(0, 10_000), mixing=mixings, radius=radii)
+def test_equal_views_are_grpo_bit_for_bit(dtype: torch.dtype, seed: int, mixing: float, radius: float) -> None:
+    old, teacher, _ = three_log_probs(seed)
+    config = {"lambda_init": mixing, "clip_radius": radius}
+    plain = build_estimator("grpo").signal(batch_with({}, old, dtype), step=0).advantages
+    both = batch_with({"correct": teacher, "wrong": teacher}, old, dtype)
+    assert same_bits(build_estimator("cepo", config).signal(both, step=0).advantages, plain)
+    students_own = batch_with({"correct": old}, old, dtype)
+    assert same_bits(build_estimator("rlsd", config).signal(students_own, step=0).advantages, plain)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(seed=st.integers(0, 10_000), mixing=mixings, radius=radii)
+def test_cepo_with_the_students_log_probs_as_wrong_view_is_rlsd_bit_for_bit(
+    dtype: torch.dtype, seed: int, mixing: float, radius: float
+) -> None:
+    old, correct, _ = three_log_probs(seed)
+    config = {"lambda_init": mixing, "clip_radius": radius}
+    contrastive = batch_with({"correct": correct, "wrong": old}, old, dtype)
+    one_sided = batch_with({"correct": correct}, old, dtype)
+    left = build_estimator("cepo", config).signal(contrastive, step=2)
+    right = build_estimator("rlsd", config).signal(one_sided, step=2)
+    assert same_bits(left.advantages, right.advantages)
+    assert left.metrics == right.metrics
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(seed=st.integers(0, 10_000))
+def test_swapping_the_references_and_negating_advantages_leaves_every_weight_unchanged(
+    dtype: torch.dtype, seed: int
+) -> None:
+    old, correct, wrong = three_log_probs(seed, scale=0.5)
+    rewards = torch.tensor([1, 0, 0, 1, 1.0, 0.25, 0.0, 0.25, 1, 0, 0, 0])
+    estimator = build_estimator("cepo")
+    straight = estimator.signal(batch_with({"correct": correct, "wrong": wrong}, old, dtype, rewards.tolist()), step=0)
+    swapped = estimator.signal(
+        batch_with({"correct": wrong, "wrong": correct}, old, dtype, (-rewards).tolist()), step=0
+    )
+    assert same_bits(swapped.diagnostics["weight"], straight.diagnostics["weight"])
+    assert torch.equal(swapped.advantages, -straight.advantages)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@given(seed=st.integers(0, 10_000))
+def test_delta_summed_over_a_response_is_its_log_likelihood_under_correct_minus_under_wrong(
+    dtype: torch.dtype, tolerance: float, seed: int
+) -> None:
+    old, correct, wrong = three_log_probs(seed)
+    batch = batch_with({"correct": correct, "wrong": wrong}, old, dtype)
+    delta = build_estimator("cepo").signal(batch, step=0).diagnostics["delta"]
+    likelihoods = [(view * batch.response_mask).sum(dim=1) for view in (correct, wrong)]
+    torch.testing.assert_close(
+        delta.sum(dim=1).double(), likelihoods[0] - likelihoods[1], rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float64, 1e-14)])
+@given(seed=st.integers(0, 10_000))
+def test_contrastive_delta_is_the_one_sided_delta_of_correct_minus_that_of_wrong(
+    dtype: torch.dtype, tolerance: float, seed: int
+) -> None:
+    old, correct, wrong = three_log_probs(seed, scale=1.0)
+    contrastive = build_estimator("cepo").signal(batch_with({"correct": correct, "wrong": wrong}, old, dtype), step=0)
+    sides = [
+        build_estimator("rlsd").signal(batch_with({"correct": view}, old, dtype), step=0).diagnostics["delta"]
+        for view in (correct, wrong)
+    ]
+    torch.testing.assert_close(contrastive.diagnostics["delta"], sides[0] - sides[1], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["cepo", "rlsd"])
+@pytest.mark.parametrize("radius", [0.5, LARGEST_RADIUS])
+def test_log_probs_of_minus_10000_keep_every_number_finite_and_every_sign(
+    name: str, radius: float, dtype: torch.dtype
+) -> None:
+    extremes = torch.tensor([0.0, -1e4, -1e4, 0.0, -1.0, -5e3], dtype=torch.float64).repeat(12, 1)
+    views = {"correct": extremes, "wrong": extremes.flip(1)}
+    batch = batch_with(views, extremes.roll(1, dims=1), dtype)
+    signal = build_estimator(name, {"clip_radius": radius, "lambda_init": 1.0}).signal(batch, step=0)
+    plain = build_estimator("grpo").signal(batch, step=0).advantages
+    assert signal.advantages.isfinite().all()
+    assert torch.equal(signal.advantages.sign(), plain.sign())
+    numbers = [metric.result for metric in signal.metrics.values()]
+    assert all(number is None or math.isfinite(number) for number in numbers)
+
+
+def test_the_default_moves_advantages_by_at_most_a_quarter_at_step_0_and_a_tenth_at_step_15() -> None:
+    old, correct, wrong = three_log_probs(seed=3, scale=20.0)
+    batch = batch_with({"correct": correct, "wrong": wrong}, old, torch.float64)
+    plain = build_estimator("grpo").signal(batch, step=0).advantages
+    for step, bound in ((0, 0.25), (15, 0.1)):
+        moved = (build_estimator("cepo").signal(batch, step=step).advantages - plain).abs()
+        assert float((moved / plain.abs().clamp(min=1e-9)).max()) == pytest.approx(bound, rel=1e-9)

@@ -1,0 +1,251 @@
+"""The policy loss: its gradient in the logits, its clips, and its independence of how the batch is cut."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from factories import outcome_rewards, response_mask
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cepo.algorithms import build_estimator
+from cepo.errors import ConfigError
+from cepo.losses.policy import (
+    AGGREGATIONS,
+    ClipRange,
+    LossDenominators,
+    clipped_surrogate,
+    surrogate_metrics,
+    token_weights,
+)
+from cepo.metrics import results
+from cepo.types import TokenBatch
+
+CLIP = ClipRange(low=0.2, high=0.28, dual=3.0)
+VOCABULARY = 7
+REWARDS = torch.tensor([1.0, 0.0, 0.0, 1.0])
+LENGTHS = [3, 6, 2, 5]  # 16 tokens
+
+
+def sampled_log_probs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+    return torch.log_softmax(logits / temperature, dim=-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def cepo_signal(old: Tensor, correct: Tensor, wrong: Tensor) -> Tensor:
+    mask = response_mask(LENGTHS)
+    batch = TokenBatch(
+        token_level_rewards=outcome_rewards(REWARDS.to(old.dtype), mask),
+        response_mask=mask,
+        old_log_probs=old.detach(),
+        group_ids=torch.zeros(4, dtype=torch.int64),
+        teacher_log_probs={"correct": correct, "wrong": wrong},
+        correct=REWARDS > 0.5,
+    )
+    return build_estimator("cepo").signal(batch, step=0).advantages
+
+
+def random_case(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Student logits, two teachers' logits and sampled tokens for the four rows, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (4, 6, VOCABULARY)
+    logits, correct, wrong = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    return logits, correct, wrong, torch.randint(VOCABULARY, (4, 6), generator=generator)
+
+
+@given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
+def test_at_ratio_1_the_gradient_in_the_logits_is_minus_advantage_times_onehot_minus_probability(
+    seed: int, temperature: float
+) -> None:
+    logits, correct, wrong, tokens = random_case(seed)
+    logits.requires_grad_()
+    log_probs = sampled_log_probs(logits, tokens, temperature)
+    advantages = cepo_signal(
+        log_probs,
+        sampled_log_probs(correct, tokens, temperature),
+        sampled_log_probs(wrong, tokens, temperature),
+    )
+    weights = token_weights(response_mask(LENGTHS), "token", LossDenominators(16, 4, 6))
+    loss = (clipped_surrogate(log_probs, log_probs.detach(), advantages, CLIP) * weights).sum()
+    loss.backward()
+    onehot = torch.nn.functional.one_hot(tokens, VOCABULARY).double()
+    probabilities = torch.softmax(logits.detach() / temperature, dim=-1)
+    expected = -advantages.unsqueeze(-1) * (onehot - probabilities) / (temperature * 16)
+    torch.testing.assert_close(logits.grad, expected, rtol=1e-10, atol=1e-12)
+    assert torch.count_nonzero(expected) == 16 * VOCABULARY
+
+
+def test_moving_teacher_logits_under_a_fixed_sampled_log_prob_changes_no_bit_of_the_gradient() -> None:
+    logits, correct, wrong, tokens = random_case(seed=8)
+    others = [[v for v in range(VOCABULARY) if v != token] for token in tokens.flatten().tolist()]
+    shift = torch.tensor(others).view(4, 6, VOCABULARY - 1)
+    moved = correct.scatter(-1, shift, correct.gather(-1, shift).roll(1, dims=-1))
+    assert float((moved - correct).abs().max()) > 1.0
+    fixed, again = (sampled_log_probs(teacher, tokens, 1.0).float() for teacher in (correct, moved))
+    assert torch.equal(fixed, again)
+    gradients: list[Tensor] = []
+    for teacher in (correct, moved):
+        student = logits.float().requires_grad_()
+        log_probs = sampled_log_probs(student, tokens, 1.0)
+        wrong_view = sampled_log_probs(wrong, tokens, 1.0).float()
+        advantages = cepo_signal(log_probs, sampled_log_probs(teacher, tokens, 1.0).float(), wrong_view)
+        clipped_surrogate(log_probs, log_probs.detach(), advantages, CLIP).sum().backward()
+        assert student.grad is not None
+        gradients.append(student.grad)
+    assert torch.equal(gradients[0], gradients[1])
+
+
+def test_teachers_receive_no_gradient() -> None:
+    logits, correct, wrong, tokens = random_case(seed=9)
+    for tensor in (logits, correct, wrong):
+        tensor.requires_grad_()
+    log_probs = sampled_log_probs(logits, tokens, 1.0)
+    views = (sampled_log_probs(correct, tokens, 1.0), sampled_log_probs(wrong, tokens, 1.0))
+    clipped_surrogate(log_probs, log_probs.detach(), cepo_signal(log_probs, *views), CLIP).sum().backward()
+    assert logits.grad is not None
+    assert correct.grad is None
+    assert wrong.grad is None
+
+
+def one_token(ratio: float, advantage: float, clip: ClipRange = CLIP) -> tuple[float, float]:
+    """Loss and its derivative in the log-prob of a single token."""
+    log_probs = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
+    old = torch.zeros(1, 1, dtype=torch.float64)
+    loss = clipped_surrogate(log_probs, old, torch.tensor([[advantage]], dtype=torch.float64), clip)
+    loss.sum().backward()
+    assert log_probs.grad is not None
+    return float(loss.detach()), float(log_probs.grad)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.0, 2.0, -2.0, -2.0),
+        (1.2, 2.0, -2.4, -2.4),
+        (1.5, 2.0, -2.56, 0.0),  # clipped above at 1.28
+        (0.5, 2.0, -1.0, -1.0),  # a positive advantage is not clipped below
+        (0.5, -2.0, 1.6, 0.0),  # clipped below at 0.8
+        (2.0, -2.0, 4.0, 4.0),  # a negative advantage is not clipped above,
+        (4.0, -2.0, 6.0, 0.0),  # until the dual bound 3 |A|
+        (4.0, 0.0, 0.0, 0.0),
+    ],
+)
+def test_clipped_losses_and_gradients_worked_out_by_hand(
+    ratio: float, advantage: float, loss: float, gradient: float
+) -> None:
+    assert one_token(ratio, advantage) == pytest.approx((loss, gradient), abs=1e-12)
+
+
+def test_without_the_dual_clip_ratio_4_and_advantage_minus_2_cost_8() -> None:
+    assert one_token(4.0, -2.0, ClipRange(dual=None)) == pytest.approx((8.0, 8.0))
+
+
+def test_the_default_clip_range_is_0_2_below_0_28_above_and_3_for_negative_advantages() -> None:
+    assert ClipRange() == ClipRange(low=0.2, high=0.28, dual=3.0)
+
+
+def test_a_log_ratio_of_10000_keeps_loss_and_gradient_finite() -> None:
+    log_probs = torch.tensor([[0.0, -1e4, -1e4]], requires_grad=True)
+    old = torch.tensor([[-1e4, 0.0, -1e4]])
+    for advantage in (-1.0, 1.0):
+        for clip in (CLIP, ClipRange(dual=None)):
+            loss = clipped_surrogate(log_probs, old, torch.full((1, 3), advantage), clip).sum()
+            (gradient,) = torch.autograd.grad(loss, log_probs)
+            assert loss.isfinite()
+            assert gradient.isfinite().all()
+
+
+def test_clip_fractions_count_one_of_four_tokens_each() -> None:
+    ratios = torch.tensor([[1.5, 4.0, 1.0, 1.1, 9.0]])
+    mask = torch.tensor([[True, True, True, True, False]])
+    advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0]])
+    metrics = surrogate_metrics(ratios.log(), torch.zeros(1, 5), advantages, mask, CLIP)
+    values = results(metrics)
+    assert values["actor/pg_clipfrac_higher"] == 0.25
+    assert values["actor/pg_clipfrac_lower"] == 0.25
+    assert values["actor/ppo_kl"] == pytest.approx(-math.log(1.5 * 4.0 * 1.1) / 4)
+
+
+def test_weights_of_each_aggregation_for_lengths_1_and_3_worked_out_by_hand() -> None:
+    mask, denominators = response_mask([1, 3], width=4), LossDenominators(4, 2, 8)
+    expected = {
+        "token": [[1 / 4, 0, 0, 0], [1 / 4, 1 / 4, 1 / 4, 0]],
+        "seq": [[1 / 2, 0, 0, 0], [1 / 6, 1 / 6, 1 / 6, 0]],
+        "seq_sum": [[1 / 2, 0, 0, 0], [1 / 2, 1 / 2, 1 / 2, 0]],
+        "constant": [[1 / 16, 0, 0, 0], [1 / 16, 1 / 16, 1 / 16, 0]],
+    }
+    assert set(expected) == set(AGGREGATIONS)
+    for name, weights in expected.items():
+        torch.testing.assert_close(token_weights(mask, name, denominators), torch.tensor(weights))
+
+
+def test_an_unknown_aggregation_is_an_error_that_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'sequence'.*token, seq, seq_sum, constant"):
+        token_weights(response_mask([1]), "sequence", LossDenominators(1, 1, 1))
+
+
+def gradient_of_rows(
+    rows: list[list[int]], parameter: Tensor, case: dict[str, Tensor], aggregation: str, padding: int
+) -> tuple[float, Tensor]:
+    """Loss and gradient of a linear model, summed over micro-batches of the given rows, each padded further."""
+    weight = parameter.clone().requires_grad_()
+    mask = case["mask"]
+    denominators = LossDenominators(int(mask.sum()), len(mask), 2 * mask.shape[1])
+    total = 0.0
+    for chosen in rows:
+        part = {name: torch.nn.functional.pad(tensor[chosen].movedim(1, -1), (0, padding)).movedim(-1, 1)
+                for name, tensor in case.items()}  # fmt: skip
+        log_probs = sampled_log_probs(part["features"] @ weight, part["tokens"], 0.8)
+        losses = clipped_surrogate(log_probs, part["old"], part["advantages"], CLIP)
+        loss = (losses * token_weights(part["mask"], aggregation, denominators)).sum()
+        loss.backward()
+        total += float(loss.detach())
+    assert weight.grad is not None
+    return total, weight.grad
+
+
+def linear_case(seed: int, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    mask = response_mask([1 + (5 * row) % 7 for row in range(rows)], width=7)
+    parameter = torch.randn(5, VOCABULARY, generator=generator)
+    features = torch.randn(rows, 7, 5, generator=generator)
+    tokens = torch.randint(VOCABULARY, (rows, 7), generator=generator)
+    old = sampled_log_probs(features @ parameter, tokens, 0.8)
+    return parameter, {
+        "features": features,
+        "tokens": tokens,
+        "old": old + 0.3 * torch.randn(rows, 7, generator=generator),
+        "advantages": torch.randn(rows, 7, generator=generator).where(mask, 0.0),
+        "mask": mask,
+    }
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@given(seed=st.integers(0, 10_000), cuts=st.sets(st.integers(1, 7)), padding=st.integers(0, 9))
+def test_loss_and_gradient_do_not_depend_on_micro_batches_or_padding(
+    aggregation: str, seed: int, cuts: set[int], padding: int
+) -> None:
+    parameter, case = linear_case(seed, rows=8)
+    bounds = [0, *sorted(cuts), 8]
+    parts = [list(range(start, stop)) for start, stop in itertools.pairwise(bounds)]
+    loss, gradient = gradient_of_rows([list(range(8))], parameter, case, aggregation, padding=0)
+    cut_loss, cut_gradient = gradient_of_rows(parts, parameter, case, aggregation, padding)
+    assert cut_loss == pytest.approx(loss, abs=1e-6, rel=1e-6)
+    torch.testing.assert_close(cut_gradient, gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@given(seed=st.integers(0, 10_000), dead=st.sets(st.integers(0, 5), min_size=1, max_size=5))
+def test_leaving_out_rows_without_advantage_gives_the_dense_loss_and_gradient_bit_for_bit(
+    aggregation: str, seed: int, dead: set[int]
+) -> None:
+    parameter, case = linear_case(seed, rows=6)
+    case["advantages"][sorted(dead)] = 0.0
+    live = [row for row in range(6) if row not in dead]
+    one_by_one = gradient_of_rows([[row] for row in range(6)], parameter, case, aggregation, padding=0)
+    without_dead = gradient_of_rows([[row] for row in live], parameter, case, aggregation, padding=0)
+    assert without_dead[0] == one_by_one[0]
+    assert torch.equal(without_dead[1], one_by_one[1])

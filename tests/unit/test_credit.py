@@ -1,0 +1,152 @@
+"""Group advantages, the evidence kernel and their metrics, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from jaxtyping import TypeCheckError
+
+from cepo.algorithms import credit
+from cepo.errors import ConfigError
+from cepo.metrics import results
+
+HALF_RIGHT = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def advantages(rewards: list[float], ids: list[int] | None = None, **options: object) -> torch.Tensor:
+    groups = torch.tensor(ids or [0] * len(rewards))
+    return credit.group_advantages(torch.tensor(rewards), groups, **options)  # type: ignore[arg-type]
+
+
+def test_eight_rollouts_half_right_have_advantage_0_9354_with_the_unbiased_deviation() -> None:
+    # variance 8 * 0.25 / 7 = 2/7, deviation 0.534522, 0.5 / 0.534523 = 0.935413
+    expected = 0.5 / (math.sqrt(2 / 7) + 1e-6)
+    assert expected == pytest.approx(0.93541, abs=1e-5)
+    torch.testing.assert_close(advantages(HALF_RIGHT), torch.tensor([expected] * 4 + [-expected] * 4))
+
+
+def test_eight_rollouts_half_right_have_advantage_1_with_ddof_0() -> None:
+    torch.testing.assert_close(advantages(HALF_RIGHT, ddof=0), torch.tensor([1.0] * 4 + [-1.0] * 4), atol=3e-6, rtol=0)
+
+
+def test_one_of_eight_right_gives_2_4749_to_it_and_minus_0_3536_to_the_others() -> None:
+    # mean 1/8; variance (49/64 + 7/64) / 7 = 1/8; 0.875 / 0.353553 = 2.474874, -0.125 / 0.353553 = -0.353553
+    expected = torch.tensor([2.474874] + [-0.353553] * 7)
+    torch.testing.assert_close(advantages([1.0] + [0.0] * 7), expected, atol=1e-5, rtol=0)
+
+
+def test_scale_none_leaves_the_centred_reward_as_dr_grpo_does() -> None:
+    assert advantages(HALF_RIGHT, scale="none").tolist() == [0.5] * 4 + [-0.5] * 4
+
+
+def test_groups_are_told_apart_by_id_whatever_the_order_of_rows() -> None:
+    mixed = advantages([1.0, 10.0, 0.0, 30.0], ids=[7, 3, 7, 3], scale="none")
+    assert mixed.tolist() == [0.5, -10.0, -0.5, 10.0]
+
+
+@pytest.mark.parametrize("size", range(2, 33))
+@pytest.mark.parametrize("reward", [0.0, 0.1, 0.7, 0.9, 1.0])
+def test_a_group_of_equal_rewards_has_advantage_exactly_0(size: int, reward: float) -> None:
+    assert torch.count_nonzero(advantages([reward] * size)) == 0
+    assert not credit.live_rows(torch.tensor([reward] * size), torch.zeros(size, dtype=torch.int64)).any()
+
+
+def test_rewards_that_differ_by_less_than_1e_6_count_as_equal_and_by_2e_6_as_different() -> None:
+    assert advantages([0.5, 0.5 + 6e-7]).tolist() == [0.0, 0.0]
+    assert advantages([0.5, 0.5 + 2e-6]).sign().tolist() == [-1.0, 1.0]
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]), min_size=2, max_size=16),
+    st.floats(0.25, 4.0),
+    st.floats(-3.0, 3.0),
+)
+def test_scaling_and_shifting_all_rewards_of_a_group_leaves_advantages_unchanged(
+    rewards: list[float], factor: float, offset: float
+) -> None:
+    moved = advantages([factor * reward + offset for reward in rewards])
+    torch.testing.assert_close(moved, advantages(rewards), rtol=1e-4, atol=1e-4)
+
+
+@given(st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16))
+def test_advantages_of_a_group_sum_to_0_and_have_deviation_at_most_1(rewards: list[float]) -> None:
+    values = advantages(rewards).double()
+    assert abs(float(values.sum())) < 1e-5
+    assert float(values.std()) <= 1 + 1e-6
+
+
+def test_a_single_rollout_is_an_error_that_names_worker_rollout_n() -> None:
+    with pytest.raises(ConfigError, match=r"worker\.rollout\.n is 1 .* at least 2"):
+        advantages([1.0, 0.0, 1.0], ids=[0, 0, 1])
+
+
+def test_an_advantage_below_1e_6_has_sign_0() -> None:
+    signs = credit.advantage_sign(torch.tensor([-2.0, -9e-7, 0.0, 9e-7, 2e-6]))
+    assert signs.tolist() == [-1.0, 0.0, 0.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("advantage", "delta", "factor"),
+    [
+        (2.0, math.log(1.2), 1.1),  # w = 1.2, 0.5 + 0.5 * 1.2
+        (2.0, 5.0, 1.25),  # w clipped to 1.5
+        (2.0, -5.0, 0.75),  # w clipped to 0.5
+        (-2.0, 5.0, 0.75),  # evidence for the right answer lightens a wrong rollout's blame
+        (-2.0, -5.0, 1.25),
+        (-2.0, -math.log(1.2), 1.1),
+        (5e-7, 5.0, 1.0),  # sign 0
+    ],
+)
+def test_lambda_a_half_and_radius_a_half_give_the_factors_worked_out_by_hand(
+    advantage: float, delta: float, factor: float
+) -> None:
+    weighted = credit.evidence_advantages(
+        torch.tensor([advantage], dtype=torch.float64),
+        torch.tensor([[delta]], dtype=torch.float64),
+        mixing=0.5,
+        clip_radius=0.5,
+    )
+    assert float(weighted) == pytest.approx(advantage * factor, rel=1e-12)
+
+
+def test_over_response_gives_each_row_its_advantage_and_padding_0() -> None:
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    assert credit.over_response(torch.tensor([2.0, -3.0]), mask).tolist() == [[2.0, 2.0, 0.0], [-3.0, 0.0, 0.0]]
+
+
+def test_evidence_metrics_count_only_response_tokens_of_rows_with_an_advantage() -> None:
+    delta = torch.tensor([[1.0, -0.5, 0.0, 9.0], [2.0, -1.0, 9.0, 9.0], [7.0, 7.0, 7.0, 7.0]])
+    mask = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
+    values = results(credit.evidence_metrics(delta, torch.tensor([1.0, -1.0, 0.0]), mask, mixing=0.25, clip_radius=0.5))
+    # counted deltas: 1, -0.5, 0 at A > 0 and 2, -1 at A < 0; sign * delta: 1, -0.5, 0, -2, 1; log 1.5 = 0.405, log 0.5 = -0.693
+    assert values["evidence/lambda"] == 0.25
+    assert values["evidence/positive_fraction"] == pytest.approx(2 / 5)
+    assert values["evidence/negative_fraction"] == pytest.approx(2 / 5)
+    assert values["evidence/clip_high_rate"] == pytest.approx(2 / 5)
+    assert values["evidence/clip_low_rate"] == pytest.approx(1 / 5)
+    assert values["evidence/disagreement_rate"] == pytest.approx(2 / 5)
+    assert values["evidence/weight_mean"] == pytest.approx((1.5 + math.exp(-0.5) + 1.0 + 0.5 + 1.5) / 5)
+    assert values["evidence/delta_mean_right"] == pytest.approx(0.5 / 3)
+    assert values["evidence/delta_mean_wrong"] == pytest.approx(0.5)
+    assert values["evidence/delta_std_wrong"] == pytest.approx(math.sqrt(4.5))
+
+
+def test_group_metrics_of_one_right_one_wrong_and_two_mixed_groups_are_quarters_and_a_half() -> None:
+    correct = torch.tensor([True, True, False, False, True, False, False, True])
+    ids = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    values = results(credit.group_metrics(correct.float(), correct, ids))
+    assert values == {
+        "groups/all_right": 0.25,
+        "groups/all_wrong": 0.25,
+        "groups/mixed": 0.5,
+        "groups/flat_rollouts": 0.5,
+    }
+
+
+def test_shapes_of_the_core_are_checked_in_tests() -> None:
+    with pytest.raises(TypeCheckError):
+        credit.over_response(torch.zeros(3), torch.ones(2, 4, dtype=torch.bool))

@@ -1,0 +1,202 @@
+"""The embedded world's problems, pictures, demonstrations and files; its model is in tests/integration."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from cepo.errors import DataError
+from cepo.microgeo import prompts
+from cepo.microgeo.demonstrations import (
+    NoiseRates,
+    answer_bearing_positions,
+    demonstrate,
+    right_response,
+    wrong_answer,
+)
+from cepo.microgeo.figures import draw_figure
+from cepo.microgeo.problems import FAMILIES, Problem, generate_problem, no_slip
+from cepo.microgeo.world import split_problems, write_problems
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def make(family: str, seen: str, *numbers: int, index: int = 0) -> Problem:
+    return Problem(family, seen, numbers, seed=0, stream="test", index=index)
+
+
+@pytest.mark.parametrize(
+    ("problem", "answer"),
+    [
+        (make("perimeter", "5", 7), "35"),  # a pentagon of side 7
+        (make("perimeter", "3", 12), "36"),
+        (make("angle", "3", 48, 72), "60"),  # 180 - 120
+        (make("angle", "4", 48, 72), "120"),  # (360 - 120) / 2
+        (make("angle", "5", 48, 72), "140"),  # (540 - 120) / 3
+        (make("ticks", "6", 4), "24"),
+        (make("ticks", "2", 15), "30"),
+        (make("fence", "width", 17, 12), "41"),  # one width of 17, two heights of 12
+        (make("fence", "height", 17, 12), "46"),  # two widths of 17, one height of 12
+    ],
+)
+def test_the_answer_is_the_one_worked_out_by_hand(problem: Problem, answer: str) -> None:
+    assert problem.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("problem", "answer"),
+    [
+        (make("perimeter", "5", 7), 12),  # 5 + 7
+        (make("angle", "4", 48, 72), 210),  # (540 - 120) / 2
+        (make("ticks", "6", 4), 28),  # 7 * 4
+        (make("fence", "width", 17, 12), 29),  # 17 + 12
+    ],
+)
+def test_the_misconception_gives_the_wrong_answer_worked_out_by_hand(problem: Problem, answer: int) -> None:
+    steps = FAMILIES[problem.family].solve(problem.seen, problem.numbers, True, no_slip)
+    assert steps[-1][1] == answer
+
+
+def test_every_computed_result_of_a_right_response_equals_its_left_side() -> None:
+    for index in range(400):
+        problem = generate_problem(3, index)
+        response = right_response(problem)
+        computations = re.findall(r"([\d+*/-]+)=(\d+)\.", response)
+        assert computations
+        for left, right in computations:
+            first, operator, second = re.fullmatch(r"(\d+)([-+*/])(\d+)", left).groups()  # type: ignore[union-attr]
+            by_hand = {"+": int(first) + int(second), "-": int(first) - int(second), "*": int(first) * int(second)}
+            assert by_hand.get(operator, int(first) / int(second)) == int(right)
+        assert response.endswith(f"={problem.answer}. \\boxed{{{problem.answer}}}")
+
+
+def test_the_answer_depends_on_what_only_the_picture_shows_in_all_of_400_problems() -> None:
+    for index in range(400):
+        problem = generate_problem(0, index)
+        others = [
+            make(problem.family, seen, *problem.numbers)
+            for seen in FAMILIES[problem.family].seen_values
+            if seen != problem.seen
+        ]
+        assert others
+        assert all(other.question == problem.question and other.answer != problem.answer for other in others)
+
+
+def test_a_problem_and_its_picture_are_functions_of_seed_stream_and_index() -> None:
+    first, again = generate_problem(5, 17), generate_problem(5, 17)
+    assert first == again
+    assert draw_figure(first).tobytes() == draw_figure(again).tobytes()
+    numbers = {generate_problem(seed, 17, stream=stream).numbers for seed in range(5) for stream in ("train", "other")}
+    assert len(numbers) > 5
+
+
+def test_four_families_take_turns_and_show_each_value_equally_often() -> None:
+    problems = [generate_problem(1, index) for index in range(4000)]
+    for position, (name, family) in enumerate(FAMILIES.items()):
+        seen = [problem.seen for problem in problems[position::4]]
+        assert {problem.family for problem in problems[position::4]} == {name}
+        for value in family.seen_values:
+            assert seen.count(value) / 1000 == pytest.approx(1 / len(family.seen_values), abs=0.05)
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_the_picture_is_64_by_64_and_differs_when_what_is_seen_differs(family: str) -> None:
+    values = FAMILIES[family].seen_values
+    mean_pictures = []
+    for value in values:
+        pictures = [draw_figure(make(family, value, 12, 18, index=index)) for index in range(40)]
+        assert {picture.size for picture in pictures} == {(64, 64)}
+        mean_pictures.append(np.mean([np.asarray(picture.convert("L"), dtype=float) for picture in pictures], axis=0))
+    for first in range(len(values)):
+        for second in range(first):
+            # Averaged over the random details, two readings differ by more than 20 of 255 grey levels somewhere.
+            assert np.abs(mean_pictures[first] - mean_pictures[second]).max() > 20
+
+
+def test_without_noise_a_demonstration_is_right_and_unhinted() -> None:
+    quiet = NoiseRates(misread=0, misread_when_hinted=0, slip=0, misconception=dict.fromkeys(FAMILIES, 0.0), hinted=0)
+    for index in range(40):
+        problem = generate_problem(2, index)
+        one = demonstrate(problem, quiet, seed=0)
+        assert (one.response, one.hint) == (right_response(problem), None)
+
+
+def test_demonstrations_are_as_noisy_and_as_often_hinted_as_the_rates_say() -> None:
+    rates = NoiseRates()
+    problems = [generate_problem(9, 4 * index, stream="noise") for index in range(2000)]
+    ones = [demonstrate(problem, rates, seed=0) for problem in problems]
+    assert ones == [demonstrate(problem, rates, seed=0) for problem in problems]
+    for hinted, rate in ((False, rates.misread), (True, rates.misread_when_hinted)):
+        misread = [one.response[0] != one.problem.seen for one in ones if (one.hint is not None) == hinted]
+        assert np.mean(misread) == pytest.approx(rate, abs=0.03)
+    assert np.mean([one.hint is not None for one in ones]) == pytest.approx(rates.hinted, abs=0.03)
+    boxed = [re.search(r"boxed\{(\d+)\}", one.response).group(1) for one in ones]  # type: ignore[union-attr]
+    follows = [one.hint == box for one, box in zip(ones, boxed, strict=True) if one.hint is not None]
+    assert np.mean(follows) == pytest.approx(1 - rates.hint_is_ignored, abs=0.03)
+
+
+def test_a_wrong_answer_is_never_the_right_one() -> None:
+    for index in range(200):
+        problem = generate_problem(4, index)
+        assert wrong_answer(problem, seed=0) != problem.answer
+        assert wrong_answer(problem, seed=0) == wrong_answer(problem, seed=0)
+
+
+def one_token_per_character(text: str) -> list[tuple[int, int]]:
+    return [(position, position + 1) for position in range(len(text))]
+
+
+def test_answer_bearing_positions_are_the_first_token_and_the_last_results_digits() -> None:
+    text = "width open. 2*24=48. 48+13=61. \\boxed{61}"
+    result = text.index("=61") + 1
+    assert answer_bearing_positions(text, one_token_per_character(text)) == [0, result, result + 1]
+    words = [(0, 5), (5, 16), (16, 20), (20, result), (result, result + 1), (result + 1, len(text))]
+    assert answer_bearing_positions(text, words) == [0, 4, 5]
+
+
+def test_answer_bearing_positions_without_a_result_are_the_first_token_alone() -> None:
+    assert answer_bearing_positions("no idea", [(0, 2), (2, 7)]) == [0]
+    assert answer_bearing_positions("", []) == []
+
+
+def test_offsets_of_another_text_are_refused_with_both_lengths_named() -> None:
+    with pytest.raises(DataError, match=r"\(0, 9\).*2 characters"):
+        answer_bearing_positions("ab", [(0, 9)])
+
+
+def test_the_wording_in_the_package_is_that_of_the_template_files() -> None:
+    assert (CONFIGS / "format_prompt" / "microgeo.jinja").read_text().rstrip("\n") == prompts.FORMAT_PROMPT
+    assert (CONFIGS / "teacher" / "user_suffix.jinja").read_text().rstrip("\n") == prompts.TEACHER_PROMPT
+
+
+def test_the_hinted_user_text_is_the_students_with_one_more_line() -> None:
+    assert prompts.user_text("How long?") == "How long? Answer in \\boxed{}."
+    assert prompts.user_text("How long?", "12") == "How long? Answer in \\boxed{}.\nHere is a sample answer: 12"
+
+
+def test_the_parquet_file_has_geo3ks_columns_and_readable_pictures(tmp_path: Path) -> None:
+    problems, _ = split_problems(0, 8, 1)
+    write_problems(tmp_path / "some.parquet", problems)
+    table = pq.read_table(tmp_path / "some.parquet")
+    assert table.column_names == ["images", "problem", "answer", "id", "family"]
+    assert b"Image" in table.schema.metadata[b"huggingface"]
+    for row, problem in zip(table.to_pylist(), problems, strict=True):
+        assert row["problem"] == f"<image>{problem.question}"
+        assert (row["answer"], row["id"], row["family"]) == (problem.answer, problem.index, problem.family)
+        assert len(row["images"]) == 1
+        picture = Image.open(io.BytesIO(row["images"][0]["bytes"]))
+        assert picture.format == "PNG"
+        assert picture.tobytes() == draw_figure(problem).tobytes()
+
+
+def test_no_validation_problem_has_picture_and_text_of_a_training_problem() -> None:
+    train, validation = split_problems(0, 600, 200)
+    assert (len(train), len(validation)) == (600, 200)
+    seen = {(problem.question, draw_figure(problem).tobytes()) for problem in train}
+    assert not seen & {(problem.question, draw_figure(problem).tobytes()) for problem in validation}

@@ -1,0 +1,191 @@
+"""Which rollout of a group gives a reference: rewards and extractions in, expected references out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from factories import group, rollout
+
+from cepo.algorithms.settings import NegativeConfig, PositiveConfig
+from cepo.teacher.hints import sanitise_reference
+from cepo.teacher.references import contrastive_references, positive_references, wrong_candidates, wrong_rollouts
+from cepo.types import Reference, Rollout, RolloutGroup
+
+TRUTH = Reference(text="70")
+RIGHT = rollout(0, 1.0, "70", correct=True)
+
+
+def wrong(index: int, reward: float, answer: str | None, **options: Any) -> Rollout:
+    return rollout(index, reward, answer, **options)
+
+
+def pick(these: RolloutGroup, **negative: Any) -> tuple[Reference | None, Reference | None]:
+    """The two references of the group, after checking that all its rollouts share them."""
+    correct, against = contrastive_references(these, PositiveConfig(), NegativeConfig(**negative))
+    assert len(correct) == len(against) == len(these.rollouts)
+    assert len(set(correct)) == len(set(against)) == 1
+    return correct[0], against[0]
+
+
+MIXED = group(RIGHT, wrong(1, 0.1, "40"), wrong(2, 0.0, "50"), wrong(3, 0.1, "40"))
+TIED = group(RIGHT, wrong(1, 0.0, "41"), wrong(2, 0.0, "42"), wrong(3, 0.0, "43"))
+UNBOXED_LOWEST = group(RIGHT, wrong(1, 0.1, "40"), wrong(2, 0.0, None))
+ALL_RIGHT = group(RIGHT, rollout(1, 1.0, "70", correct=True))
+ALL_WRONG = group(wrong(0, 0.1, "40"), wrong(1, 0.0, "50"))
+NOTHING_EXTRACTABLE = group(RIGHT, wrong(1, 0.0, None), wrong(2, 0.0, None))
+OTHER_NOTATION = group(RIGHT, wrong(1, 0.0, "70.0", equal=True), wrong(2, 0.1, "35"))
+ONLY_OTHER_NOTATION = group(RIGHT, wrong(1, 0.0, "\\frac{140}{2}", equal=True))
+ONE_RIGHT = group(RIGHT)
+ONE_WRONG = group(wrong(0, 0.0, "40"))
+
+
+@pytest.mark.parametrize(
+    ("these", "lowest_reward", "most_frequent", "strict_lowest"),
+    [
+        pytest.param(MIXED, ("50", 2), ("40", 1), ("50", 2), id="mixed: reward 0 is rollout 2, answer 40 stands twice"),
+        pytest.param(TIED, ("41", 1), ("41", 1), ("41", 1), id="three tied: the lowest index"),
+        pytest.param(UNBOXED_LOWEST, ("40", 1), ("40", 1), None, id="the lowest reward has no answer"),
+        pytest.param(ALL_RIGHT, None, None, None, id="all right"),
+        pytest.param(ALL_WRONG, ("50", 1), ("40", 0), ("50", 1), id="all wrong: 50 is lowest, 40 comes first"),
+        pytest.param(NOTHING_EXTRACTABLE, None, None, None, id="nothing extractable"),
+        pytest.param(OTHER_NOTATION, ("35", 2), ("35", 2), ("70.0", 1), id="70.0 equals 70, so 35 is the wrong answer"),
+        pytest.param(ONLY_OTHER_NOTATION, None, None, ("\\frac{140}{2}", 1), id="only other spellings of the truth"),
+        pytest.param(ONE_RIGHT, None, None, None, id="a single right rollout"),
+        pytest.param(ONE_WRONG, ("40", 0), ("40", 0), ("40", 0), id="a single wrong rollout"),
+    ],
+)
+def test_table_of_wrong_answers(
+    these: RolloutGroup,
+    lowest_reward: tuple[str, int] | None,
+    most_frequent: tuple[str, int] | None,
+    strict_lowest: tuple[str, int] | None,
+) -> None:
+    rules = {"lowest_reward": {}, "most_frequent": {"select": "most_frequent"}, "strict": {"strict_lowest": True}}
+    expected = {"lowest_reward": lowest_reward, "most_frequent": most_frequent, "strict": strict_lowest}
+    for rule, options in rules.items():
+        entry = expected[rule]
+        reference = None if entry is None else Reference(text=entry[0], source_index=entry[1])
+        assert pick(these, **options) == (TRUTH, reference), rule
+        neutral = (None, None) if reference is None else (TRUTH, reference)
+        assert pick(these, fallback="neutral", **options) == neutral, f"{rule}, neutral fallback"
+
+
+def test_random_draws_each_of_three_candidates_about_100_times_in_300_steps_and_repeats_itself() -> None:
+    def draw(seed: int, step: int, prompt: str) -> Reference | None:
+        return pick(group(*TIED.rollouts, seed=seed, step=step, prompt=prompt), select="random")[1]
+
+    drawn = [draw(1, step, "p") for step in range(300)]
+    assert drawn == [draw(1, step, "p") for step in range(300)]
+    counts = Counter(reference.source_index for reference in drawn if reference is not None)
+    assert set(counts) == {1, 2, 3}
+    assert all(70 <= count <= 130 for count in counts.values())
+    assert drawn != [draw(2, step, "p") for step in range(300)]
+    assert drawn != [draw(1, step, "q") for step in range(300)]
+
+
+def test_random_never_draws_an_unextractable_or_equal_answer() -> None:
+    these = [wrong(1, 0.0, None), wrong(2, 0.0, "70.0", equal=True), wrong(3, 0.1, "35")]
+    for step in range(50):
+        assert pick(group(RIGHT, *these, step=step), select="random")[1] == Reference(text="35", source_index=3)
+
+
+def test_groups_without_wrong_rollouts_and_groups_with_wrong_but_unextractable_ones_can_be_told_apart() -> None:
+    assert (len(wrong_rollouts(ALL_RIGHT)), len(wrong_candidates(ALL_RIGHT))) == (0, 0)
+    assert (len(wrong_rollouts(NOTHING_EXTRACTABLE)), len(wrong_candidates(NOTHING_EXTRACTABLE))) == (2, 0)
+    assert [rollout.index for rollout in wrong_candidates(OTHER_NOTATION)] == [2]
+
+
+def test_a_format_bonus_does_not_turn_a_wrong_rollout_into_a_right_one() -> None:
+    bonus = group(rollout(0, 0.2, "70", correct=True), wrong(1, 0.9, "40"))
+    assert pick(bonus)[1] == Reference(text="40", source_index=1)
+
+
+PEERS = group(
+    wrong(0, 0.1, "40", ids=range(100, 110)),
+    rollout(1, 0.9, "70", correct=True, ids=range(200, 203)),
+    rollout(2, 1.0, "70.0", correct=True, ids=range(300, 310)),
+    rollout(3, 1.0, "70", correct=True, ids=range(400, 410)),
+    wrong(4, 0.0, None, ids=range(500, 503)),
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("ground_truth", Reference(text="70")),
+        ("peer_answer", Reference(text="70.0", source_index=2)),
+        ("peer_full", Reference(token_ids=tuple(range(300, 310)), source_index=2)),
+        ("peer_prefix", Reference(token_ids=(300, 301, 302, 303), source_index=2)),
+        ("peer_suffix", Reference(token_ids=(306, 307, 308, 309), source_index=2)),
+    ],
+)
+def test_the_right_side_comes_from_the_best_peer_of_lowest_index(source: str, expected: Reference) -> None:
+    assert positive_references(PEERS, PositiveConfig(source=source, num_tokens=4)) == [expected] * 5
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("ground_truth", Reference(text="70")),
+        ("peer_answer", Reference(text="40", source_index=0)),
+        # a text needs no extractable answer; 3 tokens are fewer than the 4 asked for and are used whole
+        ("peer_full", Reference(token_ids=(500, 501, 502), source_index=4)),
+        ("peer_prefix", Reference(token_ids=(500, 501, 502), source_index=4)),
+        ("peer_suffix", Reference(token_ids=(500, 501, 502), source_index=4)),
+    ],
+)
+def test_the_wrong_side_has_its_own_source(source: str, expected: Reference) -> None:
+    assert pick(PEERS, source=source, num_tokens=4) == (TRUTH, expected)
+
+
+def test_prefix_and_suffix_of_a_10_token_response_are_its_first_and_last_4_tokens() -> None:
+    long = group(RIGHT, wrong(1, 0.0, "40", ids=range(10)))
+    for source, tokens in (("peer_prefix", (0, 1, 2, 3)), ("peer_suffix", (6, 7, 8, 9))):
+        assert pick(long, source=source, num_tokens=4)[1] == Reference(token_ids=tokens, source_index=1)
+
+
+def test_sources_of_both_sides_are_independent() -> None:
+    correct, against = contrastive_references(
+        PEERS, PositiveConfig(source="peer_prefix", num_tokens=2), NegativeConfig(source="peer_answer")
+    )
+    assert correct[0] == Reference(token_ids=(300, 301), source_index=2)
+    assert against[0] == Reference(text="40", source_index=0)
+
+
+@pytest.mark.parametrize("source", ["peer_answer", "peer_full", "peer_prefix", "peer_suffix"])
+def test_peer_mode_without_a_correct_peer_gives_no_evidence_on_either_side(source: str) -> None:
+    both = contrastive_references(ALL_WRONG, PositiveConfig(source=source), NegativeConfig())
+    assert both == ([None, None], [None, None])
+
+
+def test_a_right_peer_without_extractable_answer_gives_its_text_but_no_answer() -> None:
+    verified_otherwise = group(rollout(0, 1.0, None, correct=True, ids=(5, 6)), wrong(1, 0.0, "40"))
+    assert positive_references(verified_otherwise, PositiveConfig(source="peer_answer")) == [None, None]
+    full = positive_references(verified_otherwise, PositiveConfig(source="peer_full"))
+    assert full == [Reference(token_ids=(5, 6), source_index=0)] * 2
+
+
+def test_a_peer_without_tokens_gives_no_reference() -> None:
+    assert pick(group(RIGHT, wrong(1, 0.0, None, ids=())), source="peer_full") == (TRUTH, None)
+
+
+def test_two_missing_answers_are_not_the_most_frequent_answer_of_full_texts() -> None:
+    these = group(RIGHT, wrong(1, 0.0, None, ids=(1,)), wrong(2, 0.0, None, ids=(2,)), wrong(3, 0.1, "40", ids=(3,)))
+    chosen = pick(these, source="peer_full", select="most_frequent")[1]
+    assert chosen == Reference(token_ids=(3,), source_index=3)
+
+
+def test_control_tokens_in_a_chosen_answer_do_not_reach_the_teacher() -> None:
+    hostile = group(RIGHT, wrong(1, 0.0, "4<|im_end|>0\n<|image_pad|>cm"))
+    reference = pick(hostile)[1]
+    assert reference is not None
+    assert reference.text is not None
+    assert sanitise_reference(reference.text, ["<|im_end|>", "<|image_pad|>"]) == "40 cm"
+
+
+def test_a_reference_is_either_a_text_or_tokens() -> None:
+    for neither_or_both in ({}, {"text": "70", "token_ids": (1,)}):
+        with pytest.raises(AssertionError, match="either a text or tokens"):
+            Reference(**neither_or_both)

@@ -1,0 +1,132 @@
+"""Methods are found by themselves, by name; settings are read strictly."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from cepo.algorithms import (
+    Estimator,
+    available_estimators,
+    base,
+    build_config,
+    build_estimator,
+    estimator_class,
+    load_plugin,
+    register_estimator,
+)
+from cepo.algorithms.settings import EvidenceConfig
+from cepo.errors import ConfigError
+
+PLUGIN = """
+from dataclasses import dataclass
+from cepo.algorithms import Estimator, register_estimator
+from cepo.types import TokenSignal
+
+@register_estimator("plugin_method")
+class PluginMethod(Estimator):
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        strength: float = 2.0
+
+    def signal(self, batch, *, step):
+        return TokenSignal(advantages=self.config.strength * batch.response_mask.float())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _registry_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    available_estimators()
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
+
+
+def test_the_three_methods_of_the_main_job_are_known() -> None:
+    assert {"cepo", "grpo", "rlsd"} <= set(available_estimators())
+    assert available_estimators() == sorted(available_estimators())
+
+
+def test_views_are_correct_and_wrong_for_cepo_correct_for_rlsd_and_none_for_grpo() -> None:
+    views = {name: estimator_class(name).views for name in ("cepo", "rlsd", "grpo")}
+    assert views == {"cepo": ("correct", "wrong"), "rlsd": ("correct",), "grpo": ()}
+
+
+def test_presets_of_cepo_and_rlsd_are_lambda_0_5_over_25_steps_radius_0_5_and_the_live_actor() -> None:
+    for name in ("cepo", "rlsd"):
+        config = build_config(name, None)
+        assert (config.lambda_init, config.lambda_schedule, config.lambda_decay_steps) == (0.5, "linear", 25)
+        assert (config.clip_radius, config.teacher.source, config.positive.source) == (0.5, "actor", "ground_truth")
+    assert build_config("cepo", None).negative.source == "peer_answer"
+
+
+def test_an_unknown_name_is_an_error_with_the_nearest_and_all_known_names() -> None:
+    with pytest.raises(ConfigError, match=r"adv_estimator 'cep' is unknown\. Did you mean 'cepo'\? Known: .*grpo"):
+        build_estimator("cep")
+
+
+def test_a_second_class_of_the_same_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'grpo' is already registered by cepo\.algorithms\.grpo"):
+
+        @register_estimator("grpo")
+        class _Second(Estimator):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"lamda_init": 0.5}, r"algorithm\.cepo\.lamda_init is unknown\. Did you mean 'lambda_init'\?"),
+        ({"negative": {"selct": "random"}}, r"algorithm\.cepo\.negative\.selct is unknown\. Did you mean 'select'\?"),
+        ({"clip_radius": "wide"}, r"algorithm\.cepo\.clip_radius is 'wide'; accepted: float"),
+        ({"clip_radius": True}, r"algorithm\.cepo\.clip_radius is True; accepted: float"),
+        ({"clip_radius": 1.5}, r"algorithm\.cepo\.clip_radius is 1\.5; accepted: 0 <= clip_radius < 1"),
+        ({"lambda_decay_steps": 2.5}, r"algorithm\.cepo\.lambda_decay_steps is 2\.5; accepted: int"),
+        ({"negative": {"select": "lowest"}}, r"algorithm\.cepo\.negative\.select is 'lowest'\. .*lowest_reward"),
+        ({"teacher": {"sync_every": 0}}, r"algorithm\.cepo\.teacher\.sync_every is 0; accepted: a positive"),
+        ({"teacher": "actor"}, r"algorithm\.cepo\.teacher is 'actor'; accepted: a section"),
+    ],
+)
+def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        build_estimator("cepo", section)
+
+
+def test_whole_numbers_are_read_as_floats_and_null_where_it_is_accepted() -> None:
+    config = build_config("cepo", {"lambda_init": 1, "teacher": {"template": None}})
+    assert (config.lambda_init, type(config.lambda_init), config.teacher.template) == (1.0, float, None)
+
+
+def test_sections_of_a_method_reach_its_config() -> None:
+    config = build_config("cepo", {"negative": {"select": "random"}, "positive": {"source": "peer_full"}})
+    assert (config.negative.select, config.positive.source, config.clip_radius) == ("random", "peer_full", 0.5)
+    assert dataclasses.replace(config, clip_radius=0.1).negative == config.negative
+
+
+def test_the_largest_double_below_1_is_an_accepted_clip_radius() -> None:
+    largest = 1.0 - 2.0**-53
+    assert build_config("rlsd", {"clip_radius": largest}) == EvidenceConfig(clip_radius=largest)
+
+
+def test_a_plugin_registers_its_method_once_and_is_built_like_any_other(tmp_path: Path) -> None:
+    file = tmp_path / "my_method.py"
+    file.write_text(PLUGIN)
+    load_plugin(file)
+    load_plugin(file)
+    assert "plugin_method" in available_estimators()
+    assert build_estimator("plugin_method", {"strength": 3}).config.strength == 3.0
+    with pytest.raises(ConfigError, match=r"algorithm\.plugin_method\.strenght .* 'strength'"):
+        build_estimator("plugin_method", {"strenght": 3})
+
+
+def test_a_missing_plugin_file_is_an_error_that_names_it() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.plugins: nowhere\.py is not a file"):
+        load_plugin("nowhere.py")
+
+
+def test_a_plugin_that_fails_fails_again_at_the_second_call(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("raise RuntimeError('broken on purpose')")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broken on purpose"):
+            load_plugin(file)

@@ -1,0 +1,77 @@
+"""lambda is a pure function of the 0-based rollout step."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepo.algorithms.settings import EvidenceConfig
+from cepo.errors import ConfigError
+
+
+def test_default_is_a_half_at_step_0_and_0_from_step_25_on() -> None:
+    config = EvidenceConfig()
+    assert config.lambda_at(0) == 0.5
+    assert config.lambda_at(5) == 0.4
+    assert config.lambda_at(24) == pytest.approx(0.02)
+    assert [config.lambda_at(step) for step in (25, 26, 1000)] == [0.0, 0.0, 0.0]
+
+
+def test_default_mixing_adds_up_to_6_5_over_a_run_of_50_steps() -> None:
+    assert sum(EvidenceConfig().lambda_at(step) for step in range(50)) == pytest.approx(6.5)
+
+
+def test_constant_schedule_stays_at_lambda_init() -> None:
+    config = EvidenceConfig(lambda_schedule="constant", lambda_init=1.0)
+    assert {config.lambda_at(step) for step in range(100)} == {1.0}
+
+
+def test_warm_up_over_4_steps_reaches_lambda_init_at_its_last_step_and_decays_after_it() -> None:
+    config = EvidenceConfig(lambda_init=0.8, lambda_warmup_steps=4, lambda_decay_steps=10)
+    assert [config.lambda_at(step) for step in range(4)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert config.lambda_at(4) == 0.8
+    assert config.lambda_at(9) == pytest.approx(0.4)
+    assert config.lambda_at(14) == 0.0
+
+
+@given(
+    st.floats(0, 1),
+    st.integers(1, 60),
+    st.integers(0, 20),
+    st.integers(0, 200),
+)
+def test_lambda_stays_between_0_and_lambda_init_and_never_rises_after_warm_up(
+    init: float, decay: int, warmup: int, step: int
+) -> None:
+    config = EvidenceConfig(lambda_init=init, lambda_decay_steps=decay, lambda_warmup_steps=warmup)
+    value = config.lambda_at(step)
+    assert 0 <= value <= init
+    if step >= warmup:
+        assert config.lambda_at(step + 1) <= value
+    assert config.lambda_at(warmup + decay) == 0.0
+
+
+@given(st.integers(0, 100))
+def test_a_resumed_run_reads_the_same_lambda(step: int) -> None:
+    config = EvidenceConfig(lambda_warmup_steps=3)
+    uninterrupted = [config.lambda_at(k) for k in range(step + 1)][-1]
+    assert EvidenceConfig(lambda_warmup_steps=3).lambda_at(step) == uninterrupted
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("lambda_init", 1.5),
+        ("lambda_init", -0.1),
+        ("lambda_init", float("nan")),
+        ("lambda_decay_steps", 0),
+        ("lambda_warmup_steps", -1),
+        ("lambda_schedule", "cosine"),
+        ("clip_radius", 1.0),
+        ("clip_radius", -0.1),
+    ],
+)
+def test_values_outside_their_range_are_refused_with_the_name_of_the_setting(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=key):
+        EvidenceConfig(**{key: value})  # type: ignore[arg-type]
