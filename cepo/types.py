@@ -12,11 +12,58 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from cepo.errors import require, require_choice
 from cepo.metrics import Metric, Metrics
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
+
+
+DIVERGENCE_KINDS = ("forward_kl", "reverse_kl", "jsd")
+DIVERGENCE_SUPPORTS = ("full", "topk", "sampled")
+CLIP_MODES = ("token", "vocab_entry")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceConfig:
+    """How far the student is from the teacher at a token. `b` is `jsd_weight`, P_T the teacher, P_S the student.
+
+    `kind`: `forward_kl` KL(P_T || P_S), `reverse_kl` KL(P_S || P_T), `jsd` b KL(P_T || M) + (1-b) KL(P_S || M) with
+    M = b P_T + (1-b) P_S. The family is not continuous at its ends: `jsd` / b tends to forward KL as b tends to 0.
+    `support`: the `full` vocabulary; the `topk` most probable entries of `topk_from` with one bucket for the rest; or the
+    `sampled` token alone (policy-gradient form, reverse KL only).
+    `clip` bounds from above each token's divergence (`token`) or each vocabulary entry's part of it (`vocab_entry`: no
+    divergence any more, it can be negative). `importance_clip` weighs tokens by min(P_S / P_old, importance_clip).
+    """
+
+    kind: str = "forward_kl"
+    jsd_weight: float = 0.5
+    support: str = "full"
+    topk: int = 100
+    topk_from: str = "student"
+    clip: float | None = None
+    clip_mode: str = "token"
+    importance_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        require_choice("kind", self.kind, DIVERGENCE_KINDS)
+        require(0 < self.jsd_weight < 1, "jsd_weight", self.jsd_weight, "0 < jsd_weight < 1; the ends are kinds")
+        require_choice("support", self.support, DIVERGENCE_SUPPORTS)
+        require(
+            self.support != "sampled" or self.kind == "reverse_kl",
+            "support",
+            f"sampled with kind {self.kind}",
+            "kind reverse_kl, whose gradient the sampled token estimates without bias; or support full or topk",
+        )
+        require(self.topk > 0, "topk", self.topk, "a positive number of vocabulary entries")
+        require_choice("topk_from", self.topk_from, ("student", "teacher"))
+        require(self.clip is None or self.clip > 0, "clip", self.clip, "a positive number, or null for no clip")
+        require_choice("clip_mode", self.clip_mode, CLIP_MODES)
+        positive = self.importance_clip is None or self.importance_clip > 0
+        require(
+            positive, "importance_clip", self.importance_clip, "a positive number, or null for no importance weight"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +89,17 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutGroup:
-    """All rollouts of one prompt in one step. `seed`, `step` and `prompt_id` key every random choice made for it."""
+    """All rollouts of one prompt in one step. `seed`, `step` and `prompt_id` key every random choice made for it.
+
+    `solution` is the dataset's worked solution, None where it has none.
+    """
 
     prompt_id: str
     ground_truth: str
     rollouts: Sequence[Rollout]
     seed: int
     step: int
+    solution: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +107,13 @@ class Reference:
     """Privileged material for one teacher context: a text, or a slice of some rollout's tokens.
 
     Exactly one of `text` and `token_ids` is set. `source_index` is the rollout it was taken from, None for the dataset.
+    `max_tokens` caps a text; None leaves that to the teacher's settings.
     """
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     source_index: int | None = None
+    max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         assert (self.text is None) != (self.token_ids is None), "a reference is either a text or tokens"
@@ -77,6 +130,9 @@ class TokenBatch:
         group_ids: (B,); equal for rollouts of the same prompt.
         teacher_log_probs: view -> (B, T); rows whose reference is None hold `old_log_probs`.
         correct: (B,); the verifier's verdict.
+        has_reference: view -> (B,); rows whose teacher reads a reference. The others' view is the student's own.
+        reward_baselines: (B,); the reward of the greedy response to the row's prompt, for methods with `needs_baseline`.
+        values: (B, T); the critic's value before each token, for methods with `needs_values`.
     """
 
     token_level_rewards: Float[Tensor, "B T"]
@@ -85,11 +141,28 @@ class TokenBatch:
     group_ids: Int64[Tensor, " B"]
     teacher_log_probs: Mapping[str, Float[Tensor, "B T"]]
     correct: Bool[Tensor, " B"]
+    has_reference: Mapping[str, Bool[Tensor, " B"]] = field(default_factory=dict[str, "Tensor"])
+    reward_baselines: Float[Tensor, " B"] | None = None
+    values: Float[Tensor, "B T"] | None = None
 
     @property
     def rewards(self) -> Float[Tensor, " B"]:
         """Each rollout's outcome reward: the masked sum of its token rewards."""
         return (self.token_level_rewards * self.response_mask).sum(dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """A divergence from the teacher `view` that the update minimises, in place of the policy loss or beside it.
+
+    Attributes:
+        token_weight: (B, T); the method's weight on tokens that learn, 0 on padding and on rows without a reference. The
+            loss is `sum(token_weight * divergence * aggregation weight)`; its denominators count masked rows too.
+    """
+
+    view: str
+    divergence: DivergenceConfig
+    token_weight: Float[Tensor, "B T"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +173,12 @@ class TokenSignal:
         advantages: (B, T), constant with respect to the weights, exactly 0 on padding.
         metrics: named values, each with its reduction.
         diagnostics: named (B, T) tensors for records and heat maps; nothing trains on them.
+        distillation: None for methods whose only loss is the policy loss.
+        returns: (B, T) targets of the critic, 0 on padding; None for methods without one.
     """
 
     advantages: Float[Tensor, "B T"]
     metrics: Metrics = field(default_factory=dict[str, Metric])
     diagnostics: Mapping[str, Float[Tensor, "B T"]] = field(default_factory=dict[str, "Tensor"])
+    distillation: Distillation | None = None
+    returns: Float[Tensor, "B T"] | None = None

@@ -14,6 +14,8 @@ from cepo.metrics import Metric, Metrics, fraction, mean_of, mean_value
 
 FLAT_REWARD_RANGE = 1e-6
 """A group whose rewards differ by less has advantage exactly 0: rounding alone can produce |A| of 0.1 in such groups."""
+DEVIATION_FLOOR = 1e-6
+"""Added to a group's deviation before dividing by it."""
 ZERO_ADVANTAGE = 1e-6
 """Below this magnitude an advantage has sign 0."""
 NEUTRAL_DELTA = 1e-3
@@ -40,17 +42,82 @@ def group_advantages(
     Raises:
         ConfigError: a group has a single rollout; its advantage is not defined.
     """
-    group, num_groups = _groups(group_ids)
-    exact = rewards.double()
-    sizes = _group_sums(torch.ones_like(exact), group, num_groups)
-    if int(sizes.min()) < 2:
-        raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
-    mean = _group_sums(exact, group, num_groups) / sizes
-    centred = exact - mean[group]
+    centred, deviation, _ = _group_moments(rewards, group_ids, ddof)
     if scale == "std":
-        variance = _group_sums(centred.square(), group, num_groups) / (sizes - ddof)
-        centred = centred / (variance.sqrt() + 1e-6)[group]
+        centred = centred / (deviation + DEVIATION_FLOOR)
     return centred.where(live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
+
+
+def best_of_group_advantages(
+    rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, ddof: int = 1, scale: str = "std"
+) -> Float[Tensor, " B"]:
+    """`(R_1 - R_2) / (std_g + 1e-6)` for a group's best rollout, 0 for its others; R_1, R_2 its two highest rewards.
+
+    Exactly 0 for all of a group whose best reward two rollouts share. `scale="none"` leaves out the division.
+
+    Raises:
+        ConfigError: a group has a single rollout.
+    """
+    group, num_groups = _groups(group_ids)
+    _, deviation, _ = _group_moments(rewards, group_ids, ddof)
+    exact = rewards.double()
+    lowest = exact.new_full((num_groups,), -math.inf)
+    best = exact == lowest.scatter_reduce(0, group, exact, "amax")[group]
+    second = lowest.scatter_reduce(0, group, exact.masked_fill(best, -math.inf), "amax")[group]
+    alone = torch.bincount(group[best], minlength=num_groups)[group] == 1
+    margin = exact - second
+    if scale == "std":
+        margin = margin / (deviation + DEVIATION_FLOOR)
+    return margin.where(best & alone & live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
+
+
+def leave_one_out_advantages(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """`A_i = R_i - mean of the others of its group`, which is `(R_i - mean_g) n / (n - 1)`; exactly 0 in flat groups.
+
+    Raises:
+        ConfigError: a group has a single rollout.
+    """
+    centred, _, sizes = _group_moments(rewards, group_ids, 1)
+    return (centred * sizes / (sizes - 1)).where(live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
+
+
+def discounted_returns(
+    token_rewards: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"], *, gamma: float
+) -> Float[Tensor, "B T"]:
+    """`G_t = r_t + gamma G_{t+1}`, 0 behind the last response token; float64."""
+    return _backward_sums((token_rewards * response_mask).double(), gamma).where(response_mask, 0.0)
+
+
+def generalised_advantages(
+    token_rewards: Float[Tensor, "B T"],
+    values: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """`A_t = sum_l (gamma lambda)^l d_{t+l}` with `d_t = r_t + gamma V_{t+1} - V_t`, and the critic's targets `A_t + V_t`.
+
+    V is 0 behind the last response token. Both float64, 0 on padding. lambda = 1 makes the targets the discounted returns,
+    lambda = 0 makes A the one-step error. Source: Schulman et al. 2016.
+    """
+    value = values.double().where(response_mask, 0.0)
+    following = torch.cat([value[:, 1:], value.new_zeros(len(value), 1)], dim=1)
+    errors = ((token_rewards * response_mask).double() + gamma * following - value).where(response_mask, 0.0)
+    advantages = _backward_sums(errors, gamma * gae_lambda).where(response_mask, 0.0)
+    return advantages, (advantages + value).where(response_mask, 0.0)
+
+
+def whitened(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """`(x - mean) / sqrt(var + 1e-8)` over all response tokens of the batch (unbiased var); float64, 0 on padding.
+
+    Exactly 0 where all values lie within 1e-6: rounding must not be blown up into a signal.
+    """
+    exact = values.double()
+    kept = exact[response_mask]
+    if kept.numel() < 2 or float(kept.max() - kept.min()) < FLAT_REWARD_RANGE:
+        return torch.zeros_like(exact)
+    return ((exact - kept.mean()) / (kept.var() + 1e-8).sqrt()).where(response_mask, 0.0)
 
 
 def evidence_weight(
@@ -138,9 +205,41 @@ def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], gro
     }
 
 
+def demonstration_metrics(shown: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
+    """Fractions of rollouts whose teacher reads a reference, and of groups in which any does."""
+    group, num_groups = _groups(group_ids)
+    taught = torch.bincount(group, weights=shown.double(), minlength=num_groups) > 0
+    return {
+        "distillation/demonstrated_rollouts": mean_of(shown.float()),
+        "distillation/demonstrated_groups": fraction(int(taught.sum()), num_groups),
+    }
+
+
+def _group_moments(rewards: Tensor, group_ids: Tensor, ddof: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row, in float64: the reward less its group's mean, the group's deviation, the group's size."""
+    group, num_groups = _groups(group_ids)
+    exact = rewards.double()
+    sizes = _group_sums(torch.ones_like(exact), group, num_groups)
+    if int(sizes.min()) < 2:
+        raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
+    mean = _group_sums(exact, group, num_groups) / sizes
+    centred = exact - mean[group]
+    variance = _group_sums(centred.square(), group, num_groups) / (sizes - ddof)
+    return centred, variance.sqrt()[group], sizes[group]
+
+
+def _backward_sums(values: Tensor, factor: float) -> Tensor:
+    """(B, T): `S_t = values_t + factor S_{t+1}`."""
+    sums, running = torch.empty_like(values), values.new_zeros(len(values))
+    for token in range(values.shape[1] - 1, -1, -1):
+        running = values[:, token] + factor * running
+        sums[:, token] = running
+    return sums
+
+
 def _groups(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
     """Each row's group as 0, 1, ..., and the number of groups."""
-    found = torch.unique(group_ids, return_inverse=True)  # pyright: ignore[reportUnknownMemberType]
+    found = torch.unique(group_ids, return_inverse=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     _, group = cast("tuple[Tensor, Tensor]", found)
     return group, int(group.max()) + 1
 

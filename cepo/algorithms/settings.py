@@ -175,30 +175,42 @@ class DistillationConfig(GroupAdvantageConfig):
 
 
 def config_from_mapping(config_class: type[_Settings], mapping: Mapping[str, Any], *, path: str) -> _Settings:
-    """Reads a settings dataclass, nested ones included.
+    """Reads a settings dataclass, nested ones included. Keys that are not given keep the default of the section they are in.
 
     Raises:
         ConfigError: an unknown key (with the nearest known one), a wrong type, or a value the dataclass refuses;
             every message begins with the full key.
     """
-    if not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+    return _section(config_class, mapping, None, path=path)
+
+
+def _section(config_class: type[_Settings], mapping: Any, defaults: _Settings | None, *, path: str) -> _Settings:
+    """`defaults` are those of the section around this one: a method may give a nested section other ones than its class."""
+    if not isinstance(mapping, Mapping):
         raise ConfigError(f"{path} is {mapping!r}; accepted: a section with keys")
     hints = typing.get_type_hints(config_class)
-    names = [entry.name for entry in dataclasses.fields(cast(Any, config_class))]
+    fields = {entry.name: entry for entry in dataclasses.fields(cast(Any, config_class))}
     values: dict[str, Any] = {}
-    for key, value in mapping.items():
-        if key not in names:
-            raise ConfigError(f"{path}.{key} is unknown.{did_you_mean(str(key), names)} Known: {', '.join(names)}")
-        values[key] = _convert(value, hints[key], path=f"{path}.{key}")
+    for key, value in cast("Mapping[str, Any]", mapping).items():
+        if key not in fields:
+            raise ConfigError(f"{path}.{key} is unknown.{did_you_mean(str(key), fields)} Known: {', '.join(fields)}")
+        if dataclasses.is_dataclass(hints[key]):
+            inner = _default_section(fields[key]) if defaults is None else getattr(defaults, key)
+            values[key] = _section(cast("type[Any]", hints[key]), value, inner, path=f"{path}.{key}")
+        else:
+            values[key] = _convert(value, hints[key], path=f"{path}.{key}")
     try:
-        return config_class(**values)
+        return config_class(**values) if defaults is None else dataclasses.replace(cast(Any, defaults), **values)
     except ConfigError as error:
         raise ConfigError(f"{path}.{error}") from None
 
 
+def _default_section(entry: dataclasses.Field[Any]) -> Any:
+    """What a nested section is where its mapping says nothing; None where it has no default."""
+    return None if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+
+
 def _convert(value: Any, hint: Any, *, path: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return config_from_mapping(cast("type[Any]", hint), value, path=path)
     accepted: tuple[Any, ...] = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     for kind in accepted:
         if kind is type(None) and value is None:

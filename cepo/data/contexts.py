@@ -44,7 +44,7 @@ class ContextBuilder:
             text, cap = self._processing.decode(reference.token_ids), len(reference.token_ids)
         else:
             assert reference.text is not None
-            text, cap = reference.text, self._teacher.max_reference_tokens
+            text, cap = reference.text, reference.max_tokens or self._teacher.max_reference_tokens
         return self._cut(sanitise_reference(text, self._special_texts), cap)
 
     def teacher(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> EncodedPrompt:

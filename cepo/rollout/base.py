@@ -32,11 +32,13 @@ class GenerationRequest:
 
     Attributes:
         prompt_ids: token ids with ONE placeholder token per image; the engine expands it to the image's token count.
+        num_prompt_tokens: the prompt's length once every placeholder is expanded.
         images: RGB pictures, already brought within the data section's pixel limits.
         seed: non-negative; sample i of the prompt is a function of (seed, i) and the weights only.
     """
 
     prompt_ids: tuple[int, ...]
+    num_prompt_tokens: int
     images: tuple[Image, ...]
     seed: int
 

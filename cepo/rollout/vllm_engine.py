@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import json
 import logging
 import os
 import random
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
 from cepo.models.cpu_torch import repair_this_process_and_its_children
+from cepo.rollout.adapters import write_adapter
 from cepo.rollout.base import (
     AdapterWeights,
     FullWeights,
@@ -30,7 +29,7 @@ from cepo.rollout.base import (
 )
 
 if TYPE_CHECKING:
-    from vllm import LLM, SamplingParams
+    from vllm import LLM, RequestOutput, SamplingParams
     from vllm.outputs import CompletionOutput
 
 logger = logging.getLogger(__name__)
@@ -104,6 +103,7 @@ class VllmGenerator:
         self._logit_bias = dict.fromkeys(banned, float("-inf"))
         self._eos_token_ids = sorted(set(eos_token_ids))
         self._max_model_len = max_model_len
+        self._max_prefill_tokens: int | None = None
         self._lora_rank = lora_rank
         self._show_progress = show_progress
         self._adapter_folder: Path | None = None
@@ -134,6 +134,8 @@ class VllmGenerator:
             options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _served_rank(lora_rank)}
         llm = _start(options, enforce_eager=enforce_eager)
         self._llm: LLM | None = llm
+        if llm.llm_engine.vllm_config.device_config.device_type == "cpu":
+            self._max_prefill_tokens = llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
         self._image_token_id: int | None = getattr(llm.model_config.hf_config, "image_token_id", None)
 
     def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
@@ -145,13 +147,23 @@ class VllmGenerator:
         llm = self._engine()
         check_image_counts(requests, self._image_token_id)
         for index, request in enumerate(requests):
-            length = len(request.prompt_ids) + settings.max_response_length
+            length = request.num_prompt_tokens + settings.max_response_length
             if length > self._max_model_len:
                 raise EngineError(
-                    f"prompt {index} of the batch has {len(request.prompt_ids)} tokens and may get "
+                    f"prompt {index} of the batch has {request.num_prompt_tokens} tokens and may get "
                     f"{settings.max_response_length} more, together {length}, but the engine was started for "
                     f"{self._max_model_len}; raise worker.rollout.max_model_len or lower data.max_response_length"
                 )
+        outputs: list[Any] = []
+        for batch in _batches(requests, settings, self._max_prefill_tokens):
+            outputs += self._generate_batch(llm, batch, settings)
+        results = [[_generation(output) for output in result.outputs] for result in outputs]
+        # Greedy samples are equal: vLLM computes one and refuses more.
+        return [row * settings.num_samples if settings.temperature == 0 else row for row in results]
+
+    def _generate_batch(
+        self, llm: LLM, requests: Sequence[GenerationRequest], settings: SamplingSettings
+    ) -> list[RequestOutput]:
         prompts: list[Any] = []
         for request in requests:
             prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_ids)}
@@ -160,7 +172,7 @@ class VllmGenerator:
             prompts.append(prompt)
         try:
             with _callers_state_kept():
-                outputs = llm.generate(
+                return llm.generate(
                     prompts,
                     [self._sampling(request, settings) for request in requests],
                     use_tqdm=self._show_progress,
@@ -168,9 +180,6 @@ class VllmGenerator:
                 )
         except Exception as error:
             raise EngineError(f"vLLM failed while generating: {_last_words(error)}") from error
-        results = [[_generation(output) for output in result.outputs] for result in outputs]
-        # Greedy samples are equal: vLLM computes one and refuses more.
-        return [row * settings.num_samples if settings.temperature == 0 else row for row in results]
 
     def sync_weights(self, weights: Weights) -> None:
         """See `cepo.rollout.base.Generator`. An adapter is served beside the base weights, never merged into them.
@@ -253,13 +262,39 @@ class VllmGenerator:
                 "worker.rollout.name=transformers"
             )
         old_id, old_folder = self._adapter_id, self._adapter_folder
-        self._adapter_folder = _write_adapter(weights)
+        self._adapter_folder = Path(tempfile.mkdtemp(prefix="cepo-adapter-"))
+        write_adapter(weights, self._adapter_folder)
         self._adapter_id = old_id + 1
         if old_folder is not None:
             llm.llm_engine.remove_lora(old_id)
             shutil.rmtree(old_folder)
         if not llm.llm_engine.add_lora(self._adapter()):
             raise EngineError(f"vLLM refused the adapter with {len(weights.tensors)} tensors")
+
+
+def _batches(
+    requests: Sequence[GenerationRequest], settings: SamplingSettings, max_prefill_tokens: int | None
+) -> Iterator[list[GenerationRequest]]:
+    """Splits the requests so that each part's prompts, counted once per sample, fit into one pass of the engine.
+
+    A prompt that is read in pieces makes vLLM rewind the sample's random stream, which a CPU generator refuses.
+    """
+    batch: list[GenerationRequest] = []
+    num_tokens = 0
+    for request in requests:
+        added = request.num_prompt_tokens * settings.num_samples
+        if max_prefill_tokens is not None and added > max_prefill_tokens:
+            raise EngineError(
+                f"a prompt of {request.num_prompt_tokens} tokens for {settings.num_samples} responses does not fit into one "
+                f"pass of {max_prefill_tokens} tokens on the CPU; raise worker.rollout.max_num_batched_tokens to {added}"
+            )
+        if batch and max_prefill_tokens is not None and num_tokens + added > max_prefill_tokens:
+            yield batch
+            batch, num_tokens = [], 0
+        batch.append(request)
+        num_tokens += added
+    if batch:
+        yield batch
 
 
 def _start(options: dict[str, Any], *, enforce_eager: bool) -> LLM:
@@ -329,28 +364,6 @@ def _sync_full(llm: LLM, weights: FullWeights) -> None:
             "would leave vLLM's head as it was; take them from state_dict(), not from named_parameters()"
         )
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.tensors.items())})
-
-
-def _write_adapter(weights: AdapterWeights) -> Path:
-    from safetensors.torch import save_file
-
-    folder = Path(tempfile.mkdtemp(prefix="cepo-adapter-"))
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.tensors.items()}
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = json.dumps(dict(weights.adapter_config), default=_as_json)
-    (folder / "adapter_config.json").write_text(config, encoding="utf-8")
-    return folder
-
-
-def _as_json(value: object) -> object:
-    """PEFT keeps target modules as a set and its kind as an enumeration member."""
-    if isinstance(value, set | frozenset | tuple):
-        return sorted(value)
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return dict(value)
-    return str(value)
 
 
 def _generation(output: CompletionOutput) -> Generation:

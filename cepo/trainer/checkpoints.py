@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -71,9 +72,33 @@ class CheckpointStore:
         backend.load(folder / "actor")
         return int(state["global_step"])
 
+    def set_aside(self, *, after: int, folder: Path | None) -> None:
+        """Moves checkpoints of later steps, which another run wrote here, so that nothing resumes from them by mistake.
+
+        Args:
+            after: the step this run starts from.
+            folder: where that run's records were put; None: a new folder `earlier_run_<N>`.
+        """
+        later = [path for step, path in self._folders().items() if step > after]
+        if not later:
+            return
+        numbers = itertools.count(1)
+        while folder is None or not folder.is_dir():
+            beside = self.folder / f"earlier_run_{next(numbers)}"
+            if not beside.exists():
+                beside.mkdir()
+                folder = beside
+        for path in later:
+            path.rename(folder / path.name)
+        logger.info("%d checkpoints of an earlier run in %s now lie in %s", len(later), self.folder, folder.name)
+
     def _whole(self) -> dict[int, Path]:
-        folders = self.folder.glob("global_step_*") if self.folder.is_dir() else []
-        return {int(path.name.rpartition("_")[2]): path for path in folders if (path / STATE_FILE).is_file()}
+        return {step: path for step, path in self._folders().items() if (path / STATE_FILE).is_file()}
+
+    def _folders(self) -> dict[int, Path]:
+        found = self.folder.glob("global_step_*") if self.folder.is_dir() else []
+        numbered = ((path.name.removeprefix("global_step_"), path) for path in found)
+        return {int(number): path for number, path in numbered if number.isdecimal()}
 
     def _prune(self, *, newest: int) -> None:
         whole = self._whole()

@@ -11,6 +11,7 @@ from cepo.data.contexts import ContextBuilder
 from cepo.metrics import Metrics, fraction, sum_value
 from cepo.models.processing import EncodedPrompt
 from cepo.rewards import RewardPool, extract_answer
+from cepo.teacher.hints import sanitise_reference
 from cepo.teacher.references import wrong_candidates, wrong_rollouts
 from cepo.trainer.rollouts import RolloutBatch
 from cepo.types import Reference, Rollout, RolloutGroup
@@ -22,11 +23,15 @@ Scorer = Callable[[Sequence[ScoringRow]], "list[Tensor]"]
 
 
 def rollout_groups(
-    batch: RolloutBatch, pool: RewardPool, *, eos_token_ids: Sequence[int], seed: int
+    batch: RolloutBatch, pool: RewardPool, *, special_texts: Sequence[str], eos_token_ids: Sequence[int], seed: int
 ) -> list[RolloutGroup]:
-    """The batch's groups with extracted answers; wrong ones are compared with the ground truth by the grader."""
+    """The batch's groups with extracted answers; wrong ones are compared with the ground truth by the grader.
+
+    Answers are sanitised here already, so that one of which nothing is left is no candidate for a reference.
+    """
     size = batch.group_size
-    answers = [extract_answer(response) for response in batch.responses]
+    extracted = [extract_answer(response) for response in batch.responses]
+    answers = [sanitise_reference(answer or "", special_texts) or None for answer in extracted]
     doubtful = [row for row, answer in enumerate(answers) if answer is not None and not batch.correct[row]]
     pairs = [(str(answers[row]), batch.problems[row // size].ground_truth) for row in doubtful]
     equal = dict(zip(doubtful, pool.answers_equal(pairs), strict=True)) if pairs else {}

@@ -58,10 +58,11 @@ class Trainer:
         """Trains from `first_step` to `total_steps`, validating and saving on the way and at the end."""
         settings = self.config.trainer
         self.backend.synchronise_rollout()
+        if settings.val_only:
+            self.validate(self.first_step)
+            return
         if settings.val_before_train and self.first_step == 0:
             self.validate(0)
-        if settings.val_only:
-            return
         for step in range(self.first_step, self.total_steps):
             self.train_step(step)
             done = step + 1
@@ -114,6 +115,7 @@ class Trainer:
             requests = [
                 GenerationRequest(
                     prompt_ids=prompt.engine_ids,
+                    num_prompt_tokens=len(prompt.token_ids),
                     images=problem.images,
                     seed=sampling_seed(rollout.seed, step, problem.prompt_id),
                 )
@@ -140,6 +142,7 @@ class Trainer:
                 batch.groups = evidence.rollout_groups(
                     batch,
                     self.rewards,
+                    special_texts=self.processing.special_texts,
                     eos_token_ids=self.processing.eos_token_ids,
                     seed=self.config.trainer.seed,
                 )

@@ -76,8 +76,10 @@ class Validator:
             yield start, self._problems[start : start + size]
 
     def _request(self, problem: Problem) -> GenerationRequest:
+        prompt = self._contexts.student(problem)
         return GenerationRequest(
-            prompt_ids=self._contexts.student(problem).engine_ids,
+            prompt_ids=prompt.engine_ids,
+            num_prompt_tokens=len(prompt.token_ids),
             images=problem.images,
             seed=sampling_seed(self._config.worker.rollout.seed, VALIDATION_STEP, problem.prompt_id),
         )

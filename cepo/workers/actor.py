@@ -17,7 +17,7 @@ from cepo.losses.policy import ClipRange, clipped_surrogate, surrogate_metrics, 
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rollout.base import AdapterWeights, FullWeights, Weights
-from cepo.workers.distributed import data_parallel_mesh, this_device
+from cepo.workers.distributed import data_parallel_mesh, reshard, this_device
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.schedule import learning_rate_factor
 from cepo.workers.scoring_model import CollatedRows, collate
@@ -74,7 +74,7 @@ class Actor:
                 log_probs = self.module(self._collate(micro_batch)).float().cpu()
                 lengths = [len(row.response_ids) for row in micro_batch]
                 results |= dict(zip(indices, log_probs.split(lengths), strict=True))
-        self.module.reshard()  # pyright: ignore[reportCallIssue]  # the root stays gathered after a pass without gradient
+        reshard(self.module)
         return [results[index] for index in range(len(rows))]
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
@@ -107,14 +107,12 @@ class Actor:
 
     def _optimizer_step(self, batch: OptimizerBatch) -> Metrics:
         self.module.train()
-        self.optimizer.zero_grad(set_to_none=False)
+        self._zero_gradients()
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
         parts: list[Metrics] = []
         for indices in self._micro_batches(batch.rows, size):
             parts.append(self._accumulate_gradient(batch, weights, indices))
-        if not parts:
-            self._set_zero_gradients()
         norm = torch.nn.utils.clip_grad_norm_(self._trainable, self._config.max_grad_norm)
         grad_norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # pyright: ignore
         finite = grad_norm == grad_norm and abs(grad_norm) != float("inf")
@@ -136,11 +134,17 @@ class Actor:
         metrics = surrogate_metrics(log_probs.detach(), old_log_probs, advantages, mask, self._clip)
         return metrics | {"actor/pg_loss": sum_value(float(loss.detach()))}
 
-    def _set_zero_gradients(self) -> None:
-        """Adam moves weights on zero gradients too, so an optimizer batch without a live row still counts as a step."""
+    def _zero_gradients(self) -> None:
+        """Every weight gets a gradient, so that Adam's state is that of all weights from the first step on.
+
+        Adam moves weights on zero gradients too: a batch without a live row, or without a picture for the vision tower,
+        still counts as a step, and it counts the same right after a resume, when no gradient has been made yet.
+        """
         for parameter in self._trainable:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            else:
+                parameter.grad.zero_()
 
     def _micro_batches(self, rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
         """Row indices, longest rows together, so that little is padded."""

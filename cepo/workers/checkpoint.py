@@ -11,6 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from cepo.errors import CheckpointError
+from cepo.rollout.adapters import write_adapter
 from cepo.rollout.base import AdapterWeights
 from cepo.workers.actor import Actor
 
@@ -26,7 +27,7 @@ def save_actor(actor: Actor, folder: Path) -> None:
     torch.save(_random_state(), folder / RANDOM_STATE)
     weights = actor.rollout_weights()
     if isinstance(weights, AdapterWeights):
-        save_adapter(weights, folder / ADAPTER)
+        write_adapter(weights, folder / ADAPTER)
 
 
 def load_actor(actor: Actor, folder: Path) -> None:
@@ -55,20 +56,6 @@ def load_actor(actor: Actor, folder: Path) -> None:
     random.setstate(random_state["python"])
     if random_state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(random_state["cuda"])
-
-
-def save_adapter(weights: AdapterWeights, folder: Path) -> None:
-    """A folder that PEFT and vLLM read: `adapter_model.safetensors` and `adapter_config.json`."""
-    import json
-
-    from safetensors.torch import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in weights.tensors.items()}, folder / "adapter_model.safetensors"
-    )
-    config = {key: sorted(value) if isinstance(value, set) else value for key, value in weights.adapter_config.items()}
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def _state(actor: Actor) -> dict[str, Any]:

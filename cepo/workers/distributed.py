@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 
 
 def this_device() -> torch.device:
@@ -19,3 +21,14 @@ def data_parallel_mesh() -> DeviceMesh:
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     return init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("data",))
+
+
+def reshard(module: nn.Module) -> None:
+    """Frees all gathered weights, so that `module.parameters()` are the shards that get trained and saved.
+
+    After a pass without gradient the root, and blocks that are not resharded after forward, stay gathered: until then a
+    write to a parameter reaches a copy that the next reshard drops.
+    """
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()

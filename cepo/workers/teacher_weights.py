@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from cepo.algorithms.settings import TeacherConfig
+from cepo.workers.distributed import reshard
 
 
 class TeacherWeights:
@@ -41,12 +42,18 @@ class TeacherWeights:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Runs the body with the teacher's weights and puts the actor's back, bit for bit."""
+        if not self._adapter_off and not self._copies:
+            yield
+            return
+        reshard(self._module)
         if self._adapter_off:
             with self._module.model.disable_adapter():  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
-                yield
-            return
-        if not self._copies:
-            yield
+                try:
+                    yield
+                finally:
+                    reshard(
+                        self._module
+                    )  # PEFT turns gradients off and on again: for the shards, not for gathered copies
             return
         live = {name: _local(parameter).clone() for name, parameter in self._trainable()}
         try:
@@ -67,9 +74,9 @@ class TeacherWeights:
 
     @torch.no_grad()
     def _load(self, weights: dict[str, Tensor]) -> None:
+        reshard(self._module)  # neither written to nor read again: gathered copies of the weights before
         for name, parameter in self._trainable():
             _local(parameter).copy_(weights[name])
-        self._module.reshard()  # pyright: ignore[reportCallIssue]  # gathered copies of the old weights must not be used
 
     def _kept(self, parameter: nn.Parameter) -> Tensor:
         local = _local(parameter).clone()

@@ -42,7 +42,10 @@ def picture(seed: int, size: tuple[int, int] = (64, 64)) -> Image.Image:
 
 def request(processing: Processing, text: str, images: Sequence[Image.Image] = (), *, seed: int) -> GenerationRequest:
     prompt = processing.template_ids("<image>" * len(images) + text)
-    return GenerationRequest(prompt_ids=tuple(prompt), images=tuple(images), seed=seed)
+    tokens = processing.encode("<image>" * len(images) + text, processing.load_images(images)).token_ids
+    return GenerationRequest(
+        prompt_ids=tuple(prompt), num_prompt_tokens=len(tokens), images=tuple(images), seed=seed
+    )
 
 
 @pytest.fixture
@@ -319,7 +322,9 @@ def test_requests_that_cannot_be_served_end_with_one_message(
 ) -> None:
     settings = SamplingSettings(num_samples=1, max_response_length=8)
     text = request(tiny_processing, "Find x.", seed=0)
-    unmatched = GenerationRequest(prompt_ids=text.prompt_ids, images=(picture(1),), seed=0)
+    unmatched = GenerationRequest(
+        prompt_ids=text.prompt_ids, num_prompt_tokens=text.num_prompt_tokens, images=(picture(1),), seed=0
+    )
     with pytest.raises(EngineError, match=r"prompt 1 of the batch has 0 image placeholders .* and 1 images"):
         generator.generate([text, unmatched], settings)
     too_long = SamplingSettings(num_samples=1, max_response_length=MAX_MODEL_LEN)

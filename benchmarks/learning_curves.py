@@ -1,0 +1,86 @@
+"""Trains methods x seeds on microgeo and writes their learning curves: the table and picture of docs/results.md.
+
+    python3 benchmarks/learning_curves.py --steps 100 --seeds 1 2 3 --out checkpoints/learning_curves
+
+Runs are resumed where an earlier call was interrupted. Each ends with one greedy validation beside the sampled ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def train(folder: Path, method: str, seed: int, options: argparse.Namespace, *, greedy: bool) -> None:
+    """One run in a process of its own, with the given number of threads."""
+    arguments = [
+        f"config={ROOT}/configs/microgeo/base.yaml",
+        f"algorithm.adv_estimator={method}",
+        f"data.seed={seed}",
+        f"worker.rollout.seed={seed}",
+        f"trainer.seed={seed}",
+        f"trainer.max_steps={options.steps}",
+        f"trainer.val_freq={options.val_freq}",
+        "trainer.rollouts_to_log=2",
+        "trainer.logger=[console,file]",
+    ]
+    if greedy:
+        arguments += [
+            f"trainer.save_checkpoint_path={folder}-greedy",
+            f"trainer.load_checkpoint_path={folder}/global_step_{options.steps}",
+            "trainer.val_only=true",
+            "worker.rollout.val_override_config.temperature=0",
+        ]
+    else:
+        arguments += [f"trainer.save_checkpoint_path={folder}", "trainer.save_freq=50", "trainer.save_limit=1"]
+    environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": str(ROOT)}
+    log = folder.with_name(folder.name + ("-greedy" if greedy else "") + ".log")
+    with log.open("a") as stream:
+        subprocess.run(
+            [sys.executable, "-m", "cepo.train", *arguments], check=True, env=environment, stdout=stream, stderr=stream
+        )
+
+
+def greedy_accuracy(folder: Path) -> float:
+    """The accuracy that the greedy validation wrote."""
+    lines = Path(f"{folder}-greedy/metrics.jsonl").read_text().splitlines()
+    return float(json.loads(lines[-1])["val/accuracy"])
+
+
+def main() -> int:
+    """Runs what is missing, then writes comparison.md, comparison.png and greedy.json."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=["grpo", "rlsd", "cepo"])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--val-freq", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=ROOT / "checkpoints" / "learning_curves")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    greedy: dict[str, dict[str, float]] = {}
+    folders = []
+    for seed in options.seeds:
+        for method in options.methods:
+            folder = options.out / f"{method}-{seed}"
+            print(f"{method}, seed {seed}", flush=True)
+            train(folder, method, seed, options, greedy=False)
+            train(folder, method, seed, options, greedy=True)
+            greedy.setdefault(method, {})[str(seed)] = greedy_accuracy(folder)
+            folders.append(folder)
+    record = {"greedy_accuracy": greedy, "steps": options.steps, "python": platform.python_version(), "cpu": os.cpu_count()}
+    (options.out / "greedy.json").write_text(json.dumps(record, indent=2) + "\n")
+    command = [sys.executable, "-m", "cepo.cli", "compare", *map(str, folders)]
+    outputs = ["--out", str(options.out / "comparison.md"), "--plot", str(options.out / "comparison.png")]
+    return subprocess.run([*command, *outputs], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What OPSD and SDPO share: the student is drawn towards the distribution of a teacher that has seen the right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cepo.algorithms.base import Estimator
+from cepo.algorithms.settings import DistillationConfig, TeacherConfig
+from cepo.teacher.references import positive_references
+from cepo.types import Distillation, Reference, RolloutGroup, TokenBatch, TokenSignal
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
+    from torch import Tensor
+
+    from cepo.metrics import Metrics
+
+VIEW = "correct"
+
+
+class DistillationEstimator(Estimator):
+    """Loss `weight * D(P_correct, P_student)_t` at every response token of rollouts with a reference, D from `divergence`.
+
+    The reward does not enter it. `policy_weight * A` goes to the policy loss beside it, A the group advantage.
+
+    Degenerate cases: rollouts without a reference are masked (weight 0: zero loss, attached zero gradient). `weight = 0`
+    with `policy_weight = 1` is GRPO exactly, and asks no teacher.
+    """
+
+    config: DistillationConfig
+    views = (VIEW,)
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.needs_group = self.config.policy_weight > 0 or self.config.positive.from_peer
+
+    @property
+    def teacher(self) -> TeacherConfig:
+        return self.config.teacher
+
+    def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
+        """The right answer or a right peer's response; with `positive.exclude_self` never a rollout's own."""
+        return {VIEW: positive_references(group, self.config.positive)}
+
+    def needs_teacher(self, *, step: int) -> bool:
+        """False where `weight` = 0: the teacher would not be read."""
+        del step
+        return self.config.weight > 0
+
+    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        """All rows, for any may get a reference; without distillation those of groups whose rewards differ."""
+        from cepo.algorithms import credit  # needs torch, which reading a config must not load
+
+        if self.config.weight > 0:
+            return super().live_rows(rewards, group_ids)
+        return credit.live_rows(rewards, group_ids)
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """Which tokens are distilled and how much; the teacher's log-probs serve metrics and diagnostics alone."""
+        from cepo.algorithms import credit
+
+        config, mask, rewards = self.config, batch.response_mask, batch.rewards
+        advantages = rewards.new_zeros(mask.shape)
+        if config.policy_weight > 0:
+            of_rows = credit.group_advantages(rewards, batch.group_ids, ddof=config.ddof, scale=config.scale)
+            advantages = credit.over_response(config.policy_weight * of_rows, mask)
+        metrics = credit.group_metrics(rewards, batch.correct, batch.group_ids)
+        if not self.needs_teacher(step=step):
+            return TokenSignal(advantages=advantages, metrics=metrics)
+        shown = batch.has_reference[VIEW]
+        token_weight = credit.over_response(config.weight * shown.to(rewards.dtype), mask)
+        diagnostics: dict[str, Tensor] = {}
+        if VIEW in batch.teacher_log_probs:
+            delta = (batch.teacher_log_probs[VIEW] - batch.old_log_probs).detach().where(token_weight > 0, 0.0)
+            diagnostics["delta"] = delta
+            metrics |= _delta_metrics(delta, token_weight > 0, batch.correct)
+        return TokenSignal(
+            advantages=advantages,
+            metrics=metrics | credit.demonstration_metrics(shown, batch.group_ids),
+            diagnostics=diagnostics,
+            distillation=Distillation(view=VIEW, divergence=config.divergence, token_weight=token_weight),
+        )
+
+
+def _delta_metrics(delta: Float[Tensor, "B T"], learning: Bool[Tensor, "B T"], correct: Bool[Tensor, " B"]) -> Metrics:
+    """log P_correct - log P_student of the sampled tokens in nats, apart for right and wrong rollouts."""
+    from cepo.metrics import mean_of
+
+    right = correct.unsqueeze(1)
+    return {
+        "distillation/delta_mean_right": mean_of(delta, learning & right),
+        "distillation/delta_mean_wrong": mean_of(delta, learning & ~right),
+    }

@@ -1,0 +1,40 @@
+"""REINFORCE++: discounted rewards-to-go, whitened over the whole batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cepo.algorithms.base import Estimator, register_estimator
+from cepo.errors import require
+from cepo.types import TokenBatch, TokenSignal
+
+
+@register_estimator("reinforce_plus_plus")
+class ReinforcePlusPlus(Estimator):
+    """`A_t = (G_t - mean) / sqrt(var + 1e-8)` with `G_t = r_t + gamma G_{t+1}`, statistics over all response tokens.
+
+    Source: Hu 2025. No teacher, no groups: one rollout for each prompt is enough. A batch with equal returns has A = 0.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """`gamma` discounts later rewards, by token."""
+
+        gamma: float = 1.0
+
+        def __post_init__(self) -> None:
+            require(0 <= self.gamma <= 1, "gamma", self.gamma, "0 <= gamma <= 1")
+
+    config: Config
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """The whitened return of every response token, 0 on padding."""
+        from cepo.algorithms import credit  # needs torch, which reading a config must not load
+
+        del step
+        mask = batch.response_mask
+        returns = credit.discounted_returns(batch.token_level_rewards, mask, gamma=self.config.gamma)
+        return TokenSignal(
+            advantages=credit.whitened(returns, mask).to(batch.token_level_rewards.dtype),
+            metrics=credit.group_metrics(batch.rewards, batch.correct, batch.group_ids),
+        )

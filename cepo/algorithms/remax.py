@@ -1,0 +1,38 @@
+"""ReMax: each rollout is compared with the greedy response to the same prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cepo.algorithms.base import Estimator, register_estimator
+from cepo.types import TokenBatch, TokenSignal
+
+
+@register_estimator("remax")
+class ReMax(Estimator):
+    """`A_i = R_i - R_greedy` for all tokens of rollout i. No teacher; one greedy response more for each prompt.
+
+    Source: Li et al. 2024. One rollout for each prompt is enough.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        """Nothing to set."""
+
+    needs_baseline = True
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """The reward above the greedy one on every response token, 0 on padding."""
+        from cepo.algorithms import credit  # needs torch, which reading a config must not load
+        from cepo.metrics import mean_of
+
+        del step
+        assert batch.reward_baselines is not None, "needs_baseline: the batch must bring the greedy responses' rewards"
+        rewards = batch.rewards
+        return TokenSignal(
+            advantages=credit.over_response(rewards - batch.reward_baselines, batch.response_mask),
+            metrics={
+                **credit.group_metrics(rewards, batch.correct, batch.group_ids),
+                "baseline/greedy_reward": mean_of(batch.reward_baselines),
+            },
+        )

@@ -1,0 +1,160 @@
+"""Stopping and resuming changes nothing: not a bit of a weight, not a row of the records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, FinishedRun, differing, run
+
+from cepo.errors import CheckpointError
+from cepo.trainer.checkpoints import STATE_FILE
+from cepo.trainer.loop import Trainer
+
+pytestmark = pytest.mark.heavy
+
+FOUR_STEPS = [
+    "algorithm.adv_estimator=cepo",
+    EVERY_WRONG_ROLLOUT_TEACHES,
+    "algorithm.cepo.lambda_decay_steps=5",
+    "trainer.max_steps=4",
+    "trainer.save_freq=1",
+    "worker.actor.optim.lr_scheduler_type=cosine",
+    "worker.actor.optim.lr_warmup_steps=1",
+]
+FULL = ["worker.actor.model.lora.rank=0"]
+LORA = ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]
+AVERAGE = ["algorithm.cepo.teacher.source=ema", "algorithm.cepo.teacher.ema_decay=0.7"]
+SNAPSHOT = ["algorithm.cepo.teacher.source=snapshot", "algorithm.cepo.teacher.sync_every=3"]
+
+
+def stop_within(step: int) -> Any:
+    """Ctrl-C in the 1-based `step`, when its weights have moved and its row is written but no checkpoint is."""
+
+    def prepare(trainer: Trainer) -> None:
+        train_step = trainer.train_step
+
+        def interrupted(index: int) -> None:
+            train_step(index)
+            if index + 1 == step:
+                raise KeyboardInterrupt
+
+        trainer.train_step = interrupted  # type: ignore[method-assign]
+
+    return prepare
+
+
+def stopped_and_resumed(arguments: list[str], *overrides: str, folder: Path, step: int) -> FinishedRun:
+    with pytest.raises(KeyboardInterrupt):
+        run(arguments, *overrides, folder=folder, prepare=stop_within(step))
+    assert max(map(int, (path.name[12:] for path in folder.glob("global_step_*"))), default=0) == step - 1
+    return run(arguments, *overrides, folder=folder)
+
+
+def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in row.items() if not key.startswith("timing_s/")} for row in rows]
+
+
+def assert_same_run(one: FinishedRun, other: FinishedRun) -> None:
+    assert differing(one.parameters, other.parameters) == []
+    assert differing(one.actor.teacher_weights.state_dict(), other.actor.teacher_weights.state_dict()) == []
+    assert [row["step"] for row in other.metrics] == [1, 2, 3, 4]
+    assert without_times(one.metrics) == without_times(other.metrics)
+    assert one.rollouts == other.rollouts
+    assert len(one.rollouts) == 4 * 4
+    assert one.metrics[3]["work/teacher_rows"] > 0
+
+
+@pytest.mark.parametrize("options", [FULL, LORA, AVERAGE, [*LORA, *SNAPSHOT]], ids=["full", "lora", "ema", "snapshot"])
+def test_a_run_stopped_in_step_3_and_resumed_ends_with_the_same_bits(
+    tiny_run: list[str], tmp_path: Path, options: list[str]
+) -> None:
+    whole = run(tiny_run, *FOUR_STEPS, *options, folder=tmp_path / "whole")
+    resumed = stopped_and_resumed(tiny_run, *FOUR_STEPS, *options, folder=tmp_path / "stopped", step=3)
+    assert resumed.trainer.first_step == 2
+    assert_same_run(whole, resumed)
+
+
+@pytest.mark.parametrize("batches", ["pictures, then text", "text alone"])
+def test_resuming_before_a_batch_without_pictures_ends_with_the_same_bits(
+    tiny_run: list[str], tmp_path: Path, batches: str
+) -> None:
+    from datasets import Dataset, Features, Image, List, Value
+    from training_runs import picture
+
+    illustrated = [batches != "text alone"] * 4 + [False] * 4
+    columns = {
+        "images": [[picture(number)] if with_picture else [] for number, with_picture in enumerate(illustrated)],
+        "problem": ["<image>" * with_picture + f"What is {n}?" for n, with_picture in enumerate(illustrated)],
+        "answer": [str(number) for number in range(8)],
+    }
+    features = Features({"images": List(Image()), "problem": Value("string"), "answer": Value("string")})
+    Dataset.from_dict(columns, features=features).to_parquet(str(tmp_path / "mixed.parquet"))
+    options = [*FOUR_STEPS, f"data.train_files={tmp_path / 'mixed.parquet'}", "data.shuffle=false"]
+    whole = run(tiny_run, *options, folder=tmp_path / "whole")
+    assert_same_run(whole, stopped_and_resumed(tiny_run, *options, folder=tmp_path / "stopped", step=2))
+
+
+def test_what_an_interrupted_write_leaves_behind_is_passed_over(tiny_run: list[str], tmp_path: Path) -> None:
+    options = ["trainer.max_steps=2", "trainer.save_freq=1"]
+    first = run(tiny_run, *options, folder=tmp_path)
+    (tmp_path / "global_step_2" / STATE_FILE).unlink()
+    (tmp_path / ".global_step_3.partial" / "actor").mkdir(parents=True)
+    (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
+    (tmp_path / "global_step_bak").mkdir()
+    second = run(tiny_run, *options, folder=tmp_path)
+    assert second.trainer.first_step == 1
+    assert differing(first.parameters, second.parameters) == []
+    assert json.loads((tmp_path / "global_step_2" / STATE_FILE).read_text())["global_step"] == 2
+
+
+def test_the_last_2_checkpoints_are_kept_and_a_finished_run_does_nothing_more(
+    tiny_run: list[str], tmp_path: Path
+) -> None:
+    options = ["trainer.max_steps=3", "trainer.save_freq=1", "trainer.save_limit=2"]
+    first = run(tiny_run, *options, folder=tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_2", "global_step_3"]
+    again = run(tiny_run, *options, folder=tmp_path)
+    assert again.trainer.first_step == 3
+    assert differing(first.parameters, again.parameters) == []
+    assert [row["step"] for row in again.metrics] == [1, 2, 3]
+
+
+def test_a_new_start_in_an_old_folder_is_never_resumed_from_the_older_runs_checkpoints(
+    tiny_run: list[str], tmp_path: Path
+) -> None:
+    options = ["trainer.save_freq=1", "trainer.save_limit=1"]
+    run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path)
+    run(tiny_run, *options, "trainer.max_steps=1", "trainer.find_last_checkpoint=false", folder=tmp_path)
+    resumed = run(tiny_run, *options, "trainer.max_steps=2", folder=tmp_path)
+    assert resumed.trainer.first_step == 1
+    assert [row["step"] for row in resumed.metrics] == [1, 2]
+    assert (tmp_path / "earlier_run_1" / "global_step_3" / STATE_FILE).is_file()  # nothing of the user's is deleted
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("worker.actor.model.lora.rank=4", "lora_rank=0"),
+        ("algorithm.adv_estimator=rlsd", "adv_estimator=grpo"),
+        ("trainer.load_checkpoint_path={folder}/global_step_9", "global_step_9"),
+        ("trainer.load_checkpoint_path={folder}", "global_step_<N>"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    tiny_run: list[str], tmp_path: Path, override: str, words: str
+) -> None:
+    run(tiny_run, "trainer.max_steps=1", folder=tmp_path)
+    with pytest.raises((CheckpointError, ValueError), match=words):
+        run(tiny_run, "trainer.max_steps=2", override.format(folder=tmp_path), folder=tmp_path)
+
+
+def test_a_checkpoint_named_by_its_path_starts_a_run_in_another_folder(tiny_run: list[str], tmp_path: Path) -> None:
+    options = ["trainer.save_freq=1", "trainer.max_steps=2"]
+    first = run(tiny_run, *options, folder=tmp_path / "first")
+    path = f"trainer.load_checkpoint_path={tmp_path / 'first' / 'global_step_1'}"
+    second = run(tiny_run, *options, path, folder=tmp_path / "second")
+    assert second.trainer.first_step == 1
+    assert differing(first.parameters, second.parameters) == []
