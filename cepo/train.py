@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cepo.models.processing import Processing
     from cepo.rollout.base import Generator
     from cepo.runtime.local import LocalBackend
+    from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _log_to_stderr()
+    config = None
     try:
         config = load_config(arguments)
         for line in check_config(config):
@@ -44,9 +46,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.error("%s", error)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        logger.warning("interrupted; the last whole checkpoint stays usable, and the same command resumes from it")
+        logger.warning("interrupted; %s", "nothing was begun" if config is None else _how_to_resume(config))
         return EXIT_INTERRUPTED
     return 0
+
+
+def _how_to_resume(config: RunConfig) -> str:
+    from cepo.trainer.checkpoints import CheckpointStore
+
+    trainer = config.trainer
+    last = CheckpointStore(run_folder(config), keep=-1, identity={}).find_last()
+    if last is None:
+        often = f"trainer.save_freq is {trainer.save_freq}; a number of steps makes a run write checkpoints on its way"
+        return f"no checkpoint was written yet, so the same command starts anew ({often})"
+    if trainer.find_last_checkpoint and trainer.load_checkpoint_path is None:
+        return f"the last whole checkpoint is {last}; the same command resumes from it"
+    return f"the last whole checkpoint is {last}; the same command with trainer.load_checkpoint_path={last} resumes from it"
 
 
 def train(config: RunConfig) -> None:
@@ -111,7 +126,7 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
         contexts=contexts,
         backend=backend,
         rewards=rewards,
-        tracker=_tracker(config, stack, total_steps, None if checkpoint is None else first_step),
+        tracker=_tracker(config, stack, store, total_steps, None if checkpoint is None else first_step),
         checkpoints=store,
         validator=None if held_out is None else Validator(held_out, config, contexts, processing, rewards),
         total_steps=total_steps,
@@ -215,12 +230,17 @@ def _generator(config: RunConfig, processing: Processing, most_images: int) -> G
     )
 
 
-def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Any:
+def _tracker(
+    config: RunConfig, stack: ExitStack, store: CheckpointStore, total_steps: int, resumed_step: int | None
+) -> Any:
+    """Sinks over the run folder, from which everything that this run does not go on with is set aside first."""
     import torch
 
     from cepo.tracking.base import RunDescription
-    from cepo.tracking.tracker import build_tracker
+    from cepo.tracking.tracker import build_tracker, set_aside_earlier_records
 
+    aside = set_aside_earlier_records(run_folder(config)) if resumed_step is None else None
+    store.set_aside(after=resumed_step or 0, folder=aside)
     tracker = build_tracker(
         config.trainer.logger,
         RunDescription(

@@ -58,7 +58,10 @@ def token_batch(
     views: Mapping[str, Tensor],
     dtype: torch.dtype = torch.float32,
 ) -> TokenBatch:
-    """A batch whose rollouts are correct where their reward is at least 0.5; log-probs are cast to `dtype`."""
+    """A batch whose rollouts are correct where their reward is at least 0.5; log-probs are cast to `dtype`.
+
+    Every row has a reference for every view, the greedy responses have reward 0.25, the critic says something in (-1, 0].
+    """
     mask = response_mask(lengths, old.shape[1])
     outcomes = torch.tensor(rewards, dtype=dtype)
     return TokenBatch(
@@ -68,6 +71,9 @@ def token_batch(
         group_ids=torch.tensor(group_ids),
         teacher_log_probs={name: view.to(dtype) for name, view in views.items()},
         correct=outcomes >= 0.5,
+        has_reference={name: torch.ones(len(rewards), dtype=torch.bool) for name in views},
+        reward_baselines=torch.full((len(rewards),), 0.25, dtype=dtype),
+        values=old.to(dtype).tanh(),
     )
 
 

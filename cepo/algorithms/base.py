@@ -27,6 +27,7 @@ _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
 class Estimator(ABC):
     """A method: which privileged text each teacher sees, and which learning signal each token gets.
 
+    `distilled_view`: the view whose whole distribution the update needs, not its log-probs of sampled tokens alone.
     `needs_group`: compares the responses to one prompt, so at least two are needed. `needs_baseline`: reads the reward of a
     greedy response to each prompt. `needs_values`: reads a critic's values, and returns its targets.
 
@@ -37,6 +38,7 @@ class Estimator(ABC):
     name: ClassVar[str]
     Config: ClassVar[type]
     views: ClassVar[tuple[str, ...]] = ()
+    distilled_view: ClassVar[str | None] = None
     needs_group: bool = False  # a class's own, unless its settings decide
     needs_baseline: ClassVar[bool] = False
     needs_values: ClassVar[bool] = False

@@ -30,6 +30,7 @@ class DistillationEstimator(Estimator):
 
     config: DistillationConfig
     views = (VIEW,)
+    distilled_view = VIEW
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

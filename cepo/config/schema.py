@@ -24,6 +24,7 @@ class DataConfig:
     val_files: str | None = option(None, "Validation set, in the same forms; null: no validation.")
     prompt_key: str = option("problem", "Column with the question.")
     answer_key: str = option("answer", "Column with the reference answer.")
+    solution_key: str = option("solution", "Column with a worked solution; a dataset need not have it.")
     image_key: str = option("images", "Column with the list of images; a row may have none.")
     image_dir: str | None = option(None, "Folder put before image paths given as text.")
     max_prompt_length: int = option(2048, "Prompt tokens, expanded image tokens included.", minimum=1)

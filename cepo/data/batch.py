@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from cepo.losses.policy import LossDenominators
 from cepo.models.processing import EncodedPrompt
+from cepo.types import DivergenceConfig
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -28,6 +29,22 @@ class ScoringRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillationRows:
+    """The distillation side of an optimizer batch.
+
+    Attributes:
+        divergence: what is minimised.
+        token_weight: (R, T).
+        state_index: for each row its place in the pass that kept the teacher's hidden states, -1 for a row without a
+            teacher.
+    """
+
+    divergence: DivergenceConfig
+    token_weight: Float[Tensor, "R T"]
+    state_index: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizerBatch:
     """Rows of one optimizer step: those with a gradient, and the totals that count all of them.
 
@@ -36,6 +53,7 @@ class OptimizerBatch:
         old_log_probs, advantages: (R, T).
         response_mask: (R, T).
         denominators: totals over every row of the step, rows without gradient included.
+        distillation: None for methods whose only loss is the policy loss.
     """
 
     rows: Sequence[ScoringRow]
@@ -43,3 +61,4 @@ class OptimizerBatch:
     advantages: Float[Tensor, "R T"]
     response_mask: Bool[Tensor, "R T"]
     denominators: LossDenominators
+    distillation: DistillationRows | None = None

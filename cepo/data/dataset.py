@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import StrictUndefined
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.config.schema import DataConfig
@@ -34,6 +35,7 @@ class Problem:
         text: the user's text after the format prompt, one `<image>` per picture.
         images: decoded RGB pictures.
         ground_truth: the reference answer as it stands in the data.
+        solution: the worked solution, None where the dataset has none.
         columns: the row's other columns, for reward functions.
     """
 
@@ -41,6 +43,7 @@ class Problem:
     text: str
     images: tuple[Image, ...] = field(repr=False)
     ground_truth: str
+    solution: str | None
     columns: dict[str, Any] = field(repr=False)
 
 
@@ -80,7 +83,15 @@ class ProblemSet(Sequence[Problem]):
         )
         text, answer = self._text(row), str(row.pop(config.answer_key)).strip()
         row.pop(config.image_key, None)
-        return Problem(prompt_id=str(row_number), text=text, images=images, ground_truth=answer, columns=row)
+        solution = row.get(config.solution_key)
+        return Problem(
+            prompt_id=str(row_number),
+            text=text,
+            images=images,
+            ground_truth=answer,
+            solution=None if solution is None else str(solution),
+            columns=row,
+        )
 
     def __iter__(self) -> Iterator[Problem]:
         return (self[index] for index in range(len(self)))
@@ -90,7 +101,10 @@ class ProblemSet(Sequence[Problem]):
         return question if self._template is None else self._template.render(content=question)
 
     def _images(self, row: dict[str, Any]) -> list[Any]:
-        return list(row.get(self._config.image_key) or [])
+        value = row.get(self._config.image_key)
+        if value is None:
+            return []
+        return list(value) if isinstance(value, list | tuple) else [value]
 
     def _check_rows(self, source: str) -> list[int]:
         """Row numbers that can be used; counts the others or raises on the first, as the options say."""
@@ -159,7 +173,11 @@ def read_source(source: str) -> Any:
         kinds = {FORMATS.get(file.suffix) for file in files}
         if len(kinds) != 1 or None in kinds:
             raise ConfigError(f"data files '{source}': no data of one kind there; accepted: {', '.join(FORMATS)}")
-        return datasets.load_dataset(str(kinds.pop()), data_files=[str(file) for file in files], split="train")
+        try:
+            return datasets.load_dataset(str(kinds.pop()), data_files=[str(file) for file in files], split="train")
+        except Exception as error:  # each format's reader raises its own types
+            reason = error.__cause__ or error
+            raise ConfigError(f"data files '{source}' cannot be read: {type(reason).__name__}: {reason}") from error
     if path.suffix or name.count("/") != 1:
         raise ConfigError(f"data files '{source}' do not exist; give a file, a folder, or a hub name org/name@split")
     try:
@@ -176,7 +194,18 @@ def _format_template(path: str | None) -> Any:
         raise ConfigError(
             f"data.format_prompt '{path}' does not exist; give a Jinja file with the variable content, or null"
         )
-    return SandboxedEnvironment(undefined=StrictUndefined).from_string(file.read_text(encoding="utf-8").strip())
+    environment = SandboxedEnvironment(undefined=StrictUndefined)
+    source = file.read_text(encoding="utf-8").strip()
+    try:
+        used = find_undeclared_variables(environment.parse(source))
+    except TemplateError as error:
+        raise ConfigError(f"data.format_prompt '{path}' does not parse: {error}") from error
+    if used != {"content"}:
+        raise ConfigError(
+            f"data.format_prompt '{path}' uses the variables {', '.join(sorted(used)) or '(none)'}; accepted: content, "
+            "which stands for the question"
+        )
+    return environment.from_string(source)
 
 
 def _without_decoding(rows: Any, image_key: str) -> Any:
@@ -184,6 +213,8 @@ def _without_decoding(rows: Any, image_key: str) -> Any:
     import datasets
 
     feature = rows.features.get(image_key)
+    if isinstance(feature, datasets.Image):
+        return rows.cast_column(image_key, datasets.Image(decode=False))
     if isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, datasets.Image):
         return rows.cast_column(image_key, type(feature)(datasets.Image(decode=False)))
     return rows

@@ -34,13 +34,13 @@ def open_image(value: Any, image_dir: str | None) -> Image.Image:
             return Image.open(io.BytesIO(value))
         if isinstance(value, str):
             return Image.open(Path(image_dir or "") / value)
-    except OSError as error:
+    except (OSError, Image.DecompressionBombError) as error:
         raise DataError(f"the picture cannot be read ({error})") from error
     raise DataError(f"the picture is a {type(value).__name__}; accepted: PIL image, bytes, path, or {{bytes, path}}")
 
 
 def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
-    """Checks a picture's integrity as far as its format allows without decoding, and returns (width, height).
+    """Checks that a picture can be decoded, as cheaply as its format allows, and returns (width, height).
 
     Raises:
         DataError: missing, unreadable, damaged, empty or too thin.
@@ -52,7 +52,11 @@ def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
             f"the picture is {width} x {height}; accepted: sides in a ratio of at most {LARGEST_ASPECT_RATIO}"
         )
     try:
-        image.verify()
+        if image.format == "PNG":
+            image.verify()  # checksums of all chunks
+        else:  # only reading the whole stream finds a cut one; a JPEG is read at an eighth of its size
+            image.draft(None, (1, 1))
+            image.load()
     except (OSError, SyntaxError) as error:  # PIL raises SyntaxError for broken PNG chunks
         raise DataError(f"the picture is damaged ({error})") from error
     return width, height

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-from cepo.losses.policy import LOG_RATIO_BOUND
+from cepo.losses.policy import bounded_ratio
 from cepo.metrics import Metrics, max_value, mean_of
 from cepo.types import DivergenceConfig
 
@@ -88,8 +88,7 @@ def importance_weight(
     log_probs: Float[Tensor, "*shape"], old_log_probs: Float[Tensor, "*shape"], clip: float
 ) -> Float[Tensor, "*shape"]:
     """min(P_S(y_t) / P_old(y_t), clip), a constant: a truncated importance weight, not PPO's clip."""
-    log_ratio = (log_probs - old_log_probs).detach()
-    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp().clamp(max=clip)
+    return bounded_ratio((log_probs - old_log_probs).detach()).clamp(max=clip)
 
 
 def distillation_losses(

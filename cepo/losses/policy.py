@@ -1,14 +1,15 @@
-"""Clipped surrogates and their aggregation, independent of micro-batches, padding, packing and ranks."""
+"""Policy losses by name, and their aggregation: independent of micro-batches, padding, packing and ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cepo.errors import ConfigError, did_you_mean
+from cepo.errors import require, require_choice
 from cepo.metrics import Metrics, mean_of
 
 LOG_RATIO_BOUND = 20.0
@@ -34,6 +35,19 @@ class LossDenominators:
     max_response_length: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyLossSettings:
+    """What the policy losses read: the clip range, and the gate temperatures of `sapo`."""
+
+    clip: ClipRange = ClipRange()
+    tau_positive: float = 1.0
+    tau_negative: float = 1.05
+
+    def __post_init__(self) -> None:
+        require(self.tau_positive > 0, "worker.actor.tau_positive", self.tau_positive, "a positive number")
+        require(self.tau_negative > 0, "worker.actor.tau_negative", self.tau_negative, "a positive number")
+
+
 def clipped_surrogate(
     log_probs: Float[Tensor, "B T"],
     old_log_probs: Float[Tensor, "B T"],
@@ -47,13 +61,91 @@ def clipped_surrogate(
     Source: PPO (Schulman et al. 2017), dual clip (Ye et al. 2020), asymmetric bounds (DAPO, Yu et al. 2025).
     At ratio 1 its gradient in the logits z of token t is `-A_t (onehot(y_t) - softmax(z / temperature)) / temperature`.
     """
-    ratio = _ratio(log_probs, old_log_probs)
-    plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high)
-    loss = torch.maximum(plain, clipped)
+    return _dual_clipped(bounded_ratio(log_probs - old_log_probs), advantages, clip)
+
+
+def policy_loss(
+    loss_type: str,
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    settings: PolicyLossSettings,
+) -> Float[Tensor, "B T"]:
+    """Token losses, to be aggregated with `token_weights`; what stands on padding has weight 0 there.
+
+    `rho = exp(log_probs - old_log_probs)`, `clip(.)` to [1 - low, 1 + high], A the advantage, sg without gradient:
+    `default`: PPO with dual clip, see `clipped_surrogate`.
+    `gspo`: the same with one ratio for each sequence, exp(mean over its tokens of log rho). Zheng et al. 2025.
+    `gspo_token`: the same value; the gradient of each token's ratio flows through its own log-prob.
+    `cispo`: `-A sg(clip(rho)) log_probs`; no token loses its gradient. MiniMax 2025.
+    `sapo`: `-A (4 / tau) sigmoid(tau (rho - 1))`, tau for A >= 0 and A < 0: a soft gate for the clip. Gao et al. 2025.
+    At `log_probs = old_log_probs` all of them have the same gradient but `gspo`, whose gradient spreads over the sequence.
+
+    Raises:
+        ConfigError: unknown loss type; the message lists the known ones.
+    """
+    return _loss_function(loss_type)(log_probs, old_log_probs, advantages, response_mask, settings)
+
+
+def _dual_clipped(ratio: Tensor, advantages: Tensor, clip: ClipRange) -> Tensor:
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high))
     if clip.dual is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -advantages * clip.dual), loss)
     return loss
+
+
+def _default_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, settings: PolicyLossSettings
+) -> Tensor:
+    del response_mask
+    return clipped_surrogate(log_probs, old_log_probs, advantages, settings.clip)
+
+
+def _gspo_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, settings: PolicyLossSettings
+) -> Tensor:
+    log_ratio = _sequence_log_ratio(log_probs, old_log_probs, response_mask)
+    return _dual_clipped(bounded_ratio(log_ratio).expand_as(log_probs), advantages, settings.clip)
+
+
+def _gspo_token_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, settings: PolicyLossSettings
+) -> Tensor:
+    log_ratio = _sequence_log_ratio(log_probs, old_log_probs, response_mask).detach()
+    return _dual_clipped(bounded_ratio(log_ratio + log_probs - log_probs.detach()), advantages, settings.clip)
+
+
+def _cispo_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, settings: PolicyLossSettings
+) -> Tensor:
+    del response_mask
+    ratio = bounded_ratio(log_probs - old_log_probs).detach()
+    return -advantages * ratio.clamp(1.0 - settings.clip.low, 1.0 + settings.clip.high) * log_probs
+
+
+def _sapo_loss(
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, response_mask: Tensor, settings: PolicyLossSettings
+) -> Tensor:
+    del response_mask
+    ratio = bounded_ratio(log_probs - old_log_probs)
+    tau = torch.full_like(ratio, settings.tau_positive).where(advantages >= 0, settings.tau_negative)
+    return -advantages * (4.0 / tau) * torch.sigmoid(tau * (ratio - 1.0))
+
+
+_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, PolicyLossSettings], Tensor]] = {
+    "default": _default_loss,
+    "gspo": _gspo_loss,
+    "gspo_token": _gspo_token_loss,
+    "cispo": _cispo_loss,
+    "sapo": _sapo_loss,
+}
+LOSS_TYPES = tuple(_LOSSES)
+
+
+def _loss_function(loss_type: str) -> Callable[[Tensor, Tensor, Tensor, Tensor, PolicyLossSettings], Tensor]:
+    require_choice("worker.actor.loss_type", loss_type, LOSS_TYPES)
+    return _LOSSES[loss_type]
 
 
 def token_weights(
@@ -67,6 +159,7 @@ def token_weights(
     Raises:
         ConfigError: unknown aggregation.
     """
+    require_choice("worker.actor.loss_avg_mode", aggregation, AGGREGATIONS)
     mask = response_mask.float()
     if aggregation == "token":
         return mask / denominators.num_tokens
@@ -75,12 +168,37 @@ def token_weights(
         return mask / lengths / denominators.num_sequences
     if aggregation == "seq_sum":
         return mask / denominators.num_sequences
-    if aggregation == "constant":
-        return mask / (denominators.num_sequences * denominators.max_response_length)
-    raise ConfigError(
-        f"worker.actor.loss_avg_mode is '{aggregation}'.{did_you_mean(aggregation, AGGREGATIONS)} "
-        f"Accepted: {', '.join(AGGREGATIONS)}"
-    )
+    return mask / (denominators.num_sequences * denominators.max_response_length)
+
+
+@torch.no_grad()
+def policy_metrics(
+    loss_type: str,
+    log_probs: Float[Tensor, "B T"],
+    old_log_probs: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    settings: PolicyLossSettings,
+) -> Metrics:
+    """What `surrogate_metrics` gives, with the ratio of the loss type; `sapo` clips nothing, `cispo` has no dual clip.
+
+    Raises:
+        ConfigError: unknown loss type.
+    """
+    require_choice("worker.actor.loss_type", loss_type, LOSS_TYPES)
+    of_tokens = surrogate_metrics(log_probs, old_log_probs, advantages, response_mask, settings.clip)
+    if loss_type == "default":
+        return of_tokens
+    unclipped = {name: metric for name, metric in of_tokens.items() if "clipfrac" not in name}
+    if loss_type == "sapo":
+        return unclipped
+    if loss_type == "cispo":
+        ratio = bounded_ratio(log_probs - old_log_probs)
+        outside = (ratio < 1.0 - settings.clip.low) | (ratio > 1.0 + settings.clip.high)
+        return unclipped | {"actor/pg_clipfrac_higher": mean_of(outside.float(), response_mask)}
+    log_ratio = _sequence_log_ratio(log_probs, old_log_probs, response_mask).expand_as(log_probs)
+    of_sequences = surrogate_metrics(log_ratio, torch.zeros_like(log_ratio), advantages, response_mask, settings.clip)
+    return unclipped | {name: metric for name, metric in of_sequences.items() if "clipfrac" in name}
 
 
 @torch.no_grad()
@@ -92,7 +210,7 @@ def surrogate_metrics(
     clip: ClipRange,
 ) -> Metrics:
     """Clip fractions, the k1 estimate of KL(old || new) in nats, and the sampled-token entropy proxy, over response tokens."""
-    ratio = _ratio(log_probs, old_log_probs)
+    ratio = bounded_ratio(log_probs - old_log_probs)
     plain = -advantages * ratio
     highest = torch.maximum(plain, -advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high))
     metrics: Metrics = {
@@ -106,5 +224,12 @@ def surrogate_metrics(
     return metrics
 
 
-def _ratio(log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    return (log_probs - old_log_probs).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """exp(log_ratio), with the log ratio cut at +-20."""
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+def _sequence_log_ratio(log_probs: Tensor, old_log_probs: Tensor, response_mask: Tensor) -> Tensor:
+    """(B, 1): the mean of log rho over each response."""
+    total = (log_probs - old_log_probs).where(response_mask, 0.0).sum(dim=1, keepdim=True)
+    return total / response_mask.sum(dim=1, keepdim=True).clamp(min=1)

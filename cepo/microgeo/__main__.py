@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         world = _build(options, console)
     except CepoError as error:
-        Console(stderr=True).print(str(error), style="red", markup=False)
+        Console(stderr=True).print(str(error), style="red", markup=False, soft_wrap=True)
         return 2
     console.print(
         f"model      {world.model_path}\ntrain      {world.train_file}\nvalidation {world.validation_file}",
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if options.ship:
         shutil.copytree(world.model_path, ASSETS, dirs_exist_ok=True)
-        console.print(f"shipped    {ASSETS}", markup=False)
+        console.print(f"shipped    {ASSETS}", markup=False, soft_wrap=True)
     if options.measure is not None:
         from cepo.microgeo.evaluation import Evaluator, measure, measurement_table
 

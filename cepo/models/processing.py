@@ -103,15 +103,19 @@ class Processing:
         """Pixels and grid of a prompt's pictures; None for none."""
         if not images:
             return None
+        values = self._picture_reader(images=list(images), return_tensors="pt")
+        return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"])
+
+    @property
+    def _picture_reader(self) -> Any:
         if self.image_processor is None:
             raise DataError("the row has pictures, but the model's folder has no image processor: it reads text only")
-        values = self.image_processor(images=list(images), return_tensors="pt")
-        return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"])
+        return self.image_processor
 
     def num_image_tokens(self, size: tuple[int, int]) -> int:
         """Tokens a picture of (width, height) pixels takes, without touching its pixels."""
         width, height = size
-        patches = self.image_processor.get_number_of_image_patches(height, width, {})
+        patches = self._picture_reader.get_number_of_image_patches(height, width, {})
         return int(patches) // self.merge_size**2
 
     def encode(self, text: str, images: ImageInputs | None, *, assistant_prefix: str = "") -> EncodedPrompt:

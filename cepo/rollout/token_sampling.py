@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from cepo.errors import EngineError
+
 
 def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
     """`count` numbers in [0, 1), float64: a function of (seed, sample) alone, and the first n are the same for any count."""
@@ -53,7 +55,12 @@ def draw_tokens(
     """The token where the cumulative distribution, in the order of token ids, first exceeds the row's uniform number.
 
     Temperature 0 takes the likeliest allowed token. A token of probability 0 is never drawn.
+
+    Raises:
+        EngineError: logits that are not numbers.
     """
+    if logits.isnan().any():
+        raise EngineError("the model's logits are not numbers (NaN): its weights or its number type broke down")
     logits = allowed_tokens(logits, banned, temperature=temperature, top_p=top_p, top_k=top_k)
     if temperature == 0:
         return logits.argmax(dim=1)

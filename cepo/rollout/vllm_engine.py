@@ -29,7 +29,7 @@ from cepo.rollout.base import (
 )
 
 if TYPE_CHECKING:
-    from vllm import LLM, RequestOutput, SamplingParams
+    from vllm import LLM, SamplingParams
     from vllm.outputs import CompletionOutput
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,8 @@ _CPU_ENVIRONMENT_DEFAULTS = {
 class VllmGenerator:
     """vLLM as a `cepo.rollout.base.Generator`.
 
-    Sample i of a request is drawn with its own random stream, seeded by `request.seed` and i.
+    Sample i of a request is drawn with its own random stream, seeded by `request.seed` and i. Without a GPU the streams
+    are those of the transformers generator, so both draw the same tokens.
 
     Args:
         model_path: checkpoint folder with the processor, or a hub name.
@@ -99,12 +100,11 @@ class VllmGenerator:
                 f"{len(banned)} tokens are banned from sampling; vLLM takes at most {_MAX_BANNED_TOKENS} per request. "
                 f"Ban only vision and control tokens, or use the transformers generator (worker.rollout.name)"
             )
-        # An infinite bias bans for certain; the -100 that vLLM's HTTP API allows is only a strong discouragement.
-        self._logit_bias = dict.fromkeys(banned, float("-inf"))
+        self._banned = banned
         self._eos_token_ids = sorted(set(eos_token_ids))
         self._max_model_len = max_model_len
-        self._max_prefill_tokens: int | None = None
         self._lora_rank = lora_rank
+        self._draws_itself = _without_gpu()
         self._show_progress = show_progress
         self._adapter_folder: Path | None = None
         self._adapter_id = 0
@@ -120,22 +120,23 @@ class VllmGenerator:
             "logprobs_mode": "raw_logprobs",
             # The folder's generation_config.json must not bring in sampling settings that nobody asked for here.
             "generation_config": "vllm",
-            # An image is seen once per epoch: a cache of processed pictures only costs memory.
-            "mm_processor_cache_gb": 0,
+            # Without a GPU each sample is a request, and they share the processed picture; else a prompt is one request.
+            "mm_processor_cache_gb": 1 if self._draws_itself else 0,
             "trust_remote_code": trust_remote_code,
             "disable_log_stats": True,
             "use_tqdm_on_load": show_progress,
         }
+        if self._draws_itself:
+            options["logits_processors"] = ["cepo.rollout.vllm_sampling:SeededDraws"]
         if max_num_batched_tokens is not None:
             options["max_num_batched_tokens"] = max_num_batched_tokens
         if max_num_sequences is not None:
             options["max_num_seqs"] = max_num_sequences
         if lora_rank > 0:
             options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _served_rank(lora_rank)}
+        self._group_is_the_callers = _has_process_group()
         llm = _start(options, enforce_eager=enforce_eager)
         self._llm: LLM | None = llm
-        if llm.llm_engine.vllm_config.device_config.device_type == "cpu":
-            self._max_prefill_tokens = llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
         self._image_token_id: int | None = getattr(llm.model_config.hf_config, "image_token_id", None)
 
     def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
@@ -154,32 +155,21 @@ class VllmGenerator:
                     f"{settings.max_response_length} more, together {length}, but the engine was started for "
                     f"{self._max_model_len}; raise worker.rollout.max_model_len or lower data.max_response_length"
                 )
-        outputs: list[Any] = []
-        for batch in _batches(requests, settings, self._max_prefill_tokens):
-            outputs += self._generate_batch(llm, batch, settings)
-        results = [[_generation(output) for output in result.outputs] for result in outputs]
-        # Greedy samples are equal: vLLM computes one and refuses more.
-        return [row * settings.num_samples if settings.temperature == 0 else row for row in results]
-
-    def _generate_batch(
-        self, llm: LLM, requests: Sequence[GenerationRequest], settings: SamplingSettings
-    ) -> list[RequestOutput]:
-        prompts: list[Any] = []
-        for request in requests:
-            prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_ids)}
-            if request.images:
-                prompt["multi_modal_data"] = {"image": list(request.images)}
-            prompts.append(prompt)
+        num_samples = settings.num_samples if settings.temperature > 0 else 1  # greedy samples are equal
+        calls = range(num_samples) if self._draws_itself else (0,)
+        samplings = [self._sampling(request, settings, sample) for request in requests for sample in calls]
+        prompts = [_prompt(request) for request in requests for _ in calls]
         try:
             with _callers_state_kept():
-                return llm.generate(
-                    prompts,
-                    [self._sampling(request, settings) for request in requests],
-                    use_tqdm=self._show_progress,
-                    lora_request=self._adapter(),
-                )
+                outputs = llm.generate(prompts, samplings, use_tqdm=self._show_progress, lora_request=self._adapter())
         except Exception as error:
+            if llm.llm_engine.has_unfinished_requests():  # it broke down at work and cannot be trusted any more
+                self.close()
             raise EngineError(f"vLLM failed while generating: {_last_words(error)}") from error
+        samples = [_generation(output) for result in outputs for output in result.outputs]
+        copies = settings.num_samples // num_samples
+        starts = range(0, len(samples), num_samples)
+        return [samples[start : start + num_samples] * copies for start in starts]
 
     def sync_weights(self, weights: Weights) -> None:
         """See `cepo.rollout.base.Generator`. An adapter is served beside the base weights, never merged into them.
@@ -208,9 +198,15 @@ class VllmGenerator:
             raise EngineError(f"vLLM did not take the new weights: {_last_words(error)}") from error
 
     def close(self) -> None:
-        """Shuts the engine down and removes the adapter's folder."""
+        """Shuts the engine down and removes the adapter's folder. The caller's process group stays."""
         if self._llm is not None:
-            self._llm.llm_engine.engine_core.shutdown()
+            client: Any = self._llm.llm_engine.engine_core
+            if self._group_is_the_callers:  # a full shutdown would destroy it
+                client.engine_core.model_executor.shutdown()
+                client.engine_core.scheduler.shutdown()
+                gc.unfreeze()
+            else:
+                client.shutdown()
             self._llm = None
         if self._adapter_folder is not None:
             shutil.rmtree(self._adapter_folder, ignore_errors=True)
@@ -226,24 +222,44 @@ class VllmGenerator:
             raise EngineError("this vLLM engine was closed; build a new one")
         return self._llm
 
-    def _sampling(self, request: GenerationRequest, settings: SamplingSettings) -> SamplingParams:
+    def _sampling(self, request: GenerationRequest, settings: SamplingSettings, sample: int) -> SamplingParams:
+        """vLLM's settings for all samples of a request, or for the one numbered `sample` where the draw is ours."""
         from vllm import SamplingParams
 
+        own: dict[str, Any]
+        if self._draws_itself:
+            from cepo.rollout.vllm_sampling import Draw
+
+            draw = Draw(
+                seed=request.seed,
+                sample=sample,
+                max_tokens=settings.max_response_length,
+                temperature=settings.temperature,
+                top_p=settings.top_p,
+                top_k=settings.top_k,
+                banned=self._banned,
+            )
+            own = {"temperature": 0.0, "extra_args": draw.extra_args()}
+        else:
+            own = {
+                "n": settings.num_samples if settings.temperature > 0 else 1,
+                "temperature": settings.temperature,
+                "top_p": settings.top_p,
+                "top_k": settings.top_k,
+                # vLLM seeds sample i with seed + i: spread, so that prompts with neighbouring seeds share no noise.
+                "seed": _spread_seed(request.seed),
+                # Infinite, because the -100 of vLLM's HTTP API is only a strong discouragement.
+                "logit_bias": dict.fromkeys(self._banned, float("-inf")),
+            }
         return SamplingParams(
-            n=settings.num_samples if settings.temperature > 0 else 1,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            # vLLM seeds sample i with seed + i: spread, so that prompts with neighbouring seeds share no noise.
-            seed=_spread_seed(request.seed),
             max_tokens=settings.max_response_length,
             # Only the given tokens end a response, whatever the checkpoint calls its end of sequence.
             ignore_eos=True,
             stop_token_ids=None if settings.ignore_eos else self._eos_token_ids,
-            logit_bias=self._logit_bias,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
+            **own,
         )
 
     def _adapter(self) -> Any:
@@ -272,31 +288,6 @@ class VllmGenerator:
             raise EngineError(f"vLLM refused the adapter with {len(weights.tensors)} tensors")
 
 
-def _batches(
-    requests: Sequence[GenerationRequest], settings: SamplingSettings, max_prefill_tokens: int | None
-) -> Iterator[list[GenerationRequest]]:
-    """Splits the requests so that each part's prompts, counted once per sample, fit into one pass of the engine.
-
-    A prompt that is read in pieces makes vLLM rewind the sample's random stream, which a CPU generator refuses.
-    """
-    batch: list[GenerationRequest] = []
-    num_tokens = 0
-    for request in requests:
-        added = request.num_prompt_tokens * settings.num_samples
-        if max_prefill_tokens is not None and added > max_prefill_tokens:
-            raise EngineError(
-                f"a prompt of {request.num_prompt_tokens} tokens for {settings.num_samples} responses does not fit into one "
-                f"pass of {max_prefill_tokens} tokens on the CPU; raise worker.rollout.max_num_batched_tokens to {added}"
-            )
-        if batch and max_prefill_tokens is not None and num_tokens + added > max_prefill_tokens:
-            yield batch
-            batch, num_tokens = [], 0
-        batch.append(request)
-        num_tokens += added
-    if batch:
-        yield batch
-
-
 def _start(options: dict[str, Any], *, enforce_eager: bool) -> LLM:
     """Starts the engine and leaves the caller's random state and torch settings as they were."""
     # Weights are handed over as tensors, which needs the engine in this very process.
@@ -306,10 +297,10 @@ def _start(options: dict[str, Any], *, enforce_eager: bool) -> LLM:
     repair_this_process_and_its_children()
     import torch
 
-    on_cpu = torch.version.cuda is None
+    on_cpu = _without_gpu()
     for variable, value in (_ENVIRONMENT_DEFAULTS | (_CPU_ENVIRONMENT_DEFAULTS if on_cpu else {})).items():
         os.environ.setdefault(variable, value)
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+    if _has_process_group() and torch.distributed.get_world_size() > 1:
         # One engine per rank of the trainer's process group.
         options = options | {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 1}
     if on_cpu:
@@ -330,6 +321,18 @@ def _start(options: dict[str, Any], *, enforce_eager: bool) -> LLM:
         raise EngineError(f"vLLM could not start on '{options['model']}': {_last_words(error)}") from error
 
 
+def _without_gpu() -> bool:
+    import torch
+
+    return torch.version.cuda is None
+
+
+def _has_process_group() -> bool:
+    import torch
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 @contextlib.contextmanager
 def _callers_state_kept() -> Iterator[None]:
     """Around every call into vLLM, whose engine lives in this process.
@@ -345,7 +348,7 @@ def _callers_state_kept() -> Iterator[None]:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng())
-            if torch.version.cuda is None:
+            if _without_gpu():
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
     finally:
@@ -364,6 +367,11 @@ def _sync_full(llm: LLM, weights: FullWeights) -> None:
             "would leave vLLM's head as it was; take them from state_dict(), not from named_parameters()"
         )
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.tensors.items())})
+
+
+def _prompt(request: GenerationRequest) -> Any:
+    prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_ids)}
+    return prompt | {"multi_modal_data": {"image": list(request.images)}} if request.images else prompt
 
 
 def _generation(output: CompletionOutput) -> Generation:

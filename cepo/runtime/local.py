@@ -24,8 +24,8 @@ class LocalBackend:
     def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
         return self._generator.generate(requests, settings)
 
-    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> list[Tensor]:
-        return self._actor.score(rows, as_teacher=as_teacher)
+    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
+        return self._actor.score(rows, as_teacher=as_teacher, keep_states=keep_states)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         return self._actor.update(batches, step=step)

@@ -23,8 +23,11 @@ class Backend(Protocol):
         """Responses for each request, sampled from the weights of the last synchronisation."""
         ...
 
-    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> list[Tensor]:
-        """log P of each row's response tokens under its context, with the actor's or the teacher's weights."""
+    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
+        """log P of each row's response tokens under its context, with the actor's or the teacher's weights.
+
+        `keep_states` keeps what an update needs to distil from these rows, until `finish_step`.
+        """
         ...
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:

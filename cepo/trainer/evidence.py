@@ -19,7 +19,8 @@ from cepo.types import Reference, Rollout, RolloutGroup
 if TYPE_CHECKING:
     from torch import Tensor
 
-Scorer = Callable[[Sequence[ScoringRow]], "list[Tensor]"]
+Scorer = Callable[[Sequence[ScoringRow], bool], "list[Tensor]"]
+"""Log-probs of rows under the teacher's weights; the flag asks to keep the states for distillation."""
 
 
 def rollout_groups(
@@ -57,6 +58,7 @@ def rollout_groups(
                 rollouts=rollouts,
                 seed=seed,
                 step=batch.step,
+                solution=problem.solution,
             )
         )
     return groups
@@ -79,7 +81,10 @@ def consult_teachers(
         rows = [row for row, text in enumerate(texts) if text is not None and batch.live[row]]
         scoring_rows = [batch.scoring_row(row, shown.context(row // size, str(texts[row]))) for row in rows]
         log_probs = batch.old_log_probs.clone()
-        for row, values in zip(rows, score(scoring_rows) if rows else [], strict=True):
+        distilled = view == estimator.distilled_view
+        if distilled:
+            batch.state_index = {row: place for place, row in enumerate(rows)}
+        for row, values in zip(rows, score(scoring_rows, distilled) if rows else [], strict=True):
             log_probs[row, : len(values)] = values
         batch.teacher_log_probs[view] = log_probs
         batch.references[view] = texts

@@ -10,7 +10,7 @@ import torch
 
 from cepo.algorithms import Estimator
 from cepo.config import RunConfig
-from cepo.data.batch import OptimizerBatch
+from cepo.data.batch import DistillationRows, OptimizerBatch
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.order import problem_indices
@@ -138,7 +138,7 @@ class Trainer:
             batch.scores = outcome.scores
             batch.rewards = torch.tensor([score["overall"] for score in batch.scores])
             batch.correct = measures.correctness(batch.scores, algorithm.correct_key, algorithm.correct_threshold)
-            if self.estimator.views:
+            if self.estimator.needs_teacher(step=batch.step):
                 batch.groups = evidence.rollout_groups(
                     batch,
                     self.rewards,
@@ -167,7 +167,10 @@ class Trainer:
             return {"work/teacher_rows": sum_value(0)} if self.estimator.views else {}
         with self.clock.stage("teachers"):
             metrics, num_tokens = evidence.consult_teachers(
-                batch, self.estimator, self.contexts, lambda rows: self.backend.score(rows, as_teacher=True)
+                batch,
+                self.estimator,
+                self.contexts,
+                lambda rows, keep: self.backend.score(rows, as_teacher=True, keep_states=keep),
             )
         self.clock.count_tokens("teachers", num_tokens)
         return metrics | evidence.fallback_metrics(batch.groups)
@@ -233,9 +236,20 @@ class Trainer:
                     advantages=signal.advantages[rows],
                     response_mask=batch.response_mask[rows],
                     denominators=denominators,
+                    distillation=_distillation_rows(batch, signal, rows.tolist()),
                 )
             )
         return parts * actor.ppo_epochs
+
+
+def _distillation_rows(batch: RolloutBatch, signal: TokenSignal, rows: list[int]) -> DistillationRows | None:
+    if signal.distillation is None:
+        return None
+    return DistillationRows(
+        divergence=signal.distillation.divergence,
+        token_weight=signal.distillation.token_weight[rows],
+        state_index=[batch.state_index.get(row, -1) for row in rows],
+    )
 
 
 def _due(done: int, every: int) -> bool:

@@ -27,6 +27,7 @@ class RolloutBatch:
         old_log_probs: (B, T); rows that are not live hold the rollout engine's own.
         references: view -> the text shown to the teacher of each row, None where the view is the student's own.
         teacher_log_probs: view -> (B, T).
+        state_index: row -> its place among the rows whose teacher states are kept for distillation.
     """
 
     step: int
@@ -42,6 +43,7 @@ class RolloutBatch:
     old_log_probs: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     references: dict[str, list[str | None]] = field(default_factory=dict)
     teacher_log_probs: dict[str, Tensor] = field(default_factory=dict)
+    state_index: dict[int, int] = field(default_factory=dict)
     signal: TokenSignal | None = None
 
     def __post_init__(self) -> None:
@@ -77,4 +79,7 @@ class RolloutBatch:
             group_ids=self.group_ids,
             teacher_log_probs=self.teacher_log_probs,
             correct=self.correct,
+            has_reference={
+                view: torch.tensor([text is not None for text in texts]) for view, texts in self.references.items()
+            },
         )

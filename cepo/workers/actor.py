@@ -13,10 +13,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import ActorConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
+from cepo.losses.divergence import distillation_losses, distillation_metrics
 from cepo.losses.policy import ClipRange, clipped_surrogate, surrogate_metrics, token_weights
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rollout.base import AdapterWeights, FullWeights, Weights
+from cepo.workers.distillation import KeptStates
 from cepo.workers.distributed import data_parallel_mesh, reshard, this_device
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.schedule import learning_rate_factor
@@ -58,22 +60,29 @@ class Actor:
             weight_decay=config.optim.weight_decay,
         )
         self.teacher_weights = TeacherWeights(self.module, teacher)
+        self._distillation = KeptStates()
         self._clip = ClipRange(config.clip_ratio_low, config.clip_ratio_high, config.clip_ratio_dual)
 
     @torch.no_grad()
-    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> list[Tensor]:
+    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
         """log P of each row's response tokens, (response length,) float32 on the CPU, in the order of `rows`.
 
-        `as_teacher` runs with the teacher's weights; contexts decide everything else.
+        `as_teacher` runs with the teacher's weights; contexts decide everything else. `keep_states` keeps the rows' hidden
+        states until the step is finished, for an update that distils from them.
         """
         self.module.eval()
         results: dict[int, Tensor] = {}
+        states: dict[int, Tensor] = {}
         with self.teacher_weights.active() if as_teacher else nullcontext():
             for indices in self._micro_batches(rows, self._config.micro_batch_size_per_device_for_experience):
                 micro_batch = [rows[index] for index in indices]
-                log_probs = self.module(self._collate(micro_batch)).float().cpu()
+                log_probs, hidden = self.module(self._collate(micro_batch))
                 lengths = [len(row.response_ids) for row in micro_batch]
-                results |= dict(zip(indices, log_probs.split(lengths), strict=True))
+                results |= dict(zip(indices, log_probs.float().cpu().split(lengths), strict=True))
+                if keep_states:
+                    states |= dict(zip(indices, hidden.cpu().split(lengths), strict=True))
+            if keep_states:
+                self._distillation.keep([states[index] for index in range(len(rows))], self.module)
         reshard(self.module)
         return [results[index] for index in range(len(rows))]
 
@@ -86,7 +95,8 @@ class Actor:
         return merge_metrics([*parts, {"actor/lr": mean_value(learning_rate)}])
 
     def finish_step(self, step: int) -> None:
-        """Refreshes teacher weights after the update of the 0-based step."""
+        """Refreshes teacher weights after the update of the 0-based step, and forgets the states kept for it."""
+        self._distillation.forget()
         self.teacher_weights.after_update(step)
 
     def rollout_weights(self) -> Weights:
@@ -127,12 +137,23 @@ class Actor:
             tensor[indices].to(self.device)
             for tensor in (batch.response_mask, batch.old_log_probs, batch.advantages, weights)
         )
-        flat = self.module(self._collate([batch.rows[index] for index in indices]))
+        rows = [batch.rows[index] for index in indices]
+        teacher = self._distillation.states_of(batch, indices)
+        flat, beside = self.module(self._collate(rows), teacher)
         log_probs = torch.zeros_like(old_log_probs).masked_scatter(mask, flat)
         loss = (clipped_surrogate(log_probs, old_log_probs, advantages, self._clip) * weight).sum()
-        loss.backward()
         metrics = surrogate_metrics(log_probs.detach(), old_log_probs, advantages, mask, self._clip)
-        return metrics | {"actor/pg_loss": sum_value(float(loss.detach()))}
+        metrics["actor/pg_loss"] = sum_value(float(loss.detach()))
+        if batch.distillation is not None and teacher is not None:
+            divergence = torch.zeros_like(old_log_probs).masked_scatter(mask, beside)
+            token_weight = batch.distillation.token_weight[indices].to(self.device)
+            terms = (divergence, log_probs, old_log_probs, token_weight, batch.distillation.divergence)
+            distillation_loss = (distillation_losses(*terms) * weight).sum()
+            metrics |= distillation_metrics(*terms)
+            metrics["actor/distillation_loss"] = sum_value(float(distillation_loss.detach()))
+            loss = loss + distillation_loss
+        loss.backward()
+        return metrics
 
     def _zero_gradients(self) -> None:
         """Every weight gets a gradient, so that Adam's state is that of all weights from the first step on.

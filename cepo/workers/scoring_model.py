@@ -12,12 +12,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cepo.data.batch import ScoringRow
+from cepo.losses.divergence import chunked_divergence
 from cepo.models import family
 from cepo.models.positions import context_positions, sequence_positions
 from cepo.models.processing import ImageInputs
+from cepo.types import DivergenceConfig
 
 HEAD_CHUNK_ELEMENTS = 2**25
 """Logits held at once (float32: 128 MiB). The head runs over tokens in chunks of this many elements / vocabulary."""
+
+DIVERGENCE_CHUNK_ELEMENTS = HEAD_CHUNK_ELEMENTS // 8
+"""A divergence holds both distributions, their mixture and their gradients at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +86,21 @@ def collate(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class TeacherStates:
+    """What a divergence needs of the teacher.
+
+    Attributes:
+        hidden: (N, H) the teacher's last hidden states before the N response tokens.
+        head: (V, H) the teacher's own head; None where it is the student's.
+        divergence: how far the student is from it.
+    """
+
+    hidden: Float[Tensor, "N H"]
+    head: Float[Tensor, "V H"] | None
+    divergence: DivergenceConfig
+
+
 class ScoringModel(nn.Module):
     """log P of each response token. The root of the sharded model, so that the head's weight is whole inside `forward`.
 
@@ -100,8 +120,13 @@ class ScoringModel(nn.Module):
         model: Any = self.model
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
-    def forward(self, batch: CollatedRows) -> Float[Tensor, " N"]:
-        """log-probs of all response tokens of the batch, row by row."""
+    def forward(
+        self, batch: CollatedRows, teacher: TeacherStates | None = None
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, ...]]:
+        """log-probs of all response tokens of the batch, row by row, and beside them
+
+        without a teacher the hidden states (N, H) they come from, with one the divergence (N,) from it.
+        """
         base = self.base
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
         inputs["position_ids"] = batch.position_ids if family.is_multimodal(base.config) else batch.position_ids[0]
@@ -110,7 +135,19 @@ class ScoringModel(nn.Module):
             inputs |= family.encode_images(base, batch.pixel_values, batch.grid_thw, batch.image_order)
         hidden = base.model(**inputs).last_hidden_state
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
-        return self._head(hidden, batch.targets)
+        if teacher is None:
+            return self._head(hidden, batch.targets), hidden
+        head = base.lm_head
+        return chunked_divergence(
+            hidden,
+            teacher.hidden.to(hidden),
+            head,
+            head if teacher.head is None else teacher.head.to(hidden),
+            batch.targets,
+            teacher.divergence,
+            temperature=self.temperature,
+            chunk_tokens=max(1, DIVERGENCE_CHUNK_ELEMENTS // head.weight.shape[0]),
+        )
 
     def _head(self, hidden: Float[Tensor, "N H"], targets: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
         head = self.base.lm_head

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +27,11 @@ from cepo.rollout.base import (
     SamplingSettings,
 )
 from cepo.rollout.factory import build_generator, choose_generator
+from cepo.rollout.token_sampling import draw_tokens, row_uniforms
 
 pytestmark = pytest.mark.heavy
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MAX_MODEL_LEN = 512
 LORA_RANK = 4
 Redraw = Callable[[int], dict[str, torch.Tensor]]
@@ -41,10 +44,9 @@ def picture(seed: int, size: tuple[int, int] = (64, 64)) -> Image.Image:
 
 
 def request(processing: Processing, text: str, images: Sequence[Image.Image] = (), *, seed: int) -> GenerationRequest:
-    prompt = processing.template_ids("<image>" * len(images) + text)
-    tokens = processing.encode("<image>" * len(images) + text, processing.load_images(images)).token_ids
+    prompt = processing.encode("<image>" * len(images) + text, processing.load_images(images))
     return GenerationRequest(
-        prompt_ids=tuple(prompt), num_prompt_tokens=len(tokens), images=tuple(images), seed=seed
+        prompt_ids=prompt.engine_ids, num_prompt_tokens=len(prompt.token_ids), images=tuple(images), seed=seed
     )
 
 
@@ -66,7 +68,7 @@ def open_generator(name: str, folder: Path, processing: Processing, lora_rank: i
         name,
         model_path=folder,
         dtype="fp32",
-        device="cpu",
+        device=DEVICE,
         seed=0,
         max_model_len=MAX_MODEL_LEN,
         banned_token_ids=processing.banned_token_ids,
@@ -176,6 +178,19 @@ def test_other_prompts_in_the_batch_do_not_change_a_prompts_tokens(
     together = tokens(generator.generate(requests, settings))
     for index, prompt in enumerate(requests):
         assert tokens(generator.generate([prompt], settings)) == [together[index]]
+
+
+def test_both_generators_draw_the_same_tokens_on_a_cpu_though_vllm_reads_the_prompts_in_pieces(
+    generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, tiny_processing: Processing
+) -> None:
+    if generator.name != "vllm" or torch.version.cuda is not None:
+        pytest.skip("compares vLLM's CPU build with transformers")
+    settings = SamplingSettings(num_samples=24, max_response_length=24, temperature=0.8, top_p=0.95, top_k=100)
+    # The samples' prompts together are longer than the 2048 tokens of one pass.
+    assert 24 * sum(prompt.num_prompt_tokens for prompt in requests) > 2048
+    ours = generator.generate(requests, settings)
+    with contextlib.closing(open_generator("transformers", tiny_model_folder, tiny_processing)) as other:
+        assert tokens(ours) == tokens(other.generate(requests, settings))
 
 
 def test_banned_tokens_never_come_in_3000_tokens_though_the_model_wants_them_above_all(
@@ -345,6 +360,26 @@ def test_generating_leaves_the_callers_randomness_and_threads_alone(
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])
+def test_a_closed_generator_leaves_the_callers_process_group_and_refuses_work(
+    name: str, tmp_path: Path, tiny_model_folder: Path, tiny_processing: Processing, requests: list[GenerationRequest]
+) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        generator = open_generator(name, tiny_model_folder, tiny_processing)
+        settings = SamplingSettings(num_samples=2, max_response_length=4)
+        assert [len(group) for group in generator.generate(requests, settings)] == [2, 2, 2, 2]
+        generator.close()
+        generator.close()
+        ones = torch.ones(1)
+        torch.distributed.all_reduce(ones)
+        assert ones.item() == 1
+        with pytest.raises(EngineError, match="closed"):
+            generator.generate(requests, settings)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
 def test_a_checkpoint_that_is_not_there_is_named(name: str, tmp_path: Path, tiny_processing: Processing) -> None:
     missing = tmp_path / "no-model"
     with pytest.raises((EngineError, ConfigError), match="no-model"):
@@ -363,3 +398,32 @@ def test_auto_says_that_transformers_stands_in_where_vllm_is_not_installed(
         choose_generator("vllm", device="cpu")
     with pytest.raises(ConfigError, match="auto, vllm, transformers"):
         choose_generator("sglang", device="cpu")
+
+
+def counts(logits: list[float], **settings: Any) -> list[int]:
+    """How often each token is drawn over 1000 evenly spread uniform numbers."""
+    row = torch.tensor(logits).expand(1000, -1)
+    points = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    chosen: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1} | settings
+    drawn = draw_tokens(row, points, torch.tensor([3]), **chosen)
+    return torch.bincount(drawn, minlength=row.shape[1]).tolist()
+
+
+def test_draws_follow_the_distribution_without_banned_and_filtered_tokens() -> None:
+    logits = [math.log(weight) for weight in (0.1, 0.5, 0.4, 1000.0)]  # the last token is banned
+    assert counts(logits) == [100, 500, 400, 0]
+    assert counts(logits, top_k=2) == [0, 556, 444, 0]  # 5/9 and 4/9
+    assert counts(logits, top_p=0.5) == [0, 1000, 0, 0]
+    assert counts(logits, top_p=0.51) == [0, 556, 444, 0]
+    assert counts(logits, temperature=0.5) == [24, 595, 381, 0]  # squares: 1, 25, 16 of 42
+    assert counts(logits, temperature=0.0) == [0, 1000, 0, 0]
+
+
+def test_a_rows_uniform_numbers_depend_on_seed_and_sample_and_not_on_how_many_are_drawn() -> None:
+    assert torch.equal(row_uniforms(7, 2, 10), row_uniforms(7, 2, 50)[:10])
+    assert len({float(row_uniforms(seed, sample, 1)) for seed in range(30) for sample in range(30)}) == 900
+
+
+def test_logits_that_are_not_numbers_end_the_draw() -> None:
+    with pytest.raises(EngineError, match="NaN"):
+        counts([0.0, float("nan"), 0.0, 0.0])

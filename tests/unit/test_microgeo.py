@@ -13,6 +13,7 @@ from PIL import Image
 
 from cepo.errors import DataError
 from cepo.microgeo import prompts
+from cepo.microgeo.__main__ import main
 from cepo.microgeo.demonstrations import (
     NoiseRates,
     answer_bearing_positions,
@@ -200,3 +201,19 @@ def test_no_validation_problem_has_picture_and_text_of_a_training_problem() -> N
     assert (len(train), len(validation)) == (600, 200)
     seen = {(problem.question, draw_figure(problem).tobytes()) for problem in train}
     assert not seen & {(problem.question, draw_figure(problem).tobytes()) for problem in validation}
+
+
+def test_the_command_ends_with_code_2_and_one_line_that_names_the_count_where_no_problems_are_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--num-train", "0"]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "num_train=0" in message
+
+
+def test_the_command_leaves_a_folder_that_is_no_world_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("keep")
+    assert main(["--folder", str(tmp_path)]) == 2
+    assert f"{tmp_path} exists and is not an embedded world" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

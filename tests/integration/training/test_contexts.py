@@ -32,7 +32,7 @@ CONTROL_TEXTS = ("<|im_end|>", "<|im_start|>", "<|image_pad|>", "<|vision_start|
 
 def problem(text: str = "<image>Find x.", *, images: int = 1) -> Problem:
     pictures = tuple(picture(seed, (64 + 32 * seed, 64)) for seed in range(images))
-    return Problem(prompt_id="0", text=text, images=pictures, ground_truth="4", columns={})
+    return Problem(prompt_id="0", text=text, images=pictures, ground_truth="4", solution=None, columns={})
 
 
 def builder(processing: Processing, *, max_context_length: int = 512, **teacher: Any) -> ContextBuilder:
@@ -72,7 +72,7 @@ def test_another_picture_moves_teacher_log_probs_by_more_than_1e_3(
     actor = build_actor(folder=model_folder)
     contexts = builder(processing)
     task = problem()
-    other = Problem(prompt_id="1", text=task.text, images=(picture(9),), ground_truth="4", columns={})
+    other = Problem(prompt_id="1", text=task.text, images=(picture(9),), ground_truth="4", solution=None, columns={})
     responses = [tuple(processing.encode_text(rf"The side is {number}. \boxed{{{number}}}")) for number in (3, 7)]
     scores = [
         torch.cat(actor.score([ScoringRow(context=context, response_ids=ids) for ids in responses], as_teacher=True))

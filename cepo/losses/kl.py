@@ -1,0 +1,79 @@
+"""KL penalties against the reference policy, in the loss or in the reward, with a fixed or an adaptive coefficient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from cepo.errors import require, require_choice
+from cepo.losses.policy import LOG_RATIO_BOUND
+
+KL_PENALTIES = ("kl", "abs", "mse", "low_var_kl")
+KL_TYPES = ("fixed", "adaptive")
+LOW_VARIANCE_BOUND = 10.0
+"""`low_var_kl` of a single token is cut here."""
+ADAPTIVE_ERROR_BOUND = 0.2
+"""The relative error of the observed KL is cut here before the adaptive coefficient follows it."""
+
+
+def kl_penalty(
+    log_probs: Float[Tensor, "B T"], reference_log_probs: Float[Tensor, "B T"], penalty: str
+) -> Float[Tensor, "B T"]:
+    """An estimate of KL(P_S || P_reference) at each sampled token, in nats; x = log_probs, y = reference_log_probs.
+
+    `kl`: x - y. `abs`: |x - y|. `mse`: (x - y)^2 / 2. `low_var_kl`: e^z - z - 1 with z = y - x cut at +-20, the result cut
+    at 10; without bias, of low variance, never negative. Source: Schulman 2020, with EasyR1's cuts.
+    The KL over the whole vocabulary needs logits: `divergence.chunked_divergence` with kind `reverse_kl`.
+
+    Raises:
+        ConfigError: unknown penalty; the message lists the known ones.
+    """
+    require_choice("algorithm.kl_penalty", penalty, KL_PENALTIES)
+    difference = log_probs - reference_log_probs
+    if penalty == "kl":
+        return difference
+    if penalty == "abs":
+        return difference.abs()
+    if penalty == "mse":
+        return 0.5 * difference.square()
+    exponent = (-difference).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return (exponent.expm1() - exponent).clamp(max=LOW_VARIANCE_BOUND)
+
+
+def penalised_rewards(
+    token_level_rewards: Float[Tensor, "B T"],
+    penalties: Float[Tensor, "B T"],
+    response_mask: Bool[Tensor, "B T"],
+    coefficient: float,
+) -> Float[Tensor, "B T"]:
+    """`r_t - coefficient * KL_t` on response tokens: the KL as part of the reward. What stands on padding stays."""
+    return token_level_rewards - coefficient * penalties.where(response_mask, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLController:
+    """How the coefficient follows the observed KL. Its only state is the coefficient, so that a checkpoint holds one number.
+
+    `fixed`: never changes. `adaptive`: `c * (1 + clip(KL / target - 1, -0.2, 0.2) * num_sequences / horizon)`,
+    never below 0.
+    Source: Ziegler et al. 2019.
+    """
+
+    kl_type: str = "fixed"
+    kl_target: float = 0.1
+    kl_horizon: float = 10000.0
+
+    def __post_init__(self) -> None:
+        require_choice("algorithm.kl_type", self.kl_type, KL_TYPES)
+        require(self.kl_target > 0, "algorithm.kl_target", self.kl_target, "a positive number of nats")
+        require(self.kl_horizon > 0, "algorithm.kl_horizon", self.kl_horizon, "a positive number of sequences")
+
+    def next_coefficient(self, coefficient: float, observed_kl: float, *, num_sequences: int) -> float:
+        """The coefficient after a batch of `num_sequences` whose mean token KL was `observed_kl`."""
+        if self.kl_type == "fixed":
+            return coefficient
+        error = observed_kl / self.kl_target - 1.0
+        bounded = min(max(error, -ADAPTIVE_ERROR_BOUND), ADAPTIVE_ERROR_BOUND)
+        return coefficient * max(0.0, 1.0 + bounded * num_sequences / self.kl_horizon)

@@ -1,0 +1,51 @@
+"""A teacher's hidden states, kept from the pass that scored its contexts to the update that distils from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from cepo.data.batch import OptimizerBatch
+from cepo.workers.scoring_model import TeacherStates
+
+
+class KeptStates:
+    """Hidden states on the CPU: tokens x hidden size, where the distributions would be tokens x vocabulary.
+
+    The teacher is the one that was asked, whatever its weights become during the step's updates, so a trained head is
+    kept beside the states.
+    """
+
+    def __init__(self) -> None:
+        self._states: list[Tensor] = []
+        self._head: Tensor | None = None
+
+    def keep(self, states: Sequence[Tensor], module: nn.Module) -> None:
+        """Keeps one (response length, H) tensor per row, and the head that `module` has at this moment if it is trained."""
+        self._states = list(states)
+        weight: Any = module.base.lm_head.weight
+        if weight.requires_grad:
+            whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+            self._head = whole.detach().clone()
+
+    def forget(self) -> None:
+        """Frees everything."""
+        self._states, self._head = [], None
+
+    def states_of(self, batch: OptimizerBatch, indices: Sequence[int]) -> TeacherStates | None:
+        """The states of the batch's rows `indices`, flat; zeros for rows without a teacher, whose weight is 0.
+
+        None where the batch distils nothing, or nobody in the step has a teacher.
+        """
+        if batch.distillation is None or not self._states:
+            return None
+        width, kind = self._states[0].shape[1], self._states[0].dtype
+        parts = []
+        for index in indices:
+            kept = batch.distillation.state_index[index]
+            length = len(batch.rows[index].response_ids)
+            parts.append(torch.zeros(length, width, dtype=kind) if kept < 0 else self._states[kept])
+        return TeacherStates(hidden=torch.cat(parts), head=self._head, divergence=batch.distillation.divergence)

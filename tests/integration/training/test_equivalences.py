@@ -1,0 +1,133 @@
+"""Methods that the definitions make equal give equal weights, bit for bit, and work that is not needed is not done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, FinishedRun, differing, run
+
+from cepo.data.batch import ScoringRow
+from cepo.rewards import extract_answer
+from cepo.trainer.loop import Trainer
+
+pytestmark = pytest.mark.heavy
+
+ROW_BY_ROW = [
+    "worker.actor.micro_batch_size_per_device_for_update=1",
+    "worker.actor.micro_batch_size_per_device_for_experience=1",
+]
+"""Then a row's numbers do not depend on which other rows get a pass."""
+
+
+def counting(teacher_rows: list[int]) -> Callable[[Trainer], None]:
+    """Notes the number of rows of every teacher pass."""
+
+    def prepare(trainer: Trainer) -> None:
+        score = trainer.backend.score
+
+        def counted(rows: Sequence[ScoringRow], *, as_teacher: bool = False, **options: Any) -> list[Tensor]:
+            if as_teacher:
+                teacher_rows.append(len(rows))
+            return score(rows, as_teacher=as_teacher, **options)
+
+        trainer.backend.score = counted  # type: ignore[method-assign]
+
+    return prepare
+
+
+def dense(trainer: Trainer) -> None:
+    """Every row gets every pass."""
+    trainer.estimator.live_rows = lambda rewards, group_ids: torch.ones(len(rewards), dtype=torch.bool)  # type: ignore[method-assign]
+
+
+def total(finished: FinishedRun, name: str) -> float:
+    return sum(row[name] for row in finished.metrics)
+
+
+def test_cepo_with_lambda_0_is_grpo_bit_for_bit_after_2_steps_without_a_teacher_pass(
+    tiny_run: list[str], tmp_path: Path
+) -> None:
+    passes: dict[str, list[int]] = {"none": [], "some": []}
+    cepo = [*tiny_run, "algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES]
+    grpo = run(tiny_run, "algorithm.adv_estimator=grpo", folder=tmp_path / "grpo")
+    without = run(
+        cepo, "algorithm.cepo.lambda_init=0", folder=tmp_path / "without", prepare=counting(passes["none"])
+    )
+    assert differing(grpo.parameters, without.parameters) == []
+    assert passes["none"] == []
+    assert [row["work/teacher_rows"] for row in without.metrics] == [0, 0]
+    assert [row["evidence/lambda"] for row in without.metrics] == [0, 0]
+    with_evidence = run(cepo, folder=tmp_path / "with", prepare=counting(passes["some"]))
+    assert differing(grpo.parameters, with_evidence.parameters) != []
+    assert sum(passes["some"]) == total(with_evidence, "work/teacher_rows") >= 16
+    for finished in (grpo, with_evidence):
+        assert total(finished, "actor/skipped_updates") == 0
+        assert 0 < total(finished, "work/live_fraction") < 2  # some groups are flat, so skipping has something to skip
+
+
+@pytest.mark.parametrize("method", ["cepo", "grpo"])
+@pytest.mark.parametrize("loss_avg_mode", ["token", "seq"])
+def test_skipping_rows_without_a_signal_is_the_dense_computation_bit_for_bit(
+    tiny_run: list[str], tmp_path: Path, method: str, loss_avg_mode: str
+) -> None:
+    options = [*ROW_BY_ROW, f"algorithm.adv_estimator={method}", EVERY_WRONG_ROLLOUT_TEACHES]
+    options.append(f"worker.actor.loss_avg_mode={loss_avg_mode}")
+    skipping = run(tiny_run, *options, folder=tmp_path / "skipping")
+    everything = run(tiny_run, *options, folder=tmp_path / "dense", prepare=dense)
+    assert total(skipping, "work/live_fraction") < total(everything, "work/live_fraction") == 2
+    assert total(skipping, "tokens/update") < total(everything, "tokens/update")
+    assert differing(skipping.parameters, everything.parameters) == []
+
+
+def test_cepo_is_rlsd_bit_for_bit_where_no_group_has_a_wrong_answer(tiny_run: list[str], tmp_path: Path) -> None:
+    runs = {
+        method: run(tiny_run, f"algorithm.adv_estimator={method}", folder=tmp_path / method)
+        for method in ("rlsd", "cepo")
+    }
+    assert differing(runs["rlsd"].parameters, runs["cepo"].parameters) == []
+    # An untrained model boxes nothing: wrong rollouts, but no wrong answer, and no pass for a second teacher.
+    assert total(runs["cepo"], "references/wrong_used") == 0
+    assert total(runs["cepo"], "references/groups_wrong_unextractable") > 0
+    assert total(runs["cepo"], "work/teacher_rows") == total(runs["rlsd"], "work/teacher_rows") > 0
+    neutral = run(
+        tiny_run, "algorithm.adv_estimator=cepo", "algorithm.cepo.negative.fallback=neutral", folder=tmp_path / "n"
+    )
+    grpo = run(tiny_run, "algorithm.adv_estimator=grpo", folder=tmp_path / "grpo")
+    assert differing(neutral.parameters, grpo.parameters) == []
+    assert total(neutral, "work/teacher_rows") == 0
+
+
+def test_the_embedded_model_is_taught_by_the_wrong_answers_of_its_own_groups(
+    tiny_run: list[str], tmp_path: Path
+) -> None:
+    from cepo.microgeo.world import ASSETS
+
+    if not (ASSETS / "model.safetensors").is_file():
+        pytest.skip("cepo/microgeo/assets holds no weights")
+    options = [
+        f"worker.actor.model.model_path={ASSETS}",
+        "worker.reward.reward_function=cepo/rewards/math.py:compute_score",
+        "data.max_response_length=64",
+        "worker.rollout.n=8",
+        "trainer.max_steps=1",
+    ]
+    finished = run(tiny_run, *options, "algorithm.adv_estimator=cepo", folder=tmp_path)
+    contrasted = 0
+    for group in finished.rollouts:
+        wrong = group["references"]["wrong"]
+        assert group["references"]["correct"] == group["ground_truth"]
+        if wrong is not None:
+            contrasted += 1
+            wrong_answers = [extract_answer(each["response"]) for each in group["rollouts"] if each["accuracy"] < 0.5]
+            assert wrong in wrong_answers
+            assert wrong != group["ground_truth"]
+        for rollout in group["rollouts"]:
+            signs = {value > 0 for value in rollout["token_advantages"]}
+            assert len(signs) == 1 or rollout["advantage"] == 0
+    assert contrasted >= 1
+    assert finished.metrics[0]["references/wrong_used"] > 0.5

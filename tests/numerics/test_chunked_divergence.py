@@ -1,0 +1,160 @@
+"""The chunked divergence: the dense one's values and gradients, in memory that does not grow with the tokens."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cepo.losses.divergence import chunked_divergence, token_divergence
+from cepo.types import DivergenceConfig
+
+SETTINGS = {
+    "forward_kl": DivergenceConfig(kind="forward_kl"),
+    "reverse_kl": DivergenceConfig(kind="reverse_kl"),
+    "jsd": DivergenceConfig(kind="jsd"),
+    "jsd top 5": DivergenceConfig(kind="jsd", support="topk", topk=5),
+    "forward_kl, teacher's top 5": DivergenceConfig(support="topk", topk=5, topk_from="teacher"),
+    "sampled": DivergenceConfig(kind="reverse_kl", support="sampled"),
+    "entry clip": DivergenceConfig(clip=0.05, clip_mode="vocab_entry"),
+}
+every_setting = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+
+
+def case(tokens: int, width: int, vocabulary: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states and heads of student and teacher, and targets."""
+    generator = torch.Generator().manual_seed(5)
+    student, teacher = torch.randn(2, tokens, width, generator=generator, dtype=dtype)
+    student_head, teacher_head = (torch.randn(vocabulary, width, generator=generator, dtype=dtype) for _ in range(2))
+    targets = torch.randint(vocabulary, (tokens,), generator=generator)
+    return student, teacher, student_head, teacher_head, targets
+
+
+@every_setting
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_chunks_of_1_3_7_and_100_give_the_dense_values_and_gradients(
+    settings: DivergenceConfig, chunk_tokens: int, temperature: float
+) -> None:
+    student, teacher, student_head, teacher_head, targets = case(7, 4, 11, torch.float64)
+    leaves = [tensor.requires_grad_() for tensor in (student, student_head)]
+    scale = torch.linspace(0.5, 2.0, 7, dtype=torch.float64)
+
+    student_logits, teacher_logits = student @ student_head.T / temperature, teacher @ teacher_head.T / temperature
+    dense_log_probs = student_logits.log_softmax(1).gather(1, targets.unsqueeze(1)).squeeze(1)
+    dense = token_divergence(student_logits, teacher_logits, targets, settings)
+    expected = torch.autograd.grad(((dense + 0.3 * dense_log_probs) * scale).sum(), leaves)
+
+    log_probs, found = chunked_divergence(
+        student,
+        teacher,
+        student_head,
+        teacher_head,
+        targets,
+        settings,
+        temperature=temperature,
+        chunk_tokens=chunk_tokens,
+    )
+    torch.testing.assert_close(log_probs, dense_log_probs, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(found, dense, rtol=1e-12, atol=1e-14)
+    gradients = torch.autograd.grad(((found + 0.3 * log_probs) * scale).sum(), leaves)
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+
+
+def test_a_head_may_be_a_module_and_its_weight_gets_the_same_gradient_while_the_teachers_side_gets_none() -> None:
+    student, teacher, student_head, teacher_head, targets = case(7, 4, 11, torch.float32)
+    heads = [torch.nn.Linear(4, 11, bias=False) for _ in range(2)]
+    for head, weight in zip(heads, (student_head, teacher_head), strict=True):
+        head.weight.data.copy_(weight)
+    options: Any = {"settings": SETTINGS["jsd"], "temperature": 1.0, "chunk_tokens": 2, "targets": targets}
+    teacher.requires_grad_()
+    _, found = chunked_divergence(student, teacher, student_head=heads[0], teacher_head=heads[1], **options)
+    found.sum().backward()
+    _, plain = chunked_divergence(
+        student, teacher, student_head=student_head.requires_grad_(), teacher_head=teacher_head, **options
+    )
+    plain.sum().backward()
+    assert torch.equal(found, plain)
+    assert torch.equal(heads[0].weight.grad, student_head.grad)
+    assert (teacher.grad, heads[1].weight.grad) == (None, None)
+
+
+def test_without_gradient_the_values_are_the_same_bits_and_teachers_may_have_another_width() -> None:
+    student, _, student_head, _, targets = case(7, 4, 11, torch.float32)
+    _, teacher, _, teacher_head, _ = case(7, 6, 11, torch.float32)
+    inputs = (student, teacher, student_head, teacher_head, targets, SETTINGS["jsd"])
+    with torch.no_grad():
+        plain = chunked_divergence(*inputs, temperature=0.9, chunk_tokens=3)
+    graph = chunked_divergence(*inputs, temperature=0.9, chunk_tokens=3)
+    assert all(torch.equal(one, other) for one, other in zip(plain, graph, strict=True))
+
+
+class LiveElements(TorchDispatchMode):
+    """The largest tensor that any operation made, and the most elements alive at once in tensors of at least `floor`."""
+
+    def __init__(self, floor: int) -> None:
+        super().__init__()
+        self.floor, self.largest, self.live, self.peak = floor, 0, 0, 0
+        self._seen: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.numel())
+                self._count(tensor)
+        return result
+
+    def _count(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        elements = storage.nbytes() // 4
+        if elements < self.floor or id(storage) in self._seen:
+            return
+        self.live += elements
+        self.peak = max(self.peak, self.live)
+
+        def forget(_: Any, key: int = id(storage), elements: int = elements) -> None:
+            self.live -= elements
+            del self._seen[key]
+
+        self._seen[id(storage)] = weakref.ref(storage, forget)
+
+
+def elements_of_one_update(settings: DivergenceConfig, tokens: int, chunk_tokens: int) -> LiveElements:
+    student, teacher, student_head, teacher_head, targets = case(tokens, 8, 2048, torch.float32)
+    student.requires_grad_()
+    student_head.requires_grad_()
+    with LiveElements(floor=chunk_tokens * 2048) as seen:
+        log_probs, found = chunked_divergence(
+            student, teacher, student_head, teacher_head, targets, settings, temperature=0.7, chunk_tokens=chunk_tokens
+        )
+        assert seen.live == 0, "a tensor of a chunk's tokens x vocabulary outlived the forward pass"
+        (log_probs.sum() + found.sum()).backward()
+    return seen
+
+
+@every_setting
+def test_the_largest_tensor_is_16_tokens_wide_and_the_peak_is_the_same_for_64_and_512_tokens(
+    settings: DivergenceConfig,
+) -> None:
+    few, many = (elements_of_one_update(settings, tokens, 16) for tokens in (64, 512))
+    assert few.largest == many.largest == 16 * 2048
+    assert few.peak == many.peak
+    # The dense computation would hold two models' logits of 512 tokens alone.
+    assert many.peak < 2 * 512 * 2048 / 4
+
+
+def test_the_count_of_live_elements_sees_what_a_dense_update_keeps() -> None:
+    student, teacher, student_head, teacher_head, targets = case(512, 8, 2048, torch.float32)
+    student.requires_grad_()
+    with LiveElements(floor=512 * 2048) as seen:
+        found = token_divergence(student @ student_head.T, teacher @ teacher_head.T, targets, SETTINGS["jsd"])
+        assert seen.live >= 2 * 512 * 2048
+        found.sum().backward()
+    assert seen.largest == 512 * 2048

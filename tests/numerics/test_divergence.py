@@ -1,0 +1,326 @@
+"""Divergences: hand-made values, gradients against formulas and finite differences, limits, top-k, clips."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cepo.errors import ConfigError
+from cepo.losses.divergence import distillation_losses, distillation_metrics, importance_weight, token_divergence
+from cepo.metrics import results
+from cepo.types import DivergenceConfig
+
+VOCABULARY = 9
+FORWARD = DivergenceConfig(kind="forward_kl")
+REVERSE = DivergenceConfig(kind="reverse_kl")
+JSD = DivergenceConfig(kind="jsd")
+KINDS = {
+    "forward_kl": FORWARD,
+    "reverse_kl": REVERSE,
+    "jsd 0.5": JSD,
+    "jsd 0.2": DivergenceConfig(kind="jsd", jsd_weight=0.2),
+}
+SAMPLED = DivergenceConfig(kind="reverse_kl", support="sampled")
+every_kind = pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+
+
+def with_(settings: DivergenceConfig, **changes: object) -> DivergenceConfig:
+    return DivergenceConfig(**{**vars(settings), **changes})
+
+
+def logits_pair(seed: int, tokens: int = 4, vocabulary: int = VOCABULARY, scale: float = 2.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    student, teacher = scale * torch.randn(2, tokens, vocabulary, generator=generator, dtype=torch.float64)
+    return student, teacher
+
+
+def divergence(student: Tensor, teacher: Tensor, settings: DivergenceConfig, targets: Tensor | None = None) -> Tensor:
+    chosen = torch.zeros(len(student), dtype=torch.int64) if targets is None else targets
+    return token_divergence(student, teacher, chosen, settings)
+
+
+def of_probabilities(student: list[float], teacher: list[float], settings: DivergenceConfig, target: int = 0) -> float:
+    """The divergence of one token between two distributions; logits are log-probs moved by 3 and -5."""
+    logits = [torch.tensor([row], dtype=torch.float64).log() for row in (student, teacher)]
+    return float(divergence(logits[0] + 3.0, logits[1] - 5.0, settings, torch.tensor([target])))
+
+
+def gradient(student: Tensor, teacher: Tensor, settings: DivergenceConfig, targets: Tensor | None = None) -> Tensor:
+    leaf = student.clone().requires_grad_()
+    divergence(leaf, teacher, settings, targets).sum().backward()
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (FORWARD, 0.75 * math.log(1.5) + 0.25 * math.log(0.5)),  # 0.1308
+        (REVERSE, 0.5 * math.log(4 / 3)),  # 0.1438
+        (JSD, 0.375 * math.log(6 / 5) + 0.125 * math.log(2 / 3) + 0.25 * math.log(4 / 5) + 0.25 * math.log(4 / 3)),
+        (
+            with_(JSD, jsd_weight=0.25),  # M = (9/16, 7/16)
+            0.25 * (0.75 * math.log(4 / 3) + 0.25 * math.log(4 / 7)) + 0.375 * (math.log(8 / 9) + math.log(8 / 7)),
+        ),
+        (SAMPLED, math.log(2 / 3) * math.log(1 / 2)),  # the target is entry 0
+    ],
+)
+def test_between_3_to_1_and_1_to_1_odds_each_kind_has_its_worked_out_value(
+    settings: DivergenceConfig, expected: float
+) -> None:
+    assert of_probabilities([0.5, 0.5], [0.75, 0.25], settings) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("topk_from", "expected"),
+    [
+        ("student", 0.25 * math.log(0.5) + 0.75 * math.log(1.5)),  # entry 1 and the rest: (1/4, 3/4) and (1/2, 1/2)
+        ("teacher", 0.5 * math.log(16 / 7)),  # entry 0 and the rest: (1/2, 1/2) and (1/8, 7/8)
+    ],
+)
+def test_top_1_of_four_entries_compares_one_entry_and_a_bucket_of_three(topk_from: str, expected: float) -> None:
+    settings = with_(FORWARD, support="topk", topk=1, topk_from=topk_from)
+    found = of_probabilities([1 / 8, 1 / 2, 1 / 4, 1 / 8], [1 / 2, 1 / 4, 1 / 8, 1 / 8], settings)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
+def test_forward_kl_has_the_gradient_student_minus_teacher_over_temperature_and_tokens(
+    seed: int, temperature: float
+) -> None:
+    student, teacher = logits_pair(seed)
+    leaf = student.clone().requires_grad_()
+    divergence(leaf / temperature, teacher / temperature, FORWARD).mean().backward()
+    p_student, p_teacher = torch.softmax(student / temperature, 1), torch.softmax(teacher / temperature, 1)
+    torch.testing.assert_close(leaf.grad, (p_student - p_teacher) / (temperature * 4), rtol=0, atol=1e-9)
+
+
+@given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
+def test_reverse_kl_has_the_gradient_probability_times_log_ratio_above_its_mean(seed: int, temperature: float) -> None:
+    student, teacher = logits_pair(seed)
+    leaf = student.clone().requires_grad_()
+    divergence(leaf / temperature, teacher / temperature, REVERSE).mean().backward()
+    log_student, log_teacher = (torch.log_softmax(logits / temperature, 1) for logits in (student, teacher))
+    ratio = log_student - log_teacher
+    mean = (log_student.exp() * ratio).sum(1, keepdim=True)
+    expected = log_student.exp() * (ratio - mean) / (temperature * 4)
+    torch.testing.assert_close(leaf.grad, expected, rtol=0, atol=1e-9)
+
+
+@every_kind
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"support": "topk", "topk": 4},
+        {"support": "topk", "topk": 3, "topk_from": "teacher"},
+        {"clip": 0.7},
+        {"clip": 0.05, "clip_mode": "vocab_entry"},
+        {"support": "topk", "topk": 4, "clip": 0.05, "clip_mode": "vocab_entry"},
+    ],
+    ids=str,
+)
+def test_gradients_agree_with_finite_differences_in_float64(
+    settings: DivergenceConfig, changes: dict[str, object]
+) -> None:
+    student, teacher = logits_pair(7)
+    chosen = with_(settings, **changes)
+    assert torch.autograd.gradcheck(
+        lambda logits: divergence(logits, teacher, chosen), student.requires_grad_(), eps=1e-6, atol=1e-7, rtol=1e-6
+    )
+
+
+@given(seed=st.integers(0, 10_000))
+def test_the_sampled_tokens_gradient_averages_to_that_of_reverse_kl(seed: int) -> None:
+    student, teacher = logits_pair(seed, tokens=1)
+    probabilities = torch.softmax(student, 1)[0]
+    mean = sum(
+        probabilities[token] * gradient(student, teacher, SAMPLED, torch.tensor([token])) for token in range(VOCABULARY)
+    )
+    torch.testing.assert_close(mean, gradient(student, teacher, REVERSE), rtol=0, atol=1e-10)
+
+
+def test_no_gradient_reaches_the_teacher() -> None:
+    for settings in (*KINDS.values(), with_(JSD, support="topk", topk=3), SAMPLED):
+        student, teacher = (logits.requires_grad_() for logits in logits_pair(1))
+        divergence(student, teacher, settings).sum().backward()
+        assert teacher.grad is None
+        assert student.grad is not None
+
+
+@every_kind
+@given(seed=st.integers(0, 10_000), scale=st.floats(0.01, 20.0))
+def test_every_kind_is_0_between_equals_and_never_negative(settings: DivergenceConfig, seed: int, scale: float) -> None:
+    student, teacher = logits_pair(seed, scale=scale)
+    assert float(divergence(student, teacher, settings).min()) >= -1e-12
+    assert float(divergence(student, student + 4.0, settings).abs().max()) <= 1e-12
+    assert float(gradient(student, student, settings).abs().max()) <= 1e-12
+
+
+@given(seed=st.integers(0, 10_000), scale=st.floats(0.01, 100.0))
+def test_jsd_of_one_half_is_symmetric_and_at_most_log_2(seed: int, scale: float) -> None:
+    student, teacher = logits_pair(seed, scale=scale)
+    forth, back = divergence(student, teacher, JSD), divergence(teacher, student, JSD)
+    torch.testing.assert_close(forth, back, rtol=1e-10, atol=1e-12)
+    assert float(forth.max()) <= math.log(2) + 1e-12
+
+
+@given(seed=st.integers(0, 10_000))
+def test_jsd_over_its_weight_tends_to_forward_kl_and_over_the_rest_to_reverse_kl(seed: int) -> None:
+    student, teacher = logits_pair(seed, scale=0.7)  # the relative error is 1e-5 times the mean probability ratio
+    low, high = with_(JSD, jsd_weight=1e-5), with_(JSD, jsd_weight=1 - 1e-5)
+    forward, reverse = divergence(student, teacher, FORWARD), divergence(student, teacher, REVERSE)
+    torch.testing.assert_close(divergence(student, teacher, low) / 1e-5, forward, rtol=2e-3, atol=1e-9)
+    torch.testing.assert_close(divergence(student, teacher, high) / 1e-5, reverse, rtol=2e-3, atol=1e-9)
+
+
+@every_kind
+@pytest.mark.parametrize("topk_from", ["student", "teacher"])
+@given(seed=st.integers(0, 10_000), scale=st.floats(0.1, 8.0))
+def test_top_k_with_a_bucket_never_falls_with_k_and_ends_at_the_full_divergence(
+    settings: DivergenceConfig, topk_from: str, seed: int, scale: float
+) -> None:
+    student, teacher = logits_pair(seed, scale=scale)
+    full = divergence(student, teacher, settings)
+    found = [
+        divergence(student, teacher, with_(settings, support="topk", topk=k, topk_from=topk_from))
+        for k in range(1, VOCABULARY + 3)
+    ]
+    for smaller, larger in itertools.pairwise(found):
+        assert bool((smaller <= larger + 1e-10).all())
+    assert bool((found[0] >= -1e-12).all())
+    assert torch.equal(found[VOCABULARY - 1], full)
+    assert torch.equal(found[VOCABULARY + 1], full)
+    # With a single entry left over the bucket is that entry.
+    torch.testing.assert_close(found[VOCABULARY - 2], full, rtol=0, atol=1e-6)
+
+
+def test_a_bucket_of_mass_1e_minus_13_keeps_6_digits_in_float32() -> None:
+    student, teacher = (torch.zeros(1, 6, dtype=torch.float64) for _ in range(2))
+    student[0, 0], teacher[0, 0], teacher[0, 5] = 31.0, 20.0, 5.0
+    settings = with_(REVERSE, support="topk", topk=1)
+    exact = gradient(student, teacher, settings)
+    single = gradient(student.float(), teacher.float(), settings)
+    # In float32 1 - softmax(student)[0] is exactly 0; the rest carries 5 e^-31 and a gradient of its own.
+    assert float(exact[0, 1]) != 0.0
+    torch.testing.assert_close(single.double()[0, 1:], exact[0, 1:], rtol=1e-5, atol=0)
+
+
+def test_a_token_clip_of_0_1_bounds_the_value_and_takes_the_gradient_where_it_binds() -> None:
+    student = torch.tensor([[0.5, 0.5], [0.7, 0.3]], dtype=torch.float64).log()
+    teacher = torch.tensor([[0.75, 0.25], [0.75, 0.25]], dtype=torch.float64).log()
+    clipped = divergence(student, teacher, with_(FORWARD, clip=0.1))
+    assert clipped.tolist() == pytest.approx([0.1, 0.75 * math.log(0.75 / 0.7) + 0.25 * math.log(0.25 / 0.3)])
+    grad = gradient(student, teacher, with_(FORWARD, clip=0.1))
+    assert grad[0].tolist() == [0.0, 0.0]
+    assert grad[1].tolist() == pytest.approx([-0.05, 0.05])
+
+
+def test_an_entry_clip_of_0_05_bounds_the_largest_entry_alone_and_can_turn_the_sum_negative() -> None:
+    settings = with_(FORWARD, clip=0.05, clip_mode="vocab_entry")
+    # Entries 0.75 log 1.5 = 0.304, bounded to 0.05, and 0.25 log 0.5 = -0.173, which is not bounded.
+    found = of_probabilities([0.5, 0.5], [0.75, 0.25], settings)
+    assert found == pytest.approx(0.05 + 0.25 * math.log(0.5), rel=1e-12)
+    assert found < 0
+    # What is left of the loss is -P_T(1) log P_S(1), with the gradient P_T(1) (P_S - onehot(1)).
+    logits = [torch.tensor([row], dtype=torch.float64).log() for row in ([0.5, 0.5], [0.75, 0.25])]
+    assert gradient(*logits, settings)[0].tolist() == pytest.approx([0.125, -0.125])
+
+
+def test_jsd_clips_the_weighted_sum_of_both_sides_entry_by_entry() -> None:
+    settings = with_(JSD, clip=0.02, clip_mode="vocab_entry")
+    first = 0.375 * math.log(6 / 5) + 0.25 * math.log(4 / 5)  # 0.0126
+    second = 0.125 * math.log(2 / 3) + 0.25 * math.log(4 / 3)  # 0.0212, bounded
+    assert first < 0.02 < second
+    assert of_probabilities([0.5, 0.5], [0.75, 0.25], settings) == pytest.approx(first + 0.02, rel=1e-12)
+
+
+def test_a_clip_bounds_the_coefficient_of_the_sampled_form_from_above() -> None:
+    # log P_S - log P_T = log 4 at the target, bounded to 0.5; log P_S = log 0.8.
+    found = of_probabilities([0.8, 0.2], [0.2, 0.8], with_(SAMPLED, clip=0.5))
+    assert found == pytest.approx(0.5 * math.log(0.8))
+    low = of_probabilities([0.2, 0.8], [0.8, 0.2], with_(SAMPLED, clip=0.5))
+    assert low == pytest.approx(math.log(0.25) * math.log(0.2))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [*KINDS.values(), *(with_(kind, support="topk", topk=2) for kind in KINDS.values()), SAMPLED],
+    ids=lambda settings: f"{settings.kind} {settings.support} {settings.jsd_weight}",
+)
+def test_logits_of_10000_give_finite_values_and_gradients_in_float32(settings: DivergenceConfig) -> None:
+    student = torch.tensor([[1e4, 0.0, -1e4, 1.0], [-1e4, -1e4, 1e4, 1e4]])
+    teacher = torch.tensor([[-1e4, 1e4, 0.0, 0.0], [0.0, 1e4, -1e4, 1e4]])
+    value = divergence(student, teacher, settings)
+    assert value.dtype == torch.float32
+    assert value.isfinite().all()
+    assert gradient(student, teacher, settings).isfinite().all()
+
+
+def test_bfloat16_logits_are_taken_in_float32_and_float64_ones_as_they_are() -> None:
+    student, teacher = logits_pair(3)
+    assert divergence(student, teacher, JSD).dtype == torch.float64
+    rounded = [logits.bfloat16() for logits in (student, teacher)]
+    assert torch.equal(divergence(*rounded, JSD), divergence(*(logits.float() for logits in rounded), JSD))
+
+
+def test_the_importance_weight_is_the_ratio_cut_at_2_and_constant() -> None:
+    log_probs = torch.tensor([math.log(3.0), math.log(0.5), 500.0, -500.0], requires_grad=True)
+    weight = importance_weight(log_probs, torch.zeros(4), 2.0)
+    assert weight.tolist() == pytest.approx([2.0, 0.5, 2.0, math.exp(-20.0)])
+    assert not weight.requires_grad
+
+
+def test_losses_are_weight_times_importance_times_divergence() -> None:
+    value, log_probs, old = (
+        torch.tensor([0.3, 0.3, 0.3]),
+        torch.tensor([-1.0, -1.0, -1.0]),
+        torch.tensor([-2.5, -1.0, -1.0]),
+    )
+    weight = torch.tensor([2.0, 2.0, 0.0])
+    plain = distillation_losses(value, log_probs, old, weight, JSD)
+    assert plain.tolist() == pytest.approx([0.6, 0.6, 0.0])
+    clipped = distillation_losses(value, log_probs, old, weight, with_(JSD, importance_clip=2.0))
+    assert clipped.tolist() == pytest.approx([1.2, 0.6, 0.0])
+
+
+def test_metrics_count_tokens_with_a_weight_only() -> None:
+    value, zeros = torch.tensor([0.1, 0.5, 9.0]), torch.zeros(3)
+    weight, old = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([-1.0, 0.0, -1.0])
+    settings = with_(FORWARD, clip=0.5, importance_clip=2.0)
+    found = results(distillation_metrics(value, zeros, old, weight, settings))
+    assert found == pytest.approx(
+        {
+            "distillation/divergence": 0.3,
+            "distillation/divergence_max": 0.5,
+            "distillation/clip_fraction": 0.5,
+            "distillation/importance_clip_fraction": 0.5,
+        }
+    )
+    assert results(distillation_metrics(value, zeros, old, zeros, settings)) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kind": "jd"}, r"kind is 'jd'\. Did you mean 'jsd'\?"),
+        ({"jsd_weight": 0.0}, r"jsd_weight is 0\.0; accepted: 0 < jsd_weight < 1"),
+        ({"jsd_weight": 1.0}, r"jsd_weight is 1\.0; accepted: 0 < jsd_weight < 1"),
+        ({"support": "sampled"}, r"support is sampled with kind forward_kl; accepted: kind reverse_kl"),
+        ({"support": "top_k"}, r"support is 'top_k'\. Did you mean 'topk'\?"),
+        ({"topk": 0}, r"topk is 0; accepted: a positive number"),
+        ({"topk_from": "both"}, r"topk_from is 'both'\. Accepted: student, teacher"),
+        ({"clip": 0.0}, r"clip is 0\.0; accepted: a positive number, or null"),
+        ({"clip_mode": "vocab"}, r"clip_mode is 'vocab'\. .*vocab_entry"),
+        ({"importance_clip": -1.0}, r"importance_clip is -1\.0; accepted: a positive number, or null"),
+    ],
+)
+def test_a_bad_setting_is_refused_with_what_is_accepted(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        with_(FORWARD, **changes)

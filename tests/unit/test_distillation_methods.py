@@ -1,0 +1,315 @@
+"""The methods that minimise a divergence: presets, who demonstrates, which rows learn, and what masked rows leave behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from factories import group, log_probs_like, rollout, same_bits, token_batch
+from torch import Tensor
+
+from cepo.algorithms import build_config, build_estimator
+from cepo.algorithms.settings import PositiveConfig
+from cepo.config import load_config
+from cepo.errors import ConfigError
+from cepo.losses.divergence import chunked_divergence, distillation_losses
+from cepo.losses.policy import AGGREGATIONS, LossDenominators, token_weights
+from cepo.metrics import results
+from cepo.teacher.references import contrastive_references, positive_references
+from cepo.types import DivergenceConfig, Reference, RolloutGroup, TokenBatch, TokenSignal
+
+METHODS = ("opsd", "sdpo")
+both = pytest.mark.parametrize("method", METHODS)
+LENGTHS = [3, 1, 2, 3]
+
+
+def batch_of(shown: list[bool]) -> TokenBatch:
+    """Two groups of two; old log-probs are -1, the teacher's -0.5 throughout."""
+    batch = token_batch(
+        [1.0, 0.0, 0.0, 0.0],
+        [0, 0, 1, 1],
+        lengths=LENGTHS,
+        old=torch.full((4, 3), -1.0),
+        views={"correct": torch.full((4, 3), -0.5)},
+    )
+    return dataclasses.replace(batch, has_reference={"correct": torch.tensor(shown)})
+
+
+def signal_of(method: str, batch: TokenBatch, **config: Any) -> TokenSignal:
+    return build_estimator(method, config).signal(batch, step=0)
+
+
+def test_the_presets_are_forward_kl_with_the_live_actor_and_jsd_one_half_with_an_average_of_decay_0_999() -> None:
+    opsd, sdpo = (build_config(method, None) for method in METHODS)
+    assert (opsd.divergence, opsd.teacher.source) == (DivergenceConfig(kind="forward_kl", support="full"), "actor")
+    assert sdpo.divergence == DivergenceConfig(kind="jsd", jsd_weight=0.5, support="full")
+    assert (sdpo.teacher.source, sdpo.teacher.ema_decay) == ("ema", 0.999)
+    for config in (opsd, sdpo):
+        assert (config.weight, config.policy_weight, config.positive.source) == (1.0, 0.0, "ground_truth")
+        assert (config.divergence.clip, config.divergence.importance_clip) == (None, None)
+
+
+def test_a_section_that_names_one_key_keeps_the_methods_own_defaults_for_the_others() -> None:
+    config = build_config("sdpo", {"divergence": {"support": "topk"}, "teacher": {"ema_decay": 0.95}})
+    assert (config.divergence.kind, config.divergence.support) == ("jsd", "topk")
+    assert (config.teacher.source, config.teacher.ema_decay) == ("ema", 0.95)
+
+
+def test_the_published_recipes_of_both_methods_can_be_written_down() -> None:
+    build_config(
+        "opsd",
+        {
+            "divergence": {"clip": 0.05, "clip_mode": "vocab_entry"},
+            "positive": {"source": "solution"},
+            "teacher": {"source": "reference"},
+        },
+    )
+    build_config(
+        "sdpo",
+        {
+            "divergence": {"support": "topk", "topk": 100, "topk_from": "student", "importance_clip": 2.0},
+            "positive": {"source": "peer_full", "exclude_self": True, "success_threshold": 0.5},
+            "teacher": {"ema_decay": 0.95},
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"weight": -1.0}, r"algorithm\.opsd\.weight is -1\.0; accepted: 0 or a positive number"),
+        ({"policy_weight": math.inf}, r"algorithm\.opsd\.policy_weight is inf; accepted"),
+        ({"weight": 0.0}, r"algorithm\.opsd\.weight is 0\.0 with policy_weight 0\.0; accepted: .*nothing is learned"),
+        ({"divergence": {"knd": "jsd"}}, r"algorithm\.opsd\.divergence\.knd is unknown\. Did you mean 'kind'\?"),
+        (
+            {"divergence": {"support": "sampled"}},
+            r"algorithm\.opsd\.divergence\.support is sampled with kind forward_kl",
+        ),
+        ({"positive": {"source": "solutions"}}, r"algorithm\.opsd\.positive\.source .*Did you mean 'solution'"),
+    ],
+)
+def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        build_estimator("opsd", section)
+
+
+@both
+def test_rows_with_a_reference_weigh_2_5_on_their_tokens_and_all_else_weighs_0(method: str) -> None:
+    signal = signal_of(method, batch_of([True, False, True, False]), weight=2.5)
+    assert signal.distillation is not None
+    assert signal.distillation.view == "correct"
+    assert signal.distillation.divergence == build_config(method, None).divergence
+    expected = [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
+    assert signal.distillation.token_weight.tolist() == expected
+    assert torch.count_nonzero(signal.advantages) == 0
+
+
+@both
+def test_rewards_leave_the_signal_as_it_is_unless_the_policy_loss_is_blended_in(method: str) -> None:
+    batch = batch_of([True] * 4)
+    other = dataclasses.replace(batch, token_level_rewards=torch.zeros(4, 3), correct=torch.zeros(4, dtype=torch.bool))
+    first, second = signal_of(method, batch).distillation, signal_of(method, other).distillation
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first.token_weight, second.token_weight)
+
+
+@both
+def test_a_blend_of_0_1_has_a_tenth_of_the_group_advantage_and_weight_0_with_policy_weight_1_is_the_group_method_in_bits(
+    method: str,
+) -> None:
+    batch = batch_of([True] * 4)
+    # Rewards 1 and 0: the deviation is sqrt(1/2), the advantage +-sqrt(1/2).
+    blended = signal_of(method, batch, policy_weight=0.1)
+    assert blended.distillation is not None
+    assert blended.advantages[0].tolist() == pytest.approx([0.1 * math.sqrt(0.5)] * 3, rel=1e-5)
+    assert blended.advantages[1].tolist() == pytest.approx([-0.1 * math.sqrt(0.5), 0.0, 0.0], rel=1e-5)
+    alone = signal_of(method, dataclasses.replace(batch, teacher_log_probs={}), weight=0.0, policy_weight=1.0)
+    assert alone.distillation is None
+    assert same_bits(alone.advantages, build_estimator("grpo").signal(batch, step=0).advantages)
+
+
+@both
+def test_weight_0_asks_no_teacher_and_leaves_flat_groups_out(method: str) -> None:
+    estimator = build_estimator(method, {"weight": 0.0, "policy_weight": 1.0})
+    rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1])
+    assert not estimator.needs_teacher(step=0)
+    assert estimator.live_rows(rewards, groups).tolist() == [True, True, False, False]
+    assert build_estimator(method).needs_teacher(step=10_000)
+    assert build_estimator(method).live_rows(rewards, groups).tolist() == [True] * 4
+
+
+@both
+def test_metrics_count_3_of_4_rollouts_in_2_of_2_groups_and_a_gain_of_half_a_nat(method: str) -> None:
+    signal = signal_of(method, batch_of([True, False, True, True]))
+    found = results(signal.metrics)
+    assert found["distillation/demonstrated_rollouts"] == 0.75
+    assert found["distillation/demonstrated_groups"] == 1.0
+    assert found["distillation/delta_mean_right"] == found["distillation/delta_mean_wrong"] == 0.5
+    assert signal.diagnostics["delta"].tolist() == [[0.5] * 3, [0.0] * 3, [0.5, 0.5, 0.0], [0.5] * 3]
+    none = results(signal_of(method, batch_of([False] * 4)).metrics)
+    assert none["distillation/demonstrated_groups"] == 0.0
+    assert "distillation/delta_mean_right" not in none
+
+
+@both
+def test_the_signal_needs_no_teacher_log_probs_because_the_update_consults_the_teacher_itself(method: str) -> None:
+    batch = batch_of([True, False, True, True])
+    bare = dataclasses.replace(batch, teacher_log_probs={})
+    with_log_probs, without = signal_of(method, batch), signal_of(method, bare)
+    assert with_log_probs.distillation is not None
+    assert without.distillation is not None
+    assert torch.equal(with_log_probs.distillation.token_weight, without.distillation.token_weight)
+
+
+@pytest.mark.parametrize("importance_clip", [None, 2.0])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@both
+def test_a_masked_row_has_zero_loss_and_an_attached_zero_gradient(
+    method: str, aggregation: str, importance_clip: float | None
+) -> None:
+    signal = signal_of(method, batch_of([True, False, False, False]), divergence={"importance_clip": importance_clip})
+    distillation = signal.distillation
+    assert distillation is not None
+    generator = torch.Generator().manual_seed(3)
+    mask = batch_of([True] * 4).response_mask
+    student, teacher = (torch.randn(9, 5, generator=generator) for _ in range(2))
+    head, targets = torch.randn(11, 5, generator=generator), torch.randint(11, (9,), generator=generator)
+    student.requires_grad_()
+    flat_log_probs, flat = chunked_divergence(
+        student, teacher, head, head, targets, distillation.divergence, temperature=1.0, chunk_tokens=4
+    )
+    weights = token_weights(mask, aggregation, LossDenominators(9, 4, 3))
+
+    def losses(rows: slice) -> Tensor:
+        divergence, log_probs = (torch.zeros(4, 3).masked_scatter(mask, each) for each in (flat, flat_log_probs))
+        every = distillation_losses(
+            divergence, log_probs, torch.full((4, 3), -1.0), distillation.token_weight, distillation.divergence
+        )
+        return (every * weights)[rows].sum()
+
+    masked = losses(slice(1, None))
+    assert masked.item() == 0.0
+    assert masked.requires_grad
+    (gradient,) = torch.autograd.grad(masked, student, retain_graph=True)
+    assert torch.count_nonzero(gradient) == 0
+    (gradient,) = torch.autograd.grad(losses(slice(None)), student)
+    assert torch.count_nonzero(gradient[:3]) == 15
+    assert torch.count_nonzero(gradient[3:]) == 0
+
+
+FIRST = rollout(0, 1.0, "70", correct=True, ids=(10, 11, 12))
+SECOND = rollout(1, 0.9, "70", correct=True, ids=(20, 21))
+WRONG = rollout(2, 0.1, "40", ids=(30,))
+PEER_FULL: dict[str, Any] = {"source": "peer_full", "exclude_self": True}
+
+
+def shown_to(these: RolloutGroup, **positive: Any) -> list[tuple[int, ...] | str | None]:
+    """What each rollout of the group is shown."""
+    references = build_estimator("sdpo", {"positive": positive}).references(these)["correct"]
+    return [None if each is None else each.token_ids or each.text for each in references]
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "expected"),
+    [
+        pytest.param((FIRST, SECOND, WRONG), [(20, 21), (10, 11, 12), (10, 11, 12)], id="two right, one wrong"),
+        pytest.param((WRONG, SECOND, FIRST), [(10, 11, 12), (10, 11, 12), (20, 21)], id="in another order"),
+        pytest.param((FIRST, WRONG), [None, (10, 11, 12)], id="the lone success teaches the others only"),
+        pytest.param((WRONG,), [None], id="all wrong"),
+        pytest.param((FIRST,), [None], id="a single right rollout"),
+    ],
+)
+def test_table_of_demonstrations_that_are_never_a_rollouts_own(
+    rollouts: tuple[Any, ...], expected: list[tuple[int, ...] | None]
+) -> None:
+    assert shown_to(group(*rollouts), **PEER_FULL) == expected
+
+
+def test_without_exclude_self_the_best_rollout_is_shown_to_itself_too() -> None:
+    assert shown_to(group(FIRST, SECOND, WRONG), source="peer_full") == [(10, 11, 12)] * 3
+
+
+def test_no_rollout_of_256_groups_is_ever_shown_its_own_response() -> None:
+    for seed in range(256):
+        generator = torch.Generator().manual_seed(seed)
+        rewards = torch.randint(3, (6,), generator=generator) / 2
+        these = group(*(rollout(i, float(r), "70", correct=bool(r > 0), ids=(i, 99)) for i, r in enumerate(rewards)))
+        for source in ("peer_full", "peer_prefix", "peer_suffix", "peer_answer"):
+            config = PositiveConfig(source=source, exclude_self=True)
+            for own, reference in zip(these.rollouts, positive_references(these, config), strict=True):
+                assert reference is None or reference.source_index != own.index
+                others_right = any(other.correct for other in these.rollouts if other.index != own.index)
+                assert (reference is not None) == others_right
+
+
+def test_a_success_threshold_of_0_95_takes_the_total_reward_for_the_verifiers_verdict() -> None:
+    assert shown_to(group(FIRST, SECOND, WRONG), **PEER_FULL, success_threshold=0.95) == [None, *[(10, 11, 12)] * 2]
+    # At 0.1 the wrong rollout may demonstrate too, but comes last.
+    assert shown_to(group(SECOND, WRONG), **PEER_FULL, success_threshold=0.1) == [(30,), (20, 21)]
+
+
+def test_exclude_self_changes_nothing_where_the_dataset_demonstrates() -> None:
+    assert shown_to(group(FIRST, WRONG), exclude_self=True) == ["70", "70"]
+
+
+def test_rollouts_that_share_a_demonstration_share_the_object_so_that_its_context_is_built_once() -> None:
+    config = PositiveConfig(**PEER_FULL)
+    references = positive_references(group(FIRST, SECOND, WRONG, rollout(3, 0.0, "41")), config)
+    assert references[1] is references[2] is references[3]
+
+
+def test_contrastive_references_without_a_right_one_for_a_row_have_no_wrong_one_for_it_either() -> None:
+    from cepo.algorithms.settings import NegativeConfig
+
+    these = group(FIRST, WRONG)
+    correct, wrong = contrastive_references(these, PositiveConfig(**PEER_FULL), NegativeConfig())
+    assert [reference is not None for reference in correct] == [False, True]
+    assert [reference is not None for reference in wrong] == [False, True]
+
+
+def test_the_worked_solution_is_shown_up_to_num_tokens_and_its_absence_is_an_error_that_says_what_to_do() -> None:
+    solved = dataclasses.replace(group(FIRST, WRONG), solution="Angles sum to 180, so x = 70.")
+    config = PositiveConfig(source="solution", num_tokens=300)
+    wanted = Reference(text="Angles sum to 180, so x = 70.", max_tokens=300)
+    assert positive_references(solved, config) == [wanted, wanted]
+    with pytest.raises(
+        ConfigError, match=r"positive\.source is 'solution', but problem p has no worked solution\..*column"
+    ):
+        positive_references(group(FIRST, WRONG), config)
+
+
+@pytest.mark.parametrize(
+    ("section", "needed"),
+    [
+        ({}, False),
+        ({"policy_weight": 0.5}, True),
+        ({"positive": {"source": "peer_full"}}, True),
+        ({"positive": {"source": "solution"}}, False),
+    ],
+)
+def test_one_rollout_for_each_prompt_is_enough_unless_peers_or_group_advantages_are_used(
+    section: dict[str, Any], needed: bool
+) -> None:
+    assert build_estimator("opsd", section).needs_group is needed
+    arguments = ["worker.rollout.n=1", "algorithm.adv_estimator=opsd"]
+    arguments += [f"algorithm.opsd.{key}={value}" for key, value in section.items() if not isinstance(value, dict)]
+    arguments += [f"algorithm.opsd.positive.source={section['positive']['source']}"] if "positive" in section else []
+    if needed:
+        with pytest.raises(ConfigError, match=r"worker\.rollout\.n=1"):
+            load_config(["config=configs/microgeo/base.yaml", *arguments])
+    else:
+        assert load_config(["config=configs/microgeo/base.yaml", *arguments]).worker.rollout.n == 1
+
+
+@both
+def test_a_batch_of_single_rollouts_has_no_advantage_and_is_distilled(method: str) -> None:
+    old, view = log_probs_like((2, 3, 4), 1)
+    batch = token_batch([1.0, 0.0, 1.0], [0, 1, 2], lengths=[4, 2, 3], old=old, views={"correct": view})
+    signal = signal_of(method, batch)
+    assert signal.distillation is not None
+    assert int(signal.distillation.token_weight.sum()) == 9
+    assert torch.count_nonzero(signal.advantages) == 0
