@@ -17,6 +17,7 @@ from cepo.errors import CepoError, CheckpointError, ConfigError
 if TYPE_CHECKING:
     from cepo.algorithms import Estimator
     from cepo.data.dataset import ProblemSet
+    from cepo.losses.objective import ObjectiveSettings
     from cepo.models.processing import Processing
     from cepo.rollout.base import Generator
     from cepo.runtime.local import LocalBackend
@@ -86,6 +87,7 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
     from cepo.rewards import RewardPool
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
+    from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
 
     for plugin in config.trainer.plugins:
@@ -114,10 +116,10 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
     )
     backend = build_backend(config, processing, estimator, total_steps, _most_images(problems, held_out))
     stack.callback(backend.close)
-    first_step = 0
+    state = TrainerState(kl_coefficient=config.algorithm.kl_coef)
     if checkpoint is not None:
-        first_step = store.load(checkpoint, backend)
-        logger.info("resumed from %s: goes on with step %d of %d", checkpoint, first_step + 1, total_steps)
+        state = store.load(checkpoint, backend)
+        logger.info("resumed from %s: goes on with step %d of %d", checkpoint, state.step + 1, total_steps)
     return Trainer(
         config=config,
         problems=problems,
@@ -126,11 +128,11 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
         contexts=contexts,
         backend=backend,
         rewards=rewards,
-        tracker=_tracker(config, stack, store, total_steps, None if checkpoint is None else first_step),
+        tracker=_tracker(config, stack, store, total_steps, None if checkpoint is None else state.step),
         checkpoints=store,
         validator=None if held_out is None else Validator(held_out, config, contexts, processing, rewards),
         total_steps=total_steps,
-        first_step=first_step,
+        state=state,
     )
 
 
@@ -146,10 +148,30 @@ def build_backend(
         processing,
         temperature=config.worker.rollout.temperature,
         teacher=estimator.teacher,
+        objective_settings=_objective_settings(config),
+        with_reference=not config.algorithm.disable_kl,
         total_steps=total_steps,
         seed=config.trainer.seed,
     )
     return LocalBackend(actor, _generator(config, processing, most_images))
+
+
+def _objective_settings(config: RunConfig) -> ObjectiveSettings:
+    from cepo.losses.objective import ObjectiveSettings
+    from cepo.losses.policy import ClipRange, PolicyLossSettings
+
+    actor, algorithm = config.worker.actor, config.algorithm
+    in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
+    return ObjectiveSettings(
+        loss_type=actor.loss_type,
+        policy=PolicyLossSettings(
+            clip=ClipRange(actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_dual),
+            tau_positive=actor.tau_positive,
+            tau_negative=actor.tau_negative,
+        ),
+        kl_penalty=algorithm.kl_penalty,
+        kl_coefficient=algorithm.kl_coef if in_loss else 0.0,
+    )
 
 
 def with_embedded_world(config: RunConfig) -> RunConfig:

@@ -1,6 +1,6 @@
 """The settings of a run: schema, loader, checks. Never imports torch."""
 
-from cepo.config.checks import check_config, plan_lines, run_folder
+from cepo.config.checks import check_config, plan_lines, resolved_critic, run_folder
 from cepo.config.loader import dump_config, load_config
 from cepo.config.paths import find_path, split_function
 from cepo.config.schema import RunConfig
@@ -12,6 +12,7 @@ __all__ = [
     "find_path",
     "load_config",
     "plan_lines",
+    "resolved_critic",
     "run_folder",
     "split_function",
 ]

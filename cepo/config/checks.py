@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
 from cepo.algorithms import build_estimator, estimator_class
 from cepo.config.loader import build_run, plain_tree
 from cepo.config.paths import find_path, searched, split_function
-from cepo.config.schema import RunConfig
+from cepo.config.schema import CriticConfig, RunConfig, WorkerConfig
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, did_you_mean
 
@@ -36,15 +37,41 @@ def check_config(config: RunConfig) -> list[str]:
     return plan_lines(config)
 
 
-def _check_batches(config: RunConfig) -> None:
-    rollout, update = config.data.rollout_batch_size, config.worker.actor.global_batch_size
-    if rollout % update:
-        divisors = [str(size) for size in range(1, rollout + 1) if rollout % size == 0]
-        raise ConfigError(
-            f"data.rollout_batch_size={rollout} prompts cannot be split into optimizer steps of "
-            f"worker.actor.global_batch_size={update} prompts. Set global_batch_size to a divisor of {rollout}: "
-            f"{', '.join(divisors)}."
+def resolved_critic(worker: WorkerConfig) -> CriticConfig:
+    """`worker.critic` with what it takes over from the actor: batch size and model path, where they are null.
+
+    With the path come the actor's `override_config`, the critic's own entries winning, and its `trust_remote_code`.
+    """
+    critic, model = worker.critic, worker.critic.model
+    if model.model_path is None:
+        model = dataclasses.replace(
+            model,
+            model_path=worker.actor.model.model_path,
+            override_config={**worker.actor.model.override_config, **model.override_config},
+            trust_remote_code=worker.actor.model.trust_remote_code or model.trust_remote_code,
         )
+    return dataclasses.replace(
+        critic, model=model, global_batch_size=critic.global_batch_size or worker.actor.global_batch_size
+    )
+
+
+def _needs_critic(config: RunConfig) -> bool:
+    return estimator_class(config.algorithm.adv_estimator).needs_values
+
+
+def _check_batches(config: RunConfig) -> None:
+    rollout = config.data.rollout_batch_size
+    sizes = {"actor": config.worker.actor.global_batch_size}
+    if _needs_critic(config):
+        sizes["critic"] = config.worker.critic.global_batch_size or sizes["actor"]
+    for worker, update in sizes.items():
+        if rollout % update:
+            divisors = [str(size) for size in range(1, rollout + 1) if rollout % size == 0]
+            raise ConfigError(
+                f"data.rollout_batch_size={rollout} prompts cannot be split into optimizer steps of "
+                f"worker.{worker}.global_batch_size={update} prompts. Set global_batch_size to a divisor of {rollout}: "
+                f"{', '.join(divisors)}."
+            )
 
 
 def _check_lengths(config: RunConfig) -> None:
@@ -130,6 +157,8 @@ def _check_files(config: RunConfig) -> None:
     _require_model("worker.actor.model.model_path", model.model_path)
     if model.tokenizer_path is not None:
         _require_model("worker.actor.model.tokenizer_path", model.tokenizer_path)
+    if _needs_critic(config) and config.worker.critic.model.model_path is not None:
+        _require_model("worker.critic.model.model_path", config.worker.critic.model.model_path)
     _require_file("data.format_prompt", data.format_prompt)
     _require_file("data.override_chat_template", data.override_chat_template)
     reward_key = "worker.reward.reward_function"
@@ -223,6 +252,14 @@ def plan_lines(config: RunConfig) -> list[str]:
         ),
         f"run folder: {run_folder(config)}",
     ]
+    if _needs_critic(config):
+        critic = resolved_critic(config.worker)
+        assert critic.global_batch_size is not None
+        steps = data.rollout_batch_size // critic.global_batch_size * critic.ppo_epochs
+        lines.append(
+            f"critic: all weights of {critic.model.model_path}, {steps} optimizer updates per step, "
+            f"learning rate {critic.optim.lr:g}"
+        )
     if rollout.top_p < 1 or rollout.top_k > 0:
         lines.append("note: top_p or top_k truncates the sampled distribution; log-probs are of the whole one")
     return lines

@@ -27,64 +27,51 @@ _FSDP1 = "FSDP2 is used, which has no such setting"
 _NO_OFFLOAD = "weights and optimizer state stay on the device; offloading is not used by this release"
 _NO_REFERENCE_MODEL = "no separate reference model is built by this release"
 _NO_VIDEO = "videos are not read by this release"
-_NO_FILTERING = "online filtering is not used by this release"
-_KL_REMEDY = (
-    "KL penalties are not available yet; set algorithm.disable_kl=true, as all shipped configs train without them."
-)
 _DERIVED = "it follows from other keys"
+
+_OF_A_TRAINED_MODEL: Mapping[str, EngineKey] = {
+    "strategy": EngineKey("FSDP2 is the only strategy"),
+    "padding_free": EngineKey("how sequences are batched is not a setting of this release"),
+    "dynamic_batching": EngineKey("micro-batches have the fixed sizes that are set"),
+    "ulysses_size": EngineKey("sequences are not split", (1,), "Sequence parallelism is not available."),
+    "global_batch_size_per_device": EngineKey(_DERIVED),
+    "optim.training_steps": EngineKey(_DERIVED),
+    "fsdp.use_orig_params": EngineKey(_FSDP1),
+    "fsdp.enable_cpu_offload": EngineKey(_NO_OFFLOAD),
+    "fsdp.enable_rank0_init": EngineKey("how weights are read is not a setting of this release"),
+    "fsdp.fsdp_size": EngineKey("weights are sharded over all devices"),
+    "fsdp.mp_buffer_dtype": EngineKey(_FSDP1),
+    "offload": EngineKey(_NO_OFFLOAD),
+}
 
 ENGINE_KEYS: Mapping[str, EngineKey] = {
     "data.video_key": EngineKey(_NO_VIDEO),
     "data.video_fps": EngineKey(_NO_VIDEO),
-    "data.mini_rollout_batch_size": EngineKey("a step's prompts are generated in one round by this release"),
     "data.filter_overlong_prompts_workers": EngineKey("the length filter runs in one process"),
     "algorithm.gamma": EngineKey("rewards are not discounted", (1, 1.0), "Discounting is not available."),
     "algorithm.lam": EngineKey("no estimator of this release uses it", (1, 1.0), "GAE is not available yet."),
-    "algorithm.disable_kl": EngineKey("training is always without a KL penalty in this release", (True,), _KL_REMEDY),
-    "algorithm.online_filtering": EngineKey(_NO_FILTERING, (False,), "Online filtering is not available yet."),
-    "algorithm.filter_key": EngineKey(_NO_FILTERING),
-    "algorithm.filter_low": EngineKey(_NO_FILTERING),
-    "algorithm.filter_high": EngineKey(_NO_FILTERING),
     "worker.hybrid_engine": EngineKey("trainer and generator always share the device", (True,), "Leave it out."),
-    "worker.actor.strategy": EngineKey("FSDP2 is the only strategy"),
-    "worker.actor.padding_free": EngineKey("how sequences are batched is not a setting of this release"),
-    "worker.actor.dynamic_batching": EngineKey("micro-batches have the fixed sizes that are set"),
-    "worker.actor.ulysses_size": EngineKey("sequences are not split", (1,), "Sequence parallelism is not available."),
+    **{f"worker.actor.{key}": entry for key, entry in _OF_A_TRAINED_MODEL.items()},
     "worker.actor.use_torch_compile": EngineKey("nothing is compiled by this release"),
-    "worker.actor.tau_positive": EngineKey("it belongs to a policy loss that this release does not have"),
-    "worker.actor.tau_negative": EngineKey("it belongs to a policy loss that this release does not have"),
-    "worker.actor.global_batch_size_per_device": EngineKey(_DERIVED),
-    "worker.actor.optim.training_steps": EngineKey(_DERIVED),
-    "worker.actor.fsdp.use_orig_params": EngineKey(_FSDP1),
-    "worker.actor.fsdp.enable_cpu_offload": EngineKey(_NO_OFFLOAD),
-    "worker.actor.fsdp.enable_rank0_init": EngineKey("how weights are read is not a setting of this release"),
-    "worker.actor.fsdp.fsdp_size": EngineKey("weights are sharded over all devices"),
-    "worker.actor.fsdp.mp_buffer_dtype": EngineKey(_FSDP1),
-    "worker.actor.offload": EngineKey(_NO_OFFLOAD),
     "worker.ref": EngineKey(_NO_REFERENCE_MODEL),
-    "worker.critic": EngineKey("no estimator of this release trains a critic"),
+    **{f"worker.critic.{key}": entry for key, entry in _OF_A_TRAINED_MODEL.items()},
+    "worker.critic.model.tokenizer_path": EngineKey("the critic reads the tokens that the actor reads"),
+    "worker.critic.model.lora": EngineKey("the critic trains all its weights, as in EasyR1"),
     "worker.rollout.prompt_length": EngineKey(_DERIVED),
     "worker.rollout.response_length": EngineKey(_DERIVED),
     "worker.rollout.trust_remote_code": EngineKey(_DERIVED),
     "worker.rollout.enable_chunked_prefill": EngineKey("vLLM decides"),
     "worker.rollout.disable_log_stats": EngineKey("vLLM's own statistics are not shown"),
     "worker.reward.reward_function_name": EngineKey(_DERIVED),
-    "trainer.max_try_make_batch": EngineKey(_NO_FILTERING),
     "trainer.critic_warmup": EngineKey("there is no critic", (0,), "Training a critic first is not available."),
     "trainer.save_model_only": EngineKey("a checkpoint always holds what a resume needs"),
     "trainer.ray_timeline": EngineKey("this release does not start Ray"),
 }
 
-# These have no effect without a KL penalty; with one they would be wanted.
-KL_KEYS = ("use_kl_loss", "kl_penalty", "kl_coef", "kl_type", "kl_horizon", "kl_target")
-
-
 def is_engine_key(key: str) -> bool:
     """Whether a dotted key, or a section around it, is one that EasyR1 has and this release does not read."""
     parts = key.split(".")
-    return key in {f"algorithm.{name}" for name in KL_KEYS} or any(
-        ".".join(parts[:end]) in ENGINE_KEYS for end in range(1, len(parts) + 1)
-    )
+    return any(".".join(parts[:end]) in ENGINE_KEYS for end in range(1, len(parts) + 1))
 
 
 def refuse_engine_keys(tree: Mapping[str, Any], origins: Origins) -> None:
@@ -96,18 +83,11 @@ def refuse_engine_keys(tree: Mapping[str, Any], origins: Origins) -> None:
         if not any(value == only and type(value) is type(only) for only in entry.only):
             accepted = str(entry.only[0]).lower()
             raise origins.error(key, f"{key} must be {accepted}, got {str(value).lower()}. {entry.remedy}")
-    if _value_at(tree, "algorithm.disable_kl") is True:
-        return
-    for key in (f"algorithm.{name}" for name in KL_KEYS):
-        value = _value_at(tree, key)
-        if value is not _MISSING and value not in (0, False):
-            raise origins.error(key, f"{key} is {str(value).lower()}. {_KL_REMEDY}")
 
 
 def report_engine_keys(tree: Mapping[str, Any], origins: Origins) -> None:
     """Log one notice for each engine key in the resolved tree."""
     reasons = {key: entry.reason for key, entry in ENGINE_KEYS.items()}
-    reasons |= {f"algorithm.{name}": "KL penalties are off" for name in KL_KEYS}
     for key, reason in reasons.items():
         if _value_at(tree, key) is not _MISSING:
             logger.warning("%s: %s has no effect: %s.", origins.place_of(key), key, reason)

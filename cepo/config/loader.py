@@ -13,7 +13,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from cepo.algorithms import available_estimators, build_config, estimator_class, load_plugin
 from cepo.config.easyr1 import is_engine_key, refuse_engine_keys, report_engine_keys
 from cepo.config.options import has_default, rule_of
-from cepo.config.paths import located, split_function
+from cepo.config.paths import located, located_data, split_function
 from cepo.config.schema import AlgorithmConfig, RunConfig
 from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.values import build_section, convert
@@ -27,7 +27,8 @@ def load_config(argv: Sequence[str]) -> RunConfig:
 
     A YAML file may name a file it builds on by a top-level key `base`, relative to its own folder. Lists replace, sections
     merge. `${a.b.c}` refers to another setting. Paths are relative to the working directory; shipped files (`configs/...`,
-    `cepo/...`) are found from any folder. Files of `trainer.plugins` are imported here, for the methods they register.
+    `cepo/...`, `examples/...`) are found from any folder. Files of `trainer.plugins` are imported here, for the methods they
+    register.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of bounds, missing config file, or unknown method; the message
@@ -233,6 +234,9 @@ def _with_located_files(run: RunConfig) -> RunConfig:
     data, reward, trainer = run.data, run.worker.reward, run.trainer
     data = dataclasses.replace(
         data,
+        train_files=located_data(data.train_files),
+        val_files=data.val_files and located_data(data.val_files),
+        image_dir=data.image_dir and located(data.image_dir),
         format_prompt=data.format_prompt and located(data.format_prompt),
         override_chat_template=data.override_chat_template and located(data.override_chat_template),
     )
@@ -252,7 +256,7 @@ def _with_located_files(run: RunConfig) -> RunConfig:
 def _located_strings(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _located_strings(entry) for key, entry in value.items()}
-    return located(value) if isinstance(value, str) and value.startswith("configs/") else value
+    return located(value) if isinstance(value, str) and value.startswith(("configs/", "examples/")) else value
 
 
 def _plain(value: Any) -> Any:

@@ -10,14 +10,14 @@ PACKAGE_FOLDER = Path(cepo.__file__).resolve().parent
 REPOSITORY_FOLDER = PACKAGE_FOLDER.parent
 
 # The folders of the repository whose files may be named without their location.
-_SHIPPED_FOLDERS = ("configs", "cepo")
+_SHIPPED_FOLDERS = ("configs", "cepo", "examples")
 
 
 def find_path(path: str) -> Path | None:
     """The file or folder that `path` names, or None.
 
-    A path is relative to the working directory. One that does not exist there and starts with `configs/` or `cepo/`
-    is looked up in the repository.
+    A path is relative to the working directory. One that does not exist there and starts with `configs/`, `cepo/` or
+    `examples/` is looked up in the repository.
     """
     given = Path(path).expanduser()
     if given.exists():
@@ -32,6 +32,14 @@ def located(path: str) -> str:
     """`path` itself where it exists or cannot be found; the absolute path where only the repository has it."""
     found = find_path(path)
     return path if found is None or found == Path(path) else str(found)
+
+
+def located_data(name: str) -> str:
+    """`located` for a data set, which may have a split behind an `@`; hub names and embedded ones stay as they are."""
+    if find_path(name) is not None:
+        return located(name)
+    path, separator, split = name.partition("@")
+    return f"{located(path)}{separator}{split}"
 
 
 def find_config_file(path: str) -> Path | None:

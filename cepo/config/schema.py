@@ -30,6 +30,9 @@ class DataConfig:
     max_prompt_length: int = option(2048, "Prompt tokens, expanded image tokens included.", minimum=1)
     max_response_length: int = option(2048, "Tokens a response may have.", minimum=1)
     rollout_batch_size: int = option(32, "Prompts per training step.", minimum=1)
+    mini_rollout_batch_size: int | None = option(
+        None, "Prompts sampled in one round under online filtering; null: rollout_batch_size.", minimum=1
+    )
     val_batch_size: int = option(-1, "Prompts per validation batch; -1: the whole set at once.", minimum=1, off=-1)
     format_prompt: str | None = option(None, "Jinja file around the question (variable `content`); null: as it is.")
     override_chat_template: str | None = option(None, "File with a chat template that replaces the model's own.")
@@ -57,6 +60,19 @@ class AlgorithmConfig:
     """`algorithm.*`: the method, and what counts as a correct response. Each method adds a section under its own name."""
 
     adv_estimator: str = option(DEFAULT_ESTIMATOR, "Name of the method; `algorithm.<name>.*` holds its settings.")
+    disable_kl: bool = option(False, "No KL penalty and no reference weights.")
+    use_kl_loss: bool = option(False, "KL as a term of the loss; false: subtracted from each token's reward.")
+    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl"] = option("kl", "Estimator of the KL at a sampled token.")
+    kl_coef: float = option(1e-3, "Weight of the KL.", minimum=0)
+    kl_type: Literal["fixed", "adaptive"] = option("fixed", "Whether that weight follows the KL; in the reward only.")
+    kl_horizon: float = option(10000.0, "How slowly it follows, in sequences.", above=0)
+    kl_target: float = option(0.1, "The KL it aims at, in nats.", above=0)
+    online_filtering: bool = option(
+        False, "Keep groups whose mean filter_key lies between the bounds; sample again for others."
+    )
+    filter_key: str = option("overall", "Reward field of that filter.")
+    filter_low: float = option(0.01, "Groups are kept above this mean.")
+    filter_high: float = option(0.99, "Groups are kept below this mean.")
     correct_key: str = option("accuracy", "Reward field that tells right from wrong.")
     correct_threshold: float = option(0.5, "A response is right where that field is at least this.")
     methods: Mapping[str, Mapping[str, Any]] = option(
@@ -91,7 +107,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """`worker.actor.optim.*`. The scheduler advances once per training step."""
+    """`worker.actor.optim.*` and `worker.critic.optim.*`. The scheduler advances once per training step."""
 
     lr: float = option(1e-6, "Peak learning rate.", minimum=0)
     betas: list[float] = option([0.9, 0.999], "Adam's decay rates.", length=2, minimum=0, below=1)
@@ -105,7 +121,7 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FsdpConfig:
-    """`worker.actor.fsdp.*`."""
+    """`worker.actor.fsdp.*` and `worker.critic.fsdp.*`."""
 
     torch_dtype: FloatType | None = option(None, "Type the trained weights are kept in; null: fp32.")
     mp_param_dtype: FloatType = option("bf16", "Type of the forward and backward computation.")
@@ -130,9 +146,48 @@ class ActorConfig:
         "token",
         "Mean over tokens, over sequences of token means, over sequences of token sums, or by a constant length.",
     )
-    loss_type: Literal["default"] = option("default", "Policy loss; `default` is the clipped surrogate.")
+    loss_type: Literal["default", "gspo", "gspo_token", "cispo", "sapo"] = option(
+        "default", "Policy loss; `default` is the clipped surrogate."
+    )
+    tau_positive: float = option(1.0, "Gate temperature of `sapo` for advantages of at least 0.", above=0)
+    tau_negative: float = option(1.05, "Gate temperature of `sapo` for negative advantages.", above=0)
     ppo_epochs: int = option(1, "Passes over the rollout batch.", minimum=1)
     model: ModelConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticModelConfig:
+    """`worker.critic.model.*`. The value head replaces the language head; the critic has no adapter."""
+
+    model_path: str | None = option(
+        None,
+        "As the actor's; null: the actor's, with its override_config and trust_remote_code. EasyR1 takes null for no model.",
+    )
+    override_config: Mapping[str, Any] = option({}, "Entries that replace the model configuration's own.")
+    enable_gradient_checkpointing: bool = option(True, "Recompute activations in the backward pass to save memory.")
+    trust_remote_code: bool = option(False, "Run Python code that comes with the model.")
+    freeze_vision_tower: bool = option(False, "Train the language model and the value head only.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """`worker.critic.*`: the value model and its update, for methods that need values."""
+
+    global_batch_size: int | None = option(
+        None, "Prompts per optimizer step; null: the actor's. EasyR1 takes 256 where nothing is set.", minimum=1
+    )
+    micro_batch_size_per_device_for_update: int = option(4, "Samples per forward and backward pass.", minimum=1)
+    micro_batch_size_per_device_for_experience: int = option(16, "Samples per pass that predicts values.", minimum=1)
+    max_grad_norm: float = option(1.0, "Gradient norm is clipped to this.", above=0)
+    cliprange_value: float = option(0.5, "A value counts at most this far from the one before the update.", above=0)
+    loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = option(
+        "token",
+        "Mean over tokens, over sequences of token means, over sequences of token sums, or by a constant length.",
+    )
+    ppo_epochs: int = option(1, "Passes over the rollout batch.", minimum=1)
+    model: CriticModelConfig = field(default_factory=CriticModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
 
@@ -186,6 +241,7 @@ class WorkerConfig:
     """`worker.*`."""
 
     actor: ActorConfig
+    critic: CriticConfig = field(default_factory=CriticConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
 
@@ -212,6 +268,11 @@ class TrainerConfig:
     save_checkpoint_path: str | None = option(None, "Run folder; null: checkpoints/<project_name>/<experiment_name>.")
     load_checkpoint_path: str | None = option(None, "Checkpoint folder global_step_<N> to start from.")
     find_last_checkpoint: bool = option(True, "Resume from the run folder's last checkpoint, if there is one.")
+    max_try_make_batch: int = option(
+        20,
+        "Rounds of sampling for one step under online filtering; then the batch is filled with filtered groups.",
+        minimum=1,
+    )
     plugins: list[str] = option([], "Python files that register further methods.")
     seed: int = option(1, "Seed of everything that has none of its own.", minimum=0)
 

@@ -53,6 +53,7 @@ class OptimizerBatch:
         old_log_probs, advantages: (R, T).
         response_mask: (R, T).
         denominators: totals over every row of the step, rows without gradient included.
+        reference_log_probs: (R, T) of the initial weights, None without a KL in the loss.
         distillation: None for methods whose only loss is the policy loss.
     """
 
@@ -61,4 +62,24 @@ class OptimizerBatch:
     advantages: Float[Tensor, "R T"]
     response_mask: Bool[Tensor, "R T"]
     denominators: LossDenominators
+    reference_log_probs: Float[Tensor, "R T"] | None = None
     distillation: DistillationRows | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticBatch:
+    """Rows of one optimizer step of the critic.
+
+    Attributes:
+        rows: R rows.
+        old_values: (R, T) values before the step's updates.
+        returns: (R, T) what the values should be.
+        response_mask: (R, T).
+        denominators: totals over every row of the step on all ranks.
+    """
+
+    rows: Sequence[ScoringRow]
+    old_values: Float[Tensor, "R T"]
+    returns: Float[Tensor, "R T"]
+    response_mask: Bool[Tensor, "R T"]
+    denominators: LossDenominators

@@ -131,7 +131,10 @@ class ProblemSet(Sequence[Problem]):
             usable.append(number)
             self.most_images = max(self.most_images, len(self._images(row)))
         if not usable:
-            raise DataError(f"{source} has no usable row: {dict(self.skipped) or 'it is empty'}")
+            raise DataError(
+                f"{source} has no usable row: {dict(self.skipped) or 'it is empty'}; accepted: prompts of at most "
+                f"data.max_prompt_length={self._config.max_prompt_length} tokens, with readable pictures and an answer"
+            )
         if self.skipped:
             logger.warning("%s: %d rows are used, left out: %s", source, len(usable), dict(self.skipped))
         return usable

@@ -182,6 +182,13 @@ def _entries(student: Tensor, teacher: Tensor, settings: DivergenceConfig) -> Te
         return teacher.exp() * (teacher - student)
     if settings.kind == "reverse_kl":
         return student.exp() * (student - teacher)
-    share = settings.jsd_weight
-    mixture = torch.logaddexp(teacher + math.log(share), student + math.log1p(-share))
-    return share * teacher.exp() * (teacher - mixture) + (1.0 - share) * student.exp() * (student - mixture)
+    # log P_T - log M = -log(b + (1 - b) e^u) with u = log P_S - log P_T, and alike for P_S: nothing large cancels.
+    share, rest = settings.jsd_weight, 1.0 - settings.jsd_weight
+    odds = student - teacher + math.log(rest / share)
+    of_teacher = share * teacher.exp() * (_softplus(odds) + math.log(share))
+    return -(of_teacher + rest * student.exp() * (_softplus(-odds) + math.log(rest)))
+
+
+def _softplus(values: Tensor) -> Tensor:
+    """log(1 + e^x), exact to rounding in float64 too: above torch's own threshold of 20 it would be off by 2e-9."""
+    return functional.softplus(values, threshold=60.0)

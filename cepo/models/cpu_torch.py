@@ -28,12 +28,15 @@ def repair_this_process() -> bool:
     global _library
     import torch
 
+    has_torchvision = _is_installed("torchvision")  # in a child of a repaired process this look-up does the repair
     if torch.version.cuda is not None or _library is not None:
         return _library is not None
     for package, library_files in _OPTIONAL.items():
         if _is_installed(package) and not _loads(package, library_files):
             sys.modules[package] = None  # type: ignore[assignment]  # Python's own mark for "not installed"
-    if _is_installed("torchvision") and not _loads("torchvision", "_C*.so"):
+    if "datasets.config" in sys.modules and sys.modules.get("torchcodec", sys) is None:
+        vars(sys.modules["datasets.config"])["TORCHCODEC_AVAILABLE"] = False  # it looked before, and would import it
+    if has_torchvision and not _loads("torchvision", "_C*.so"):
         library = torch.library.Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):
             library.define(operator + _SCHEMA)

@@ -23,9 +23,16 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def load_model(
-    path: str, *, dtype: torch.dtype, trust_remote_code: bool, override_config: Mapping[str, Any]
+    path: str,
+    *,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    override_config: Mapping[str, Any],
+    section: str = "worker.actor.model",
 ) -> nn.Module:
     """The checkpoint's vision-language or text model, with scaled-dot-product attention.
+
+    `section` names the settings in errors.
 
     Raises:
         ConfigError: nothing can be loaded from `path`, or `override_config` names an unknown entry.
@@ -37,10 +44,10 @@ def load_model(
     try:
         config: Any = transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"worker.actor.model.model_path '{path}' cannot be read: {error}") from error
+        raise ConfigError(f"{section}.model_path '{path}' cannot be read: {error}") from error
     for key, value in override_config.items():
         if not hasattr(config, key):
-            raise ConfigError(f"worker.actor.model.override_config.{key}: the model's configuration has no such entry")
+            raise ConfigError(f"{section}.override_config.{key}: the model's configuration has no such entry")
         setattr(config, key, value)
     auto: Any = transformers.AutoModelForImageTextToText if is_multimodal(config) else transformers.AutoModelForCausalLM
     try:
@@ -62,11 +69,11 @@ def sharded_blocks(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
-def freeze_vision_tower(model: Any) -> None:
-    """Excludes the vision tower, merger included, from training."""
+def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> None:
+    """Excludes the vision tower, merger included, from training. `section` names the settings in the error."""
     tower = getattr(model.model, "visual", None)
     if tower is None:
-        raise ConfigError("worker.actor.model.freeze_vision_tower is true, but the model has no vision tower")
+        raise ConfigError(f"{section}.freeze_vision_tower is true, but the model has no vision tower")
     tower.requires_grad_(False)
 
 

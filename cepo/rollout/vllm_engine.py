@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import hashlib
-import logging
-import os
-import random
 import shutil
 import tempfile
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
-from cepo.models.cpu_torch import repair_this_process_and_its_children
 from cepo.rollout.adapters import write_adapter
 from cepo.rollout.base import (
     AdapterWeights,
@@ -27,24 +21,22 @@ from cepo.rollout.base import (
     Weights,
     check_image_counts,
 )
+from cepo.rollout.vllm_process import (
+    callers_state_kept,
+    has_process_group,
+    last_words,
+    shut_down,
+    start_engine,
+    without_gpu,
+)
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
     from vllm.outputs import CompletionOutput
 
-logger = logging.getLogger(__name__)
-
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _MAX_BANNED_TOKENS = 1024
-_ENVIRONMENT_DEFAULTS = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
-_CPU_ENVIRONMENT_DEFAULTS = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    # The default binding pins the engine's threads and takes cores away from the trainer in the same process.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Its CPU build warns a dozen times at each start of what is chosen here on purpose (eager, no Triton, in process).
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
 
 
 class VllmGenerator:
@@ -104,7 +96,7 @@ class VllmGenerator:
         self._eos_token_ids = sorted(set(eos_token_ids))
         self._max_model_len = max_model_len
         self._lora_rank = lora_rank
-        self._draws_itself = _without_gpu()
+        self._draws_itself = without_gpu()
         self._show_progress = show_progress
         self._adapter_folder: Path | None = None
         self._adapter_id = 0
@@ -134,8 +126,8 @@ class VllmGenerator:
             options["max_num_seqs"] = max_num_sequences
         if lora_rank > 0:
             options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _served_rank(lora_rank)}
-        self._group_is_the_callers = _has_process_group()
-        llm = _start(options, enforce_eager=enforce_eager)
+        self._group_is_the_callers = has_process_group()
+        llm = start_engine(options, enforce_eager=enforce_eager)
         self._llm: LLM | None = llm
         self._image_token_id: int | None = getattr(llm.model_config.hf_config, "image_token_id", None)
 
@@ -160,12 +152,12 @@ class VllmGenerator:
         samplings = [self._sampling(request, settings, sample) for request in requests for sample in calls]
         prompts = [_prompt(request) for request in requests for _ in calls]
         try:
-            with _callers_state_kept():
+            with callers_state_kept():
                 outputs = llm.generate(prompts, samplings, use_tqdm=self._show_progress, lora_request=self._adapter())
         except Exception as error:
             if llm.llm_engine.has_unfinished_requests():  # it broke down at work and cannot be trusted any more
                 self.close()
-            raise EngineError(f"vLLM failed while generating: {_last_words(error)}") from error
+            raise EngineError(f"vLLM failed while generating: {last_words(error)}") from error
         samples = [_generation(output) for result in outputs for output in result.outputs]
         copies = settings.num_samples // num_samples
         starts = range(0, len(samples), num_samples)
@@ -184,7 +176,7 @@ class VllmGenerator:
                 "an adapter needs lora_rank above 0, full weights need lora_rank 0"
             )
         try:
-            with _callers_state_kept():
+            with callers_state_kept():
                 if isinstance(weights, AdapterWeights):
                     self._sync_adapter(llm, weights)
                 else:
@@ -195,18 +187,12 @@ class VllmGenerator:
         except EngineError:
             raise
         except Exception as error:
-            raise EngineError(f"vLLM did not take the new weights: {_last_words(error)}") from error
+            raise EngineError(f"vLLM did not take the new weights: {last_words(error)}") from error
 
     def close(self) -> None:
         """Shuts the engine down and removes the adapter's folder. The caller's process group stays."""
         if self._llm is not None:
-            client: Any = self._llm.llm_engine.engine_core
-            if self._group_is_the_callers:  # a full shutdown would destroy it
-                client.engine_core.model_executor.shutdown()
-                client.engine_core.scheduler.shutdown()
-                gc.unfreeze()
-            else:
-                client.shutdown()
+            shut_down(self._llm, keep_process_group=self._group_is_the_callers)
             self._llm = None
         if self._adapter_folder is not None:
             shutil.rmtree(self._adapter_folder, ignore_errors=True)
@@ -274,7 +260,7 @@ class VllmGenerator:
         if towers:
             raise EngineError(
                 f"vLLM serves adapters of the language model only and would ignore {len(towers)} tensors, the first "
-                f"'{towers[0]}'; add 'visual' to worker.actor.model.lora.exclude_modules, or use "
+                f"'{towers[0]}'; set worker.actor.model.lora.exclude_modules='.*visual.*', or "
                 "worker.rollout.name=transformers"
             )
         old_id, old_folder = self._adapter_id, self._adapter_folder
@@ -286,77 +272,6 @@ class VllmGenerator:
             shutil.rmtree(old_folder)
         if not llm.llm_engine.add_lora(self._adapter()):
             raise EngineError(f"vLLM refused the adapter with {len(weights.tensors)} tensors")
-
-
-def _start(options: dict[str, Any], *, enforce_eager: bool) -> LLM:
-    """Starts the engine and leaves the caller's random state and torch settings as they were."""
-    # Weights are handed over as tensors, which needs the engine in this very process.
-    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
-        logger.warning("VLLM_ENABLE_V1_MULTIPROCESSING is overridden with 0: the engine must live in this process")
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    repair_this_process_and_its_children()
-    import torch
-
-    on_cpu = _without_gpu()
-    for variable, value in (_ENVIRONMENT_DEFAULTS | (_CPU_ENVIRONMENT_DEFAULTS if on_cpu else {})).items():
-        os.environ.setdefault(variable, value)
-    if _has_process_group() and torch.distributed.get_world_size() > 1:
-        # One engine per rank of the trainer's process group.
-        options = options | {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 1}
-    if on_cpu:
-        # Says that Triton, which vLLM's own CPU build brings in, has no CPU part.
-        logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
-    try:
-        from vllm import LLM
-    except ImportError as error:
-        raise EngineError(
-            f"vLLM cannot be imported ({error}); install the package with the extra 'cpu' or 'gpu', or set "
-            "worker.rollout.name=transformers"
-        ) from error
-    try:
-        with _callers_state_kept(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            return LLM(enforce_eager=enforce_eager or on_cpu, **options)
-    except Exception as error:
-        raise EngineError(f"vLLM could not start on '{options['model']}': {_last_words(error)}") from error
-
-
-def _without_gpu() -> bool:
-    import torch
-
-    return torch.version.cuda is None
-
-
-def _has_process_group() -> bool:
-    import torch
-
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-@contextlib.contextmanager
-def _callers_state_kept() -> Iterator[None]:
-    """Around every call into vLLM, whose engine lives in this process.
-
-    It seeds and uses the global random streams, and its CPU build replaces `torch.set_num_threads`. Without a GPU its
-    compiled helpers run uncompiled: they would need a C++ compiler on the machine and stall the first batches.
-    """
-    import numpy
-    import torch
-
-    python_state, numpy_state = random.getstate(), numpy.random.get_state()
-    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
-    try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng())
-            if _without_gpu():
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            yield
-    finally:
-        random.setstate(python_state)
-        numpy.random.set_state(numpy_state)
-        torch.set_num_threads = set_num_threads
-        if torch.get_num_threads() != num_threads:
-            torch.set_num_threads(num_threads)
 
 
 def _sync_full(llm: LLM, weights: FullWeights) -> None:
@@ -396,9 +311,3 @@ def _served_rank(rank: int) -> int:
     if rank > _SERVED_RANKS[-1]:
         raise EngineError(f"LoRA rank {rank} is above {_SERVED_RANKS[-1]}, the largest that vLLM serves")
     return next(served for served in _SERVED_RANKS if served >= rank)
-
-
-def _last_words(error: BaseException) -> str:
-    """The engine's own last lines, which name the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {' | '.join(lines[-3:])}" if lines else type(error).__name__

@@ -30,6 +30,10 @@ class Backend(Protocol):
         """
         ...
 
+    def score_reference(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """As `score`, with the initial weights, for a KL penalty."""
+        ...
+
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """One optimizer step per batch at the 0-based training step."""
         ...

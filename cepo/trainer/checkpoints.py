@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -12,6 +13,7 @@ from typing import Any
 
 from cepo.errors import CheckpointError
 from cepo.trainer.backend import Backend
+from cepo.trainer.state import TrainerState
 
 logger = logging.getLogger(__name__)
 
@@ -22,8 +24,7 @@ STATE_FILE = "trainer_state.json"
 class CheckpointStore:
     """`<run folder>/global_step_<N>/{actor/, trainer_state.json}` and `checkpoint_tracker.json`, EasyR1's names.
 
-    Problems, sampling seeds, lambda and the learning rate are functions of the step, so the step is all the trainer keeps;
-    weights, optimizer, teacher weights and random state are the backend's.
+    The trainer keeps its `TrainerState`; weights, optimizer, teacher weights and random state are the backend's.
 
     Args:
         keep: how many checkpoints stay; -1 for all.
@@ -32,14 +33,15 @@ class CheckpointStore:
     def __init__(self, folder: Path, *, keep: int, identity: dict[str, Any]) -> None:
         self.folder, self._keep, self._identity = folder, keep, identity
 
-    def save(self, step: int, backend: Backend) -> Path:
-        """Writes the state after `step` steps and then forgets the oldest ones beyond `keep`."""
+    def save(self, state: TrainerState, backend: Backend) -> Path:
+        """Writes the state after `state.step` steps and then forgets the oldest ones beyond `keep`."""
+        step = state.step
         target = self.folder / f"global_step_{step}"
         partial = self.folder / f".global_step_{step}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         backend.save(partial / "actor")
-        _write_json(partial / STATE_FILE, {"global_step": step, **self._identity})
+        _write_json(partial / STATE_FILE, {"global_step": step, "state": dataclasses.asdict(state), **self._identity})
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         _write_json(self.folder / TRACKER_FILE, {"last_global_step": step, "last_actor_path": str(target / "actor")})
@@ -51,8 +53,8 @@ class CheckpointStore:
         whole = self._whole()
         return whole[max(whole)] if whole else None
 
-    def load(self, folder: Path, backend: Backend) -> int:
-        """Restores a checkpoint and returns its step.
+    def load(self, folder: Path, backend: Backend) -> TrainerState:
+        """Restores a checkpoint and returns the trainer's part of it.
 
         Raises:
             CheckpointError: it is incomplete, or was written by a run with other settings.
@@ -70,7 +72,7 @@ class CheckpointStore:
                     "set trainer.find_last_checkpoint=false or another trainer.experiment_name to start anew"
                 )
         backend.load(folder / "actor")
-        return int(state["global_step"])
+        return TrainerState(**state["state"])
 
     def set_aside(self, *, after: int, folder: Path | None) -> None:
         """Moves checkpoints of later steps, which another run wrote here, so that nothing resumes from them by mistake.

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from cepo.algorithms import Estimator
 from cepo.config import RunConfig
-from cepo.data.batch import DistillationRows, OptimizerBatch
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.order import problem_indices
-from cepo.losses.policy import LossDenominators
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
-from cepo.models.processing import Processing
+from cepo.models.processing import EncodedPrompt, Processing
 from cepo.rewards import RewardPool
-from cepo.rollout.base import GenerationRequest, SamplingSettings, sampling_seed
+from cepo.rollout.base import Generation, SamplingSettings
 from cepo.tracking.tracker import Tracker
 from cepo.trainer import evidence, measures
 from cepo.trainer.backend import Backend
 from cepo.trainer.checkpoints import CheckpointStore
 from cepo.trainer.clock import StageClock
+from cepo.trainer.filtering import collect_batch
+from cepo.trainer.optimizer_batches import actor_batches
+from cepo.trainer.penalty import penalise
 from cepo.trainer.records import group_records
 from cepo.trainer.rollouts import RolloutBatch
+from cepo.trainer.sampling import generation_request, training_settings
+from cepo.trainer.state import TrainerState
 from cepo.trainer.validation import Validator
 from cepo.types import TokenSignal
 
@@ -47,30 +52,31 @@ class Trainer:
     checkpoints: CheckpointStore
     validator: Validator | None
     total_steps: int
-    first_step: int = 0
+    state: TrainerState
 
     def __post_init__(self) -> None:
         self.clock = StageClock()
+        self._first_step = self.state.step
         self._last_validated = -1
         self._last_saved = -1
 
     def fit(self) -> None:
-        """Trains from `first_step` to `total_steps`, validating and saving on the way and at the end."""
+        """Trains from `state.step` to `total_steps`, validating and saving on the way and at the end."""
         settings = self.config.trainer
         self.backend.synchronise_rollout()
         if settings.val_only:
-            self.validate(self.first_step)
+            self.validate(self._first_step)
             return
-        if settings.val_before_train and self.first_step == 0:
+        if settings.val_before_train and self._first_step == 0:
             self.validate(0)
-        for step in range(self.first_step, self.total_steps):
+        for step in range(self._first_step, self.total_steps):
             self.train_step(step)
             done = step + 1
             if _due(done, settings.val_freq):
                 self.validate(done)
             if _due(done, settings.save_freq):
                 self.save(done)
-        if self.total_steps > self.first_step:
+        if self.total_steps > self._first_step:
             if settings.val_freq > 0 or settings.val_before_train:
                 self.validate(self.total_steps)
             self.save(self.total_steps)
@@ -78,54 +84,80 @@ class Trainer:
     def train_step(self, step: int) -> None:
         """One step of the algorithm."""
         with self.clock.stage("step"):
-            problems = self.sample(step)
-            batch = self.generate(problems, step)
-            metrics = [self.reward(batch)]
+            batch, metrics = self.make_batch(step)
             metrics.append(self.score(batch))
             metrics.append(self.consult_teachers(batch))
             signal = self.estimate(batch)
             metrics += [signal.metrics, self.update(batch, signal)]
+        self.state.step = step + 1
         self.record(batch, [*metrics, self.clock.drain()])
 
-    def sample(self, step: int) -> Sequence[Problem]:
-        """The problems of this step: a function of (seed, step) alone."""
+    def make_batch(self, step: int) -> tuple[RolloutBatch, list[Metrics]]:
+        """Rewarded rollouts of `rollout_batch_size` problems; under online filtering, of as many rounds as it takes."""
+        algorithm, data = self.config.algorithm, self.config.data
+
+        def next_round() -> RolloutBatch:
+            return self.reward(self.generate(self.sample(), step))
+
+        metrics: list[Metrics] = []
+        if algorithm.online_filtering:
+            most = self.config.trainer.max_try_make_batch
+            batch, filtered = collect_batch(next_round, algorithm, num_groups=data.rollout_batch_size, max_rounds=most)
+            metrics.append(filtered)
+        else:
+            batch = next_round()
+        if self.estimator.needs_baseline:
+            batch.reward_baselines = self.greedy_rewards(batch)
+        if self.estimator.views:
+            batch.groups = evidence.rollout_groups(
+                batch,
+                self.rewards,
+                special_texts=self.processing.special_texts,
+                eos_token_ids=self.processing.eos_token_ids,
+                seed=self.config.trainer.seed,
+            )
+        return batch, [*metrics, measures.reward_metrics(batch)]
+
+    def sample(self) -> Sequence[Problem]:
+        """The next problems: a function of the seed and of how many rounds have been asked."""
         data = self.config.data
+        size = data.rollout_batch_size
+        if self.config.algorithm.online_filtering:
+            size = data.mini_rollout_batch_size or size
         indices = problem_indices(
-            step,
-            num_problems=len(self.problems),
-            batch_size=data.rollout_batch_size,
-            shuffle=data.shuffle,
-            seed=data.seed,
+            self.state.rounds, num_problems=len(self.problems), batch_size=size, shuffle=data.shuffle, seed=data.seed
         )
+        self.state.rounds += 1
         return [self.problems[index] for index in indices]
 
     def generate(self, problems: Sequence[Problem], step: int) -> RolloutBatch:
         """G responses to each problem, with a sampling seed of their own for every step and prompt."""
-        rollout = self.config.worker.rollout
-        settings = SamplingSettings(
-            num_samples=rollout.n,
-            max_response_length=self.config.data.max_response_length,
-            temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
-            ignore_eos=rollout.ignore_eos,
-        )
         with self.clock.stage("generate"):
             prompts = [self.contexts.student(problem) for problem in problems]
-            requests = [
-                GenerationRequest(
-                    prompt_ids=prompt.engine_ids,
-                    num_prompt_tokens=len(prompt.token_ids),
-                    images=problem.images,
-                    seed=sampling_seed(rollout.seed, step, problem.prompt_id),
-                )
-                for problem, prompt in zip(problems, prompts, strict=True)
-            ]
-            generations = [one for group in self.backend.generate(requests, settings) for one in group]
-        self.clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
+            generations = self._generations(problems, prompts, step, training_settings(self.config))
         return RolloutBatch(step=step, problems=problems, prompts=prompts, generations=generations)
 
-    def reward(self, batch: RolloutBatch) -> Metrics:
+    def _generations(
+        self, problems: Sequence[Problem], prompts: Sequence[EncodedPrompt], step: int, settings: SamplingSettings
+    ) -> list[Generation]:
+        seed = self.config.worker.rollout.seed
+        requests = [
+            generation_request(problem, prompt, seed=seed, step=step)
+            for problem, prompt in zip(problems, prompts, strict=True)
+        ]
+        generations = [one for group in self.backend.generate(requests, settings) for one in group]
+        self.clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
+        return generations
+
+    def greedy_rewards(self, batch: RolloutBatch) -> Tensor:
+        """(B,) the reward of the greedy response to each row's prompt."""
+        greedy = dataclasses.replace(training_settings(self.config), num_samples=1, temperature=0.0)
+        with self.clock.stage("generate"):
+            generations = self._generations(batch.problems, batch.prompts, batch.step, greedy)
+        answers = RolloutBatch(step=batch.step, problems=batch.problems, prompts=batch.prompts, generations=generations)
+        return self.reward(answers).rewards.repeat_interleave(batch.group_size)
+
+    def reward(self, batch: RolloutBatch) -> RolloutBatch:
         """Scores every response and tells right from wrong; a reward that raises or hangs costs its own sample."""
         algorithm = self.config.algorithm
         with self.clock.stage("reward"):
@@ -136,30 +168,32 @@ class Trainer:
             ]
             outcome = self.rewards.score(measures.reward_inputs(batch))
             batch.scores = outcome.scores
+            batch.num_raised, batch.num_timed_out = outcome.num_raised, outcome.num_timed_out
             batch.rewards = torch.tensor([score["overall"] for score in batch.scores])
             batch.correct = measures.correctness(batch.scores, algorithm.correct_key, algorithm.correct_threshold)
-            if self.estimator.needs_teacher(step=batch.step):
-                batch.groups = evidence.rollout_groups(
-                    batch,
-                    self.rewards,
-                    special_texts=self.processing.special_texts,
-                    eos_token_ids=self.processing.eos_token_ids,
-                    seed=self.config.trainer.seed,
-                )
-        return measures.reward_metrics(batch, outcome.num_raised, outcome.num_timed_out)
+        return batch
 
     def score(self, batch: RolloutBatch) -> Metrics:
-        """Student log-probs of the rows that can carry a signal, under the weights that start the update."""
+        """Student log-probs of the rows that can carry a signal, under the weights that start the update.
+
+        A KL penalty gives every row one, and its reference log-probs.
+        """
+        with_kl = not self.config.algorithm.disable_kl
+        batch.old_log_probs = batch.padded([generation.log_probs for generation in batch.generations])
+        sampled = batch.old_log_probs.clone()
+        batch.live = self.estimator.live_rows(batch.rewards, batch.group_ids) | with_kl
+        live = batch.live.nonzero().flatten().tolist()
+        rows = [batch.scoring_row(row) for row in live]
         with self.clock.stage("score"):
-            batch.live = self.estimator.live_rows(batch.rewards, batch.group_ids)
-            batch.old_log_probs = batch.padded([generation.log_probs for generation in batch.generations])
-            live = batch.live.nonzero().flatten().tolist()
-            rows = [batch.scoring_row(row) for row in live]
-            sampled = batch.old_log_probs.clone()
             for row, log_probs in zip(live, self.backend.score(rows) if rows else [], strict=True):
                 batch.old_log_probs[row, : len(log_probs)] = log_probs
         self.clock.count_tokens("score", sum(row.num_tokens for row in rows))
-        return measures.agreement_metrics(batch, sampled, self.config.worker.rollout.temperature)
+        metrics = measures.agreement_metrics(batch, sampled, self.config.worker.rollout.temperature)
+        if with_kl:
+            with self.clock.stage("reference"):
+                batch.reference_log_probs = batch.padded(self.backend.score_reference(rows))
+            metrics |= penalise(batch, self.config.algorithm, self.state)
+        return metrics
 
     def consult_teachers(self, batch: RolloutBatch) -> Metrics:
         """log-probs of the same responses behind contexts that hold a right or a wrong answer."""
@@ -182,9 +216,16 @@ class Trainer:
         return batch.signal
 
     def update(self, batch: RolloutBatch, signal: TokenSignal) -> Metrics:
-        """PPO-clipped optimizer steps, then refreshed teachers and rollout weights."""
+        """Optimizer steps, then refreshed teachers and rollout weights."""
+        actor = self.config.worker.actor
         with self.clock.stage("update"):
-            batches = self._optimizer_batches(batch, signal)
+            batches = actor_batches(
+                batch,
+                signal,
+                num_prompts=actor.global_batch_size,
+                epochs=actor.ppo_epochs,
+                max_response_length=self.config.data.max_response_length,
+            )
             metrics = self.backend.update(batches, step=batch.step)
             self.backend.finish_step(batch.step)
         with self.clock.stage("sync"):
@@ -212,44 +253,9 @@ class Trainer:
         if self._last_saved == done:
             return
         with self.clock.stage("save"):
-            folder = self.checkpoints.save(done, self.backend)
+            folder = self.checkpoints.save(self.state, self.backend)
         self._last_saved = done
         logger.info("checkpoint after step %d: %s", done, folder)
-
-    def _optimizer_batches(self, batch: RolloutBatch, signal: TokenSignal) -> list[OptimizerBatch]:
-        """Splits the rollout batch by prompts, `ppo_epochs` times over; rows without gradient only count."""
-        actor = self.config.worker.actor
-        size = actor.global_batch_size * batch.group_size
-        parts = []
-        for start in range(0, len(batch.generations), size):
-            rows = torch.arange(start, min(start + size, len(batch.generations)))
-            denominators = LossDenominators(
-                num_tokens=int(batch.response_mask[rows].sum()),
-                num_sequences=len(rows),
-                max_response_length=self.config.data.max_response_length,
-            )
-            rows = rows[batch.live[rows]]
-            parts.append(
-                OptimizerBatch(
-                    rows=[batch.scoring_row(int(row)) for row in rows],
-                    old_log_probs=batch.old_log_probs[rows],
-                    advantages=signal.advantages[rows],
-                    response_mask=batch.response_mask[rows],
-                    denominators=denominators,
-                    distillation=_distillation_rows(batch, signal, rows.tolist()),
-                )
-            )
-        return parts * actor.ppo_epochs
-
-
-def _distillation_rows(batch: RolloutBatch, signal: TokenSignal, rows: list[int]) -> DistillationRows | None:
-    if signal.distillation is None:
-        return None
-    return DistillationRows(
-        divergence=signal.distillation.divergence,
-        token_weight=signal.distillation.token_weight[rows],
-        state_index=[batch.state_index.get(row, -1) for row in rows],
-    )
 
 
 def _due(done: int, every: int) -> bool:

@@ -46,7 +46,7 @@ def correctness(scores: Sequence[dict[str, float]], key: str, threshold: float) 
     return torch.tensor([score[field] >= threshold for score in scores])
 
 
-def reward_metrics(batch: RolloutBatch, num_raised: int, num_timed_out: int) -> Metrics:
+def reward_metrics(batch: RolloutBatch) -> Metrics:
     """Rewards by field, response lengths in tokens, and how many responses the length limit cut."""
     lengths = batch.response_mask.sum(dim=1)
     truncated = sum(not generation.finished for generation in batch.generations)
@@ -56,8 +56,8 @@ def reward_metrics(batch: RolloutBatch, num_raised: int, num_timed_out: int) -> 
         "reward/max": max_value(float(batch.rewards.max())),
         "reward/min": min_value(float(batch.rewards.min())),
         "reward/correct": mean_of(batch.correct.float()),
-        "reward/num_raised": sum_value(num_raised),
-        "reward/num_timed_out": sum_value(num_timed_out),
+        "reward/num_raised": sum_value(batch.num_raised),
+        "reward/num_timed_out": sum_value(batch.num_timed_out),
         "response_length/mean": mean_of(lengths),
         "response_length/max": max_value(float(lengths.max())),
         "response_length/min": min_value(float(lengths.min())),

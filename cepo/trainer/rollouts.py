@@ -23,6 +23,10 @@ class RolloutBatch:
         responses: decoded texts, row by row.
         scores: the reward function's fields, row by row.
         rewards, correct: (B,).
+        num_raised, num_timed_out: responses whose reward failed.
+        reward_baselines: (B,) the greedy response's reward, for methods that compare with it.
+        reference_log_probs: (B, T) of the initial weights, under a KL penalty.
+        reward_penalties: (B, T) what a KL in the reward takes from each token's reward.
         live: (B,) rows whose signal can be non-zero; the others get no pass.
         old_log_probs: (B, T); rows that are not live hold the rollout engine's own.
         references: view -> the text shown to the teacher of each row, None where the view is the student's own.
@@ -39,6 +43,11 @@ class RolloutBatch:
     rewards: Tensor = field(default_factory=lambda: torch.zeros(0))
     correct: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     groups: list[RolloutGroup] = field(default_factory=list)
+    num_raised: int = 0
+    num_timed_out: int = 0
+    reward_baselines: Tensor | None = None
+    reference_log_probs: Tensor | None = None
+    reward_penalties: Tensor | None = None
     live: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     old_log_probs: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     references: dict[str, list[str | None]] = field(default_factory=dict)
@@ -56,6 +65,23 @@ class RolloutBatch:
         """G, rollouts per prompt."""
         return len(self.generations) // len(self.problems)
 
+    def split_groups(self) -> list[RolloutBatch]:
+        """One batch per prompt, with what the reward stage has filled."""
+        size = self.group_size
+        return [
+            RolloutBatch(
+                step=self.step,
+                problems=[self.problems[number]],
+                prompts=[self.prompts[number]],
+                generations=self.generations[number * size : (number + 1) * size],
+                responses=self.responses[number * size : (number + 1) * size],
+                scores=self.scores[number * size : (number + 1) * size],
+                rewards=self.rewards[number * size : (number + 1) * size],
+                correct=self.correct[number * size : (number + 1) * size],
+            )
+            for number in range(len(self.problems))
+        ]
+
     def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:
         """(B, T) from one value per response token and row, 0 on padding."""
         result = torch.zeros(self.response_mask.shape)
@@ -67,13 +93,17 @@ class RolloutBatch:
         prompt = context or self.prompts[row // self.group_size]
         return ScoringRow(context=prompt, response_ids=self.generations[row].response_ids)
 
+    def token_level_rewards(self) -> Tensor:
+        """(B, T) the outcome reward on the last response token, less what a KL in the reward takes from every token."""
+        rewards = torch.zeros(self.response_mask.shape)
+        last = self.response_mask.sum(dim=1) - 1
+        rewards[torch.arange(len(last)), last] = self.rewards
+        return rewards if self.reward_penalties is None else rewards - self.reward_penalties
+
     def token_batch(self) -> TokenBatch:
         """What the estimator sees."""
-        token_level_rewards = torch.zeros(self.response_mask.shape)
-        last = self.response_mask.sum(dim=1) - 1
-        token_level_rewards[torch.arange(len(last)), last] = self.rewards
         return TokenBatch(
-            token_level_rewards=token_level_rewards,
+            token_level_rewards=self.token_level_rewards(),
             response_mask=self.response_mask,
             old_log_probs=self.old_log_probs,
             group_ids=self.group_ids,
@@ -82,4 +112,5 @@ class RolloutBatch:
             has_reference={
                 view: torch.tensor([text is not None for text in texts]) for view, texts in self.references.items()
             },
+            reward_baselines=self.reward_baselines,
         )

@@ -14,9 +14,10 @@ from cepo.data.dataset import Problem, ProblemSet
 from cepo.metrics import Metrics, mean_of, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rewards import RewardPool
-from cepo.rollout.base import Generation, GenerationRequest, SamplingSettings, sampling_seed
+from cepo.rollout.base import Generation, GenerationRequest
 from cepo.trainer.backend import Backend
 from cepo.trainer.measures import correctness, reward_input
+from cepo.trainer.sampling import generation_request, validation_settings
 
 VALIDATION_STEP = -1
 """Keys the sampling seeds of validation: the same at every validation, and no training step's."""
@@ -39,21 +40,7 @@ class Validator:
     ) -> None:
         self._problems, self._config = problems, config
         self._contexts, self._processing, self._rewards = contexts, processing, rewards
-        rollout = config.worker.rollout
-        sampling: dict[str, Any] = {
-            "n": rollout.n,
-            "temperature": rollout.temperature,
-            "top_p": rollout.top_p,
-            "top_k": rollout.top_k,
-        } | dict(rollout.val_override_config)
-        self._settings = SamplingSettings(
-            num_samples=sampling["n"],
-            max_response_length=config.data.max_response_length,
-            temperature=sampling["temperature"],
-            top_p=sampling["top_p"],
-            top_k=sampling["top_k"],
-            ignore_eos=rollout.ignore_eos,
-        )
+        self._settings = validation_settings(config)
         recorded = min(config.trainer.val_generations_to_log, len(problems))
         self._recorded = set(random.Random(config.trainer.seed).sample(range(len(problems)), recorded))
 
@@ -77,12 +64,7 @@ class Validator:
 
     def _request(self, problem: Problem) -> GenerationRequest:
         prompt = self._contexts.student(problem)
-        return GenerationRequest(
-            prompt_ids=prompt.engine_ids,
-            num_prompt_tokens=len(prompt.token_ids),
-            images=problem.images,
-            seed=sampling_seed(self._config.worker.rollout.seed, VALIDATION_STEP, problem.prompt_id),
-        )
+        return generation_request(problem, prompt, seed=self._config.worker.rollout.seed, step=VALIDATION_STEP)
 
     def _score(
         self, samples: list[tuple[Problem, Generation]], *, first: int

@@ -13,15 +13,15 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import ActorConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
-from cepo.losses.divergence import distillation_losses, distillation_metrics
-from cepo.losses.policy import ClipRange, clipped_surrogate, surrogate_metrics, token_weights
-from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
+from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective
+from cepo.losses.policy import token_weights
+from cepo.metrics import Metrics, mean_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.rollout.base import AdapterWeights, FullWeights, Weights
 from cepo.workers.distillation import KeptStates
 from cepo.workers.distributed import data_parallel_mesh, reshard, this_device
 from cepo.workers.loading import build_scoring_model
-from cepo.workers.schedule import learning_rate_factor
+from cepo.workers.optimizing import build_optimizer, clipped_step, micro_batches, set_learning_rate, zero_gradients
 from cepo.workers.scoring_model import CollatedRows, collate
 from cepo.workers.teacher_weights import TeacherWeights
 
@@ -33,6 +33,8 @@ class Actor:
         config: `worker.actor`.
         temperature: the rollout temperature, which divides the logits of every log-prob.
         teacher: whose weights teacher passes run with.
+        objective_settings: what the update minimises.
+        with_reference: whether the initial weights are needed for a KL penalty.
         total_steps: horizon of the learning-rate schedule.
         seed: of the adapter's initial weights.
     """
@@ -44,6 +46,8 @@ class Actor:
         *,
         temperature: float,
         teacher: TeacherConfig,
+        objective_settings: ObjectiveSettings,
+        with_reference: bool,
         total_steps: int,
         seed: int,
     ) -> None:
@@ -52,16 +56,13 @@ class Actor:
         self.module = build_scoring_model(
             config, mesh=data_parallel_mesh(), device=self.device, temperature=temperature, seed=seed
         )
-        self._trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self._trainable,
-            lr=config.optim.lr,
-            betas=(config.optim.betas[0], config.optim.betas[1]),
-            weight_decay=config.optim.weight_decay,
-        )
+        self.optimizer = build_optimizer(self.module, config.optim)
         self.teacher_weights = TeacherWeights(self.module, teacher)
+        self.reference_weights = (
+            TeacherWeights(self.module, TeacherConfig(source="reference")) if with_reference else None
+        )
         self._distillation = KeptStates()
-        self._clip = ClipRange(config.clip_ratio_low, config.clip_ratio_high, config.clip_ratio_dual)
+        self._objective = objective_settings
 
     @torch.no_grad()
     def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
@@ -74,7 +75,7 @@ class Actor:
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
         with self.teacher_weights.active() if as_teacher else nullcontext():
-            for indices in self._micro_batches(rows, self._config.micro_batch_size_per_device_for_experience):
+            for indices in micro_batches(rows, self._config.micro_batch_size_per_device_for_experience):
                 micro_batch = [rows[index] for index in indices]
                 log_probs, hidden = self.module(self._collate(micro_batch))
                 lengths = [len(row.response_ids) for row in micro_batch]
@@ -86,11 +87,15 @@ class Actor:
         reshard(self.module)
         return [results[index] for index in range(len(rows))]
 
+    def score_reference(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """As `score`, with the initial weights (under LoRA: the adapter off)."""
+        assert self.reference_weights is not None, "no KL penalty was announced"
+        with torch.no_grad(), self.reference_weights.active():
+            return self.score(rows)
+
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """One optimizer step for each batch, at the learning rate of the 0-based training step."""
-        learning_rate = self._config.optim.lr * learning_rate_factor(step, self._config.optim, self._total_steps)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
         parts = [self._optimizer_step(batch) for batch in batches]
         return merge_metrics([*parts, {"actor/lr": mean_value(learning_rate)}])
 
@@ -117,60 +122,38 @@ class Actor:
 
     def _optimizer_step(self, batch: OptimizerBatch) -> Metrics:
         self.module.train()
-        self._zero_gradients()
+        zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        parts: list[Metrics] = []
-        for indices in self._micro_batches(batch.rows, size):
-            parts.append(self._accumulate_gradient(batch, weights, indices))
-        norm = torch.nn.utils.clip_grad_norm_(self._trainable, self._config.max_grad_norm)
-        grad_norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)  # pyright: ignore
-        finite = grad_norm == grad_norm and abs(grad_norm) != float("inf")
-        if finite:
-            self.optimizer.step()
-            parts.append({"actor/grad_norm": mean_value(grad_norm), "actor/grad_norm_max": max_value(grad_norm)})
-        parts.append({"actor/skipped_updates": sum_value(0.0 if finite else 1.0)})
+        parts = [self._accumulate_gradient(batch, weights, indices) for indices in micro_batches(batch.rows, size)]
+        parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="actor"))
         return merge_metrics(parts)
 
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, indices: list[int]) -> Metrics:
-        mask, old_log_probs, advantages, weight = (
-            tensor[indices].to(self.device)
-            for tensor in (batch.response_mask, batch.old_log_probs, batch.advantages, weights)
+        def here(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor[indices].to(self.device)
+
+        distillation = batch.distillation
+        terms = ObjectiveTerms(
+            old_log_probs=batch.old_log_probs[indices].to(self.device),
+            advantages=batch.advantages[indices].to(self.device),
+            response_mask=batch.response_mask[indices].to(self.device),
+            weight=weights[indices].to(self.device),
+            reference_log_probs=here(batch.reference_log_probs),
+            divergence_weight=here(None if distillation is None else distillation.token_weight),
         )
-        rows = [batch.rows[index] for index in indices]
         teacher = self._distillation.states_of(batch, indices)
-        flat, beside = self.module(self._collate(rows), teacher)
-        log_probs = torch.zeros_like(old_log_probs).masked_scatter(mask, flat)
-        loss = (clipped_surrogate(log_probs, old_log_probs, advantages, self._clip) * weight).sum()
-        metrics = surrogate_metrics(log_probs.detach(), old_log_probs, advantages, mask, self._clip)
-        metrics["actor/pg_loss"] = sum_value(float(loss.detach()))
-        if batch.distillation is not None and teacher is not None:
-            divergence = torch.zeros_like(old_log_probs).masked_scatter(mask, beside)
-            token_weight = batch.distillation.token_weight[indices].to(self.device)
-            terms = (divergence, log_probs, old_log_probs, token_weight, batch.distillation.divergence)
-            distillation_loss = (distillation_losses(*terms) * weight).sum()
-            metrics |= distillation_metrics(*terms)
-            metrics["actor/distillation_loss"] = sum_value(float(distillation_loss.detach()))
-            loss = loss + distillation_loss
+        flat, beside = self.module(self._collate([batch.rows[index] for index in indices]), teacher)
+        blank = torch.zeros_like(terms.old_log_probs)
+        loss, metrics = objective(
+            blank.masked_scatter(terms.response_mask, flat),
+            None if teacher is None else blank.masked_scatter(terms.response_mask, beside),
+            terms,
+            self._objective,
+            None if distillation is None else distillation.divergence,
+        )
         loss.backward()
         return metrics
-
-    def _zero_gradients(self) -> None:
-        """Every weight gets a gradient, so that Adam's state is that of all weights from the first step on.
-
-        Adam moves weights on zero gradients too: a batch without a live row, or without a picture for the vision tower,
-        still counts as a step, and it counts the same right after a resume, when no gradient has been made yet.
-        """
-        for parameter in self._trainable:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            else:
-                parameter.grad.zero_()
-
-    def _micro_batches(self, rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
-        """Row indices, longest rows together, so that little is padded."""
-        order = sorted(range(len(rows)), key=lambda index: (-rows[index].num_tokens, index))
-        return [order[start : start + size] for start in range(0, len(order), size)]
 
     def _collate(self, rows: Sequence[ScoringRow]) -> CollatedRows:
         return collate(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from cepo.errors import CheckpointError
 from cepo.rollout.adapters import write_adapter
 from cepo.rollout.base import AdapterWeights
 from cepo.workers.actor import Actor
+from cepo.workers.critic import Critic
 
 SHARDS = "distributed"
 RANDOM_STATE = "random_state.pt"
@@ -37,32 +40,69 @@ def load_actor(actor: Actor, folder: Path) -> None:
         CheckpointError: files are missing, or belong to another model, adapter or teacher.
     """
     state = _state(actor)
-    try:
+    with _refused_where_it_does_not_fit(folder):
         dcp.load(state, checkpoint_id=str(folder / SHARDS))
         random_state = torch.load(folder / RANDOM_STATE, weights_only=False)
-    except (
-        Exception
-    ) as error:  # DCP wraps whatever goes wrong in its own exception types, some not even Exception's kin
-        raise CheckpointError(f"{folder} cannot be restored into this model: {error}") from error
-    set_state_dict(
-        actor.module,
-        actor.optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=StateDictOptions(strict=False, ignore_frozen_params=True),
-    )
+    _restore(actor, state)
     actor.teacher_weights.load_state_dict(state["teacher"])
+    if actor.reference_weights is not None:
+        actor.reference_weights.load_state_dict(state["reference"])
     torch.set_rng_state(random_state["torch"])
     random.setstate(random_state["python"])
     if random_state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(random_state["cuda"])
 
 
-def _state(actor: Actor) -> dict[str, Any]:
+def save_critic(critic: Critic, folder: Path) -> None:
+    """Writes trainable weights and optimizer as shards; the random state is in the actor's checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dcp.save(_trained_state(critic), checkpoint_id=str(folder / SHARDS))
+
+
+def load_critic(critic: Critic, folder: Path) -> None:
+    """Restores what `save_critic` wrote.
+
+    Raises:
+        CheckpointError: files are missing, or belong to another model.
+    """
+    state = _trained_state(critic)
+    with _refused_where_it_does_not_fit(folder):
+        dcp.load(state, checkpoint_id=str(folder / SHARDS))
+    _restore(critic, state)
+
+
+def _trained_state(worker: Actor | Critic) -> dict[str, Any]:
     model, optimizer = get_state_dict(
-        actor.module, actor.optimizer, options=StateDictOptions(ignore_frozen_params=True)
+        worker.module, worker.optimizer, options=StateDictOptions(ignore_frozen_params=True)
     )
-    return {"model": model, "optimizer": optimizer, "teacher": actor.teacher_weights.state_dict()}
+    return {"model": model, "optimizer": optimizer}
+
+
+def _restore(worker: Actor | Critic, state: dict[str, Any]) -> None:
+    set_state_dict(
+        worker.module,
+        worker.optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state["optimizer"],
+        options=StateDictOptions(strict=False, ignore_frozen_params=True),
+    )
+
+
+@contextmanager
+def _refused_where_it_does_not_fit(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except (
+        Exception
+    ) as error:  # DCP wraps whatever goes wrong in its own exception types, some not even Exception's kin
+        raise CheckpointError(f"{folder} cannot be restored into this model: {error}") from error
+
+
+def _state(actor: Actor) -> dict[str, Any]:
+    state = {**_trained_state(actor), "teacher": actor.teacher_weights.state_dict()}
+    if actor.reference_weights is not None:
+        state["reference"] = actor.reference_weights.state_dict()
+    return state
 
 
 def _random_state() -> dict[str, Any]:

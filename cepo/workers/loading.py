@@ -1,4 +1,4 @@
-"""Builds the trained model: weights, adapter, gradient checkpointing, sharding."""
+"""Builds the trained models: weights, adapter or value head, gradient checkpointing, sharding."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from cepo.config.schema import ActorConfig, LoraConfig
+from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig, LoraConfig
 from cepo.errors import ConfigError
 from cepo.models import family
+from cepo.models.processing import Processing
 from cepo.workers.scoring_model import ScoringModel
+from cepo.workers.value_model import ValueModel
 
 
 def build_scoring_model(
@@ -34,11 +36,57 @@ def build_scoring_model(
     if with_adapter:
         model = add_adapter(model, config.model.lora, dtype=trained_dtype, seed=seed)
     if config.model.enable_gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.enable_input_require_grads()
+        _checkpoint_gradients(model)
     scoring_model = ScoringModel(model.to(device), temperature=temperature)
-    _shard(scoring_model, blocks, config, mesh)
+    _shard(scoring_model, blocks, config.fsdp, mesh)
     return scoring_model
+
+
+def build_value_model(
+    config: CriticConfig, processing: Processing, *, mesh: DeviceMesh, device: torch.device, seed: int
+) -> ValueModel:
+    """The sharded critic: the checkpoint without its language head, under a value head drawn from `seed`.
+
+    Raises:
+        ConfigError: the checkpoint's vocabulary is not that of `processing`.
+    """
+    section, settings = "worker.critic.model", config.model
+    assert settings.model_path is not None, "the critic's settings come resolved"
+    model: Any = family.load_model(
+        settings.model_path,
+        dtype=family.torch_dtype(config.fsdp.torch_dtype or "fp32"),
+        trust_remote_code=settings.trust_remote_code,
+        override_config=settings.override_config,
+        section=section,
+    )
+    _require_vocabulary(model, processing, key=f"{section}.model_path", path=settings.model_path)
+    del model.lm_head
+    blocks = family.sharded_blocks(model)
+    if settings.freeze_vision_tower:
+        family.freeze_vision_tower(model, section=section)
+    if settings.enable_gradient_checkpointing:
+        _checkpoint_gradients(model)
+    value_model = ValueModel(model, seed=seed).to(device)
+    # A group of its own: under the root's policy the head would be cast to the type that the body computes in.
+    fully_shard(value_model.head, mesh=mesh)
+    _shard(value_model, blocks, config.fsdp, mesh)
+    return value_model
+
+
+def _require_vocabulary(model: Any, processing: Processing, *, key: str, path: str) -> None:
+    """Raises where tokens of `processing` would be other tokens to the model, or none."""
+    image_token_id = getattr(model.config, "image_token_id", None)
+    size, needed = model.get_input_embeddings().weight.shape[0], len(processing.tokenizer)
+    if image_token_id != processing.image_token_id or size < needed:
+        raise ConfigError(
+            f"{key}={path} reads other tokens than the actor: image token {image_token_id} of {size}, the actor's is "
+            f"{processing.image_token_id} of {needed}. Name a checkpoint with the actor's tokenizer, or null for the actor's."
+        )
+
+
+def _checkpoint_gradients(model: Any) -> None:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.enable_input_require_grads()
 
 
 def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed: int) -> Any:
@@ -78,12 +126,12 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
     return wrapped
 
 
-def _shard(root: ScoringModel, blocks: list[nn.Module], config: ActorConfig, mesh: DeviceMesh) -> None:
+def _shard(root: nn.Module, blocks: list[nn.Module], fsdp: FsdpConfig, mesh: DeviceMesh) -> None:
     """FSDP2: one group per repeated block, and the rest (embeddings, merger, head) in the root's."""
     policy = MixedPrecisionPolicy(
-        param_dtype=family.torch_dtype(config.fsdp.mp_param_dtype),
-        reduce_dtype=family.torch_dtype(config.fsdp.mp_reduce_dtype),
+        param_dtype=family.torch_dtype(fsdp.mp_param_dtype),
+        reduce_dtype=family.torch_dtype(fsdp.mp_reduce_dtype),
     )
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=config.fsdp.enable_full_shard)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=fsdp.enable_full_shard)
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

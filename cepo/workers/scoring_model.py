@@ -86,6 +86,17 @@ def collate(
     )
 
 
+def response_states(base: Any, batch: CollatedRows) -> Float[Tensor, "N H"]:
+    """The last hidden states before the N response tokens, row by row, of the Hugging Face model `base`."""
+    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+    inputs["position_ids"] = batch.position_ids if family.is_multimodal(base.config) else batch.position_ids[0]
+    if batch.pixel_values is not None:
+        assert batch.grid_thw is not None
+        inputs |= family.encode_images(base, batch.pixel_values, batch.grid_thw, batch.image_order)
+    hidden = base.model(**inputs).last_hidden_state
+    return hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TeacherStates:
     """What a divergence needs of the teacher.
@@ -128,13 +139,7 @@ class ScoringModel(nn.Module):
         without a teacher the hidden states (N, H) they come from, with one the divergence (N,) from it.
         """
         base = self.base
-        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
-        inputs["position_ids"] = batch.position_ids if family.is_multimodal(base.config) else batch.position_ids[0]
-        if batch.pixel_values is not None:
-            assert batch.grid_thw is not None
-            inputs |= family.encode_images(base, batch.pixel_values, batch.grid_thw, batch.image_order)
-        hidden = base.model(**inputs).last_hidden_state
-        hidden = hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
+        hidden = response_states(base, batch)
         if teacher is None:
             return self._head(hidden, batch.targets), hidden
         head = base.lm_head

@@ -56,6 +56,7 @@ def signal_of(name: str, batch: TokenBatch, step: int = 0) -> TokenSignal:
 def tensors_of(batch: TokenBatch) -> dict[str, Tensor]:
     fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     flat = {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+    flat |= {f"reference {name}": rows for name, rows in batch.has_reference.items()}
     return flat | {f"view {name}": batch.teacher_log_probs[name] for name in batch.teacher_log_probs}
 
 
@@ -91,12 +92,33 @@ def test_advantages_have_the_batchs_shape_and_type_and_are_exactly_0_on_padding(
 
 
 @every_method
+def test_distillation_weights_and_critic_targets_are_0_on_padding_and_a_distillations_view_is_declared(
+    name: str,
+) -> None:
+    batch = make_batch(name)
+    signal = signal_of(name, batch)
+    further = {} if signal.returns is None else {"returns": signal.returns}
+    if signal.distillation is not None:
+        assert signal.distillation.view in estimator_class(name).views
+        assert signal.distillation.token_weight.min() >= 0
+        further["token_weight"] = signal.distillation.token_weight
+    assert (signal.returns is not None) == estimator_class(name).needs_values
+    for key, tensor in further.items():
+        assert tensor.shape == batch.old_log_probs.shape, key
+        assert tensor.dtype == torch.float32, key
+        assert not tensor.requires_grad, key
+        assert tensor.isfinite().all(), key
+        assert torch.count_nonzero(tensor[~batch.response_mask]) == 0, key
+
+
+@every_method
 def test_what_stands_on_padding_changes_nothing(name: str) -> None:
     batch = make_batch(name)
     padding = ~batch.response_mask
     moved = dataclasses.replace(
         batch,
         old_log_probs=batch.old_log_probs.masked_fill(padding, -1e4),
+        values=None if batch.values is None else batch.values.masked_fill(padding, 1e4),
         teacher_log_probs={
             key: batch.teacher_log_probs[key].masked_fill(padding, 0.0) for key in batch.teacher_log_probs
         },

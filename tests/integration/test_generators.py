@@ -180,11 +180,11 @@ def test_other_prompts_in_the_batch_do_not_change_a_prompts_tokens(
         assert tokens(generator.generate([prompt], settings)) == [together[index]]
 
 
+@pytest.mark.skipif(torch.version.cuda is not None, reason="on a GPU vLLM draws with its own random streams")
+@pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)
 def test_both_generators_draw_the_same_tokens_on_a_cpu_though_vllm_reads_the_prompts_in_pieces(
     generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, tiny_processing: Processing
 ) -> None:
-    if generator.name != "vllm" or torch.version.cuda is not None:
-        pytest.skip("compares vLLM's CPU build with transformers")
     settings = SamplingSettings(num_samples=24, max_response_length=24, temperature=0.8, top_p=0.95, top_k=100)
     # The samples' prompts together are longer than the 2048 tokens of one pass.
     assert 24 * sum(prompt.num_prompt_tokens for prompt in requests) > 2048
@@ -352,10 +352,18 @@ def test_generating_leaves_the_callers_randomness_and_threads_alone(
     generator: Generator, requests: list[GenerationRequest]
 ) -> None:
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
-    states = (torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist())
+
+    def next_numbers() -> tuple[float, float, float]:
+        torch_state, python_state, numpy_state = torch.get_rng_state(), random.getstate(), numpy.random.get_state()
+        drawn = float(torch.rand(1)), random.random(), float(numpy.random.rand())
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)
+        return drawn
+
+    before = next_numbers()
     generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=8))
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert (random.getstate(), numpy.random.get_state()[1].tolist()) == states[1:]
+    assert next_numbers() == before
     assert (torch.set_num_threads, torch.get_num_threads()) == (set_num_threads, num_threads)
 
 

@@ -13,7 +13,7 @@ from cepo.config.loader import plain_tree
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SHIPPED = sorted((CONFIGS / "microgeo").glob("*.yaml")) + sorted((CONFIGS / "geo3k").glob("*.yaml"))
-METHODS = ("grpo", "rlsd", "cepo")
+METHODS = ("grpo", "rlsd", "cepo", "opsd", "sdpo")
 
 
 def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
@@ -45,7 +45,9 @@ def test_a_method_file_differs_from_its_base_only_under_algorithm(world: str, me
 def test_runs_of_different_methods_have_folders_of_their_own() -> None:
     names = {load_config([f"config={file}"]).trainer.experiment_name for file in SHIPPED if file.stem != "base"}
     assert names == {f"{world}-{method}" for world in ("microgeo", "geo3k") for method in METHODS} | {
-        "microgeo-lora-grpo"
+        "microgeo-lora-grpo",
+        "quickstart",
+        "geo3k-released-code",
     }
 
 

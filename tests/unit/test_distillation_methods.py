@@ -12,8 +12,8 @@ from factories import group, log_probs_like, rollout, same_bits, token_batch
 from torch import Tensor
 
 from cepo.algorithms import build_config, build_estimator
-from cepo.algorithms.settings import PositiveConfig
-from cepo.config import load_config
+from cepo.algorithms.settings import NegativeConfig, PositiveConfig
+from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses.divergence import chunked_divergence, distillation_losses
 from cepo.losses.policy import AGGREGATIONS, LossDenominators, token_weights
@@ -263,8 +263,6 @@ def test_rollouts_that_share_a_demonstration_share_the_object_so_that_its_contex
 
 
 def test_contrastive_references_without_a_right_one_for_a_row_have_no_wrong_one_for_it_either() -> None:
-    from cepo.algorithms.settings import NegativeConfig
-
     these = group(FIRST, WRONG)
     correct, wrong = contrastive_references(these, PositiveConfig(**PEER_FULL), NegativeConfig())
     assert [reference is not None for reference in correct] == [False, True]
@@ -298,11 +296,12 @@ def test_one_rollout_for_each_prompt_is_enough_unless_peers_or_group_advantages_
     arguments = ["worker.rollout.n=1", "algorithm.adv_estimator=opsd"]
     arguments += [f"algorithm.opsd.{key}={value}" for key, value in section.items() if not isinstance(value, dict)]
     arguments += [f"algorithm.opsd.positive.source={section['positive']['source']}"] if "positive" in section else []
+    run = load_config(["config=configs/microgeo/base.yaml", *arguments])
     if needed:
-        with pytest.raises(ConfigError, match=r"worker\.rollout\.n=1"):
-            load_config(["config=configs/microgeo/base.yaml", *arguments])
+        with pytest.raises(ConfigError, match=r"worker\.rollout\.n=1 with algorithm\.adv_estimator=opsd"):
+            check_config(run)
     else:
-        assert load_config(["config=configs/microgeo/base.yaml", *arguments]).worker.rollout.n == 1
+        assert "samples per step: 32 prompts x 1 responses = 32" in check_config(run)
 
 
 @both

