@@ -16,6 +16,7 @@ from cepo.models.processing import Processing
 from cepo.rewards import RewardPool
 from cepo.rollout.base import Generation, GenerationRequest
 from cepo.trainer.backend import Backend
+from cepo.trainer.leak import leak_metrics
 from cepo.trainer.measures import correctness, reward_input
 from cepo.trainer.sampling import generation_request, validation_settings
 
@@ -51,7 +52,7 @@ class Validator:
         for start, problems in self._batches():
             groups = backend.generate([self._request(problem) for problem in problems], self._settings)
             samples = [(problem, one) for problem, group in zip(problems, groups, strict=True) for one in group]
-            metrics, recorded = self._score(samples, first=start * self._settings.num_samples)
+            metrics, recorded = self._score(samples, backend, first=start * self._settings.num_samples)
             parts.append(metrics)
             rows += recorded
         return merge_metrics(parts), rows
@@ -67,7 +68,7 @@ class Validator:
         return generation_request(problem, prompt, seed=self._config.worker.rollout.seed, step=VALIDATION_STEP)
 
     def _score(
-        self, samples: list[tuple[Problem, Generation]], *, first: int
+        self, samples: list[tuple[Problem, Generation]], backend: Backend, *, first: int
     ) -> tuple[Metrics, list[Mapping[str, Any]]]:
         skip = self._config.worker.reward.skip_special_tokens
         responses = [self._processing.decode(one.response_ids, skip_special_tokens=skip) for _, one in samples]
@@ -84,6 +85,10 @@ class Validator:
             "val/response_length": mean_of(torch.tensor([len(one.response_ids) for _, one in samples])),
             "val/num_samples": sum_value(len(scores)),
         }
+        probed = max(0, self._config.trainer.leak_probe_size - first)
+        if probed > 0:
+            shown = slice(0, probed)
+            metrics |= leak_metrics(samples[shown], responses[shown], correct[shown], self._contexts, backend)
         rows: list[Mapping[str, Any]] = [
             {
                 "prompt_id": problem.prompt_id,

@@ -1,0 +1,44 @@
+"""A reward of its own kind: +1 or -1 for the answer, and a penalty that grows over the last tokens of the length limit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cepo.errors import ConfigError
+from cepo.rewards import answers_equal, extract_answer
+
+REWARD_NAME = "soft_overlong"
+REWARD_TYPE = "batch"
+
+
+def compute_score(
+    reward_inputs: Sequence[Mapping[str, Any]],
+    *,
+    max_response_length: int,
+    overlong_buffer_length: int,
+    overlong_penalty_factor: float = 1.0,
+) -> list[dict[str, float]]:
+    """`overall = (1 if right else -1) + overlong`, one score per sample.
+
+    With L the response's tokens and `free = max_response_length - overlong_buffer_length`:
+    `overlong = -overlong_penalty_factor * clamp((L - free) / overlong_buffer_length, 0, 1)`, which is 0 up to `free` tokens
+    and the whole factor at the limit. `accuracy` is 0 or 1: it tells right from wrong, whatever the length costs.
+
+    Raises:
+        ConfigError: the buffer is not within 1 .. max_response_length.
+    """
+    if not 1 <= overlong_buffer_length <= max_response_length:
+        raise ConfigError(
+            f"reward_function_kwargs: overlong_buffer_length is {overlong_buffer_length} with max_response_length "
+            f"{max_response_length}; accepted: 1 to {max_response_length}"
+        )
+    free = max_response_length - overlong_buffer_length
+    scores: list[dict[str, float]] = []
+    for reward_input in reward_inputs:
+        answer = extract_answer(reward_input["response"])
+        accuracy = float(answer is not None and answers_equal(answer, reward_input["ground_truth"]))
+        excess = (reward_input["response_length"] - free) / overlong_buffer_length
+        overlong = -overlong_penalty_factor * min(max(excess, 0.0), 1.0)
+        scores.append({"overall": 2 * accuracy - 1 + overlong, "accuracy": accuracy, "overlong": overlong})
+    return scores

@@ -1,0 +1,29 @@
+"""A reward for one sample at a time: half for the answer, half for thinking and answer in their tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cepo.rewards import answers_equal
+
+REWARD_NAME = "tagged"
+REWARD_TYPE = "sequential"
+
+_WHOLE = re.compile(r"\s*<think>.*?</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+def compute_score(reward_input: Mapping[str, Any], *, format_weight: float = 0.5) -> dict[str, float]:
+    """`overall = (1 - format_weight) * accuracy + format_weight * format`.
+
+    `format` is 1 where the response is exactly `<think>...</think><answer>...</answer>`. `accuracy` judges the last
+    `<answer>`, in whatever surroundings; without one it is 0.
+    """
+    response = reward_input["response"]
+    answers = _ANSWER.findall(response)
+    accuracy = float(bool(answers) and answers_equal(answers[-1].strip(), reward_input["ground_truth"]))
+    well_formed = float(_WHOLE.fullmatch(response) is not None and len(answers) == 1)
+    overall = (1.0 - format_weight) * accuracy + format_weight * well_formed
+    return {"overall": overall, "accuracy": accuracy, "format": well_formed}
