@@ -30,6 +30,7 @@ def check_config(config: RunConfig) -> list[str]:
     _check_batches(config)
     _check_lengths(config)
     _check_method(config)
+    _check_algorithm(config)
     _check_model(config)
     _check_validation(config)
     _check_devices(config)
@@ -100,6 +101,19 @@ def _check_method(config: RunConfig) -> None:
         raise ConfigError(
             f"worker.rollout.n=1 with algorithm.adv_estimator={name}: this method compares the responses to one prompt "
             "with one another. Set worker.rollout.n to at least 2."
+        )
+
+
+def _check_algorithm(config: RunConfig) -> None:
+    algorithm = config.algorithm
+    if algorithm.online_filtering and algorithm.filter_low >= algorithm.filter_high:
+        raise ConfigError(
+            f"algorithm.filter_low={algorithm.filter_low} is not below algorithm.filter_high={algorithm.filter_high}: "
+            "online filtering would keep nothing"
+        )
+    if algorithm.kl_type == "adaptive" and algorithm.use_kl_loss and not algorithm.disable_kl:
+        raise ConfigError(
+            "algorithm.kl_type=adaptive follows a KL in the reward; set algorithm.use_kl_loss=false, or kl_type=fixed"
         )
 
 

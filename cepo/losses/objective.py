@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cepo.losses.divergence import distillation_losses, distillation_metrics
 from cepo.losses.kl import kl_penalty
-from cepo.losses.policy import PolicyLossSettings, policy_loss, surrogate_metrics
+from cepo.losses.policy import PolicyLossSettings, policy_loss, policy_metrics
 from cepo.metrics import Metrics, mean_of, sum_value
 from cepo.types import DivergenceConfig
 
@@ -20,7 +20,7 @@ class ObjectiveSettings:
 
     loss_type: str = "default"
     policy: PolicyLossSettings = field(default_factory=PolicyLossSettings)
-    kl_penalty: str = "low_var_kl"
+    kl_penalty: str = "kl"
     kl_coefficient: float = 0.0
 
 
@@ -57,7 +57,7 @@ def objective(
     """
     old, mask, weight = terms.old_log_probs, terms.response_mask, terms.weight
     policy = (policy_loss(settings.loss_type, log_probs, old, terms.advantages, mask, settings.policy) * weight).sum()
-    metrics = surrogate_metrics(log_probs.detach(), old, terms.advantages, mask, settings.policy.clip)
+    metrics = policy_metrics(settings.loss_type, log_probs.detach(), old, terms.advantages, mask, settings.policy)
     metrics["actor/pg_loss"] = sum_value(float(policy.detach()))
     total = policy
     if terms.reference_log_probs is not None and settings.kl_coefficient > 0:

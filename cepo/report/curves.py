@@ -67,6 +67,21 @@ def draw_evidence(axes: Axes, run: RunData) -> None:
     _finish(axes, title, "fraction")
 
 
+def draw_leak(axes: Axes, run: RunData) -> None:
+    """The leak probe: what the right answer in view changes at each token of held-out responses, in nats."""
+    for name, label, colour, line in (
+        ("leak/hint_gap_right", "right responses", BLUE, "o-"),
+        ("leak/hint_gap_wrong", "wrong responses", VERMILLION, "s--"),
+    ):
+        steps, values = run.series(name)
+        if steps:
+            axes.plot(steps, values, line, color=colour, linewidth=1.5, markersize=4, label=label)
+    axes.axhline(0.0, color=BLACK, linewidth=0.7)
+    limits = axes.get_ylim()
+    _finish(axes, "Gap between hinted and plain", "nats per token", fraction=False)
+    axes.set_ylim(*limits)
+
+
 def draw_seconds(axes: Axes, run: RunData) -> None:
     """Seconds per stage as stacked bars, one bar for each training step; `other` is what the stages do not cover."""
     steps, totals = run.series("timing_s/step")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cepo.report.curves import draw_accuracy, draw_evidence, draw_seconds
+from cepo.report.curves import draw_accuracy, draw_evidence, draw_leak, draw_seconds
 from cepo.report.heatmap import TEXT_WIDTH_POINTS, Block, draw_block, draw_legend, pick_groups, prepare_block
 from cepo.report.run import RunData, load_run
 from cepo.tracking.records import GroupRecord, read_rollouts
@@ -60,8 +60,11 @@ def _draw(run: RunData, groups: Sequence[GroupRecord], blocks: Sequence[Block], 
     result = f", held-out accuracy {held_out[0]:.3f} to {held_out[-1]:.3f}" if len(held_out) > 1 else ""
     title = f"{run.estimator}: run {run.name}, {run.last_step} steps{result}"
     figure.text(_MARGIN / _WIDTH, 1 - 14 / height, title, fontsize=14, va="top", parse_math=False)
-    panel = (_WIDTH - 2 * _MARGIN) / 3
-    for number, draw in enumerate((draw_accuracy, draw_evidence, draw_seconds)):
+    panels = [draw_accuracy, draw_evidence, draw_seconds]
+    if run.series("leak/hint_gap_wrong")[0]:
+        panels.insert(2, draw_leak)
+    panel = (_WIDTH - 2 * _MARGIN) / len(panels)
+    for number, draw in enumerate(panels):
         left = _MARGIN + number * panel + 20
         draw(_axes(figure, left, _TITLE + 22, panel - 40, _CURVES - 70), run)
     if not blocks:

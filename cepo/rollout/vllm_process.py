@@ -70,11 +70,18 @@ def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
     if not keep_process_group:
         client.shutdown()
         return
-    # vLLM's own shutdown, here and when the client is collected, ends with destroying the default process group.
+    # vLLM's own shutdown, here and when the client is collected, ends with destroying the default process group. What it
+    # does before is done here; groups that vLLM made within the caller's would spoil the next engine's start.
+    from vllm.distributed import parallel_state
+
     client._finalizer.detach()
     client.engine_core.model_executor.shutdown()
     client.engine_core.scheduler.shutdown()
     gc.unfreeze()
+    parallel_state.destroy_model_parallel()
+    if parallel_state._WORLD is not None:
+        parallel_state._WORLD.destroy()
+    parallel_state._WORLD = parallel_state._NODE_COUNT = None
 
 
 def without_gpu() -> bool:

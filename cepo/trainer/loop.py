@@ -190,7 +190,7 @@ class Trainer:
         self.clock.count_tokens("score", sum(row.num_tokens for row in rows))
         metrics = measures.agreement_metrics(batch, sampled, self.config.worker.rollout.temperature)
         if with_kl:
-            with self.clock.stage("reference"):
+            with self.clock.stage("score"):
                 batch.reference_log_probs = batch.padded(self.backend.score_reference(rows))
             metrics |= penalise(batch, self.config.algorithm, self.state)
         return metrics

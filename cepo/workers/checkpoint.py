@@ -92,9 +92,7 @@ def _restore(worker: Actor | Critic, state: dict[str, Any]) -> None:
 def _refused_where_it_does_not_fit(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (
-        Exception
-    ) as error:  # DCP wraps whatever goes wrong in its own exception types, some not even Exception's kin
+    except (Exception, dcp.CheckpointException) as error:  # DCP's wrapper of what went wrong is no Exception
         raise CheckpointError(f"{folder} cannot be restored into this model: {error}") from error
 
 

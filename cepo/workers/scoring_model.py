@@ -21,7 +21,7 @@ from cepo.types import DivergenceConfig
 HEAD_CHUNK_ELEMENTS = 2**25
 """Logits held at once (float32: 128 MiB). The head runs over tokens in chunks of this many elements / vocabulary."""
 
-DIVERGENCE_CHUNK_ELEMENTS = HEAD_CHUNK_ELEMENTS // 8
+DIVERGENCE_CHUNK_ELEMENTS = HEAD_CHUNK_ELEMENTS // 4
 """A divergence holds both distributions, their mixture and their gradients at once."""
 
 

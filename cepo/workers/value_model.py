@@ -34,4 +34,5 @@ class ValueModel(nn.Module):
 
     def forward(self, batch: CollatedRows) -> Float[Tensor, " N"]:
         """Values of all response tokens of the batch, row by row."""
-        return self.head(response_states(self.model, batch).float()).squeeze(1)
+        values = self.head(response_states(self.model, batch).float())
+        return values.squeeze(1).clone()  # FSDP2 hooks into what its root returns, and warns of a view

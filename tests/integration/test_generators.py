@@ -378,6 +378,8 @@ def test_a_closed_generator_leaves_the_callers_process_group_and_refuses_work(
         assert [len(group) for group in generator.generate(requests, settings)] == [2, 2, 2, 2]
         generator.close()
         generator.close()
+        with contextlib.closing(open_generator(name, tiny_model_folder, tiny_processing)) as another:
+            assert len(another.generate(requests, settings)) == 4
         ones = torch.ones(1)
         torch.distributed.all_reduce(ones)
         assert ones.item() == 1

@@ -1,0 +1,264 @@
+"""Each example under examples/ runs, from a folder that is not the repository's."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import logging
+import math
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from factories import group, rollout, same_bits, token_batch
+from torch import Tensor
+
+from cepo.algorithms import available_estimators, base, build_estimator, load_plugin
+from cepo.config import check_config, load_config
+from cepo.errors import ConfigError
+from cepo.rewards import load_reward_function
+from cepo.train import train
+
+REPOSITORY = Path(__file__).parents[2]
+EXAMPLES = REPOSITORY / "examples"
+METHOD_FILE = EXAMPLES / "custom_method" / "my_method.py"
+CONTRACT_FILE = REPOSITORY / "tests" / "contracts" / "test_estimators.py"
+TRAINED = ("custom_method/my_method.yaml", "reward_function/soft_overlong.yaml", "custom_dataset/custom_dataset.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What an example registers, and what a run changes in this process, ends with its test."""
+    available_estimators()
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    threads, handler, level = torch.get_num_threads(), signal.getsignal(signal.SIGTERM), logging.getLogger("cepo").level
+    torch.set_num_threads(1)
+    yield
+    for name in [name for name in sys.modules if name.startswith("cepo_plugin_my_method")]:
+        del sys.modules[name]
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGTERM, handler)
+    logging.getLogger("cepo").setLevel(level)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def trained(example: str, folder: Path, *overrides: str) -> list[dict[str, Any]]:
+    """The metrics of two steps of 4 prompts x 4 responses with the embedded model."""
+    from cepo.microgeo.world import ASSETS, split_problems, write_problems
+
+    arguments = [
+        f"config=examples/{example}",
+        f"worker.actor.model.model_path={ASSETS}",
+        "worker.actor.global_batch_size=4",
+        "worker.rollout.name=transformers",
+        "worker.rollout.n=4",
+        "data.rollout_batch_size=4",
+        "trainer.max_steps=2",
+        "trainer.val_before_train=false",
+        "trainer.logger=[file]",
+        f"trainer.save_checkpoint_path={folder / 'run'}",
+    ]
+    if "custom_dataset" not in example:
+        problems, _ = split_problems(0, 8, 1)
+        write_problems(folder / "train.parquet", problems)
+        arguments += [f"data.train_files={folder / 'train.parquet'}", "data.val_files=null"]
+    config = load_config([*arguments, *overrides])
+    check_config(config)
+    train(config)
+    assert (folder / "run" / "global_step_2").is_dir()
+    lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("example", TRAINED)
+def test_an_examples_file_passes_the_checks_from_any_folder(example: str, elsewhere: Path) -> None:
+    config = load_config([f"config=examples/{example}"])
+    plan = check_config(config)
+    assert any(line.startswith("samples per step: ") for line in plan)
+    assert str(elsewhere) not in f"{config.trainer.plugins} {config.data} {config.worker.reward}"
+
+
+def test_every_example_with_a_yaml_file_is_trained_by_a_test_here() -> None:
+    assert {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.rglob("*.yaml")} == set(TRAINED)
+
+
+@pytest.mark.heavy
+def test_the_custom_method_trains_2_steps_and_asks_its_teacher_about_wrong_responses_only(elsewhere: Path) -> None:
+    rows = trained("custom_method/my_method.yaml", elsewhere)
+    assert [row["step"] for row in rows] == [1, 2]
+    asked = sum(row["work/teacher_rows"] for row in rows)
+    wrong = sum(16 * (1 - row["reward/correct"]) for row in rows)
+    assert 0 < asked <= wrong
+    for row in rows:
+        assert row["actor/grad_norm"] > 0
+        assert 0.7 <= row["blame/weight_mean"] <= 1.3
+
+
+@pytest.mark.heavy
+def test_the_custom_reward_trains_2_steps_and_charges_for_length(elsewhere: Path) -> None:
+    short = "worker.reward.reward_function_kwargs.overlong_buffer_length=64"
+    rows = trained("reward_function/soft_overlong.yaml", elsewhere, short)
+    for row in rows:
+        length = row["response_length/mean"]
+        assert row["reward/overlong"] == pytest.approx(-length / 64, abs=1e-6)
+        assert row["reward/mean"] == pytest.approx(2 * row["reward/accuracy"] - 1 - length / 64, abs=1e-6)
+        assert row["reward/num_raised"] == 0
+        assert row["actor/grad_norm"] > 0
+
+
+@pytest.mark.heavy
+def test_the_custom_dataset_trains_2_steps_with_its_solutions_as_references_and_validates_on_4_rows(
+    elsewhere: Path,
+) -> None:
+    rows = trained("custom_dataset/custom_dataset.yaml", elsewhere, "trainer.val_freq=2")
+    steps = [row for row in rows if "actor/grad_norm" in row]
+    assert len(steps) == 2
+    for row in steps:
+        assert row["distillation/demonstrated_rollouts"] == 1
+        assert row["distillation/divergence"] > 0
+    assert any("val/accuracy" in row for row in rows)
+    rollouts = (elsewhere / "run" / "rollouts.jsonl").read_text(encoding="utf-8")
+    solutions = [json.loads(line)["solution"] for line in (EXAMPLES / "custom_dataset" / "train.jsonl").open()]
+    assert any(json.dumps(solution)[1:-1] in rollouts for solution in solutions)
+
+
+def contract() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("contract_of_estimators", CONTRACT_FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_custom_method_keeps_the_contract_of_registered_estimators() -> None:
+    tests = [
+        function
+        for name, function in vars(contract()).items()
+        if name.startswith("test_") and {"name"} <= set(inspect.signature(function).parameters) <= {"name", "step"}
+    ]
+    assert len(tests) >= 10
+    load_plugin(METHOD_FILE)
+    for function in tests:
+        further: dict[str, int] = {"step": 7} if "step" in inspect.signature(function).parameters else {}
+        function("my_method", **further)
+
+
+def signal_of(blamed: list[float], **settings: Any) -> Tensor:
+    """Advantages of a right and a wrong response of 2 tokens each, whose student log-probs are -1."""
+    views = {"blamed": torch.tensor([[-1.0, -1.0], blamed])}
+    batch = token_batch([1.0, 0.0], [0, 0], lengths=[2, 2], old=-torch.ones(2, 2), views=views)
+    return build_estimator("my_method", settings).signal(batch, step=0).advantages
+
+
+def test_a_token_twice_as_likely_under_the_wrong_answer_is_blamed_1_3_fold_and_a_rarer_one_0_7_fold() -> None:
+    load_plugin(METHOD_FILE)
+    plain = 0.5 / (math.sqrt(0.5) + 1e-6)
+    advantages = signal_of([-1.0 + math.log(2), -1.0 - math.log(2)])
+    torch.testing.assert_close(advantages, torch.tensor([[plain, plain], [-1.3 * plain, -0.7 * plain]]))
+    within = signal_of([-1.0 + math.log(1.1), -1.0])
+    torch.testing.assert_close(within[1], torch.tensor([-1.1 * plain, -plain]))
+
+
+def test_radius_0_and_responses_without_a_reference_give_grpo_bit_for_bit() -> None:
+    load_plugin(METHOD_FILE)
+    batch = token_batch([1.0, 0.0], [0, 0], lengths=[2, 2], old=-torch.ones(2, 2), views={})
+    plain = build_estimator("grpo").signal(batch, step=0).advantages
+    assert same_bits(signal_of([-5.0, 0.0], clip_radius=0.0), plain)
+    assert same_bits(signal_of([-1.0, -1.0]), plain)
+
+
+def test_of_right_wrong_unextractable_and_equal_answers_only_the_wrong_one_reads_itself() -> None:
+    load_plugin(METHOD_FILE)
+    these = group(
+        rollout(0, 1.0, "70", correct=True),
+        rollout(1, 0.0, "40"),
+        rollout(2, 0.0, None),
+        rollout(3, 0.0, "70.0", equal=True),
+    )
+    references = build_estimator("my_method").references(these)["blamed"]
+    assert [reference and (reference.text, reference.source_index) for reference in references] == [
+        None,
+        ("40", 1),
+        None,
+        None,
+    ]
+
+
+def test_a_radius_of_1_is_refused_with_its_key() -> None:
+    load_plugin(METHOD_FILE)
+    with pytest.raises(ConfigError, match=r"algorithm\.my_method\.clip_radius"):
+        build_estimator("my_method", {"clip_radius": 1.0})
+
+
+def scorer(name: str, **settings: Any) -> Callable[..., list[dict[str, float]]]:
+    return load_reward_function(f"{EXAMPLES}/reward_function/{name}.py:compute_score", settings).score
+
+
+def sample(response: str, length: int = 10) -> dict[str, Any]:
+    return {"response": response, "response_length": length, "ground_truth": "28", "family": "angle"}
+
+
+@pytest.mark.parametrize(("length", "overlong"), [(48, 0.0), (52, -0.25), (64, -1.0), (70, -1.0)])
+def test_the_last_16_of_64_tokens_cost_a_sixteenth_each(length: int, overlong: float) -> None:
+    score = scorer("soft_overlong", max_response_length=64, overlong_buffer_length=16)
+    right, wrong = score([sample(r"\boxed{28}", length), sample(r"\boxed{29}", length)])
+    assert right == {"overall": 1 + overlong, "accuracy": 1.0, "overlong": overlong}
+    assert wrong == {"overall": -1 + overlong, "accuracy": 0.0, "overlong": overlong}
+
+
+def test_a_buffer_longer_than_the_limit_is_refused() -> None:
+    score = scorer("soft_overlong", max_response_length=64, overlong_buffer_length=65)
+    with pytest.raises(ConfigError, match="overlong_buffer_length is 65 with max_response_length 64"):
+        score([sample("")])
+
+
+@pytest.mark.parametrize(
+    ("response", "accuracy", "form"),
+    [
+        ("<think>7*4</think> <answer>28</answer>", 1.0, 1.0),
+        ("<think>7*4</think><answer>29</answer>", 0.0, 1.0),
+        ("So <answer>28</answer>", 1.0, 0.0),
+        ("<think></think><answer>1</answer><answer>28</answer>", 1.0, 0.0),
+        ("28", 0.0, 0.0),
+    ],
+)
+def test_the_tagged_reward_gives_half_for_the_answer_and_half_for_the_form(
+    response: str, accuracy: float, form: float
+) -> None:
+    (score,) = scorer("tagged")([sample(response)])
+    assert score == {"overall": (accuracy + form) / 2, "accuracy": accuracy, "format": form}
+
+
+def test_the_20_rows_of_the_dataset_are_problems_of_the_embedded_world_with_their_pictures_and_solutions() -> None:
+    from PIL import Image
+
+    from cepo.microgeo.figures import draw_figure
+    from cepo.microgeo.problems import generate_problem
+
+    folder = EXAMPLES / "custom_dataset"
+    seen = 0
+    for name, count in (("train", 16), ("held_out", 4)):
+        rows = [json.loads(line) for line in (folder / f"{name}.jsonl").open(encoding="utf-8")]
+        assert len(rows) == count
+        for index, row in enumerate(rows):
+            problem = generate_problem(0, index, stream=f"example-{name}")
+            assert (row["question"], row["answer"]) == (f"<image>{problem.question}", problem.answer)
+            assert row["solution"].endswith(f"\\boxed{{{problem.answer}}}")
+            (picture,) = row["figures"]
+            assert Image.open(folder / picture).convert("RGB").tobytes() == draw_figure(problem).tobytes()
+            seen += 1
+    assert seen == 20

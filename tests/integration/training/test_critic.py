@@ -1,0 +1,300 @@
+"""The critic held against plain transformers, and updates that depend on nothing but the rows and their returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from training_runs import (
+    differing,
+    encoded,
+    largest_gap,
+    parameters_of,
+    picture,
+    random_response,
+    reference_model,
+    whole,
+)
+
+from cepo.config import load_config, resolved_critic
+from cepo.data.batch import CriticBatch, ScoringRow
+from cepo.errors import CheckpointError, ConfigError
+from cepo.losses.policy import LossDenominators
+from cepo.models.processing import Processing
+from cepo.workers.checkpoint import load_critic, save_critic
+from cepo.workers.critic import Critic
+
+pytestmark = pytest.mark.heavy
+BuildCritic = Callable[..., Critic]
+LENGTHS = (9, 3, 17, 1)
+
+
+@pytest.fixture
+def build_critic(tiny_model_folder: Path, tiny_processing: Processing) -> BuildCritic:
+    """Makes a critic on the tiny checkpoint in float32; keywords are settings of `worker.critic`, dots as `__`."""
+
+    def build(*, seed: int = 1, **settings: Any) -> Critic:
+        tree: dict[str, Any] = {"fsdp.mp_param_dtype": "fp32", "optim.lr": "1e-3"} | {
+            name.replace("__", "."): value for name, value in settings.items()
+        }
+        arguments = [f"worker.critic.{name}={value}" for name, value in tree.items()]
+        model = f"worker.actor.model.model_path={tiny_model_folder}"
+        config = load_config(["config=configs/microgeo/base.yaml", model, *arguments])
+        return Critic(resolved_critic(config.worker), tiny_processing, total_steps=10, seed=seed)
+
+    return build
+
+
+@pytest.fixture
+def rows(tiny_processing: Processing) -> list[ScoringRow]:
+    """Responses of 9, 3, 17 and 1 tokens behind no picture (the first two) and behind two of other sizes."""
+    contexts = [
+        encoded(tiny_processing, "What is 2 + 3?"),
+        encoded(tiny_processing, "Which is larger?", picture(2, (96, 64)), picture(3, (128, 96))),
+    ]
+    return [
+        ScoringRow(context=contexts[number // 2], response_ids=random_response(length, seed=number))
+        for number, length in enumerate(LENGTHS)
+    ]
+
+
+def critic_batch(
+    rows: Sequence[ScoringRow],
+    returns: Callable[[Tensor], Tensor],
+    values: Sequence[Tensor],
+    old_values: Callable[[Tensor], Tensor] = lambda value: value,
+) -> CriticBatch:
+    """Rows whose returns and old values are functions of what the critic says now."""
+    lengths = torch.tensor([len(row.response_ids) for row in rows])
+    mask = torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
+    filled = torch.zeros(mask.shape)
+    filled[mask] = torch.cat(list(values))
+    return CriticBatch(
+        rows=rows,
+        old_values=old_values(filled).where(mask, 0.0),
+        returns=returns(filled).where(mask, 0.0),
+        response_mask=mask,
+        denominators=LossDenominators(int(lengths.sum()), len(rows), 20),
+    )
+
+
+def rising(values: Tensor) -> Tensor:
+    """Returns that differ from token to token and row to row, within the clip range of the old values or not."""
+    return torch.linspace(-1.0, 1.0, values.numel()).reshape(values.shape)
+
+
+def gradients(critic: Critic, batch: CriticBatch) -> dict[str, Tensor]:
+    """The clipped gradient of one optimizer step that moves nothing."""
+    for group in critic.optimizer.param_groups:
+        group["lr"] = 0.0
+    critic._optimizer_step(batch)
+    return {name: whole(weight.grad).clone() for name, weight in critic.module.named_parameters()}
+
+
+@torch.no_grad()
+def reference_states(folder: Path, row: ScoringRow, image_token_id: int) -> Tensor:
+    """(response length, H) from one unpadded pass with the model's own handling of positions and pictures."""
+    ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
+    inputs: dict[str, Any] = {"input_ids": ids, "mm_token_type_ids": (ids == image_token_id).int()}
+    if row.context.images is not None:
+        inputs["pixel_values"] = row.context.images.pixel_values
+        inputs["image_grid_thw"] = row.context.images.grid_thw
+    states = reference_model(folder).model(**inputs).last_hidden_state[0]
+    return states[len(row.context.token_ids) - 1 : -1].float()
+
+
+def test_values_are_the_head_on_plain_transformers_hidden_states_to_1e_6_and_start_below_a_tenth(
+    build_critic: BuildCritic, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
+) -> None:
+    critic = build_critic()
+    image_token = tiny_processing.image_token_id
+    assert image_token is not None
+    weight, bias = whole(critic.module.head.weight.detach()), whole(critic.module.head.bias.detach())
+    states = [reference_states(tiny_model_folder, row, image_token) for row in rows]
+    values = critic.values(rows)
+    assert [tuple(value.shape) for value in values] == [(9,), (3,), (17,), (1,)]
+    assert largest_gap(values, [state @ weight[0] + bias[0] for state in states]) < 1e-6
+    assert 1e-3 < float(torch.cat(values).std()) < 0.1
+    assert float(bias) == 0.0
+
+
+def test_the_seed_alone_decides_the_first_values(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
+    first = build_critic(seed=1).values(rows)
+    torch.manual_seed(7)
+    assert largest_gap(first, build_critic(seed=1).values(rows)) == 0.0
+    assert largest_gap(first, build_critic(seed=2).values(rows)) > 1e-3
+
+
+def test_values_depend_on_no_other_row_and_no_padding(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
+    together = build_critic(micro_batch_size_per_device_for_experience=4).values(rows)
+    alone = build_critic(micro_batch_size_per_device_for_experience=1)
+    assert largest_gap(together, alone.values(rows)) < 1e-6
+    in_pairs = build_critic(micro_batch_size_per_device_for_experience=2)
+    assert largest_gap(reversed(in_pairs.values(rows[::-1])), together) < 1e-6
+    assert alone.values([]) == []
+
+
+@pytest.mark.parametrize("loss_avg_mode", ["token", "seq"])
+def test_gradient_loss_and_update_do_not_depend_on_micro_batches(
+    build_critic: BuildCritic, rows: list[ScoringRow], loss_avg_mode: str
+) -> None:
+    found, losses, weights = [], [], []
+    for size in (4, 1, 3):
+        critic = build_critic(micro_batch_size_per_device_for_update=size, loss_avg_mode=loss_avg_mode)
+        batch = critic_batch(rows, rising, critic.values(rows))
+        found.append(gradients(critic, batch))
+        losses.append(critic.update([batch, batch], step=0)["critic/vf_loss"].result)
+        weights.append(parameters_of(critic))
+    length = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in found[0].values()))
+    assert length > 1e-3
+    for other in (1, 2):
+        assert largest_gap(found[0].values(), found[other].values()) / length < 1e-6
+        assert losses[other] == pytest.approx(losses[0], rel=1e-5)
+        # Adam divides tiny gradients by their own size, so a few entries may turn; the learning rate is 1e-3.
+        moved = torch.cat([(weights[0][name] - weights[other][name]).abs().flatten() for name in weights[0]])
+        assert float(moved.mean()) < 1e-6
+
+
+def test_the_heads_gradient_is_the_mean_error_times_the_hidden_state_and_reaches_the_whole_body(
+    build_critic: BuildCritic, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
+) -> None:
+    critic = build_critic(max_grad_norm=1e6)
+    batch = critic_batch(rows, rising, critic.values(rows))
+    image_token = tiny_processing.image_token_id
+    assert image_token is not None
+    states = torch.cat([reference_states(tiny_model_folder, row, image_token) for row in rows])
+    error = (batch.old_values - batch.returns)[batch.response_mask]
+    found = gradients(critic, batch)
+    assert float((found["head.weight"][0] - error @ states / 30).abs().max()) < 1e-5
+    assert float(found["head.bias"]) == pytest.approx(float(error.mean()), abs=1e-6)
+    silent = [name for name, gradient in found.items() if not gradient.any()]
+    assert [name for name in silent if "bias" not in name] == []
+    assert not any("lm_head" in name for name in found)
+
+
+def test_the_loss_of_a_step_is_the_hand_made_mean_over_tokens_and_over_2_optimizer_steps(
+    build_critic: BuildCritic, rows: list[ScoringRow]
+) -> None:
+    critic = build_critic(optim__lr=0.0)
+    values = critic.values(rows)
+    near = critic_batch(rows, lambda value: value + 0.2, values)
+    far = critic_batch(rows, lambda value: value + 1.0, values)
+    metrics = critic.update([near, far], step=0)
+    assert metrics["critic/vf_loss"].result == pytest.approx((0.02 + 0.5) / 2, rel=1e-4)
+    assert metrics["critic/vpred_mean"].result == pytest.approx(float(torch.cat(values).mean()), abs=1e-6)
+    assert metrics["critic/vf_clipfrac"].result == 0.0
+    assert metrics["critic/lr"].result == 0.0
+
+
+def test_a_value_more_than_0_5_above_its_old_one_gets_no_push_further_up_and_full_push_down(
+    build_critic: BuildCritic, rows: list[ScoringRow]
+) -> None:
+    critic = build_critic(cliprange_value=0.5)
+    values = critic.values(rows)
+    before = parameters_of(critic)
+    up = critic_batch(rows, lambda value: value + 1.0, values, lambda value: value - 1.0)
+    metrics = critic.update([up], step=0)
+    assert metrics["critic/vf_loss"].result == pytest.approx(1.5**2 / 2, rel=1e-5)
+    assert metrics["critic/vf_clipfrac"].result == 1.0
+    assert metrics["critic/grad_norm"].result == 0.0
+    decay = 1.0 - 1e-3 * 0.01  # all that moves weights without a gradient
+    assert largest_gap((weight * decay for weight in before.values()), parameters_of(critic).values()) < 1e-6
+    down = critic_batch(rows, lambda value: value - 1.0, critic.values(rows), lambda value: value - 1.0)
+    metrics = critic.update([down], step=0)
+    assert metrics["critic/vf_loss"].result == pytest.approx(0.5, rel=1e-4)
+    assert metrics["critic/vf_clipfrac"].result == 0.0
+    assert metrics["critic/grad_norm"].result > 0.1
+
+
+def test_20_updates_bring_all_values_within_0_1_of_a_constant_return_of_0_75(
+    build_critic: BuildCritic, rows: list[ScoringRow]
+) -> None:
+    critic = build_critic()
+    for step in range(20):
+        batch = critic_batch(rows, lambda value: torch.full_like(value, 0.75), critic.values(rows))
+        metrics = critic.update([batch], step=step)
+    assert float((torch.cat(critic.values(rows)) - 0.75).abs().max()) < 0.1
+    assert metrics["critic/vpred_mean"].result == pytest.approx(0.75, abs=0.1)
+
+
+def test_a_step_without_a_finite_gradient_is_skipped_and_counted_and_the_next_one_trains(
+    build_critic: BuildCritic, rows: list[ScoringRow]
+) -> None:
+    critic, twin = build_critic(), build_critic()
+    good = critic_batch(rows, rising, critic.values(rows))
+    before = parameters_of(critic)
+    bad = dataclasses.replace(good, returns=good.returns.where(good.returns != good.returns.max(), math.inf))
+    metrics = critic.update([bad], step=0)
+    assert metrics["critic/skipped_updates"].result == 1
+    assert "critic/grad_norm" not in metrics
+    assert differing(before, parameters_of(critic)) == []
+    for each in (critic, twin):
+        assert each.update([good], step=0)["critic/skipped_updates"].result == 0
+    assert differing(parameters_of(twin), parameters_of(critic)) == []
+    assert differing(before, parameters_of(critic)) != []
+
+
+def test_a_critic_saved_after_2_updates_and_restored_goes_on_with_the_same_bits(
+    build_critic: BuildCritic, rows: list[ScoringRow], tmp_path: Path
+) -> None:
+    settings = {"optim__lr_scheduler_type": "cosine", "optim__lr_warmup_steps": 1}
+    critic = build_critic(**settings)
+    batch = critic_batch(rows, rising, critic.values(rows))
+    for step in range(2):
+        critic.update([batch], step=step)
+    save_critic(critic, tmp_path / "critic")
+    restored = build_critic(seed=2, **settings)
+    load_critic(restored, tmp_path / "critic")
+    assert largest_gap(critic.values(rows), restored.values(rows)) == 0.0
+    metrics = [each.update([batch], step=2) for each in (critic, restored)]
+    assert metrics[0] == metrics[1]
+    assert differing(parameters_of(critic), parameters_of(restored)) == []
+    assert largest_gap(critic.values(rows), restored.values(rows)) == 0.0
+
+
+def test_a_folder_without_a_checkpoint_is_refused(build_critic: BuildCritic, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be restored"):
+        load_critic(build_critic(), tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_body_in_bfloat16_leaves_head_and_values_in_float32(
+    build_critic: BuildCritic, rows: list[ScoringRow], dtype: str
+) -> None:
+    critic = build_critic(fsdp__mp_param_dtype="bf16", fsdp__torch_dtype=dtype)
+    values = torch.cat(critic.values(rows))
+    assert values.dtype == critic.module.head.weight.dtype == torch.float32
+    assert not torch.equal(values, values.bfloat16().float())
+    assert largest_gap([values], [torch.cat(build_critic().values(rows))]) < 0.02
+    metrics = critic.update([critic_batch(rows, rising, critic.values(rows))], step=0)
+    assert metrics["critic/grad_norm"].result > 0.0
+    assert critic.module.head.weight.dtype == torch.float32
+
+
+def test_gradient_checkpointing_changes_no_gradient_and_a_frozen_tower_gets_none(
+    build_critic: BuildCritic, rows: list[ScoringRow]
+) -> None:
+    found = []
+    for on in (False, True):
+        critic = build_critic(model__enable_gradient_checkpointing=on, model__freeze_vision_tower=True)
+        tower = [weight for name, weight in critic.module.named_parameters() if "visual" in name]
+        assert len(tower) > 10
+        assert not any(weight.requires_grad for weight in tower)
+        critic.update([critic_batch(rows, rising, critic.values(rows))], step=0)
+        assert all(weight.grad is None for weight in tower)
+        found.append({name: whole(w.grad) for name, w in critic.module.named_parameters() if w.requires_grad})
+    length = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in found[0].values()))
+    assert largest_gap(found[0].values(), found[1].values()) / length < 1e-6
+
+
+def test_a_model_that_reads_other_tokens_than_the_actor_is_refused(build_critic: BuildCritic) -> None:
+    with pytest.raises(ConfigError, match=r"worker\.critic\.model\.model_path=.* reads other tokens than the actor"):
+        build_critic(model__override_config="{image_token_id: 3}")
+    with pytest.raises(ConfigError, match=r"worker\.critic\.model\.override_config\.no_such_entry"):
+        build_critic(model__override_config="{no_such_entry: 3}")

@@ -1,0 +1,71 @@
+"""`worker.critic`: what it takes over from the actor, and what is checked where a method needs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cepo.config import RunConfig, check_config, load_config, resolved_critic
+from cepo.errors import ConfigError
+
+BASE = ["config=configs/microgeo/base.yaml"]
+WITH_CRITIC = [*BASE, "algorithm.adv_estimator=gae"]
+
+
+def load(*arguments: Any) -> RunConfig:
+    return load_config([*WITH_CRITIC, *arguments])
+
+
+def test_nulls_are_the_actors_path_and_batch_size_and_the_rest_are_easyr1s_defaults() -> None:
+    critic = load().worker.critic
+    assert (critic.model.model_path, critic.global_batch_size) == (None, None)
+    assert (critic.cliprange_value, critic.max_grad_norm, critic.loss_avg_mode, critic.ppo_epochs) == (
+        0.5,
+        1.0,
+        "token",
+        1,
+    )
+    sizes = critic.micro_batch_size_per_device_for_update, critic.micro_batch_size_per_device_for_experience
+    assert (sizes, critic.optim.lr, critic.fsdp.mp_reduce_dtype) == ((4, 16), 1e-6, "fp32")
+    resolved = resolved_critic(load("worker.actor.global_batch_size=16").worker)
+    assert (resolved.model.model_path, resolved.global_batch_size) == ("microgeo:model", 16)
+
+
+def test_with_the_actors_path_come_its_overrides_and_its_trust_and_the_critics_own_entries_win() -> None:
+    arguments = [
+        "worker.actor.model.trust_remote_code=true",
+        "worker.actor.model.override_config={initializer_range: 1, image_token_id: 2}",
+        "worker.critic.model.override_config={image_token_id: 3}",
+    ]
+    model = resolved_critic(load(*arguments).worker).model
+    assert (model.trust_remote_code, model.override_config) == (True, {"initializer_range": 1, "image_token_id": 3})
+    own = resolved_critic(load(*arguments, "worker.critic.model.model_path=org/critic").worker).model
+    assert (own.model_path, own.trust_remote_code, own.override_config) == ("org/critic", False, {"image_token_id": 3})
+
+
+def test_the_plan_names_the_critic_of_a_method_that_needs_one_and_of_no_other() -> None:
+    line = "critic: all weights of microgeo:model, 4 optimizer updates per step, learning rate 1e-05"
+    settings = ["worker.critic.global_batch_size=16", "worker.critic.ppo_epochs=2", "worker.critic.optim.lr=1e-5"]
+    assert line in check_config(load(*settings))
+    assert not any("critic" in part for part in check_config(load_config([*BASE, *settings])))
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ("worker.critic.global_batch_size=20", r"optimizer steps of worker\.critic\.global_batch_size=20 prompts"),
+        ("worker.critic.model.model_path=no/such/folder", r"worker\.critic\.model\.model_path=no/such/folder"),
+        ("worker.critic.model.model_path=microgeo:train", r"worker\.critic\.model\.model_path=microgeo:train"),
+    ],
+)
+def test_a_fault_in_the_critics_section_is_an_error_where_a_critic_is_needed(argument: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_config(load(argument))
+    check_config(load_config([*BASE, argument]))
+
+
+@pytest.mark.parametrize("value", ["0", "-1", ".inf", "null"])
+def test_a_value_clip_is_a_positive_number(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"worker\.critic\.cliprange_value must be"):
+        load(f"worker.critic.cliprange_value={value}")
