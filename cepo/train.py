@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.config import RunConfig, check_config, dump_config, load_config, run_folder
+from cepo.config import RunConfig, check_config, dump_config, load_config, resolved_critic, run_folder
 from cepo.errors import CepoError, CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def build_backend(
     """Actor and generator on this process's device."""
     from cepo.runtime.local import LocalBackend
     from cepo.workers.actor import Actor
+    from cepo.workers.critic import Critic
 
     actor = Actor(
         config.worker.actor,
@@ -153,7 +154,10 @@ def build_backend(
         total_steps=total_steps,
         seed=config.trainer.seed,
     )
-    return LocalBackend(actor, _generator(config, processing, most_images))
+    critic = None
+    if estimator.needs_values:
+        critic = Critic(resolved_critic(config.worker), processing, total_steps=total_steps, seed=config.trainer.seed)
+    return LocalBackend(actor, _generator(config, processing, most_images), critic)
 
 
 def _objective_settings(config: RunConfig) -> ObjectiveSettings:

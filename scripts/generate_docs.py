@@ -58,7 +58,9 @@ def document() -> str:
     """The whole page."""
     parts = [HEAD, "## Settings\n", "| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
     parts += rows(RunConfig, "")
-    parts.append("\n## Methods\n\nEach method reads its own section. What the settings mean is in [methods.md](methods.md).\n")
+    parts.append(
+        "\n## Methods\n\nEach method reads its own section. What the settings mean is in [methods.md](methods.md).\n"
+    )
     for name in available_estimators():
         config = estimator_class(name).Config
         parts += [f"### `algorithm.{name}.*`\n", "| key | default | accepts |", "| --- | --- | --- |"]

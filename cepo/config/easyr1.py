@@ -63,10 +63,10 @@ ENGINE_KEYS: Mapping[str, EngineKey] = {
     "worker.rollout.enable_chunked_prefill": EngineKey("vLLM decides"),
     "worker.rollout.disable_log_stats": EngineKey("vLLM's own statistics are not shown"),
     "worker.reward.reward_function_name": EngineKey(_DERIVED),
-    "trainer.critic_warmup": EngineKey("there is no critic", (0,), "Training a critic first is not available."),
     "trainer.save_model_only": EngineKey("a checkpoint always holds what a resume needs"),
     "trainer.ray_timeline": EngineKey("this release does not start Ray"),
 }
+
 
 def is_engine_key(key: str) -> bool:
     """Whether a dotted key, or a section around it, is one that EasyR1 has and this release does not read."""

@@ -258,12 +258,15 @@ class TrainerConfig:
     launcher: Literal["auto", "local"] = option("auto", "Runtime; auto: local.")
     nnodes: int = option(1, "Machines.", minimum=1)
     n_gpus_per_node: int = option(1, "Devices per machine.", minimum=1)
+    critic_warmup: int = option(0, "Steps in which the critic alone is trained.", minimum=0)
     val_freq: int = option(-1, "Validate every so many steps.", minimum=1, off=-1)
     val_before_train: bool = option(True, "Validate before the first step.")
     val_only: bool = option(False, "Stop after that validation.")
     val_generations_to_log: int = option(0, "Validation responses recorded each time.", minimum=0)
     leak_probe_size: int = option(
-        64, "Held-out responses of each validation that are scored with and without the answer in view; 0: none.", minimum=0
+        64,
+        "Held-out responses of each validation that are scored with and without the answer in view; 0: none.",
+        minimum=0,
     )
     rollouts_to_log: int = option(2, "Groups of responses written to rollouts.jsonl at each step.", minimum=0)
     save_freq: int = option(-1, "Write a checkpoint every so many steps.", minimum=1, off=-1)

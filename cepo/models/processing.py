@@ -75,6 +75,7 @@ class Processing:
         if chat_template is not None:
             self._processor.chat_template = chat_template
             self.tokenizer.chat_template = chat_template
+        self._vocabulary_size: int = getattr(config, "text_config", config).vocab_size
         self.image_token_id: int | None = getattr(config, "image_token_id", None)
         self.merge_size: int = getattr(self.image_processor, "merge_size", 1)
         self.eos_token_ids = _eos_token_ids(path, config, self.tokenizer, trust_remote_code)
@@ -90,14 +91,16 @@ class Processing:
 
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
-        """Control and vision tokens except those that end a response.
+        """Control and vision tokens except those that end a response, and ids that no token has.
 
-        A sampled placeholder without a picture makes every later forward pass over the response fail.
+        A sampled placeholder without a picture makes every later forward pass over the response fail. Embeddings are padded
+        beyond the tokenizer's last id, and what is sampled there cannot be decoded.
         """
         special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special} | set(
             self.tokenizer.all_special_ids
         )
-        return tuple(sorted(special - set(self.eos_token_ids)))
+        unused = set(range(max(self.tokenizer.get_vocab().values()) + 1, self._vocabulary_size))
+        return tuple(sorted((special | unused) - set(self.eos_token_ids)))
 
     def load_images(self, images: Sequence[Image]) -> ImageInputs | None:
         """Pixels and grid of a prompt's pictures; None for none."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from cepo.data.batch import OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.metrics import Metrics
 from cepo.rollout.base import Generation, GenerationRequest, SamplingSettings
 
@@ -38,6 +38,14 @@ class Backend(Protocol):
         """One optimizer step per batch at the 0-based training step."""
         ...
 
+    def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """The critic's value before each of the rows' response tokens."""
+        ...
+
+    def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
+        """One optimizer step of the critic per batch."""
+        ...
+
     def finish_step(self, step: int) -> None:
         """Refreshes teacher weights after the update of the 0-based step."""
         ...
@@ -47,7 +55,7 @@ class Backend(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes weights, optimizer, teacher weights and random state into `folder`."""
+        """Writes weights, optimizer, teacher weights and random state into `folder/actor`, a critic's into `folder/critic`."""
         ...
 
     def load(self, folder: Path) -> None:

@@ -40,7 +40,7 @@ class CheckpointStore:
         partial = self.folder / f".global_step_{step}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        backend.save(partial / "actor")
+        backend.save(partial)
         _write_json(partial / STATE_FILE, {"global_step": step, "state": dataclasses.asdict(state), **self._identity})
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
@@ -71,7 +71,7 @@ class CheckpointStore:
                     f"{folder} was written with {key}={state.get(key)}, this run has {value}; "
                     "set trainer.find_last_checkpoint=false or another trainer.experiment_name to start anew"
                 )
-        backend.load(folder / "actor")
+        backend.load(folder)
         return TrainerState(**state["state"])
 
     def set_aside(self, *, after: int, folder: Path | None) -> None:
@@ -84,12 +84,10 @@ class CheckpointStore:
         later = [path for step, path in self._folders().items() if step > after]
         if not later:
             return
-        numbers = itertools.count(1)
-        while folder is None or not folder.is_dir():
-            beside = self.folder / f"earlier_run_{next(numbers)}"
-            if not beside.exists():
-                beside.mkdir()
-                folder = beside
+        if folder is None:
+            names = (self.folder / f"earlier_run_{number}" for number in itertools.count(1))
+            folder = next(name for name in names if not name.exists())
+            folder.mkdir()
         for path in later:
             path.rename(folder / path.name)
         logger.info("%d checkpoints of an earlier run in %s now lie in %s", len(later), self.folder, folder.name)

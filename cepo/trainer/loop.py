@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
-from cepo.config import RunConfig
+from cepo.config import RunConfig, resolved_critic
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.order import problem_indices
@@ -25,7 +25,7 @@ from cepo.trainer.backend import Backend
 from cepo.trainer.checkpoints import CheckpointStore
 from cepo.trainer.clock import StageClock
 from cepo.trainer.filtering import collect_batch
-from cepo.trainer.optimizer_batches import actor_batches
+from cepo.trainer.optimizer_batches import actor_batches, critic_batches
 from cepo.trainer.penalty import penalise
 from cepo.trainer.records import group_records
 from cepo.trainer.rollouts import RolloutBatch
@@ -87,6 +87,7 @@ class Trainer:
             batch, metrics = self.make_batch(step)
             metrics.append(self.score(batch))
             metrics.append(self.consult_teachers(batch))
+            self.value(batch)
             signal = self.estimate(batch)
             metrics += [signal.metrics, self.update(batch, signal)]
         self.state.step = step + 1
@@ -209,6 +210,13 @@ class Trainer:
         self.clock.count_tokens("teachers", num_tokens)
         return metrics | evidence.fallback_metrics(batch.groups)
 
+    def value(self, batch: RolloutBatch) -> None:
+        """The critic's values, for methods that learn from them."""
+        if self.estimator.needs_values:
+            rows = [batch.scoring_row(row) for row in range(len(batch.generations))]
+            with self.clock.stage("score"):
+                batch.values = batch.padded(self.backend.values(rows))
+
     def estimate(self, batch: RolloutBatch) -> TokenSignal:
         """What each token shall learn."""
         with self.clock.stage("estimate"):
@@ -216,17 +224,30 @@ class Trainer:
         return batch.signal
 
     def update(self, batch: RolloutBatch, signal: TokenSignal) -> Metrics:
-        """Optimizer steps, then refreshed teachers and rollout weights."""
-        actor = self.config.worker.actor
+        """Optimizer steps of the critic and, once it is warm, of the actor; then refreshed teachers and rollout weights."""
+        actor, longest = self.config.worker.actor, self.config.data.max_response_length
+        metrics: Metrics = {}
         with self.clock.stage("update"):
+            if self.estimator.needs_values:
+                critic = resolved_critic(self.config.worker)
+                targets = critic_batches(
+                    batch,
+                    signal,
+                    num_prompts=critic.global_batch_size or actor.global_batch_size,
+                    epochs=critic.ppo_epochs,
+                    max_response_length=longest,
+                )
+                metrics |= self.backend.update_critic(targets, step=batch.step)
+            if self.estimator.needs_values and batch.step < self.config.trainer.critic_warmup:
+                return metrics
             batches = actor_batches(
                 batch,
                 signal,
                 num_prompts=actor.global_batch_size,
                 epochs=actor.ppo_epochs,
-                max_response_length=self.config.data.max_response_length,
+                max_response_length=longest,
             )
-            metrics = self.backend.update(batches, step=batch.step)
+            metrics |= self.backend.update(batches, step=batch.step)
             self.backend.finish_step(batch.step)
         with self.clock.stage("sync"):
             self.backend.synchronise_rollout()

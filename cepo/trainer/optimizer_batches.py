@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from cepo.data.batch import DistillationRows, OptimizerBatch
+from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch
 from cepo.losses.policy import LossDenominators
 from cepo.trainer.rollouts import RolloutBatch
 from cepo.types import TokenSignal
@@ -32,6 +32,24 @@ def actor_batches(
                 distillation=_distillation_rows(batch, signal, live.tolist()),
             )
         )
+    return parts * epochs
+
+
+def critic_batches(
+    batch: RolloutBatch, signal: TokenSignal, *, num_prompts: int, epochs: int, max_response_length: int
+) -> list[CriticBatch]:
+    """As `actor_batches`, for the critic: every row has a target."""
+    assert batch.values is not None and signal.returns is not None, "a method with needs_values returns the targets"
+    parts = [
+        CriticBatch(
+            rows=[batch.scoring_row(int(row)) for row in rows],
+            old_values=batch.values[rows],
+            returns=signal.returns[rows],
+            response_mask=batch.response_mask[rows],
+            denominators=denominators,
+        )
+        for rows, denominators in _cuts(batch, num_prompts, max_response_length)
+    ]
     return parts * epochs
 
 

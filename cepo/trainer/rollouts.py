@@ -27,6 +27,7 @@ class RolloutBatch:
         reward_baselines: (B,) the greedy response's reward, for methods that compare with it.
         reference_log_probs: (B, T) of the initial weights, under a KL penalty.
         reward_penalties: (B, T) what a KL in the reward takes from each token's reward.
+        values: (B, T) the critic's value before each token, for methods with a critic.
         live: (B,) rows whose signal can be non-zero; the others get no pass.
         old_log_probs: (B, T); rows that are not live hold the rollout engine's own.
         references: view -> the text shown to the teacher of each row, None where the view is the student's own.
@@ -48,6 +49,7 @@ class RolloutBatch:
     reward_baselines: Tensor | None = None
     reference_log_probs: Tensor | None = None
     reward_penalties: Tensor | None = None
+    values: Tensor | None = None
     live: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     old_log_probs: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     references: dict[str, list[str | None]] = field(default_factory=dict)
@@ -113,4 +115,5 @@ class RolloutBatch:
                 view: torch.tensor([text is not None for text in texts]) for view, texts in self.references.items()
             },
             reward_baselines=self.reward_baselines,
+            values=self.values,
         )

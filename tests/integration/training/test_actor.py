@@ -90,7 +90,11 @@ def relative_gap(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_log_probs_are_plain_transformers_to_1e_5_with_0_1_and_2_pictures_in_one_micro_batch(
-    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow], temperature: float
+    build_actor: BuildActor,
+    tiny_model_folder: Path,
+    tiny_processing: Processing,
+    rows: list[ScoringRow],
+    temperature: float,
 ) -> None:
     model = reference_model(tiny_model_folder)
     image_token = tiny_processing.image_token_id

@@ -137,9 +137,7 @@ def test_positions_are_the_models_own_with_0_1_and_3_pictures(
     image_token = tiny_processing.image_token_id
     model = reference_model(tiny_model_folder)
     grid = None if prompt.images is None else prompt.images.grid_thw
-    expected, _ = model.model.get_rope_index(
-        ids, (ids == image_token).int(), grid, attention_mask=torch.ones_like(ids)
-    )
+    expected, _ = model.model.get_rope_index(ids, (ids == image_token).int(), grid, attention_mask=torch.ones_like(ids))
     context = context_positions(
         prompt.token_ids, prompt.images, image_token_id=image_token, merge_size=tiny_processing.merge_size
     )

@@ -55,9 +55,7 @@ def test_cepo_with_lambda_0_is_grpo_bit_for_bit_after_2_steps_without_a_teacher_
     passes: dict[str, list[int]] = {"none": [], "some": []}
     cepo = [*tiny_run, "algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES]
     grpo = run(tiny_run, "algorithm.adv_estimator=grpo", folder=tmp_path / "grpo")
-    without = run(
-        cepo, "algorithm.cepo.lambda_init=0", folder=tmp_path / "without", prepare=counting(passes["none"])
-    )
+    without = run(cepo, "algorithm.cepo.lambda_init=0", folder=tmp_path / "without", prepare=counting(passes["none"]))
     assert differing(grpo.parameters, without.parameters) == []
     assert passes["none"] == []
     assert [row["work/teacher_rows"] for row in without.metrics] == [0, 0]

@@ -73,7 +73,7 @@ def test_a_run_stopped_in_step_3_and_resumed_ends_with_the_same_bits(
 ) -> None:
     whole = run(tiny_run, *FOUR_STEPS, *options, folder=tmp_path / "whole")
     resumed = stopped_and_resumed(tiny_run, *FOUR_STEPS, *options, folder=tmp_path / "stopped", step=3)
-    assert resumed.trainer.first_step == 2
+    assert resumed.first_step == 2
     assert_same_run(whole, resumed)
 
 
@@ -105,7 +105,7 @@ def test_what_an_interrupted_write_leaves_behind_is_passed_over(tiny_run: list[s
     (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
     (tmp_path / "global_step_bak").mkdir()
     second = run(tiny_run, *options, folder=tmp_path)
-    assert second.trainer.first_step == 1
+    assert second.first_step == 1
     assert differing(first.parameters, second.parameters) == []
     assert json.loads((tmp_path / "global_step_2" / STATE_FILE).read_text())["global_step"] == 2
 
@@ -117,7 +117,7 @@ def test_the_last_2_checkpoints_are_kept_and_a_finished_run_does_nothing_more(
     first = run(tiny_run, *options, folder=tmp_path)
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_2", "global_step_3"]
     again = run(tiny_run, *options, folder=tmp_path)
-    assert again.trainer.first_step == 3
+    assert again.first_step == 3
     assert differing(first.parameters, again.parameters) == []
     assert [row["step"] for row in again.metrics] == [1, 2, 3]
 
@@ -129,7 +129,7 @@ def test_a_new_start_in_an_old_folder_is_never_resumed_from_the_older_runs_check
     run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path)
     run(tiny_run, *options, "trainer.max_steps=1", "trainer.find_last_checkpoint=false", folder=tmp_path)
     resumed = run(tiny_run, *options, "trainer.max_steps=2", folder=tmp_path)
-    assert resumed.trainer.first_step == 1
+    assert resumed.first_step == 1
     assert [row["step"] for row in resumed.metrics] == [1, 2]
     assert (tmp_path / "earlier_run_1" / "global_step_3" / STATE_FILE).is_file()  # nothing of the user's is deleted
 
@@ -156,5 +156,5 @@ def test_a_checkpoint_named_by_its_path_starts_a_run_in_another_folder(tiny_run:
     first = run(tiny_run, *options, folder=tmp_path / "first")
     path = f"trainer.load_checkpoint_path={tmp_path / 'first' / 'global_step_1'}"
     second = run(tiny_run, *options, path, folder=tmp_path / "second")
-    assert second.trainer.first_step == 1
+    assert second.first_step == 1
     assert differing(first.parameters, second.parameters) == []

@@ -101,9 +101,7 @@ def test_the_actor_as_its_own_teacher_scores_the_same_bits(build_actor: BuildAct
 def test_the_average_after_n_steps_beside_a_constant_student_is_decay_to_n_of_the_start(
     build_actor: BuildActor, rows: list[ScoringRow], dtype: str, decay: float
 ) -> None:
-    actor = build_actor(
-        teacher=TeacherConfig(source="ema", ema_decay=decay), fsdp__torch_dtype=dtype, optim__lr="1e-2"
-    )
+    actor = build_actor(teacher=TeacherConfig(source="ema", ema_decay=decay), fsdp__torch_dtype=dtype, optim__lr="1e-2")
     start = actor.teacher_weights.state_dict()
     actor.update([optimizer_batch(actor, rows, ADVANTAGES)], step=0)
     student = {name: tensor.float() for name, tensor in parameters_of(actor).items()}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 import torch
@@ -33,6 +33,11 @@ class FinishedRun:
 
     trainer: Trainer
     folder: Path
+
+    @property
+    def first_step(self) -> int:
+        """Steps that were done before this run began."""
+        return self.trainer._first_step
 
     @property
     def actor(self) -> Actor:
@@ -70,16 +75,20 @@ def run(
     return FinishedRun(trainer, folder)
 
 
+class _Trained(Protocol):
+    module: torch.nn.Module
+
+
 def actor_of(trainer: Trainer) -> Actor:
     assert isinstance(trainer.backend, LocalBackend)
     return trainer.backend._actor
 
 
-def parameters_of(actor: Actor) -> dict[str, Tensor]:
-    """Copies of the trained weights by name."""
+def parameters_of(worker: _Trained) -> dict[str, Tensor]:
+    """Copies of a worker's trained weights by name."""
     return {
         name: whole(parameter.detach()).clone()
-        for name, parameter in actor.module.named_parameters()
+        for name, parameter in worker.module.named_parameters()
         if parameter.requires_grad
     }
 
