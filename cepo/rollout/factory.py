@@ -56,7 +56,6 @@ def build_generator(
     gpu_memory_utilization: float = 0.6,
     enforce_eager: bool = False,
     max_num_batched_tokens: int | None = None,
-    max_num_sequences: int | None = None,
     batch_size: int = 64,
     trust_remote_code: bool = False,
     show_progress: bool = False,
@@ -64,7 +63,7 @@ def build_generator(
 ) -> Generator:
     """The generator `name` ("auto", "vllm" or "transformers"), with the settings that concern it.
 
-    `seed` and those from `lora_rank` to `max_num_sequences`, and `show_progress`, concern vLLM; `batch_size` and
+    `seed`, those from `lora_rank` to `max_num_batched_tokens`, and `show_progress` concern vLLM; `batch_size` and
     `processing` concern transformers.
 
     Raises:
@@ -85,7 +84,6 @@ def build_generator(
             enforce_eager=enforce_eager,
             max_num_batched_tokens=max_num_batched_tokens,
             limit_images=limit_images,
-            max_num_sequences=max_num_sequences,
             lora_rank=lora_rank,
             trust_remote_code=trust_remote_code,
             show_progress=show_progress,

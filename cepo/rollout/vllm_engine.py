@@ -55,7 +55,6 @@ class VllmGenerator:
         enforce_eager: no CUDA graphs. Without a GPU the engine is always eager.
         max_num_batched_tokens: tokens the engine handles in one pass; None for vLLM's default.
         limit_images: images one prompt may have.
-        max_num_sequences: sequences in flight; None for vLLM's default.
         lora_rank: 0 if the weights come as `FullWeights`, else the rank of the adapters.
         banned_token_ids: tokens that are never sampled (vision and control tokens).
         eos_token_ids: tokens that end a response; they are kept in it.
@@ -81,7 +80,6 @@ class VllmGenerator:
         enforce_eager: bool = False,
         max_num_batched_tokens: int | None = None,
         limit_images: int = 1,
-        max_num_sequences: int | None = None,
         lora_rank: int = 0,
         trust_remote_code: bool = False,
         show_progress: bool = False,
@@ -122,8 +120,6 @@ class VllmGenerator:
             options["logits_processors"] = ["cepo.rollout.vllm_sampling:SeededDraws"]
         if max_num_batched_tokens is not None:
             options["max_num_batched_tokens"] = max_num_batched_tokens
-        if max_num_sequences is not None:
-            options["max_num_seqs"] = max_num_sequences
         if lora_rank > 0:
             options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _served_rank(lora_rank)}
         self._group_is_the_callers = has_process_group()

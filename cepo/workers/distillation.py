@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from cepo.data.batch import OptimizerBatch
-from cepo.workers.scoring_model import TeacherStates
+from cepo.workers.scoring_model import ScoringModel, TeacherStates
 
 
 class KeptStates:
@@ -23,7 +23,7 @@ class KeptStates:
         self._states: list[Tensor] = []
         self._head: Tensor | None = None
 
-    def keep(self, states: Sequence[Tensor], module: nn.Module) -> None:
+    def keep(self, states: Sequence[Tensor], module: ScoringModel) -> None:
         """Keeps one (response length, H) tensor per row, and the head that `module` has at this moment if it is trained."""
         self._states = list(states)
         weight: Any = module.base.lm_head.weight

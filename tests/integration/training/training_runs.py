@@ -76,7 +76,8 @@ def run(
 
 
 class _Trained(Protocol):
-    module: torch.nn.Module
+    @property
+    def module(self) -> torch.nn.Module: ...
 
 
 def actor_of(trainer: Trainer) -> Actor:

@@ -1,0 +1,119 @@
+"""The memory of a distillation update stays far below that of whole distributions, and does not grow with the response."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cepo.workers import scoring_model
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPT = BENCHMARKS / "distillation_memory.py"
+RESULT = BENCHMARKS / "results" / "distillation_memory.json"
+VOCABULARY, HIDDEN = 32_768, 64
+
+
+class HeldBytes(TorchDispatchMode):
+    """Bytes of all tensors that operations made while the mode is on and that are still alive; the peak of that sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._live: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._live:
+                    self._live[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, self._live.pop, storage._cdata, None)
+        self.peak = max(self.peak, sum(self._live.values()))
+        return result
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("distillation_memory", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def held(benchmark: ModuleType, way: str, tokens: int) -> tuple[int, float, torch.Tensor]:
+    """Peak bytes of one update, its loss, and the gradient of the embedding that is the head too."""
+    module = benchmark.build_model(VOCABULARY, HIDDEN)
+    batch, teacher = benchmark.build_batch(VOCABULARY, HIDDEN, tokens)
+    with HeldBytes() as bytes_held:
+        loss = benchmark.mean_divergence(way, module, batch, teacher)
+        loss.backward()
+    return bytes_held.peak, float(loss.detach()), module.base.lm_head.weight.grad
+
+
+@pytest.mark.heavy
+def test_chunks_of_7_tokens_of_512_hold_below_an_eighth_of_the_dense_update_with_its_loss_and_gradient(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The share of a response that a chunk has at 2,048 tokens of a vocabulary of 151,936.
+    monkeypatch.setattr(scoring_model, "DIVERGENCE_CHUNK_ELEMENTS", 7 * VOCABULARY)
+    chunked, loss, gradient = held(benchmark, "chunked", 512)
+    dense, dense_loss, dense_gradient = held(benchmark, "dense", 512)
+    distributions = 512 * VOCABULARY * 4
+    assert dense > 4 * distributions, "the dense update holds both models' logits and distributions"
+    assert chunked < dense / 8
+    assert loss == pytest.approx(dense_loss, rel=1e-5)
+    assert dense_gradient.norm() > 0
+    torch.testing.assert_close(gradient, dense_gradient, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.heavy
+def test_twice_the_tokens_add_less_than_a_fiftieth_of_one_distribution(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring_model, "DIVERGENCE_CHUNK_ELEMENTS", 7 * VOCABULARY)
+    shorter, longer = (held(benchmark, "chunked", tokens)[0] for tokens in (256, 512))
+    assert longer - shorter < 256 * VOCABULARY * 4 / 50
+
+
+@pytest.mark.heavy
+def test_the_benchmark_measures_both_ways_in_processes_of_their_own_and_records_sizes_and_versions(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "results" / "memory.json"
+    sizes = ["--vocabulary", "8192", "--tokens", "256", "--hidden", "32"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *sizes, "--out", str(out)], capture_output=True, text=True, check=False
+    )
+    record = json.loads(out.read_text(encoding="utf-8"))
+    assert record["sizes"] == {"vocabulary": 8192, "response_tokens": 256, "hidden": 32}
+    chunked, dense = record["ways"]["chunked"], record["ways"]["dense"]
+    assert chunked["loss"] == pytest.approx(dense["loss"], rel=1e-5)
+    assert chunked["gradient_norm"] == pytest.approx(dense["gradient_norm"], rel=1e-4)
+    assert dense["peak_bytes"] > 4 * 256 * 8192 * 4
+    assert record["ratio"] == chunked["peak_bytes"] / dense["peak_bytes"]
+    assert done.returncode == (0 if record["ratio"] < 1 / 8 else 1)
+    assert record["versions"]["torch"] == torch.__version__
+    assert "| dense |" in done.stdout
+
+
+def test_the_recorded_figure_is_of_2048_tokens_at_a_vocabulary_of_151936_and_below_an_eighth() -> None:
+    record = json.loads(RESULT.read_text(encoding="utf-8"))
+    assert record["sizes"]["vocabulary"] == 151_936
+    assert record["sizes"]["response_tokens"] == 2_048
+    assert record["ratio"] < 1 / 8
+    losses = [found["loss"] for found in record["ways"].values()]
+    assert max(losses) == pytest.approx(min(losses), rel=1e-5)
