@@ -75,7 +75,12 @@ def main() -> int:
             train(folder, method, seed, options, greedy=True)
             greedy.setdefault(method, {})[str(seed)] = greedy_accuracy(folder)
             folders.append(folder)
-    record = {"greedy_accuracy": greedy, "steps": options.steps, "python": platform.python_version(), "cpu": os.cpu_count()}
+    record = {
+        "greedy_accuracy": greedy,
+        "steps": options.steps,
+        "python": platform.python_version(),
+        "cpu": os.cpu_count(),
+    }
     (options.out / "greedy.json").write_text(json.dumps(record, indent=2) + "\n")
     command = [sys.executable, "-m", "cepo.cli", "compare", *map(str, folders)]
     outputs = ["--out", str(options.out / "comparison.md"), "--plot", str(options.out / "comparison.png")]

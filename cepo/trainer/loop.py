@@ -109,7 +109,7 @@ class Trainer:
             batch = next_round()
         if self.estimator.needs_baseline:
             batch.reward_baselines = self.greedy_rewards(batch)
-        if self.estimator.views:
+        if self.estimator.needs_teacher(step=step):
             batch.groups = evidence.rollout_groups(
                 batch,
                 self.rewards,
