@@ -65,7 +65,6 @@ def build_model(vocabulary: int, hidden: int) -> ScoringModel:
         max_position_embeddings=8192,
         tie_word_embeddings=True,
         initializer_range=0.1,
-        attn_implementation="sdpa",
     )
     return ScoringModel(Qwen3ForCausalLM(config), temperature=TEMPERATURE)
 

@@ -4,6 +4,8 @@
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${CEPO_VENV:-$ROOT/.venv}"
+# Trainer and rollout engine share the cores: two teams of spinning threads slow each other down several times over.
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 die() {
     printf '%s\n' "$*" >&2

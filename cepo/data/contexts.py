@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.dataset import Problem
 from cepo.errors import DataError
 from cepo.models.processing import MARKS, EncodedPrompt, ImageInputs, Processing
 from cepo.teacher.hints import HintTemplate, sanitise_reference
 from cepo.types import Reference
+
+logger = logging.getLogger(__name__)
 
 
 class ContextBuilder:
@@ -20,6 +24,8 @@ class ContextBuilder:
 
     def __init__(self, processing: Processing, teacher: TeacherConfig, *, max_context_length: int) -> None:
         self._processing, self._teacher = processing, teacher
+        if not teacher.with_images:
+            logger.warning("teacher.with_images is false: teachers judge answers about pictures they do not see")
         self._template = HintTemplate(teacher.placement, teacher.template)
         self._special_texts = processing.special_texts
         self._max_context_length = max_context_length

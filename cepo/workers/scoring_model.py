@@ -21,8 +21,9 @@ from cepo.types import DivergenceConfig
 HEAD_CHUNK_ELEMENTS = 2**25
 """Logits held at once (float32: 128 MiB). The head runs over tokens in chunks of this many elements / vocabulary."""
 
-DIVERGENCE_CHUNK_ELEMENTS = HEAD_CHUNK_ELEMENTS // 4
-"""A divergence holds both distributions, their mixture and their gradients at once."""
+DIVERGENCE_CHUNK_ELEMENTS = 9 * 2**20
+"""As above, for a divergence, which holds both distributions, their mixture and their gradients at once. A chunk stays above the
+32 MiB up to which glibc keeps freed blocks on its heap, where they would add up to the memory of a dense computation."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,15 @@ def test_an_examples_file_passes_the_checks_from_any_folder(example: str, elsewh
     assert str(elsewhere) not in f"{config.trainer.plugins} {config.data} {config.worker.reward}"
 
 
+@pytest.mark.usefixtures("elsewhere")
+def test_a_dataset_of_the_repository_keeps_its_split_and_a_hub_name_stays_as_it_is() -> None:
+    base_file = "config=configs/microgeo/base.yaml"
+    shipped = load_config([base_file, "data.train_files=examples/custom_dataset/train.jsonl@train"]).data.train_files
+    assert shipped == f"{EXAMPLES / 'custom_dataset' / 'train.jsonl'}@train"
+    for name in ("hiyouga/geometry3k@train", "examples/nothing@train", "microgeo:train"):
+        assert load_config([base_file, f"data.train_files={name}"]).data.train_files == name
+
+
 def test_every_example_with_a_yaml_file_is_trained_by_a_test_here() -> None:
     assert {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.rglob("*.yaml")} == set(TRAINED)
 
