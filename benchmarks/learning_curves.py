@@ -1,6 +1,6 @@
 """Trains methods x seeds on microgeo and writes their learning curves: the table and picture of docs/results.md.
 
-    python3 benchmarks/learning_curves.py --steps 100 --seeds 1 2 3 --out checkpoints/learning_curves
+    python3 benchmarks/learning_curves.py --methods NAME ... --steps 100 --seeds 1 2 3 --out checkpoints/learning_curves
 
 Runs are resumed where an earlier call was interrupted. Each ends with one greedy validation beside the sampled ones.
 """
@@ -57,7 +57,7 @@ def greedy_accuracy(folder: Path) -> float:
 def main() -> int:
     """Runs what is missing, then writes comparison.md, comparison.png and greedy.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=["grpo", "rlsd", "cepo"])
+    parser.add_argument("--methods", nargs="+", required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--val-freq", type=int, default=10)

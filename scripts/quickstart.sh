@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs cepo, builds the embedded world, trains CEPO on it for a few steps and shows what happened.
-# Extra arguments override settings: bash scripts/quickstart.sh algorithm.adv_estimator=grpo trainer.max_steps=40
+# Extra arguments override settings: bash scripts/quickstart.sh trainer.max_steps=40
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 ensure_environment "cpu"
 cd "$ROOT"

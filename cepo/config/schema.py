@@ -62,7 +62,9 @@ class AlgorithmConfig:
     adv_estimator: str = option(DEFAULT_ESTIMATOR, "Name of the method; `algorithm.<name>.*` holds its settings.")
     disable_kl: bool = option(False, "No KL penalty and no reference weights.")
     use_kl_loss: bool = option(False, "KL as a term of the loss; false: subtracted from each token's reward.")
-    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl"] = option("kl", "Estimator of the KL at a sampled token.")
+    kl_penalty: Literal["kl", "abs", "mse", "low_var_kl", "full"] = option(
+        "kl", "Estimator of the KL at a sampled token; full: the KL over the whole vocabulary."
+    )
     kl_coef: float = option(1e-3, "Weight of the KL.", minimum=0)
     kl_type: Literal["fixed", "adaptive"] = option("fixed", "Whether that weight follows the KL; in the reward only.")
     kl_horizon: float = option(10000.0, "How slowly it follows, in sequences.", above=0)

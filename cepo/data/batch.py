@@ -54,6 +54,7 @@ class OptimizerBatch:
         response_mask: (R, T).
         denominators: totals over every row of the step, rows without gradient included.
         reference_log_probs: (R, T) of the initial weights, None without a KL in the loss.
+        reference_index: each row's place among the kept reference states, for a KL over the vocabulary in the loss.
         distillation: None for methods whose only loss is the policy loss.
     """
 
@@ -63,6 +64,7 @@ class OptimizerBatch:
     response_mask: Bool[Tensor, "R T"]
     denominators: LossDenominators
     reference_log_probs: Float[Tensor, "R T"] | None = None
+    reference_index: Sequence[int] | None = None
     distillation: DistillationRows | None = None
 
 

@@ -44,29 +44,34 @@ class ObjectiveTerms:
 
 def objective(
     log_probs: Float[Tensor, "R T"],
-    divergence: Float[Tensor, "R T"] | None,
     terms: ObjectiveTerms,
     settings: ObjectiveSettings,
+    *,
+    teacher_divergence: Float[Tensor, "R T"] | None = None,
     divergence_settings: DivergenceConfig | None = None,
+    reference_divergence: Float[Tensor, "R T"] | None = None,
 ) -> tuple[Float[Tensor, ""], Metrics]:
     """`sum_t weight_t (policy_loss_t + kl_coefficient KL_t + divergence_weight_t divergence_t)` and its measures.
 
     Args:
         log_probs: of the sampled tokens, with gradient.
-        divergence: of the student from the teacher, with gradient; None where nothing is distilled.
+        teacher_divergence: of the student from the teacher, with gradient; None where nothing is distilled.
+        reference_divergence: KL(P_student || P_reference) over the vocabulary, with gradient, for the penalty `full`.
     """
     old, mask, weight = terms.old_log_probs, terms.response_mask, terms.weight
     policy = (policy_loss(settings.loss_type, log_probs, old, terms.advantages, mask, settings.policy) * weight).sum()
     metrics = policy_metrics(settings.loss_type, log_probs.detach(), old, terms.advantages, mask, settings.policy)
     metrics["actor/pg_loss"] = sum_value(float(policy.detach()))
     total = policy
-    if terms.reference_log_probs is not None and settings.kl_coefficient > 0:
+    penalties = reference_divergence
+    if penalties is None and terms.reference_log_probs is not None:
         penalties = kl_penalty(log_probs, terms.reference_log_probs, settings.kl_penalty)
+    if penalties is not None and settings.kl_coefficient > 0:
         metrics["actor/kl_loss"] = mean_of(penalties.detach(), mask)
         total = total + settings.kl_coefficient * (penalties * weight).sum()
-    if divergence is not None:
+    if teacher_divergence is not None:
         assert terms.divergence_weight is not None and divergence_settings is not None, "a divergence has a weight"
-        parts = (divergence, log_probs, old, terms.divergence_weight, divergence_settings)
+        parts = (teacher_divergence, log_probs, old, terms.divergence_weight, divergence_settings)
         distillation = (distillation_losses(*parts) * weight).sum()
         metrics |= distillation_metrics(*parts)
         metrics["actor/distillation_loss"] = sum_value(float(distillation.detach()))

@@ -28,8 +28,11 @@ class LocalBackend:
     def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
         return self._actor.score(rows, as_teacher=as_teacher, keep_states=keep_states)
 
-    def score_reference(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        return self._actor.score_reference(rows)
+    def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
+        return self._actor.score_reference(rows, keep_states=keep_states)
+
+    def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        return self._actor.reference_divergence(rows)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         return self._actor.update(batches, step=step)

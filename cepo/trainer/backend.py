@@ -30,8 +30,12 @@ class Backend(Protocol):
         """
         ...
 
-    def score_reference(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+    def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
         """As `score`, with the initial weights, for a KL penalty."""
+        ...
+
+    def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """The KL over the vocabulary from the reference states that were kept for these rows."""
         ...
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:

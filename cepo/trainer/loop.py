@@ -192,7 +192,12 @@ class Trainer:
         metrics = measures.agreement_metrics(batch, sampled, self.config.worker.rollout.temperature)
         if with_kl:
             with self.clock.stage("score"):
-                batch.reference_log_probs = batch.padded(self.backend.score_reference(rows))
+                over_vocabulary = self.config.algorithm.kl_penalty == "full"
+                batch.reference_log_probs = batch.padded(
+                    self.backend.score_reference(rows, keep_states=over_vocabulary)
+                )
+                if over_vocabulary:
+                    batch.reference_divergence = batch.padded(self.backend.reference_divergence(rows))
             metrics |= penalise(batch, self.config.algorithm, self.state)
         return metrics
 

@@ -28,6 +28,8 @@ def actor_batches(
                 advantages=signal.advantages[live],
                 response_mask=batch.response_mask[live],
                 denominators=denominators,
+                # Under a KL every row is live and scored, so that a row is its own place.
+                reference_index=None if batch.reference_divergence is None else live.tolist(),
                 reference_log_probs=None if reference is None else reference[live],
                 distillation=_distillation_rows(batch, signal, live.tolist()),
             )

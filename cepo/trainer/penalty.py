@@ -15,7 +15,9 @@ def penalise(batch: RolloutBatch, algorithm: AlgorithmConfig, state: TrainerStat
     `r_t <- r_t - coefficient * KL_t` with the coefficient before this batch.
     """
     assert batch.reference_log_probs is not None, "the reference has been scored"
-    penalties = kl_penalty(batch.old_log_probs, batch.reference_log_probs, algorithm.kl_penalty)
+    penalties = batch.reference_divergence
+    if penalties is None:
+        penalties = kl_penalty(batch.old_log_probs, batch.reference_log_probs, algorithm.kl_penalty)
     measured = mean_of(penalties, batch.response_mask)
     metrics: Metrics = {"critic/kl": measured}
     if algorithm.use_kl_loss:

@@ -26,6 +26,7 @@ class RolloutBatch:
         num_raised, num_timed_out: responses whose reward failed.
         reward_baselines: (B,) the greedy response's reward, for methods that compare with it.
         reference_log_probs: (B, T) of the initial weights, under a KL penalty.
+        reference_divergence: (B, T) KL over the vocabulary from the initial weights, for the penalty `full`.
         reward_penalties: (B, T) what a KL in the reward takes from each token's reward.
         values: (B, T) the critic's value before each token, for methods with a critic.
         live: (B,) rows whose signal can be non-zero; the others get no pass.
@@ -48,6 +49,7 @@ class RolloutBatch:
     num_timed_out: int = 0
     reward_baselines: Tensor | None = None
     reference_log_probs: Tensor | None = None
+    reference_divergence: Tensor | None = None
     reward_penalties: Tensor | None = None
     values: Tensor | None = None
     live: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))

@@ -18,12 +18,16 @@ from cepo.losses.policy import token_weights
 from cepo.metrics import Metrics, mean_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.rollout.base import AdapterWeights, FullWeights, Weights
+from cepo.types import DivergenceConfig
 from cepo.workers.distillation import KeptStates
 from cepo.workers.distributed import data_parallel_mesh, reshard, this_device
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.optimizing import build_optimizer, clipped_step, micro_batches, set_learning_rate, zero_gradients
-from cepo.workers.scoring_model import CollatedRows, collate
+from cepo.workers.scoring_model import CollatedRows, TeacherStates, collate
 from cepo.workers.teacher_weights import TeacherWeights
+
+FULL_KL = DivergenceConfig(kind="reverse_kl")
+"""KL(P_student || P_reference) over the whole vocabulary."""
 
 
 class Actor:
@@ -61,37 +65,53 @@ class Actor:
         self.reference_weights = (
             TeacherWeights(self.module, TeacherConfig(source="reference")) if with_reference else None
         )
-        self._distillation = KeptStates()
+        self._teacher_states, self._reference_states = KeptStates(), KeptStates()
         self._objective = objective_settings
 
-    @torch.no_grad()
     def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
         """log P of each row's response tokens, (response length,) float32 on the CPU, in the order of `rows`.
 
         `as_teacher` runs with the teacher's weights; contexts decide everything else. `keep_states` keeps the rows' hidden
         states until the step is finished, for an update that distils from them.
         """
+        with self.teacher_weights.active() if as_teacher else nullcontext():
+            return self._pass(rows, keep=self._teacher_states if keep_states else None)
+
+    def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
+        """As `score`, with the initial weights (under LoRA: the adapter off); `keep_states` for a KL over the vocabulary."""
+        assert self.reference_weights is not None, "no KL penalty was announced"
+        with self.reference_weights.active():
+            return self._pass(rows, keep=self._reference_states if keep_states else None)
+
+    def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """KL(P_student || P_reference) over the whole vocabulary before each response token, in nats.
+
+        The rows are those, in that order, whose reference states were kept.
+        """
+        return self._pass(rows, beside=self._reference_states)
+
+    @torch.no_grad()
+    def _pass(
+        self, rows: Sequence[ScoringRow], *, keep: KeptStates | None = None, beside: KeptStates | None = None
+    ) -> list[Tensor]:
+        """Per row its log-probs or, beside kept states, its divergence from them; `keep` stores the hidden states."""
         self.module.eval()
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
-        with self.teacher_weights.active() if as_teacher else nullcontext():
-            for indices in micro_batches(rows, self._config.micro_batch_size_per_device_for_experience):
-                micro_batch = [rows[index] for index in indices]
-                log_probs, hidden = self.module(self._collate(micro_batch))
-                lengths = [len(row.response_ids) for row in micro_batch]
-                results |= dict(zip(indices, log_probs.float().cpu().split(lengths), strict=True))
-                if keep_states:
-                    states |= dict(zip(indices, hidden.cpu().split(lengths), strict=True))
-            if keep_states:
-                self._distillation.keep([states[index] for index in range(len(rows))], self.module)
+        for indices in micro_batches(rows, self._config.micro_batch_size_per_device_for_experience):
+            lengths = [len(rows[index].response_ids) for index in indices]
+            teacher = None if beside is None else beside.states_for(lengths, indices, FULL_KL)
+            log_probs, (other, *_) = self.module(
+                self._collate([rows[index] for index in indices]), () if teacher is None else (teacher,)
+            )
+            values = log_probs if teacher is None else other
+            results |= dict(zip(indices, values.float().cpu().split(lengths), strict=True))
+            if keep is not None:
+                states |= dict(zip(indices, other.cpu().split(lengths), strict=True))
+        if keep is not None:
+            keep.keep([states[index] for index in range(len(rows))], self.module)
         reshard(self.module)
         return [results[index] for index in range(len(rows))]
-
-    def score_reference(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """As `score`, with the initial weights (under LoRA: the adapter off)."""
-        assert self.reference_weights is not None, "no KL penalty was announced"
-        with torch.no_grad(), self.reference_weights.active():
-            return self.score(rows)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """One optimizer step for each batch, at the learning rate of the 0-based training step."""
@@ -101,7 +121,8 @@ class Actor:
 
     def finish_step(self, step: int) -> None:
         """Refreshes teacher weights after the update of the 0-based step, and forgets the states kept for it."""
-        self._distillation.forget()
+        self._teacher_states.forget()
+        self._reference_states.forget()
         self.teacher_weights.after_update(step)
 
     def rollout_weights(self) -> Weights:
@@ -142,18 +163,35 @@ class Actor:
             reference_log_probs=here(batch.reference_log_probs),
             divergence_weight=here(None if distillation is None else distillation.token_weight),
         )
-        teacher = self._distillation.states_of(batch, indices)
-        flat, beside = self.module(self._collate([batch.rows[index] for index in indices]), teacher)
+        rows = [batch.rows[index] for index in indices]
+        teachers = self._teachers(batch, indices, [len(row.response_ids) for row in rows])
+        flat, beside = self.module(self._collate(rows), tuple(teachers.values()))
         blank = torch.zeros_like(terms.old_log_probs)
+        divergences = {
+            name: blank.masked_scatter(terms.response_mask, values)
+            for name, values in zip(teachers, beside, strict=False)
+        }
         loss, metrics = objective(
             blank.masked_scatter(terms.response_mask, flat),
-            None if teacher is None else blank.masked_scatter(terms.response_mask, beside),
             terms,
             self._objective,
-            None if distillation is None else distillation.divergence,
+            teacher_divergence=divergences.get("teacher"),
+            divergence_settings=None if distillation is None else distillation.divergence,
+            reference_divergence=divergences.get("reference"),
         )
         loss.backward()
         return metrics
+
+    def _teachers(self, batch: OptimizerBatch, indices: list[int], lengths: list[int]) -> dict[str, TeacherStates]:
+        """The kept states that the rows diverge from."""
+        found: dict[str, TeacherStates | None] = {}
+        if batch.distillation is not None:
+            places = [batch.distillation.state_index[index] for index in indices]
+            found["teacher"] = self._teacher_states.states_for(lengths, places, batch.distillation.divergence)
+        if batch.reference_index is not None:
+            places = [batch.reference_index[index] for index in indices]
+            found["reference"] = self._reference_states.states_for(lengths, places, FULL_KL)
+        return {name: states for name, states in found.items() if states is not None}
 
     def _collate(self, rows: Sequence[ScoringRow]) -> CollatedRows:
         return collate(

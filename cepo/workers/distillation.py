@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cepo.data.batch import OptimizerBatch
+from cepo.types import DivergenceConfig
 from cepo.workers.scoring_model import ScoringModel, TeacherStates
 
 
@@ -35,17 +35,18 @@ class KeptStates:
         """Frees everything."""
         self._states, self._head = [], None
 
-    def states_of(self, batch: OptimizerBatch, indices: Sequence[int]) -> TeacherStates | None:
-        """The states of the batch's rows `indices`, flat; zeros for rows without a teacher, whose weight is 0.
+    def states_for(
+        self, lengths: Sequence[int], places: Sequence[int], divergence: DivergenceConfig
+    ) -> TeacherStates | None:
+        """The states of rows of `lengths` response tokens, flat, each from its place among the kept ones.
 
-        None where the batch distils nothing, or nobody in the step has a teacher.
+        Place -1 gives zeros: a row without a teacher, whose weight is 0. None where nothing was kept.
         """
-        if batch.distillation is None or not self._states:
+        if not self._states:
             return None
         width, kind = self._states[0].shape[1], self._states[0].dtype
-        parts = []
-        for index in indices:
-            kept = batch.distillation.state_index[index]
-            length = len(batch.rows[index].response_ids)
-            parts.append(torch.zeros(length, width, dtype=kind) if kept < 0 else self._states[kept])
-        return TeacherStates(hidden=torch.cat(parts), head=self._head, divergence=batch.distillation.divergence)
+        parts = [
+            torch.zeros(length, width, dtype=kind) if place < 0 else self._states[place]
+            for length, place in zip(lengths, places, strict=True)
+        ]
+        return TeacherStates(hidden=torch.cat(parts), head=self._head, divergence=divergence)

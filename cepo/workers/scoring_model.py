@@ -133,23 +133,28 @@ class ScoringModel(nn.Module):
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
     def forward(
-        self, batch: CollatedRows, teacher: TeacherStates | None = None
-    ) -> tuple[Float[Tensor, " N"], Float[Tensor, ...]]:
+        self, batch: CollatedRows, teachers: Sequence[TeacherStates] = ()
+    ) -> tuple[Float[Tensor, " N"], tuple[Tensor, ...]]:
         """log-probs of all response tokens of the batch, row by row, and beside them
 
-        without a teacher the hidden states (N, H) they come from, with one the divergence (N,) from it.
+        without teachers the hidden states (N, H) they come from, else the divergence (N,) from each teacher.
         """
-        base = self.base
-        hidden = response_states(base, batch)
-        if teacher is None:
-            return self._head(hidden, batch.targets), hidden
-        head = base.lm_head
+        hidden = response_states(self.base, batch)
+        if not teachers:
+            return self._head(hidden, batch.targets), (hidden,)
+        parts = [self._divergence(hidden, teacher, batch.targets) for teacher in teachers]
+        return parts[0][0], tuple(divergence for _, divergence in parts)
+
+    def _divergence(
+        self, hidden: Float[Tensor, "N H"], teacher: TeacherStates, targets: Int64[Tensor, " N"]
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        head = self.base.lm_head
         return chunked_divergence(
             hidden,
             teacher.hidden.to(hidden),
             head,
             head if teacher.head is None else teacher.head.to(hidden),
-            batch.targets,
+            targets,
             teacher.divergence,
             temperature=self.temperature,
             chunk_tokens=max(1, DIVERGENCE_CHUNK_ELEMENTS // head.weight.shape[0]),

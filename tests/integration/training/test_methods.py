@@ -23,10 +23,11 @@ from training_runs import (
 )
 
 from cepo.algorithms import available_estimators
-from cepo.algorithms.settings import DivergenceConfig
+from cepo.algorithms.settings import DivergenceConfig, TeacherConfig
 from cepo.data.batch import DistillationRows, OptimizerBatch, ScoringRow
 from cepo.losses.policy import LossDenominators
 from cepo.trainer.loop import Trainer
+from cepo.workers.teacher_weights import TeacherWeights
 
 pytestmark = pytest.mark.heavy
 
@@ -221,3 +222,48 @@ def test_two_epochs_over_a_batch_consult_the_teachers_once(tiny_run: list[str], 
     assert torch.equal(signals[1], signals[3])
     (row,) = finished.metrics
     assert row["work/teacher_rows"] <= 2 * 16
+
+
+def test_the_full_kl_is_that_of_plain_transformers_over_the_whole_vocabulary(
+    build_actor: Any, tiny_model_folder: Path, tiny_processing: Any
+) -> None:
+    actor, model = build_actor(optim__lr=1e-2), reference_model(tiny_model_folder)
+    actor.reference_weights = TeacherWeights(actor.module, TeacherConfig(source="reference"))
+    context = encoded(tiny_processing, "Find x.", picture(1))
+    rows = [ScoringRow(context=context, response_ids=random_response(length, length)) for length in (4, 9)]
+    mask = torch.arange(9).unsqueeze(0) < torch.tensor([[4], [9]])
+    old_log_probs = torch.zeros(2, 9)
+    old_log_probs[mask] = torch.cat(actor.score(rows))
+    actor.score_reference(rows, keep_states=True)
+    assert torch.cat(actor.reference_divergence(rows)).abs().max() < 1e-6
+    batch = OptimizerBatch(
+        rows=rows,
+        old_log_probs=old_log_probs,
+        advantages=mask.float(),
+        response_mask=mask,
+        denominators=LossDenominators(num_tokens=13, num_sequences=2, max_response_length=9),
+        reference_index=[0, 1],
+    )
+    actor.update([batch], step=0)
+    measured = actor.reference_divergence(rows)
+    initial = [reference_logits(model, row, tiny_processing.image_token_id).log_softmax(dim=1) for row in rows]
+    weights = {name.removeprefix("model."): value for name, value in parameters_of(actor).items()}
+    model.load_state_dict(weights, strict=False)
+    for row, values, before in zip(rows, measured, initial, strict=True):
+        now = reference_logits(model, row, tiny_processing.image_token_id).log_softmax(dim=1)
+        torch.testing.assert_close(values, (now.exp() * (now - before)).sum(dim=1), atol=1e-6, rtol=1e-4)
+        assert float(values.min()) > 1e-6
+
+
+@pytest.mark.parametrize("in_loss", [True, False])
+def test_a_full_kl_trains_in_the_loss_and_in_the_reward(in_loss: bool, tiny_run: list[str], tmp_path: Path) -> None:
+    settings = [
+        "algorithm.disable_kl=false",
+        "algorithm.kl_penalty=full",
+        f"algorithm.use_kl_loss={str(in_loss).lower()}",
+    ]
+    finished = run(tiny_run, *settings, "algorithm.kl_coef=0.1", folder=tmp_path)
+    first, second = (row for row in finished.metrics if "critic/kl" in row)
+    assert first["critic/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert second["critic/kl"] > 1e-7
+    assert ("actor/kl_loss" in second) is in_loss
