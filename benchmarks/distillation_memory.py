@@ -102,7 +102,7 @@ def mean_divergence(way: str, module: ScoringModel, batch: CollatedRows, teacher
     from cepo.losses.divergence import token_divergence
 
     if way == "chunked":
-        return module(batch, teacher)[1].mean()
+        return module(batch, (teacher,))[1][0].mean()
     base = module.base
     states = base.model(input_ids=batch.input_ids, position_ids=batch.position_ids[0], use_cache=False)
     hidden = states.last_hidden_state[0][batch.response_index]
