@@ -23,7 +23,7 @@ POSITIVE_SOURCES = (*REFERENCE_SOURCES, "solution")
 NEGATIVE_SELECTIONS = ("lowest_reward", "random", "most_frequent")
 NEGATIVE_FALLBACKS = ("student", "neutral")
 TEACHER_SOURCES = ("actor", "reference", "snapshot", "ema")
-PLACEMENTS = ("user_suffix", "assistant_prefix")
+PLACEMENTS = ("user_suffix", "assistant_prefix", "free")
 LAMBDA_SCHEDULES = ("linear", "constant")
 ADVANTAGE_SCALES = ("std", "none")
 

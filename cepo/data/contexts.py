@@ -74,7 +74,7 @@ class ContextBuilder:
             for mark in MARKS:
                 text = text.replace(mark, "")
         rendered = self._template.render(prompt=text, reference=reference_text)
-        if self._teacher.placement == "user_suffix":
+        if self._teacher.placement != "assistant_prefix":
             return self._processing.encode(rendered, images)
         return self._processing.encode(text, images, assistant_prefix=rendered)
 

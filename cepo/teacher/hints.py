@@ -17,6 +17,7 @@ TEMPLATES = {
     "assistant_prefix": "{{ reference }}\n",
 }
 """Built-in wording by placement: the whole user text, or the text between the assistant header and the response."""
+_PROBE = "Question"
 
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]")
 
@@ -24,12 +25,20 @@ _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u20
 class HintTemplate:
     """A sandboxed Jinja template with the variables `prompt` (the student's user text) and `reference`.
 
+    `user_suffix`: the user text, which begins with the prompt, so that student and teacher contexts share their tokens up to
+    the reference. `free`: any user text that holds the prompt. `assistant_prefix`: what stands right before the response.
+
     Raises:
-        ConfigError: the file is missing, does not parse, does not use `reference`, or uses an unknown variable.
+        ConfigError: the file is missing, does not parse, does not use `reference`, uses an unknown variable, or does not
+            keep the prompt where the placement wants it.
     """
 
     def __init__(self, placement: str, path: str | None = None) -> None:
-        source, origin = TEMPLATES[placement], f"the built-in wording of {placement}"
+        source, origin = TEMPLATES.get(placement, ""), f"the built-in wording of {placement}"
+        if path is None and not source:
+            raise ConfigError(
+                f"teacher.placement {placement} has no wording of its own; name a Jinja file in teacher.template"
+            )
         if path is not None:
             origin = f"teacher.template {path}"
             if not Path(path).is_file():
@@ -46,6 +55,18 @@ class HintTemplate:
         if unknown := sorted(used - {"prompt", "reference"}):
             raise ConfigError(f"{origin} uses {', '.join(unknown)}; accepted variables: prompt, reference")
         self._origin = origin
+        self._check_place_of_prompt(placement)
+
+    def _check_place_of_prompt(self, placement: str) -> None:
+        text = self.render(prompt=_PROBE, reference="1")
+        if placement == "user_suffix" and not text.startswith(_PROBE):
+            raise ConfigError(
+                f"{self._origin} does not begin with the prompt, as teacher.placement user_suffix asks; take placement free"
+            )
+        if placement == "free" and text.count(_PROBE) != 1:
+            raise ConfigError(
+                f"{self._origin} must hold the prompt exactly once, so that no picture is lost or doubled"
+            )
 
     def render(self, *, prompt: str, reference: str) -> str:
         """The text with both variables filled in; neither value is itself treated as a template."""

@@ -140,7 +140,9 @@ def test_no_module_outside_algorithms_knows_a_methods_name() -> None:
     for folder in ("scripts", "benchmarks"):
         programs = [path for path in sorted((REPOSITORY / folder).rglob("*")) if path.suffix in (".py", ".sh")]
         assert programs, f"{folder} holds no program"
-        found += [str(path.relative_to(REPOSITORY)) for path in programs if word.search(path.read_text(encoding="utf-8"))]
+        found += [
+            str(path.relative_to(REPOSITORY)) for path in programs if word.search(path.read_text(encoding="utf-8"))
+        ]
     assert not found, "\n".join(found)
 
 

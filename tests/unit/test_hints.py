@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import cepo
 from cepo.errors import ConfigError
-from cepo.teacher.hints import HintTemplate, sanitise_reference
+from cepo.teacher.hints import TEMPLATES, HintTemplate, sanitise_reference
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<image>"]
 SHIPPED = Path(cepo.__file__).parent.parent / "configs" / "teacher" / "user_suffix.jinja"
@@ -52,7 +52,7 @@ def test_a_users_template_replaces_the_wording_and_one_final_line_break_of_the_f
     tmp_path: Path,
 ) -> None:
     path = write(tmp_path, "Someone answered {{ reference }}. {{ prompt }}\n")
-    assert HintTemplate("user_suffix", path).render(prompt="Find x.", reference="70") == "Someone answered 70. Find x."
+    assert HintTemplate("free", path).render(prompt="Find x.", reference="70") == "Someone answered 70. Find x."
 
 
 @pytest.mark.parametrize(
@@ -121,3 +121,26 @@ def test_no_special_text_line_break_or_control_character_survives_and_twice_is_o
 @given(st.text(alphabet=st.characters(blacklist_categories=["C", "Z"]), max_size=30))
 def test_text_without_specials_blanks_and_controls_is_left_alone(text: str) -> None:
     assert sanitise_reference(text, SPECIALS) == text or any(special in text for special in SPECIALS)
+
+
+def test_a_free_template_may_put_the_reference_first_where_user_suffix_may_not(tmp_path: Path) -> None:
+    file = tmp_path / "first.jinja"
+    file.write_text("Sample: {{ reference }}\n{{ prompt }}\n")
+    assert HintTemplate("free", str(file)).render(prompt="Find x.", reference="7") == "Sample: 7\nFind x."
+    with pytest.raises(ConfigError, match="does not begin with the prompt.*take placement free"):
+        HintTemplate("user_suffix", str(file))
+
+
+def test_a_free_placement_needs_a_template_that_holds_the_prompt_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="free has no wording of its own"):
+        HintTemplate("free")
+    file = tmp_path / "twice.jinja"
+    file.write_text("{{ prompt }} {{ reference }} {{ prompt }}")
+    with pytest.raises(ConfigError, match="exactly once"):
+        HintTemplate("free", str(file))
+
+
+@pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
+def test_the_shipped_template_files_are_the_built_in_wordings(placement: str) -> None:
+    file = Path(__file__).parents[2] / "configs" / "teacher" / f"{placement}.jinja"
+    assert file.read_text().removesuffix("\n") == TEMPLATES[placement]

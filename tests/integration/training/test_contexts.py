@@ -210,9 +210,11 @@ def test_assistant_prefix_stands_between_the_header_and_the_response(tiny_proces
 
 @pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
 def test_a_blind_teacher_has_no_picture_token_and_scores_beside_the_student(
-    tiny_processing: Processing, build_actor: Callable[..., Actor], placement: str
+    tiny_processing: Processing, build_actor: Callable[..., Actor], placement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    contexts = builder(tiny_processing, placement=placement, with_images=False)
+    with caplog.at_level("WARNING", logger="cepo"):
+        contexts = builder(tiny_processing, placement=placement, with_images=False)
+    assert "teacher.with_images is false" in caplog.text
     task = problem("<image>Find x<image>.", images=2)
     student = contexts.student(task)
     teacher = contexts.teacher(task, student, "42")
