@@ -127,7 +127,7 @@ def test_a_free_template_may_put_the_reference_first_where_user_suffix_may_not(t
     file = tmp_path / "first.jinja"
     file.write_text("Sample: {{ reference }}\n{{ prompt }}\n")
     assert HintTemplate("free", str(file)).render(prompt="Find x.", reference="7") == "Sample: 7\nFind x."
-    with pytest.raises(ConfigError, match="does not begin with the prompt.*take placement free"):
+    with pytest.raises(ConfigError, match=r"does not begin with the prompt.*take placement free"):
         HintTemplate("user_suffix", str(file))
 
 
