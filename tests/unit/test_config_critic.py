@@ -18,7 +18,8 @@ def load(*arguments: Any) -> RunConfig:
 
 
 def test_nulls_are_the_actors_path_and_batch_size_and_the_rest_are_easyr1s_defaults() -> None:
-    critic = load().worker.critic
+    alone = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
+    critic = load_config(alone).worker.critic
     assert (critic.model.model_path, critic.global_batch_size) == (None, None)
     assert (critic.cliprange_value, critic.max_grad_norm, critic.loss_avg_mode, critic.ppo_epochs) == (
         0.5,
