@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
 
-logger = logging.getLogger(__name__)
+# Not __name__, which is __main__ under `python3 -m cepo.train`: the plan and what was resumed would not be logged there.
+logger = logging.getLogger("cepo.train")
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130

@@ -1,9 +1,12 @@
 # Shared by the scripts: the repository root, a virtual environment, and messages that say what to do.
-# Sourced, never run. Variables a caller may set: CEPO_VENV (where the environment lives), PYTHON (which Python makes it).
+# Sourced, never run. Variables a caller may set: CEPO_VENV (where the environment lives), PYTHON (which Python makes it),
+# CEPO_PYTHON (a Python that has everything already: it is used as it is, and nothing is installed).
 
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="${CEPO_VENV:-$ROOT/.venv}"
+# This checkout's package, whatever folder a script is called from and whatever lies there under the same name.
+export PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}"
 # Trainer and rollout engine share the cores: two teams of spinning threads slow each other down several times over.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
@@ -24,9 +27,19 @@ find_python() {
     die "Python 3.11 to 3.13 with venv was not found. Install it (Debian: apt-get install python3 python3-venv), or set PYTHON."
 }
 
+# The extra with the engine for this machine: gpu where NVIDIA's driver answers, else cpu.
+engine_extra() {
+    if command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; then
+        echo gpu
+    else
+        echo cpu
+    fi
+}
+
 # Where vLLM's CPU build or the CPU build of torch it needs cannot be had, everything but the engine still works.
 install_without_vllm() {
     local extras
+    [[ "$1" == cpu* ]] || die "pip could not install cepo[$1]: see above. CEPO_PYTHON names a Python that has it already."
     extras="$(printf '%s' "$1" | sed -e 's/^cpu,\{0,1\}//')"
     echo "vLLM's CPU build could not be installed (see above): going on with plain torch and the transformers generator." >&2
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$ROOT${extras:+[$extras]}" ||
@@ -34,8 +47,17 @@ install_without_vllm() {
 }
 
 # ensure_environment EXTRAS: makes the environment and installs the package, unless that very install is already there.
+# Afterwards CEPO_PYTHON is the Python to run. The engines of cpu and gpu cannot share an environment: each has its own.
 ensure_environment() {
     local extras="$1" stamp python
+    if [[ -n "${CEPO_PYTHON:-}" ]]; then
+        python="$(command -v "$CEPO_PYTHON")" || die "CEPO_PYTHON=$CEPO_PYTHON is no program that can be run."
+        [[ "$python" == /* ]] || python="$PWD/$python"
+        export CEPO_PYTHON="$python"
+        return
+    fi
+    [[ "$extras" != gpu* || -n "${CEPO_VENV:-}" ]] || VENV="$ROOT/.venv-gpu"
+    export CEPO_PYTHON="$VENV/bin/python"
     stamp="$VENV/.cepo-$(printf '%s' "$extras" | tr ',' '-')-$(cksum <"$ROOT/pyproject.toml" | cut -d' ' -f1)"
     if [[ -e "$stamp" ]]; then
         return

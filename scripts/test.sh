@@ -3,7 +3,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 ensure_environment "cpu,dev"
 cd "$ROOT"
-"$VENV/bin/ruff" check .
-"$VENV/bin/ruff" format --check .
-"$VENV/bin/pyright" --pythonpath "$VENV/bin/python"
-exec "$VENV/bin/python" -m pytest -rs "$@"
+"$CEPO_PYTHON" -m ruff check .
+"$CEPO_PYTHON" -m ruff format --check .
+"$CEPO_PYTHON" -m pyright --pythonpath "$CEPO_PYTHON"
+exec "$CEPO_PYTHON" -m pytest -rs "$@"

@@ -1,0 +1,232 @@
+"""The launchers of scripts/geo3k as users call them: from another folder, with variables and overrides."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cepo.algorithms import available_estimators
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LAUNCHERS = REPOSITORY / "scripts" / "geo3k"
+CONFIGS = REPOSITORY / "configs" / "geo3k"
+METHODS = [name for name in available_estimators() if (CONFIGS / f"{name}.yaml").is_file()]
+MODELS = {"2b": "Qwen/Qwen3-VL-2B-Instruct", "4b": "Qwen/Qwen3-VL-4B-Instruct"}
+NUM_ROWS = 8
+
+REWARD = '''
+def parity(samples):
+    """Right where the character codes add up to an even number: half of whatever an untrained model writes."""
+    verdicts = [float(sum(map(ord, sample["response"])) % 2 == 0) for sample in samples]
+    return [{"overall": verdict, "accuracy": verdict} for verdict in verdicts]
+'''
+
+
+def launch(script: str, *arguments: object, folder: Path, **variables: object) -> subprocess.CompletedProcess[str]:
+    """One launcher run from `folder` by this interpreter, with no other variable of a launcher set."""
+    names = ("NUM_GPUS", "MODEL_PATH", "TRAIN_FILES", "VAL_FILES", "CHECKPOINTS", "DRY_RUN", "CEPO_VENV", "PYTHONPATH")
+    inherited = {name: value for name, value in os.environ.items() if name not in names}
+    environment = inherited | {"CEPO_PYTHON": sys.executable} | {name: str(value) for name, value in variables.items()}
+    command = ["bash", str(LAUNCHERS / script), *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+
+
+def resolved(script: str, *arguments: object, folder: Path, **variables: object) -> dict[str, object]:
+    """All settings of a dry run under their dotted keys."""
+    done = launch(script, *arguments, folder=folder, DRY_RUN=1, **variables)
+    assert done.returncode == 0, done.stderr
+
+    def flat(tree: dict[str, object], path: str = "") -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name, value in tree.items():
+            found |= flat(value, f"{path}{name}.") if isinstance(value, dict) and value else {f"{path}{name}": value}
+        return found
+
+    return flat(yaml.safe_load(done.stdout))
+
+
+def test_there_is_one_launcher_for_each_of_the_papers_5_methods() -> None:
+    assert len(METHODS) == 5
+    own = {path.stem for path in LAUNCHERS.glob("*.sh")} - {"train", "sweep"}
+    assert own == set(METHODS)
+    texts = {(LAUNCHERS / f"{name}.sh").read_text(encoding="utf-8") for name in METHODS}
+    assert len(texts) == 1, "a launcher says nothing but its name"
+
+
+@pytest.mark.parametrize("size", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("by_name_of_file", [True, False])
+def test_every_method_and_size_resolves_from_another_folder_to_its_config_and_model(
+    by_name_of_file: bool, method: str, size: str, tmp_path: Path
+) -> None:
+    call = (f"{method}.sh", size) if by_name_of_file else ("train.sh", method, size)
+    settings = resolved(*call, folder=tmp_path)
+    assert settings["algorithm.adv_estimator"] == method
+    assert settings["worker.actor.model.model_path"] == MODELS[size]
+    assert settings["worker.actor.optim.lr"] == (5e-6 if method == "cepo" else 1e-6)
+    assert settings["trainer.max_steps"] == 50
+    assert (settings["data.rollout_batch_size"], settings["worker.rollout.n"]) == (32, 8)
+    assert Path(str(settings["data.format_prompt"])).samefile(REPOSITORY / "configs/format_prompt/geo3k.jinja")
+    assert settings["trainer.save_checkpoint_path"] == f"{REPOSITORY}/checkpoints/cepo/geo3k-{method}-{size}"
+    assert not list(tmp_path.iterdir()), "a dry run leaves nothing"
+
+
+def test_variables_name_model_data_and_checkpoints_and_arguments_win_over_them(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "held out.parquet").touch()
+    settings = resolved(
+        "train.sh", "own_paper/rlsd", "worker.rollout.n=4", "data.train_files=other/set@train", "trainer.seed=7",
+        folder=tmp_path, MODEL_PATH="weights", TRAIN_FILES="my/set@train", VAL_FILES="held out.parquet",
+        CHECKPOINTS=tmp_path / "runs",
+    )  # fmt: skip
+    assert settings["worker.actor.model.model_path"] == "weights"
+    assert settings["data.train_files"] == "other/set@train"
+    assert settings["data.val_files"] == "held out.parquet"
+    assert (settings["worker.rollout.n"], settings["trainer.seed"]) == (4, 7)
+    assert settings["algorithm.rlsd.clip_radius"] == 0.2
+    assert settings["trainer.save_checkpoint_path"] == f"{tmp_path}/runs/cepo/geo3k-own-paper-rlsd-2b"
+
+
+def test_a_folder_of_the_packages_name_where_the_user_stands_is_not_taken_for_it(tmp_path: Path) -> None:
+    (tmp_path / "cepo").mkdir()
+    assert resolved("train.sh", "grpo", folder=tmp_path)["algorithm.adv_estimator"] == "grpo"
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_more_than_one_device_is_refused_with_the_settings_own_error(devices: int, tmp_path: Path) -> None:
+    done = launch("train.sh", "grpo", folder=tmp_path, NUM_GPUS=devices)
+    assert done.returncode == 2
+    assert f"trainer.n_gpus_per_node={devices} are {devices} devices" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "message"),
+    [
+        ([], {}, "usage: bash scripts/geo3k/train.sh NAME"),
+        (["gppo"], {}, "There is no configuration 'gppo'"),
+        (["grpo", "8b"], {}, "The size is '8b'; accepted: 2b and 4b"),
+        (["grpo", "trainer.max_step=1"], {}, "unknown key 'trainer.max_step'"),
+        (["grpo"], {"DRY_RUN": "yes"}, "DRY_RUN is 'yes'; accepted: 1 and 0"),
+        (["grpo"], {"CEPO_PYTHON": "/no/python"}, "CEPO_PYTHON=/no/python is no program"),
+        (["grpo"], {"TRAIN_FILES": "no/such/train.parquet"}, "data.train_files=no/such/train.parquet"),
+    ],
+)
+def test_a_mistake_ends_with_a_message_that_names_it(
+    arguments: list[str], variables: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    done = launch("train.sh", *arguments, folder=tmp_path, **({"DRY_RUN": "1"} | variables))
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_lists_all_47_configurations_and_ends_with_0(tmp_path: Path) -> None:
+    done = launch("train.sh", "--help", folder=tmp_path, CEPO_PYTHON="/no/python")
+    assert done.returncode == 0
+    listed = done.stdout.partition("names:\n")[2].split()
+    assert listed == sorted(
+        str(file.relative_to(CONFIGS).with_suffix("")) for file in CONFIGS.rglob("*.yaml") if file.stem != "base"
+    )
+
+
+@pytest.mark.heavy
+def test_a_sweep_lists_21_ablations_in_21_folders_and_starts_nothing_in_a_dry_run(tmp_path: Path) -> None:
+    done = launch("sweep.sh", "4b", folder=tmp_path, DRY_RUN=1, CHECKPOINTS=tmp_path / "runs")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[2] for line in lines] == sorted(f"ablations/{file.stem}" for file in CONFIGS.glob("ablations/*.yaml"))
+    assert len({line[3] for line in lines}) == 21
+    assert all(line[3].startswith(f"{tmp_path}/runs/cepo/geo3k-ablation-") and line[3][-3:] == "-4b" for line in lines)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_with_one_faulty_configuration_starts_none(tmp_path: Path) -> None:
+    done = launch("sweep.sh", "rlsd", "grpo", "algorithm.rlsd.clip_radius=2", folder=tmp_path)
+    assert done.returncode == 1
+    assert "algorithm.rlsd.clip_radius" in done.stderr
+    assert "Nothing was started." in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.fixture(scope="module")
+def geo3k_slice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A parquet file of rows spread over the real training set, as they stand in it."""
+    folder = Path(os.environ.get("CEPO_GEO3K") or REPOSITORY.parent / "shared" / "data" / "geo3k")
+    if not (folder / "train.parquet").is_file():
+        pytest.skip(f"Geometry3K is not here: no train.parquet in {folder}; name its folder in CEPO_GEO3K")
+    from pyarrow import parquet
+
+    table = parquet.read_table(folder / "train.parquet")
+    file = tmp_path_factory.mktemp("geo3k") / "train.parquet"
+    parquet.write_table(table.take(list(range(0, len(table), len(table) // NUM_ROWS))[:NUM_ROWS]), file)
+    return file
+
+
+@pytest.fixture
+def tiny_overrides(tmp_path: Path) -> list[str]:
+    """The paper's settings at the size of the tiny model."""
+    (tmp_path / "parity.py").write_text(REWARD, encoding="utf-8")
+    return [
+        "data.max_response_length=8",
+        "data.rollout_batch_size=2",
+        "worker.actor.global_batch_size=2",
+        "worker.actor.fsdp.mp_param_dtype=fp32",
+        "worker.rollout.name=transformers",
+        "worker.rollout.dtype=fp32",
+        "worker.rollout.n=4",
+        f"worker.reward.reward_function={tmp_path / 'parity.py'}:parity",
+        "trainer.max_steps=2",
+        "trainer.leak_probe_size=0",
+        "trainer.val_freq=-1",
+        "trainer.logger=[file]",
+    ]
+
+
+@pytest.mark.heavy
+def test_two_steps_of_the_2b_launcher_train_the_tiny_model_on_real_geometry3k_and_a_sweep_does_them_once(
+    geo3k_slice: Path, tiny_model_folder: Path, tiny_overrides: list[str], tmp_path: Path
+) -> None:
+    variables = {
+        "MODEL_PATH": tiny_model_folder, "TRAIN_FILES": geo3k_slice, "VAL_FILES": geo3k_slice,
+        "CHECKPOINTS": tmp_path / "runs", "HF_DATASETS_CACHE": tmp_path / "cache", "HF_HUB_OFFLINE": 1,
+    }  # fmt: skip
+    overrides = [*tiny_overrides, "algorithm.cepo.negative.source=peer_full"]
+    done = launch("cepo.sh", "2b", *overrides, folder=tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "cepo" / "geo3k-cepo-2b"
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    steps = [row for row in rows if "actor/skipped_updates" in row]
+    assert [row["step"] for row in steps] == [1, 2]
+    assert all(row["actor/skipped_updates"] == 0 for row in steps)
+    assert all(row["prompt_length/mean"] > 100 for row in steps), "pictures are in the prompts"
+    assert sum(row["work/teacher_rows"] for row in steps) > 0
+
+    # One step more: a sweep resumes the run where it stood, and does not start it again once it is through.
+    overrides.append("trainer.max_steps=3")
+    resumed = launch("sweep.sh", "cepo", *overrides, folder=tmp_path, **variables)
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.startswith("to do  ")
+    assert "goes on with step 3 of 3" in resumed.stderr
+    again = launch("sweep.sh", "cepo", *overrides, folder=tmp_path, **variables)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.startswith("finished  ")
+    other = launch("sweep.sh", "cepo", *overrides, "trainer.max_steps=4", folder=tmp_path, DRY_RUN=1, **variables)
+    assert other.stdout.startswith("to do  "), "finished with other settings is not finished"
+
+
+@pytest.mark.heavy
+def test_a_sweep_of_two_runs_that_fail_tries_both_and_ends_with_1(geo3k_slice: Path, tmp_path: Path) -> None:
+    (tmp_path / "no-model").mkdir()
+    variables = {"MODEL_PATH": tmp_path / "no-model", "TRAIN_FILES": geo3k_slice, "HF_HUB_OFFLINE": 1}
+    done = launch("sweep.sh", "grpo", "rlsd", folder=tmp_path, CHECKPOINTS=tmp_path / "runs", **variables)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "2 of 2 runs failed: grpo rlsd. The same command tries them again."
+    assert not list(tmp_path.rglob("sweep_finished.yaml"))
