@@ -30,6 +30,12 @@ def _compare(arguments: Sequence[str]) -> int:
     return run_compare_command(arguments)
 
 
+def _doctor(arguments: Sequence[str]) -> int:
+    from cepo.doctor.command import run_doctor_command
+
+    return run_doctor_command(arguments)
+
+
 def _microgeo(arguments: Sequence[str]) -> int:
     from cepo.microgeo.__main__ import main as microgeo
 
@@ -41,6 +47,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "config": (_config, "resolve, check and print a config: cepo config config=FILE a.b.c=value ..."),
     "report": (_report, "picture of a run, its credit and its curve: cepo report RUN [--out FILE]"),
     "compare": (_compare, "table of runs by method and seed: cepo compare RUN ... [--out FILE]"),
+    "doctor": (_doctor, "whether training could start here: cepo doctor [config=FILE a.b.c=value ...]"),
     "microgeo": (_microgeo, "build the embedded world"),
 }
 

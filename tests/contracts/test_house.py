@@ -28,6 +28,7 @@ LEVELS = {
     "microgeo": 4, "rollout": 4, "workers": 4,
     "trainer": 5, "report": 5, "evaluation": 5,
     "runtime": 6,
+    "doctor": 7,
 }  # fmt: skip
 TOP = 7
 PURE = {"types", "metrics", "errors", "algorithms", "losses", "teacher"}

@@ -1,0 +1,74 @@
+"""`cepo doctor`: the machine, and with a config whether its training could start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from cepo.config import RunConfig, check_config, load_config
+from cepo.doctor.findings import Finding, exit_code, findings_table
+from cepo.errors import CepoError, ConfigError
+
+_BAD_CONFIG = 2
+_USAGE = """\
+usage: cepo doctor [config=FILE a.b.c=value ...]
+
+Versions, devices and memory of this machine against what is tested; with a config, whether its training could start.
+Exit code: 0 yes, 1 no (the remedy is printed), 2 the config is faulty.
+"""
+
+
+def run_doctor_command(argv: Sequence[str], *, console: Console | None = None) -> int:
+    """Prints the findings; returns 0 where training could start, 1 where it could not, 2 for a faulty config."""
+    if any(argument in ("-h", "--help") for argument in argv):
+        sys.stdout.write(_USAGE)
+        return 0
+    console = console or Console()
+    config = None
+    try:
+        if argv:
+            config = load_config(argv)
+            check_config(config)
+    except ConfigError as error:
+        sys.stderr.write(f"cepo doctor: {error}\n")
+        return _BAD_CONFIG
+    findings = _findings(config)
+    console.print(findings_table(findings))
+    code = exit_code(findings)
+    console.print(_verdict(code, with_config=config is not None))
+    return code
+
+
+def _findings(config: RunConfig | None) -> list[Finding]:
+    """All that can be found out; where a library is missing, that is all."""
+    from cepo.doctor.versions import installed_versions, version_findings
+
+    installed = installed_versions()
+    findings = version_findings(installed)
+    if any(finding.mark == "fail" and installed[finding.subject] is None for finding in findings):
+        return findings
+    from cepo.doctor.machine import look_at_machine, machine_findings
+
+    machine = look_at_machine()
+    findings += machine_findings(machine)
+    if config is None:
+        return findings
+    from cepo.doctor.run import run_findings
+    from cepo.train import with_embedded_world
+
+    try:
+        config = with_embedded_world(config)
+    except CepoError as error:
+        remedy = "build it by itself to see why: cepo microgeo"
+        return [*findings, Finding(section="data", subject="microgeo", mark="fail", found=str(error), remedy=remedy)]
+    return findings + run_findings(config, machine)
+
+
+def _verdict(code: int, *, with_config: bool) -> Text:
+    if code:
+        return Text("Training could not start: see the lines marked fail.", style="bold red")
+    subject = "Training could start." if with_config else "Nothing stands in the way; give a config to check a run."
+    return Text(subject, style="bold green")

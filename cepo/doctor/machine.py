@@ -1,0 +1,205 @@
+"""Looks at the machine: processors, memory, shared memory, disks, GPUs. Reads, and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cepo.doctor.attention import Capability, attention_for, wheel_serves
+from cepo.doctor.findings import Finding, gib
+from cepo.models.cpu_torch import repair_this_process
+
+SECTION = "machine"
+SHARED_MEMORY = Path("/dev/shm")
+_SMALLEST_SHARED_MEMORY = 2 * 2**30
+_SMALLEST_DRIVER = {11: 450, 12: 525, 13: 580}
+"""NVIDIA's minimum driver for each major version of CUDA."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One device as torch sees it; sizes in bytes."""
+
+    name: str
+    capability: Capability
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What a run can use. Sizes in bytes; None where the system does not say.
+
+    Attributes:
+        torch_cuda: the CUDA version torch was built for; None for a CPU build.
+        compiled: architectures in torch's build.
+        driver: of the NVIDIA GPUs, whether or not torch can use them.
+        repaired: CUDA builds of torchvision and the like stand beside a CPU torch.
+    """
+
+    processors: int
+    memory_total: int | None
+    memory_free: int | None
+    shared_total: int | None
+    shared_free: int | None
+    torch_cuda: str | None
+    compiled: tuple[str, ...]
+    driver: str | None
+    repaired: bool
+    gpus: tuple[Gpu, ...]
+
+
+def look_at_machine() -> Machine:
+    """The machine as it is now."""
+    repaired = repair_this_process()
+    import torch
+
+    total, free = usable_memory(
+        _text(Path("/proc/meminfo")),
+        _text(Path("/sys/fs/cgroup/memory.max")),
+        _text(Path("/sys/fs/cgroup/memory.current")),
+    )
+    shared = shutil.disk_usage(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None
+    gpus: list[Gpu] = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        major, minor = torch.cuda.get_device_capability(index)
+        name = torch.cuda.get_device_name(index)
+        gpus.append(Gpu(name=name, capability=(major, minor), total=total_bytes, free=free_bytes))
+    return Machine(
+        processors=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_total=total,
+        memory_free=free,
+        shared_total=None if shared is None else shared.total,
+        shared_free=None if shared is None else shared.free,
+        torch_cuda=torch.version.cuda,
+        compiled=tuple(torch.cuda.get_arch_list()),
+        driver=_driver_version(),
+        repaired=repaired,
+        gpus=tuple(gpus),
+    )
+
+
+def usable_memory(meminfo: str | None, limit: str | None, used: str | None) -> tuple[int | None, int | None]:
+    """(total, free) bytes from the texts of /proc/meminfo and of a container's memory.max and memory.current.
+
+    A container's limit counts where it is below the machine's own memory; (None, None) where nothing is known.
+    """
+    values = dict(line.split(":", 1) for line in (meminfo or "").splitlines() if ":" in line)
+    if "MemTotal" not in values or "MemAvailable" not in values:
+        return None, None
+    total, free = (int(values[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    if limit is not None and used is not None and limit.strip().isdigit() and int(limit) < total:
+        total, free = int(limit), min(free, int(limit) - int(used))
+    return total, free
+
+
+def machine_findings(machine: Machine) -> list[Finding]:
+    """Processors, memory, shared memory, torch's build, and each GPU with what serves its attention."""
+    findings = [Finding(section=SECTION, subject="processors", mark="ok", found=f"{machine.processors} usable")]
+    if machine.memory_total is None or machine.memory_free is None:
+        findings.append(Finding(section=SECTION, subject="memory", mark="info", found="not reported by this system"))
+    else:
+        found = f"{gib(machine.memory_free)} free of {gib(machine.memory_total)}"
+        findings.append(Finding(section=SECTION, subject="memory", mark="ok", found=found))
+    findings.append(_shared_memory(machine))
+    findings.append(_torch_build(machine))
+    if machine.torch_cuda is not None and machine.driver is not None:
+        findings.append(driver_finding(machine.driver, machine.torch_cuda))
+    for index, gpu in enumerate(machine.gpus):
+        findings += gpu_findings(index, gpu, machine.compiled)
+    return findings
+
+
+def _shared_memory(machine: Machine) -> Finding:
+    subject = str(SHARED_MEMORY)
+    if machine.shared_total is None or machine.shared_free is None:
+        return Finding(section=SECTION, subject=subject, mark="info", found="there is none on this system")
+    found = f"{gib(machine.shared_free)} free of {gib(machine.shared_total)}"
+    if machine.shared_free >= _SMALLEST_SHARED_MEMORY:
+        return Finding(section=SECTION, subject=subject, mark="ok", found=found)
+    remedy = "in a container: --shm-size=16g or --ipc=host; runs on several devices exchange data there"
+    return Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)
+
+
+def _torch_build(machine: Machine) -> Finding:
+    subject = "torch's build"
+    if machine.torch_cuda is None:
+        if machine.driver is not None:
+            remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
+            found = f"for CPUs, but there is an NVIDIA GPU (driver {machine.driver}), which it cannot use"
+            return Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)
+        found = "for CPUs: runs are for trying things out on small models"
+        if machine.repaired:
+            found += "; CUDA builds of torchvision or its companions stand beside it and are worked around"
+        return Finding(section=SECTION, subject=subject, mark="ok", found=found)
+    if machine.gpus:
+        found = f"CUDA {machine.torch_cuda}, compiled for {', '.join(machine.compiled)}"
+        return Finding(section=SECTION, subject=subject, mark="ok", found=found)
+    seen = "no NVIDIA driver answers" if machine.driver is None else f"driver {machine.driver} does"
+    remedy = (
+        "check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, --gpus all; without a GPU: pip install 'cepo[cpu]'"
+    )
+    found = f"CUDA {machine.torch_cuda}, but torch sees no GPU ({seen})"
+    return Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)
+
+
+def driver_finding(driver: str, cuda: str) -> Finding:
+    """Whether a driver is new enough for a torch built for that CUDA."""
+    smallest = _SMALLEST_DRIVER.get(int(cuda.split(".")[0]))
+    if smallest is None:
+        return Finding(section=SECTION, subject="driver", mark="info", found=f"{driver}; no rule known for CUDA {cuda}")
+    if int(driver.split(".")[0]) >= smallest:
+        found = f"{driver}; CUDA {cuda} wants at least {smallest}"
+        return Finding(section=SECTION, subject="driver", mark="ok", found=found)
+    remedy = f"install driver {smallest} or later, or a torch for the CUDA that `nvidia-smi` names"
+    found = f"{driver}, but torch's CUDA {cuda} wants at least {smallest}"
+    return Finding(section=SECTION, subject="driver", mark="fail", found=found, remedy=remedy)
+
+
+def gpu_findings(index: int, gpu: Gpu, compiled: Sequence[str]) -> list[Finding]:
+    """The card, whether torch has code for it, and which attention it gets."""
+    subject = f"GPU {index}"
+    capability = f"{gpu.capability[0]}.{gpu.capability[1]}"
+    found = f"{gpu.name}, compute capability {capability}, {gib(gpu.free)} free of {gib(gpu.total)}"
+    if not wheel_serves(gpu.capability, compiled):
+        found += f"; torch's build has no code for it, only for {', '.join(compiled)}"
+        remedy = "install torch 2.13.0 built for CUDA 13: pip install 'cepo[gpu]' into a fresh environment"
+        return [Finding(section=SECTION, subject=subject, mark="fail", found=found, remedy=remedy)]
+    support = attention_for(gpu.capability)
+    if support is None:
+        remedy = "bf16 training wants compute capability 8.0 or later; see docs/gpus.md"
+        found += "; not in the table of architectures"
+        return [Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)]
+    attention = (
+        f"{support.architecture}: {support.chosen}, because {support.why}. SDPA: {' > '.join(support.sdpa)}; "
+        f"FlashAttention 2: {support.flash_attention_2}; vLLM: {' > '.join(support.vllm)}"
+    )
+    if support.untested:
+        attention += ". Untested on such a card: from the libraries' sources"
+    return [
+        Finding(section=SECTION, subject=subject, mark="ok", found=found),
+        Finding(section=SECTION, subject="  attention", mark="info" if support.untested else "ok", found=attention),
+    ]
+
+
+def _driver_version() -> str | None:
+    """The NVIDIA driver's version; None where no driver answers."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = done.stdout.split()
+    return lines[0] if done.returncode == 0 and lines and lines[0][0].isdigit() else None
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text("utf-8")
+    except OSError:
+        return None

@@ -1,0 +1,189 @@
+"""How much memory a run needs, by arithmetic over the model's shape. No weight is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+VALUE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """A stack of equal transformer blocks.
+
+    Attributes:
+        depth: blocks; hidden: H; queries: heads x head size; keys: key heads x head size; intermediate: the MLP's width.
+    """
+
+    depth: int
+    hidden: int
+    queries: int
+    keys: int
+    intermediate: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What the estimate needs to know of a model.
+
+    Attributes:
+        parameters: all, tied weights once.
+        vision_parameters: those of the vision tower, merger included.
+        largest_block: parameters of the largest block that FSDP gathers by itself.
+        outside_blocks: parameters in no such block (embeddings, merger, head), which stay gathered.
+        adapted: (inputs, outputs) of each linear layer that gets an adapter; empty without one.
+        text, vision: the two stacks; vision is None for a text model.
+        vocabulary: rows of the output head.
+        patches_per_token: patches of a picture behind one of its tokens.
+    """
+
+    parameters: int
+    vision_parameters: int
+    largest_block: int
+    outside_blocks: int
+    adapted: tuple[tuple[int, int], ...]
+    text: Layers
+    vision: Layers | None
+    vocabulary: int
+    patches_per_token: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingShape:
+    """What the estimate needs to know of a training setting.
+
+    Attributes:
+        lora_rank: 0 for full fine-tuning.
+        trained_type, compute_type: `fp32`, `bf16` or `fp16`: of the trained weights, and of forward and backward.
+        freeze_vision_tower: its weights get no gradient.
+        full_shard: gathered blocks are freed after their forward pass.
+        gradient_checkpointing: only the blocks' inputs outlive the forward pass.
+        rows, prompt_tokens, response_tokens: of a micro-batch of the update, each row at its longest.
+        head_chunk_elements: logits held at once.
+        weight_copies: copies of the trained weights kept beside them (teacher, reference).
+        devices: over which FSDP shards weights, gradients, optimizer and copies.
+    """
+
+    lora_rank: int
+    trained_type: str
+    compute_type: str
+    freeze_vision_tower: bool
+    full_shard: bool
+    gradient_checkpointing: bool
+    rows: int
+    prompt_tokens: int
+    response_tokens: int
+    head_chunk_elements: int
+    weight_copies: int = 0
+    devices: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Bytes a trained model needs on its device. `activations` is a rough upper bound, the rest follows from the shape."""
+
+    weights: int
+    gathered: int
+    gradients: int
+    optimizer: int
+    copies: int
+    activations: int
+
+    @property
+    def certain(self) -> int:
+        """What is needed whatever the lengths of prompts and responses."""
+        return self.weights + self.gathered + self.gradients + self.optimizer + self.copies
+
+    @property
+    def total(self) -> int:
+        """With the upper bound of the activations."""
+        return self.certain + self.activations
+
+
+def adapter_parameters(adapted: Sequence[tuple[int, int]], rank: int) -> int:
+    """`sum of rank (inputs + outputs)`: the two factors of each adapted layer."""
+    return rank * sum(inputs + outputs for inputs, outputs in adapted)
+
+
+def trained_parameters(model: ModelShape, training: TrainingShape) -> int:
+    """The adapter's under LoRA, else all, without a frozen vision tower."""
+    if training.lora_rank > 0:
+        return adapter_parameters(model.adapted, training.lora_rank)
+    return model.parameters - (model.vision_parameters if training.freeze_vision_tower else 0)
+
+
+def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
+    """Bytes for one trained model on one device.
+
+    - weights: all in the trained type; under LoRA the base in the compute type and the adapter in the trained type.
+    - gathered: what FSDP holds in the compute type: the weights outside the blocks, and two blocks (the one at work and the
+      next), or all of them without full sharding.
+    - gradients: one per trained weight; optimizer: Adam's two moments; each in the trained type.
+    - copies: of the trained weights, in float32.
+    - activations: see `activation_bytes`.
+    """
+    trained_bytes, compute_bytes = VALUE_BYTES[training.trained_type], VALUE_BYTES[training.compute_type]
+    trained = trained_parameters(model, training)
+    if training.lora_rank > 0:
+        weights = model.parameters * compute_bytes + trained * trained_bytes
+    else:
+        weights = model.parameters * trained_bytes
+    blocks = 2 * model.largest_block if training.full_shard else model.parameters - model.outside_blocks
+    gathered = min(model.outside_blocks + blocks, model.parameters) * compute_bytes
+    shares = -(-trained // training.devices)
+    return Estimate(
+        weights=-(-weights // training.devices),
+        gathered=gathered,
+        gradients=shares * trained_bytes,
+        optimizer=2 * shares * trained_bytes,
+        copies=training.weight_copies * shares * 4,
+        activations=activation_bytes(model, training),
+    )
+
+
+def activation_bytes(model: ModelShape, training: TrainingShape) -> int:
+    """A rough upper bound: every row as long as the settings allow, and every prompt token part of a picture of its own.
+
+    Attention's scores are not kept (SDPA). The vision tower counts where it is trained. The head holds a chunk of logits
+    four times: logits, their softmax, its gradient, and the product with the temperature.
+    """
+    tokens = training.rows * (training.prompt_tokens + training.response_tokens)
+    total = stack_bytes(model.text, tokens, training)
+    if model.vision is not None and training.lora_rank == 0 and not training.freeze_vision_tower:
+        total += stack_bytes(model.vision, training.rows * training.prompt_tokens * model.patches_per_token, training)
+    logits = min(training.head_chunk_elements, training.rows * training.response_tokens * model.vocabulary)
+    return total + 4 * 4 * logits
+
+
+def stack_bytes(layers: Layers, tokens: int, training: TrainingShape) -> int:
+    """What a stack of blocks keeps for the backward pass: under checkpointing the inputs of all and the inside of one."""
+    compute_bytes = VALUE_BYTES[training.compute_type]
+    inside = tokens * block_bytes_per_token(layers, compute_bytes)
+    if not training.gradient_checkpointing:
+        return layers.depth * inside
+    return layers.depth * tokens * layers.hidden * compute_bytes + inside
+
+
+def block_bytes_per_token(layers: Layers, compute_bytes: int) -> int:
+    """What one block keeps of one token, with the count of tensors of each width in the forward pass.
+
+    hidden: block input, two normalised states, attention's input to the residual, sum, and the MLP's output (6).
+    queries: before and after norm and rotation, attention's output (4); keys and values likewise (3 and 1, counted as 5).
+    intermediate: gate, its activation, up, product (4).
+    Norms run in float32: two of the hidden state with two tensors each, and two each of queries and keys.
+    """
+    computed = 6 * layers.hidden + 4 * layers.queries + 5 * layers.keys + 4 * layers.intermediate
+    normalised = 4 * layers.hidden + 2 * (layers.queries + layers.keys)
+    return compute_bytes * computed + 4 * normalised
+
+
+def generator_memory(model: ModelShape, dtype: str, cache_tokens: int) -> int:
+    """Bytes of a generator's own weights in `dtype` and of keys and values for `cache_tokens` tokens."""
+    size = VALUE_BYTES[dtype]
+    return size * (model.parameters + 2 * model.text.depth * model.text.keys * cache_tokens)
+
+
+def checkpoint_bytes(trained: int, trained_type: str, weight_copies: int) -> int:
+    """Bytes of one checkpoint on disk: trained weights, Adam's two moments, and the copies in float32."""
+    return trained * (3 * VALUE_BYTES[trained_type] + 4 * weight_copies)

@@ -1,0 +1,108 @@
+"""A model's shape from its configuration file, on the meta device: no weight is read or allocated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from cepo.config.schema import LoraConfig
+from cepo.doctor.memory import Layers, ModelShape
+from cepo.errors import ConfigError
+from cepo.models import family
+from cepo.models.cpu_torch import repair_this_process_and_its_children
+
+
+def model_shape(
+    path: str, *, trust_remote_code: bool, override_config: Mapping[str, Any], lora: LoraConfig
+) -> ModelShape:
+    """The shape of the model that `path` (a folder or hub name) describes.
+
+    Raises:
+        ConfigError: no configuration can be read there, or it describes no model that this transformers can build.
+    """
+    repair_this_process_and_its_children()
+    import transformers
+
+    try:
+        config: Any = transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(f"worker.actor.model.model_path '{path}' cannot be read: {first_line}") from error
+    for key, value in override_config.items():
+        setattr(config, key, value)
+    return shape_of(config, lora=lora, trust_remote_code=trust_remote_code)
+
+
+def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) -> ModelShape:
+    """The shape of the model that a transformers configuration describes.
+
+    Raises:
+        ConfigError: the configuration describes no model that this transformers can build.
+    """
+    repair_this_process_and_its_children()
+    import torch
+    import transformers
+
+    multimodal = family.is_multimodal(config)
+    auto: Any = transformers.AutoModelForImageTextToText if multimodal else transformers.AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            model: Any = auto.from_config(config, trust_remote_code=trust_remote_code)
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ConfigError(f"no model can be built from this configuration: {error}") from error
+    blocks = [sum(each.numel() for each in block.parameters()) for block in family.sharded_blocks(model)]
+    total = sum(parameter.numel() for parameter in model.parameters())
+    tower = getattr(model.model, "visual", None) if multimodal else None
+    return ModelShape(
+        parameters=total,
+        vision_parameters=0 if tower is None else sum(parameter.numel() for parameter in tower.parameters()),
+        largest_block=max(blocks, default=0),
+        outside_blocks=total - sum(blocks),
+        adapted=adapted_layers(model, lora),
+        text=_text_layers(config.get_text_config()),
+        vision=_vision_layers(config.vision_config) if multimodal else None,
+        vocabulary=model.get_output_embeddings().weight.shape[0],
+        patches_per_token=getattr(config.vision_config, "spatial_merge_size", 2) ** 2 if multimodal else 1,
+    )
+
+
+def adapted_layers(model: Any, lora: LoraConfig) -> tuple[tuple[int, int], ...]:
+    """(inputs, outputs) of the linear layers that PEFT would adapt under these settings; none where the rank is 0."""
+    import torch
+
+    if lora.rank == 0:
+        return ()
+    targets = [part.strip() for part in lora.target_modules.split(",")]
+    head = model.get_output_embeddings()
+    sizes: list[tuple[int, int]] = []
+    for name, module in model.named_modules():
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        if lora.exclude_modules is not None and re.fullmatch(lora.exclude_modules, name):
+            continue
+        named = any(name == target or name.endswith(f".{target}") for target in targets)
+        if named or (targets == ["all-linear"] and module is not head):
+            sizes.append((module.in_features, module.out_features))
+    return tuple(sizes)
+
+
+def _text_layers(config: Any) -> Layers:
+    heads = config.num_attention_heads
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Layers(
+        depth=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        queries=heads * head_size,
+        keys=(getattr(config, "num_key_value_heads", None) or heads) * head_size,
+        intermediate=config.intermediate_size,
+    )
+
+
+def _vision_layers(config: Any) -> Layers | None:
+    """None where the tower calls its sizes other names; it then counts with its weights alone."""
+    depth = getattr(config, "depth", None) or getattr(config, "num_hidden_layers", None)
+    if depth is None or not hasattr(config, "intermediate_size"):
+        return None
+    hidden = config.hidden_size
+    return Layers(depth=depth, hidden=hidden, queries=hidden, keys=hidden, intermediate=config.intermediate_size)

@@ -1,0 +1,66 @@
+"""`cepo doctor` with whole configs on this machine."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cepo.doctor.command import run_doctor_command
+from cepo.microgeo.world import build_world
+
+
+def examined(*arguments: str) -> tuple[int, str]:
+    """The exit code and the report as one line."""
+    console = Console(file=io.StringIO(), width=400)
+    code = run_doctor_command(arguments, console=console)
+    assert isinstance(console.file, io.StringIO)
+    return code, " ".join(console.file.getvalue().split())
+
+
+@pytest.mark.heavy
+def test_the_embedded_worlds_config_could_start_here_and_its_first_8_rows_pass_the_processor() -> None:
+    code, report = examined("config=configs/microgeo/base.yaml")
+    assert code == 0, report
+    assert "1,315,392 parameters" in report
+    assert "4096 rows; the first 8 have prompts of" in report
+    assert "64 x 64 (4 tokens)" in report
+    assert "Training could start." in report
+
+
+@pytest.mark.heavy
+def test_a_model_of_9_trillion_parameters_exits_1_and_names_lora_as_a_remedy(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(build_world().model_path, model)
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    config["text_config"] |= {"hidden_size": 65536, "intermediate_size": 2**18, "num_hidden_layers": 128}
+    config["text_config"] |= {"num_attention_heads": 512, "num_key_value_heads": 512, "head_dim": 128}
+    config["vision_config"]["out_hidden_size"] = 65536
+    (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    code, report = examined("config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={model}")
+    assert code == 1
+    assert "Training could not start" in report
+    assert "fits │ fail" in report
+    assert "-> use LoRA (worker.actor.model.lora.rank=16), a smaller worker.actor.model.model_path" in report
+    assert "checkpoints │ fail" in report
+    assert report.count("│ fail │") == 2
+
+
+@pytest.mark.heavy
+def test_a_data_set_with_an_empty_answer_in_row_1_exits_1_and_names_the_row(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    rows = [{"problem": "1 + 1?", "answer": "2"}, {"problem": "1 + 2?", "answer": ""}]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    code, report = examined("config=configs/microgeo/base.yaml", f"data.train_files={file}")
+    assert code == 1
+    assert f"{file}, row 1: column 'answer' is empty" in report
+
+
+def test_an_unknown_key_exits_2_without_looking_at_anything(capsys: pytest.CaptureFixture[str]) -> None:
+    code, report = examined("config=configs/microgeo/base.yaml", "trainer.max_step=3")
+    assert (code, report) == (2, "")
+    assert "Did you mean 'max_steps'?" in capsys.readouterr().err
