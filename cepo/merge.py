@@ -13,12 +13,12 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from cepo.errors import CepoError, CheckpointError
+from cepo.tracking.records import CONFIG_FILE
 
 if TYPE_CHECKING:
     from cepo.workers.merge import BaseModel
 
 _USAGE_ERROR = 2
-_CONFIG_FILE = "config.yaml"
 
 
 def run_merge_command(argv: Sequence[str], *, console: Console | None = None) -> int:
@@ -73,7 +73,7 @@ def find_base(actor: Path, *, path: str | None = None, trust_remote_code: bool =
     """
     from cepo.workers.merge import BaseModel, adapter_base
 
-    config_file = actor.resolve().parent.parent / _CONFIG_FILE
+    config_file = actor.resolve().parent.parent / CONFIG_FILE
     settings, template = _trained_with(config_file)
     found = path or settings.get("model_path") or adapter_base(actor)
     if found is None:

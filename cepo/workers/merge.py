@@ -24,8 +24,10 @@ logger = logging.getLogger(__name__)
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 GENERATION_CONFIG = "generation_config.json"
-_TRAINED = "model.model."
-"""Before a weight's own name in the shards: the saved state's entry, then `ScoringModel`'s attribute."""
+_WEIGHTS = "model."
+"""The saved state's entry for weights."""
+_TRAINED = _WEIGHTS + "model."
+"""Before a weight's own name in the shards: that entry, then `ScoringModel`'s attribute."""
 _VISION_TOWER = "model.visual."
 
 
@@ -179,7 +181,7 @@ def _load_shards(model: Any, folder: Path) -> None:
         entries: Any = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
     except Exception as error:  # the reader's own types differ between file formats
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
-    saved = {name: entry for name, entry in entries.items() if name.startswith(_TRAINED)}
+    saved = {name: entry for name, entry in entries.items() if name.startswith(_WEIGHTS)}
     _require_none(saved.keys() - own.keys(), f"{folder} has weights that the base model has not")
     shapes = (f"{name} {tuple(saved[name].size)} for {tuple(own[name].shape)}" for name in saved)
     differing = [text for text, name in zip(shapes, saved, strict=True) if saved[name].size != own[name].shape]

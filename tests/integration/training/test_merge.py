@@ -241,6 +241,14 @@ def test_an_adapter_with_1_weight_too_few_too_many_or_of_another_shape_is_refuse
     assert not (tmp_path / "merged").exists()
 
 
+def test_a_critics_shards_are_not_taken_for_a_policys(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    critic = train(*FULL, "algorithm.adv_estimator=gae").folder / "global_step_2" / "critic"
+    message = refusal(capsys, "--checkpoint", critic, "--out", tmp_path / "merged")
+    assert "weights that the base model has not: 2 (model.head.bias, model.head.weight)" in message
+
+
 def test_shards_of_a_model_with_more_layers_are_refused(
     train: Train, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
