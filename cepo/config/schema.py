@@ -272,7 +272,9 @@ class TrainerConfig:
     )
     rollouts_to_log: int = option(2, "Groups of responses written to rollouts.jsonl at each step.", minimum=0)
     save_freq: int = option(-1, "Write a checkpoint every so many steps.", minimum=1, off=-1)
-    save_limit: int = option(-1, "Checkpoints kept; -1: all.", minimum=1, off=-1)
+    save_limit: int = option(
+        -1, "Checkpoints kept: the last, the best by val/reward, the most recent others; -1: all.", minimum=1, off=-1
+    )
     save_checkpoint_path: str | None = option(None, "Run folder; null: checkpoints/<project_name>/<experiment_name>.")
     load_checkpoint_path: str | None = option(None, "Checkpoint folder global_step_<N> to start from.")
     find_last_checkpoint: bool = option(True, "Resume from the run folder's last checkpoint, if there is one.")

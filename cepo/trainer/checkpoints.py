@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 import os
 import shutil
 from pathlib import Path
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 TRACKER_FILE = "checkpoint_tracker.json"
 STATE_FILE = "trainer_state.json"
+_SCORE = "val_reward_score"
 
 
 class CheckpointStore:
@@ -26,26 +28,41 @@ class CheckpointStore:
 
     The trainer keeps its `TrainerState`; weights, optimizer, teacher weights and random state are the backend's.
 
+    The tracker file names the last checkpoint and the best one, the earliest of those with the highest validation reward.
+
     Args:
-        keep: how many checkpoints stay; -1 for all.
+        keep: how many checkpoints stay: the last, the best and the most recent others; of 1 the best stays beside the last
+            one. -1 for all.
     """
 
     def __init__(self, folder: Path, *, keep: int, identity: dict[str, Any]) -> None:
         self.folder, self._keep, self._identity = folder, keep, identity
 
-    def save(self, state: TrainerState, backend: Backend) -> Path:
-        """Writes the state after `state.step` steps and then forgets the oldest ones beyond `keep`."""
+    def save(self, state: TrainerState, backend: Backend, *, val_reward_score: float | None = None) -> Path:
+        """Writes the state after `state.step` steps and then forgets the oldest ones beyond `keep`.
+
+        `val_reward_score` is the mean reward of a validation of these very weights; None where there was none.
+        """
         step = state.step
         target = self.folder / f"global_step_{step}"
         partial = self.folder / f".global_step_{step}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         backend.save(partial)
-        _write_json(partial / STATE_FILE, {"global_step": step, "state": dataclasses.asdict(state), **self._identity})
+        content = {"global_step": step, "state": dataclasses.asdict(state), _SCORE: val_reward_score, **self._identity}
+        _write_json(partial / STATE_FILE, content)
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
-        _write_json(self.folder / TRACKER_FILE, {"last_global_step": step, "last_actor_path": str(target / "actor")})
-        self._prune(newest=step)
+        scores = self._scores()
+        best = max(sorted(scores), key=lambda each: scores[each], default=None)
+        tracker = {
+            "best_global_step": best,
+            "best_val_reward_score": None if best is None else round(scores[best], 4),
+            "last_global_step": step,
+            "last_actor_path": str((target / "actor").absolute()),
+        }
+        _write_json(self.folder / TRACKER_FILE, tracker)
+        self._prune(newest=step, best=best)
         return target
 
     def find_last(self) -> Path | None:
@@ -100,11 +117,27 @@ class CheckpointStore:
         numbered = ((path.name.removeprefix("global_step_"), path) for path in found)
         return {int(number): path for number, path in numbered if number.isdecimal()}
 
-    def _prune(self, *, newest: int) -> None:
+    def _scores(self) -> dict[int, float]:
+        """By step, the validation reward of the checkpoints that have one. Kept in them, it goes where they go."""
+        scores: dict[int, float] = {}
+        for step, path in self._whole().items():
+            try:
+                score = json.loads((path / STATE_FILE).read_text(encoding="utf-8")).get(_SCORE)
+            except (OSError, ValueError, AttributeError) as error:
+                logger.warning("%s cannot be read (%s); it does not count for the best checkpoint", path, error)
+                continue
+            if isinstance(score, float) and math.isfinite(score):
+                scores[step] = score
+        return scores
+
+    def _prune(self, *, newest: int, best: int | None) -> None:
+        if self._keep < 0:
+            return
         whole = self._whole()
-        for step in sorted(whole)[: -self._keep] if self._keep > 0 else []:
-            if step != newest:
-                shutil.rmtree(whole[step])
+        kept = {newest} if best is None else {newest, best}
+        others = sorted(whole.keys() - kept, reverse=True)
+        for step in others[max(self._keep - len(kept), 0) :]:
+            shutil.rmtree(whole[step])
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

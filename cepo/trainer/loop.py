@@ -58,6 +58,7 @@ class Trainer:
         self.clock = StageClock()
         self._first_step = self.state.step
         self._last_validated = -1
+        self._last_val_reward: float | None = None
         self._last_saved = -1
 
     def fit(self) -> None:
@@ -74,7 +75,7 @@ class Trainer:
             done = step + 1
             if _due(done, settings.val_freq):
                 self.validate(done)
-            if _due(done, settings.save_freq):
+            if _due(done, settings.save_freq) and done < self.total_steps:
                 self.save(done)
         if self.total_steps > self._first_step:
             if settings.val_freq > 0 or settings.val_before_train:
@@ -271,7 +272,9 @@ class Trainer:
         with self.clock.stage("validate"):
             metrics, rows = self.validator.run(self.backend)
         self._last_validated = done
-        self.tracker.log_metrics(done, results(merge_metrics([metrics, self.clock.drain()])))
+        values = results(merge_metrics([metrics, self.clock.drain()]))
+        self._last_val_reward = values.get("val/reward")
+        self.tracker.log_metrics(done, values)
         self.tracker.log_generations(done, rows)
 
     def save(self, done: int) -> None:
@@ -279,7 +282,8 @@ class Trainer:
         if self._last_saved == done:
             return
         with self.clock.stage("save"):
-            folder = self.checkpoints.save(self.state, self.backend)
+            score = self._last_val_reward if self._last_validated == done else None
+            folder = self.checkpoints.save(self.state, self.backend, val_reward_score=score)
         self._last_saved = done
         logger.info("checkpoint after step %d: %s", done, folder)
 

@@ -1,0 +1,115 @@
+"""`cepo merge`: a checkpoint as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from cepo.errors import CepoError, CheckpointError
+from cepo.tracking.records import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from cepo.workers.merge import BaseModel
+
+_USAGE_ERROR = 2
+
+
+def run_merge_command(argv: Sequence[str], *, console: Console | None = None) -> int:
+    """`cepo merge --checkpoint FOLDER --out FOLDER [--base MODEL] [--dtype bf16|fp16|fp32] [--trust-remote-code]`.
+
+    Returns:
+        0, or 2 with a message on standard error where the checkpoint or its base cannot be read or the folder not written.
+    """
+    parser = argparse.ArgumentParser(prog="cepo merge", description="A checkpoint as a Hugging Face folder.")
+    parser.add_argument(
+        "--checkpoint", type=Path, required=True, metavar="FOLDER", help="global_step_<N>, or the folder actor in it"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new folder to write")
+    parser.add_argument(
+        "--base", metavar="MODEL", help="model that training began from; default: what the run's config.yaml says"
+    )
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="type of the weights; default: the base's")
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the base")
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse has printed its message, or the help
+        return int(stop.code or 0)
+    try:
+        _merge(arguments, console or Console())
+    except (CepoError, OSError) as error:
+        message = f"{parser.prog}: {error}"
+        Console(stderr=True).print(message, soft_wrap=True, highlight=False, markup=False)
+        return _USAGE_ERROR
+    return 0
+
+
+def _merge(arguments: argparse.Namespace, console: Console) -> None:
+    from cepo.workers.merge import actor_folder, merge_checkpoint
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    actor = actor_folder(arguments.checkpoint)
+    base = find_base(actor, path=arguments.base, trust_remote_code=arguments.trust_remote_code)
+    say(f"merging {actor} into {base.path}")
+    written = merge_checkpoint(actor, arguments.out, base, dtype=arguments.dtype)
+    say(f"written: {arguments.out} ({str(written).removeprefix('torch.')})")
+
+
+def find_base(actor: Path, *, path: str | None = None, trust_remote_code: bool = False) -> BaseModel:
+    """The base of an actor's folder: `path`, else the run's config.yaml, else what the adapter names.
+
+    Tokenizer, chat template and changed entries of the model's configuration come from the run's config.yaml, if there is one.
+
+    Raises:
+        CheckpointError: nothing names a base model, or a file that the configuration names is not there.
+    """
+    from cepo.workers.merge import BaseModel, adapter_base
+
+    config_file = actor.resolve().parent.parent / CONFIG_FILE
+    settings, template = _trained_with(config_file)
+    found = path or settings.get("model_path") or adapter_base(actor)
+    if found is None:
+        raise CheckpointError(
+            f"{actor} does not say which model was trained (there is no {config_file}); name it with --base"
+        )
+    return BaseModel(
+        path=found,
+        tokenizer_path=settings.get("tokenizer_path"),
+        chat_template=template,
+        override_config=settings.get("override_config") or {},
+        trust_remote_code=trust_remote_code or bool(settings.get("trust_remote_code")),
+    )
+
+
+def _trained_with(config_file: Path) -> tuple[Mapping[str, Any], str | None]:
+    """`worker.actor.model` and the text of `data.override_chat_template`; nothing where there is no file.
+
+    The rest is not looked at: reward files, plugins and data need not be where the merge runs.
+    """
+    if not config_file.is_file():
+        return {}, None
+    try:
+        tree: Any = OmegaConf.load(config_file)
+        model: Any = OmegaConf.to_container(OmegaConf.select(tree, "worker.actor.model"), resolve=True)
+        template = OmegaConf.select(tree, "data.override_chat_template")
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        raise CheckpointError(f"{config_file} is not the configuration of a run: {error}") from error
+    if not isinstance(model, dict):
+        raise CheckpointError(f"{config_file} is not the configuration of a run: worker.actor.model is no section")
+    if template is None:
+        return model, None
+    try:
+        return model, Path(template).read_text(encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(
+            f"data.override_chat_template of {config_file} cannot be read ({error}); the model was trained with it, "
+            "so put it there again"
+        ) from error

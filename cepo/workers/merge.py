@@ -1,0 +1,228 @@
+"""A checkpoint as a Hugging Face folder, which transformers, vLLM and every later training load like any model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from cepo.config.schema import FloatType
+from cepo.errors import CheckpointError, ConfigError, EngineError
+from cepo.models import family
+from cepo.models.processing import Processing
+from cepo.workers.checkpoint import ADAPTER, SHARDS
+
+logger = logging.getLogger(__name__)
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+GENERATION_CONFIG = "generation_config.json"
+_WEIGHTS = "model."
+"""The saved state's entry for weights."""
+_TRAINED = _WEIGHTS + "model."
+"""Before a weight's own name in the shards: that entry, then `ScoringModel`'s attribute."""
+_VISION_TOWER = "model.visual."
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseModel:
+    """The model that training began from.
+
+    Attributes:
+        path: folder or hub name.
+        tokenizer_path: tokenizer and processor; None: those of `path`.
+        chat_template: replaces the tokenizer's own; None: it stays.
+        override_config: entries that replaced the model configuration's own.
+        trust_remote_code: whether Python code that comes with the model may run.
+    """
+
+    path: str
+    tokenizer_path: str | None = None
+    chat_template: str | None = field(default=None, repr=False)
+    override_config: Mapping[str, Any] = field(default_factory=dict)
+    trust_remote_code: bool = False
+
+
+def actor_folder(checkpoint: Path) -> Path:
+    """The folder with the policy's weights below `global_step_<N>`, or `checkpoint` itself where it is that folder.
+
+    Raises:
+        CheckpointError: there is neither an adapter nor a folder of shards.
+    """
+    for folder in (checkpoint / "actor", checkpoint):
+        if _has_adapter(folder) or (folder / SHARDS / ".metadata").is_file():
+            return folder
+    steps = sorted(path.name for path in checkpoint.glob("global_step_*"))
+    if steps:
+        raise CheckpointError(f"{checkpoint} is a run folder; give one of its checkpoints: {', '.join(steps)}")
+    if any(True for folder in (checkpoint / "actor", checkpoint) for _ in folder.glob("model_world_size_*_rank_*.pt")):
+        raise CheckpointError(
+            f"{checkpoint} holds rank files of EasyR1's full fine-tuning, of which only {ADAPTER}/ is read here; "
+            "merge it with EasyR1's own scripts/model_merger.py"
+        )
+    raise CheckpointError(
+        f"{checkpoint} holds no checkpoint: neither {ADAPTER}/{ADAPTER_CONFIG} nor {SHARDS}/.metadata is there; "
+        "give a folder global_step_<N>, or the folder actor in it"
+    )
+
+
+def adapter_base(folder: Path) -> str | None:
+    """The base model that the adapter of an actor's folder names; None without an adapter or a name."""
+    if not _has_adapter(folder):
+        return None
+    path = folder / ADAPTER / ADAPTER_CONFIG
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path") or None
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} cannot be read as an adapter's configuration: {error}") from error
+
+
+def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatType | None = None) -> torch.dtype:
+    """Writes the trained model with tokenizer, processor, chat template and generation config.
+
+    Under LoRA the weight is `W + scale B A`, added in float32 and rounded once; else it is what the shards hold. The base's
+    generation config is copied byte for byte: its list of end tokens decides where answers stop. The folder appears when
+    it is whole. Memory: the model in float32.
+
+    Args:
+        actor: what `actor_folder` found.
+        out: a folder that does not exist or is empty.
+        dtype: of the written weights; None: the base's own.
+
+    Returns:
+        The type that was written.
+
+    Raises:
+        CheckpointError: the base cannot be read, the checkpoint does not fit it, or `out` holds files.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CheckpointError(f"{out} is not empty; give a new folder")
+    try:
+        processing = Processing(
+            base.tokenizer_path or base.path,
+            trust_remote_code=base.trust_remote_code,
+            chat_template=base.chat_template,
+        )
+        model: Any = family.load_model(
+            base.path,
+            dtype=torch.float32,
+            trust_remote_code=base.trust_remote_code,
+            override_config=base.override_config,
+        )
+    except (ConfigError, EngineError) as error:
+        raise CheckpointError(f"the base model '{base.path}' cannot be read; name it with --base: {error}") from error
+    own_dtype = _declared_dtype(base)
+    written = own_dtype if dtype is None else family.torch_dtype(dtype)
+    if _has_adapter(actor):
+        model = _with_adapter_merged(model, actor / ADAPTER)
+    else:
+        _load_shards(model, actor / SHARDS)
+    logger.info("writing %s in %s", out, written)
+    partial = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    _write(model.to(written), partial, base, written)
+    processing.save(partial)
+    if out.exists():
+        out.rmdir()
+    partial.rename(out)
+    return written
+
+
+def _has_adapter(folder: Path) -> bool:
+    return (folder / ADAPTER / ADAPTER_CONFIG).is_file()
+
+
+def _declared_dtype(base: BaseModel) -> torch.dtype:
+    import transformers
+
+    config: Any = transformers.AutoConfig.from_pretrained(base.path, trust_remote_code=base.trust_remote_code)
+    declared = getattr(config, "dtype", None) or getattr(getattr(config, "text_config", None), "dtype", None)
+    if isinstance(declared, str):
+        declared = getattr(torch, declared)
+    return declared or torch.float32
+
+
+def _with_adapter_merged(model: Any, folder: Path) -> Any:
+    """The base with `scale B A` added to every adapted weight."""
+    from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        settings = PeftConfig.from_pretrained(str(folder))
+        settings.base_model_name_or_path = None  # the base is known; PEFT warns of another path to it
+        tensors = load_file(folder / ADAPTER_WEIGHTS)
+        wrapped: Any = get_peft_model(model, settings, autocast_adapter_dtype=False)  # pyright: ignore[reportArgumentType]
+        result: Any = set_peft_model_state_dict(wrapped, tensors)
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        raise CheckpointError(f"the adapter {folder} does not fit this base model: {error}") from error
+    # PEFT drops names it does not know and leaves an adapter without weights at zero: the base would be written unchanged.
+    absent = [name for name in result.missing_keys if ".lora_" in name or ".modules_to_save." in name]
+    _require_none(result.unexpected_keys, f"the adapter {folder} has weights for layers the base model has not")
+    _require_none(absent, f"the adapter {folder} lacks weights")
+    tied = [name for name in tensors if "lm_head" in name or "embed_tokens" in name]
+    if getattr(model.config, "tie_word_embeddings", False):
+        _require_none(tied, f"the adapter {folder} changes one of two tied weights, which a merge cannot keep apart")
+    logger.info("adding %d tensors of the adapter %s", len(tensors), folder)
+    return wrapped.merge_and_unload()
+
+
+def _load_shards(model: Any, folder: Path) -> None:
+    """Puts the trained weights into the base, from however many devices they were written."""
+    own = {_TRAINED + name: tensor for name, tensor in model.state_dict().items()}
+    try:
+        entries: Any = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
+    except Exception as error:  # the reader's own types differ between file formats
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    saved = {name: entry for name, entry in entries.items() if name.startswith(_WEIGHTS)}
+    _require_none(saved.keys() - own.keys(), f"{folder} has weights that the base model has not")
+    shapes = (f"{name} {tuple(saved[name].size)} for {tuple(own[name].shape)}" for name in saved)
+    differing = [text for text, name in zip(shapes, saved, strict=True) if saved[name].size != own[name].shape]
+    _require_none(differing, f"{folder} has weights of other shapes than the base model")
+    _require_none(_untrained(own, saved), f"{folder} lacks weights of the base model")
+    logger.info("reading %d tensors from %s", len(saved), folder)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process, as asked for
+            dcp.load({name: own[name] for name in saved}, checkpoint_id=str(folder), no_dist=True)
+    except (Exception, dcp.CheckpointException) as error:  # DCP's wrapper of what went wrong is no Exception
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+
+
+def _untrained(own: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> set[str]:
+    """Weights the shards should hold and do not: neither tied to a saved one, nor in a vision tower that was frozen."""
+    places = {own[name].data_ptr() for name in saved}
+    missing = {name for name, tensor in own.items() if name not in saved and tensor.data_ptr() not in places}
+    tower = {name for name in own if name.startswith(_TRAINED + _VISION_TOWER)}
+    return missing - tower if tower <= missing else missing
+
+
+def _require_none(names: Iterable[str], complaint: str) -> None:
+    found = sorted(name.removeprefix(_TRAINED) for name in names)
+    if found:
+        shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+        raise CheckpointError(f"{complaint}: {len(found)} ({shown}); was it trained from another base? See --base")
+
+
+def _write(model: Any, folder: Path, base: BaseModel, dtype: torch.dtype) -> None:
+    """Weights, configuration and generation config."""
+    from transformers import GenerationConfig
+    from transformers.utils.hub import cached_file
+
+    for name in ("", *getattr(model.config, "sub_configs", {})):
+        part = getattr(model.config, name, None) if name else model.config
+        if part is not None:
+            part.dtype = dtype
+    source = cached_file(base.path, GENERATION_CONFIG, _raise_exceptions_for_missing_entries=False)
+    if source is not None:
+        model.generation_config = GenerationConfig()  # transformers refuses to write some that it reads
+    model.save_pretrained(folder)
+    if source is not None:
+        shutil.copyfile(source, folder / GENERATION_CONFIG)

@@ -1,0 +1,263 @@
+"""`cepo merge` writes the trained model: the same logits, the same words, the same end tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from training_runs import (
+    FinishedRun,
+    encoded,
+    picture,
+    random_response,
+    reference_logits,
+    reference_model,
+    run,
+    whole,
+)
+
+from cepo.cli import main
+from cepo.data.batch import ScoringRow
+from cepo.models.processing import Processing
+from cepo.rollout.base import GenerationRequest, SamplingSettings
+from cepo.rollout.factory import build_generator
+from cepo.workers.distributed import reshard
+
+pytestmark = pytest.mark.heavy
+
+LORA = ("worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8")
+FULL = ("worker.actor.model.lora.rank=0",)
+FROZEN_TOWER = (*FULL, "worker.actor.model.freeze_vision_tower=true")
+Train = Callable[..., FinishedRun]
+
+
+@pytest.fixture(scope="module")
+def train(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Train:
+    """Runs of 2 steps, in float32 and with a learning rate that takes them far from their base; each is run once."""
+    runs: dict[tuple[str, ...], FinishedRun] = {}
+
+    def train(*options: str) -> FinishedRun:
+        if options not in runs:
+            settings = ["worker.actor.fsdp.mp_param_dtype=fp32", "worker.actor.optim.lr=1e-2"]
+            runs[options] = run(tiny_run, *settings, *options, folder=tmp_path_factory.mktemp("run"))
+        return runs[options]
+
+    return train
+
+
+@pytest.fixture
+def row(tiny_processing: Processing) -> ScoringRow:
+    """12 response tokens behind a picture."""
+    context = encoded(tiny_processing, "What is the angle?", picture(3))
+    return ScoringRow(context=context, response_ids=random_response(12, seed=4))
+
+
+def merge(*arguments: object) -> int:
+    return main(["merge", *map(str, arguments)])
+
+
+@torch.no_grad()
+def trained_logits(finished: FinishedRun, row: ScoringRow) -> Tensor:
+    """(response length, V) of the run's own worker, adapter apart and shards gathered as they were in training."""
+    module = finished.actor.module.eval()
+    _, (states,) = module(finished.actor._collate([row]))
+    reshard(module)
+    return states.float() @ whole(module.base.lm_head.weight).float().T
+
+
+def folder_logits(folder: Path, row: ScoringRow) -> Tensor:
+    """(response length, V) of a plain transformers model."""
+    model = reference_model(folder)
+    return reference_logits(model, row, model.config.image_token_id).detach()
+
+
+@pytest.mark.parametrize("options", [LORA, FULL, FROZEN_TOWER], ids=["lora", "full", "frozen-tower"])
+def test_a_merged_folders_logits_are_the_trained_models_to_1e_5_and_0_1_from_the_bases(
+    train: Train, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow, options: tuple[str, ...]
+) -> None:
+    finished = train(*options)
+    assert merge("--checkpoint", finished.folder / "global_step_2", "--out", tmp_path / "merged") == 0
+    logits = folder_logits(tmp_path / "merged", row)
+    torch.testing.assert_close(logits, trained_logits(finished, row), rtol=0, atol=1e-5)
+    assert (logits - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
+
+
+def test_an_adapter_alone_in_easyr1s_layout_merges_into_the_base_it_names_and_into_a_given_one(
+    train: Train, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow
+) -> None:
+    finished = train(*LORA)
+    adapter = tmp_path / "global_step_9" / "actor" / "lora_adapter"
+    shutil.copytree(finished.folder / "global_step_2" / "actor" / "lora_adapter", adapter)
+    assert merge("--checkpoint", tmp_path / "global_step_9", "--out", tmp_path / "named") == 0
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == str(tiny_model_folder)
+    (adapter / "adapter_config.json").write_text(json.dumps(settings | {"base_model_name_or_path": "gone/away"}))
+    assert merge("--checkpoint", adapter.parent, "--out", tmp_path / "given", "--base", tiny_model_folder) == 0
+    for name in ("named", "given"):
+        logits = folder_logits(tmp_path / name, row)
+        torch.testing.assert_close(logits, trained_logits(finished, row), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [LORA, FULL], ids=["lora", "full"])
+def test_both_end_tokens_the_template_and_the_picture_settings_are_kept(
+    train: Train, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    checkpoint = train(*options).folder / "global_step_2"
+    assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
+    kept = (tmp_path / "merged" / "generation_config.json").read_bytes()
+    assert kept == (tiny_model_folder / "generation_config.json").read_bytes()
+    assert len(json.loads(kept)["eos_token_id"]) == 2
+    merged = Processing(str(tmp_path / "merged"))
+    assert merged.eos_token_ids == tiny_processing.eos_token_ids
+    text, image = "Find x in <|im_end|>.", picture(5, (96, 64))
+    one, other = encoded(merged, text, image), encoded(tiny_processing, text, image)
+    assert one.token_ids == other.token_ids
+    assert one.images is not None
+    assert other.images is not None
+    assert torch.equal(one.images.pixel_values, other.images.pixel_values)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["merged"]
+
+
+def test_a_run_with_its_own_chat_template_hands_it_on(
+    tiny_run: list[str], tiny_processing: Processing, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("Q: {{ messages[0]['content'] | map(attribute='text') | join('<|image_pad|>') }} A:")
+    options = [f"data.override_chat_template={template}", "trainer.max_steps=1", *LORA]
+    from datasets import Dataset
+
+    Dataset.from_dict({"problem": [f"What is {n}?" for n in range(8)], "answer": ["1"] * 8}).to_parquet(
+        str(tmp_path / "text.parquet")
+    )
+    run(tiny_run, *options, f"data.train_files={tmp_path / 'text.parquet'}", folder=tmp_path / "run")
+    assert merge("--checkpoint", tmp_path / "run" / "global_step_1", "--out", tmp_path / "merged") == 0
+    merged = Processing(str(tmp_path / "merged"))
+    assert merged.decode(merged.template_ids("2 + 2?")) == "Q: 2 + 2? A:"
+
+
+def test_weights_come_in_the_bases_own_type_and_in_bfloat16_where_asked(train: Train, tmp_path: Path) -> None:
+    checkpoint = train(*FULL).folder / "global_step_2"
+    for name, options, dtype in [("own", (), "float32"), ("short", ("--dtype", "bf16"), "bfloat16")]:
+        assert merge("--checkpoint", checkpoint, "--out", tmp_path / name, *options) == 0
+        with safe_open(tmp_path / name / "model.safetensors", "pt") as tensors:
+            assert {tensors.get_tensor(key).dtype for key in tensors.keys()} == {getattr(torch, dtype)}  # noqa: SIM118
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert [config["dtype"], config["text_config"]["dtype"], config["vision_config"]["dtype"]] == [dtype] * 3
+
+
+@pytest.mark.parametrize("options", [LORA, FULL], ids=["lora", "full"])
+def test_vllm_serves_a_merged_folder_with_the_trained_models_log_probs_to_1e_4(
+    train: Train, tmp_path: Path, tiny_processing: Processing, options: tuple[str, ...]
+) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    finished = train(*options)
+    assert merge("--checkpoint", finished.folder / "global_step_2", "--out", tmp_path / "merged") == 0
+    prompt = encoded(tiny_processing, "Find x.", picture(1))
+    generator = build_generator(
+        "vllm",
+        model_path=tmp_path / "merged",
+        dtype="fp32",
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        seed=0,
+        max_model_len=512,
+        banned_token_ids=tiny_processing.banned_token_ids,
+        eos_token_ids=tiny_processing.eos_token_ids,
+        lora_rank=0,
+        limit_images=1,
+        max_num_batched_tokens=2048,
+        batch_size=4,
+    )
+    with contextlib.closing(generator):
+        request = GenerationRequest(
+            prompt_ids=prompt.engine_ids, num_prompt_tokens=len(prompt.token_ids), images=(picture(1),), seed=5
+        )
+        [group] = generator.generate([request], SamplingSettings(num_samples=2, max_response_length=16))
+    rows = [ScoringRow(context=prompt, response_ids=tuple(one.response_ids)) for one in group]
+    for one, expected in zip(group, finished.actor.score(rows), strict=True):
+        torch.testing.assert_close(torch.as_tensor(one.log_probs), expected, rtol=0, atol=1e-4)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    capsys.readouterr()
+    assert merge(*arguments) == 2
+    return capsys.readouterr().err
+
+
+def test_what_cannot_be_merged_ends_with_one_message_and_writes_nothing(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished = train(*LORA)
+    checkpoint, out = finished.folder / "global_step_2", tmp_path / "merged"
+    (tmp_path / "empty").mkdir()
+    assert "give a folder global_step_<N>" in refusal(capsys, "--checkpoint", tmp_path / "empty", "--out", out)
+    assert "give a folder global_step_<N>" in refusal(capsys, "--checkpoint", tmp_path / "nowhere", "--out", out)
+    assert "checkpoints: global_step_2" in refusal(capsys, "--checkpoint", finished.folder, "--out", out)
+    gone = refusal(capsys, "--checkpoint", checkpoint, "--out", out, "--base", tmp_path / "gone")
+    assert "name it with --base" in gone
+    assert str(tmp_path / "gone") in gone
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("mine")
+    assert "is not empty" in refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "full")
+    (tmp_path / "rank_files" / "actor").mkdir(parents=True)
+    (tmp_path / "rank_files" / "actor" / "model_world_size_1_rank_0.pt").touch()
+    assert "scripts/model_merger.py" in refusal(capsys, "--checkpoint", tmp_path / "rank_files", "--out", out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "rank_files"]
+
+
+def test_a_checkpoint_that_says_nothing_of_its_base_asks_for_it(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tmp_path / "global_step_2"
+    shutil.copytree(train(*FULL).folder / "global_step_2", checkpoint)
+    message = refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged")
+    assert "does not say which model was trained" in message
+    assert "--base" in message
+
+
+def test_an_adapter_with_1_weight_too_few_too_many_or_of_another_shape_is_refused_and_not_left_out(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    actor = tmp_path / "actor"
+    shutil.copytree(train(*LORA).folder / "global_step_2" / "actor", actor)
+    file = actor / "lora_adapter" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    name = min(tensors)
+    changes = {
+        "lacks weights: 1 (": {key: tensor for key, tensor in tensors.items() if key != name},
+        "the base model has not: 1 (": tensors | {name.replace("layers.0", "layers.99"): tensors[name].clone()},
+        "does not fit this base model": tensors | {name: tensors[name][:, :-1].contiguous()},
+    }
+    for words, changed in changes.items():
+        save_file(changed, file)
+        assert words in refusal(capsys, "--checkpoint", actor, "--out", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_a_critics_shards_are_not_taken_for_a_policys(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    critic = train(*FULL, "algorithm.adv_estimator=gae").folder / "global_step_2" / "critic"
+    message = refusal(capsys, "--checkpoint", critic, "--out", tmp_path / "merged")
+    assert "weights that the base model has not: 2 (model.head.bias, model.head.weight)" in message
+
+
+def test_shards_of_a_model_with_more_layers_are_refused(
+    train: Train, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    smaller = tmp_path / "smaller"
+    shutil.copytree(tiny_model_folder, smaller)
+    config = json.loads((smaller / "config.json").read_text())
+    config["text_config"]["num_hidden_layers"] -= 1
+    config["text_config"].pop("layer_types", None)
+    (smaller / "config.json").write_text(json.dumps(config))
+    checkpoint = train(*FULL).folder / "global_step_2"
+    message = refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged", "--base", smaller)
+    assert "weights that the base model has not: 11 (model.language_model.layers.3." in message
