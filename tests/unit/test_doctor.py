@@ -329,7 +329,7 @@ def test_the_7_lines_of_the_tested_set_are_ok_with_and_without_a_local_version()
         ("torch", "2.11.0", "warn"),
         ("torch", "2.10.0", "fail"),
         ("transformers", "5.20.0", "fail"),
-        ("datasets", "3.6.0", "warn"),
+        ("datasets", "6.1.0", "warn"),
         ("omegaconf", None, "fail"),
         ("vllm", None, "warn"),
         ("vllm", "0.31.0", "fail"),
