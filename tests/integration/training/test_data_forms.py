@@ -119,7 +119,7 @@ def test_pil_pictures_written_by_datasets_come_back_pixel_for_pixel(read: Reader
     columns = {"images": [images, []], "problem": ["<image><image>?", "?"], "answer": ["1", "2"]}
     made = Dataset.from_dict(columns, features=features)
     made.to_parquet(str(tmp_path / "pil.parquet"))
-    DatasetDict(train=made, test=made.select([1])).save_to_disk(str(tmp_path / "saved"))
+    DatasetDict({"train": made, "test": made.select([1])}).save_to_disk(str(tmp_path / "saved"))
     single = Features({"images": ImageFeature(), "problem": Value("string"), "answer": Value("string")})
     alone = {"images": [images[1]], "problem": ["<image>?"], "answer": ["1"]}
     Dataset.from_dict(alone, features=single).to_parquet(str(tmp_path / "single.parquet"))
