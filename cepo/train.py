@@ -86,11 +86,13 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
     from cepo.data.contexts import ContextBuilder
     from cepo.models.processing import Processing
     from cepo.rewards import RewardPool
+    from cepo.tracking.base import check_sinks
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
     from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
 
+    check_sinks(config.trainer.logger)
     for plugin in config.trainer.plugins:
         load_plugin(plugin)
     name = config.algorithm.adv_estimator
@@ -274,6 +276,8 @@ def _tracker(
             folder=run_folder(config),
             config_text=dump_config(config),
             max_steps=total_steps,
+            project=config.trainer.project_name,
+            experiment=config.trainer.experiment_name,
             resumed_step=resumed_step,
             device_names=[torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         ),

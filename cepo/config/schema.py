@@ -256,7 +256,9 @@ class TrainerConfig:
     max_steps: int | None = option(None, "Training steps; also the horizon of the learning-rate schedule.", minimum=0)
     project_name: str = option("cepo", "Folder of checkpoints and records.")
     experiment_name: str = option("demo", "Folder within it.")
-    logger: list[Literal["console", "file", "tensorboard"]] = option(["console", "file"], "Where metrics go.")
+    logger: list[Literal["console", "file", "tensorboard", "wandb", "mlflow", "swanlab"]] = option(
+        ["console", "file"], "Where metrics go; the last three need the extra `trackers`."
+    )
     launcher: Literal["auto", "local"] = option("auto", "Runtime; auto: local.")
     nnodes: int = option(1, "Machines.", minimum=1)
     n_gpus_per_node: int = option(1, "Devices per machine.", minimum=1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.config.schema import DataConfig
 from cepo.data.images import limited_size, load_rgb, verify_image
+from cepo.data.row_checks import RowChecks, RowRules, check_rows, file_identity, remembered_checks
+from cepo.data.sources import local_files, paths_in, read_source, without_decoding
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import IMAGE_MARK, Processing
 
@@ -23,7 +26,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
+_CHECKED_SETTINGS = {
+    "prompt_key",
+    "answer_key",
+    "image_key",
+    "image_dir",
+    "max_prompt_length",
+    "min_pixels",
+    "max_pixels",
+    "filter_overlong_prompts",
+    "skip_bad_rows",
+}
+"""The settings that decide which rows can be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +72,29 @@ class ProblemSet(Sequence[Problem]):
     def __init__(self, source: str, config: DataConfig, processing: Processing) -> None:
         self._config, self._processing = config, processing
         self._template = _format_template(config.format_prompt)
-        self._rows = read_source(source)
+        self._rows = read_source(source, text_columns=(config.prompt_key, config.answer_key))
         for key, name in ((config.prompt_key, "prompt_key"), (config.answer_key, "answer_key")):
             if key not in self._rows.column_names:
                 raise ConfigError(
                     f"data.{name} is '{key}', which {source} does not have. Its columns: {', '.join(self._rows.column_names)}"
                 )
-        self._rows = _without_decoding(self._rows, config.image_key)
-        self.skipped: Counter[str] = Counter()
-        self.most_images = 0
-        self._usable = self._check_rows(source)
+        self._rows = without_decoding(self._rows, config.image_key)
+        num_rows = len(self._rows)
+        checks = remembered_checks(
+            self._identity(source), num_rows=num_rows, check=lambda: self._check_rows(source, num_rows)
+        )
+        self.skipped = Counter(
+            {name: len(rows) for name, rows in (("bad", checks.bad), ("overlong", checks.overlong)) if rows}
+        )
+        self.most_images = checks.most_images
+        self._usable = checks.usable
+        if not self._usable:
+            raise DataError(
+                f"{source} has no usable row: {dict(self.skipped) or 'it is empty'}; accepted: prompts of at most "
+                f"data.max_prompt_length={config.max_prompt_length} tokens, with readable pictures and an answer"
+            )
+        if self.skipped:
+            logger.warning("%s: %d rows are used, left out: %s", source, len(self._usable), dict(self.skipped))
 
     def __len__(self) -> int:
         return len(self._usable)
@@ -81,7 +108,7 @@ class ProblemSet(Sequence[Problem]):
         images = tuple(
             load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels) for value in self._images(row)
         )
-        text, answer = self._text(row), str(row.pop(config.answer_key)).strip()
+        text, answer = self._text(row), plain_text(row.pop(config.answer_key)).strip()
         row.pop(config.image_key, None)
         solution = row.get(config.solution_key)
         return Problem(
@@ -96,97 +123,77 @@ class ProblemSet(Sequence[Problem]):
     def __iter__(self) -> Iterator[Problem]:
         return (self[index] for index in range(len(self)))
 
-    def _text(self, row: dict[str, Any]) -> str:
-        question = str(row[self._config.prompt_key])
+    def _text(self, row: Mapping[str, Any]) -> str:
+        question = plain_text(row[self._config.prompt_key])
         return question if self._template is None else self._template.render(content=question)
 
-    def _images(self, row: dict[str, Any]) -> list[Any]:
+    def _images(self, row: Mapping[str, Any]) -> list[Any]:
         value = row.get(self._config.image_key)
-        if value is None:
+        if value is None or value == "":
             return []
         return list(value) if isinstance(value, list | tuple) else [value]
 
-    def _check_rows(self, source: str) -> list[int]:
-        """Row numbers that can be used; counts the others or raises on the first, as the options say."""
-        usable: list[int] = []
-        for number, row in enumerate(self._rows):
-            try:
-                length = self._check_row(row)
-            except DataError as error:
-                if not self._config.skip_bad_rows:
-                    raise DataError(
-                        f"{source}, row {number}: {error}. data.skip_bad_rows=true leaves such rows out"
-                    ) from error
-                self.skipped["bad"] += 1
-                logger.warning("%s, row %d is left out: %s", source, number, error)
-                continue
-            if length > self._config.max_prompt_length:
-                if not self._config.filter_overlong_prompts:
-                    raise DataError(
-                        f"{source}, row {number}: the prompt has {length} tokens; data.max_prompt_length is "
-                        f"{self._config.max_prompt_length}. data.filter_overlong_prompts=true leaves such rows out"
-                    )
-                self.skipped["overlong"] += 1
-                continue
-            usable.append(number)
-            self.most_images = max(self.most_images, len(self._images(row)))
-        if not usable:
-            raise DataError(
-                f"{source} has no usable row: {dict(self.skipped) or 'it is empty'}; accepted: prompts of at most "
-                f"data.max_prompt_length={self._config.max_prompt_length} tokens, with readable pictures and an answer"
-            )
-        if self.skipped:
-            logger.warning("%s: %d rows are used, left out: %s", source, len(usable), dict(self.skipped))
-        return usable
-
-    def _check_row(self, row: dict[str, Any]) -> int:
-        """The prompt's length in tokens, picture tokens included."""
+    def _check_rows(self, source: str, num_rows: int) -> RowChecks:
         config = self._config
-        if row[config.prompt_key] is None or not str(row[config.prompt_key]).strip():
+        rules = RowRules(
+            max_prompt_length=config.max_prompt_length,
+            filter_overlong_prompts=config.filter_overlong_prompts,
+            skip_bad_rows=config.skip_bad_rows,
+        )
+        return check_rows(self._rows, num_rows=num_rows, source=source, rules=rules, measure=self._measure)
+
+    def _identity(self, source: str) -> dict[str, Any]:
+        """All that the outcome of the check depends on."""
+        settings = {
+            name: value for name, value in dataclasses.asdict(self._config).items() if name in _CHECKED_SETTINGS
+        }
+        template = None if self._config.format_prompt is None else Path(self._config.format_prompt).read_text("utf-8")
+        data: Any = self._rows._fingerprint
+        if Path(source.partition("@")[0]).expanduser().exists():
+            data = (source, file_identity(local_files(source)[0]))
+        return {
+            "data": data,
+            "pictures": file_identity(self._picture_files()),
+            "settings": settings,
+            "format_prompt": template,
+            "processing": self._processing.fingerprint,
+        }
+
+    def _picture_files(self) -> Iterator[Path]:
+        """The files of pictures that rows name by a path."""
+        if self._config.image_key not in self._rows.column_names:
+            return
+        folder = Path(self._config.image_dir or "")
+        for value in paths_in(self._rows, self._config.image_key):
+            yield folder / value
+
+    def _measure(self, row: Mapping[str, Any]) -> tuple[int, int]:
+        """The prompt's length in tokens, picture tokens included, and its number of pictures."""
+        config = self._config
+        for key in (config.prompt_key, config.answer_key):
+            if isinstance(row[key], list | dict):
+                raise DataError(f"column '{key}' holds a {type(row[key]).__name__}; accepted: text or a number")
+        if not plain_text(row[config.prompt_key]).strip():
             raise DataError(f"column '{config.prompt_key}' is empty")
-        if row[config.answer_key] is None or not str(row[config.answer_key]).strip():
+        if not plain_text(row[config.answer_key]).strip():
             raise DataError(f"column '{config.answer_key}' is empty; a problem without an answer cannot be rewarded")
         text, images = self._text(row), self._images(row)
         if text.count(IMAGE_MARK) != len(images):
             raise DataError(
                 f"{text.count(IMAGE_MARK)} '{IMAGE_MARK}' in the text but {len(images)} pictures; accepted: as many"
             )
-        length = len(self._processing.template_ids(text)) - len(images)
+        length = 0
         for value in images:
             size = limited_size(verify_image(value, config.image_dir), config.min_pixels, config.max_pixels)
-            length += self._processing.num_image_tokens(size)
-        return length
+            length += self._processing.num_image_tokens(size) - 1
+        return length + len(self._processing.template_ids(text)), len(images)
 
 
-def read_source(source: str) -> Any:
-    """The rows of `source`: a file, a folder of such files, or a hub name, each optionally with `@split` (default `train`).
-
-    Raises:
-        ConfigError: no such file, an unknown format, or a hub that cannot be reached.
-    """
-    import datasets
-
-    datasets.disable_progress_bars()
-    name, _, split = source.partition("@")
-    path = Path(name).expanduser()
-    if path.exists():
-        files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.suffix in FORMATS)
-        if split and path.is_dir():
-            files = [file for file in files if file.stem.startswith(split)]
-        kinds = {FORMATS.get(file.suffix) for file in files}
-        if len(kinds) != 1 or None in kinds:
-            raise ConfigError(f"data files '{source}': no data of one kind there; accepted: {', '.join(FORMATS)}")
-        try:
-            return datasets.load_dataset(str(kinds.pop()), data_files=[str(file) for file in files], split="train")
-        except Exception as error:  # each format's reader raises its own types
-            reason = error.__cause__ or error
-            raise ConfigError(f"data files '{source}' cannot be read: {type(reason).__name__}: {reason}") from error
-    if path.suffix or name.count("/") != 1:
-        raise ConfigError(f"data files '{source}' do not exist; give a file, a folder, or a hub name org/name@split")
-    try:
-        return datasets.load_dataset(name, split=split or "train")
-    except Exception as error:  # the hub client raises a dozen unrelated types; all mean the same to the user
-        raise ConfigError(f"data files '{source}': neither a local path nor reachable on the hub ({error})") from error
+def plain_text(value: Any) -> str:
+    """A cell as text: empty for none, and a whole number without the `.0` it gets in a column of decimals."""
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _format_template(path: str | None) -> Any:
@@ -209,15 +216,3 @@ def _format_template(path: str | None) -> Any:
             "which stands for the question"
         )
     return environment.from_string(source)
-
-
-def _without_decoding(rows: Any, image_key: str) -> Any:
-    """Leaves pictures as bytes: decoding all of them just to read other columns would take minutes."""
-    import datasets
-
-    feature = rows.features.get(image_key)
-    if isinstance(feature, datasets.Image):
-        return rows.cast_column(image_key, datasets.Image(decode=False))
-    if isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, datasets.Image):
-        return rows.cast_column(image_key, type(feature)(datasets.Image(decode=False)))
-    return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,20 @@ class Processing:
         self.pad_token_id: int = (
             self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
         )
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what decides a prompt's tokens: vocabulary, chat template, and how pictures are cut."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        parts = (
+            type(self.tokenizer).__name__,
+            str(sorted(self.tokenizer.get_vocab().items())) if backend is None else backend.to_str(),
+            str(self.special_texts),
+            str(getattr(self._processor, "chat_template", None)),
+            str(self.tokenizer.chat_template),
+            "" if self.image_processor is None else self.image_processor.to_json_string(),
+        )
+        return hashlib.sha256("\0".join(parts).encode("utf-8", errors="surrogatepass")).hexdigest()
 
     @property
     def special_texts(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +19,13 @@ if TYPE_CHECKING:
 _SINKS = {
     "console": ("cepo.tracking.console", "ConsoleSink"),
     "file": ("cepo.tracking.file", "FileSink"),
+    "mlflow": ("cepo.tracking.mlflow_sink", "MlflowSink"),
+    "swanlab": ("cepo.tracking.swanlab_sink", "SwanlabSink"),
     "tensorboard": ("cepo.tracking.tensorboard", "TensorboardSink"),
+    "wandb": ("cepo.tracking.wandb_sink", "WandbSink"),
 }
+_LIBRARIES = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "swanlab": ("swanlab",), "wandb": ("wandb",)}
+"""What a sink needs beyond the package's own dependencies: the extra `trackers`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +34,8 @@ class RunDescription:
 
     Attributes:
         folder: the run folder; made if it does not exist.
+        project: `trainer.project_name`, under which trackers collect runs.
+        experiment: `trainer.experiment_name`, the run's name there.
         config_text: the resolved configuration as YAML.
         max_steps: number of training steps of the whole run.
         resumed_step: the step whose checkpoint the run goes on from; None for a run from the start.
@@ -38,6 +46,8 @@ class RunDescription:
     folder: Path
     config_text: str
     max_steps: int
+    project: str = "cepo"
+    experiment: str = "demo"
     resumed_step: int | None = None
     device_names: Sequence[str] = ()
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
@@ -75,15 +85,34 @@ def build_sink(name: str, run: RunDescription) -> Sink:
     """The sink registered under `name`.
 
     Raises:
-        ConfigError: no such sink; the message lists the known ones.
+        ConfigError: see `check_sinks`.
     """
-    check_sink_name(name)
+    check_sinks([name])
     module, class_name = _SINKS[name]
     return getattr(importlib.import_module(module), class_name)(run)
 
 
-def check_sink_name(name: str) -> None:
-    """Raises `ConfigError` for a name that is not registered."""
-    if name not in _SINKS:
-        known = available_sinks()
-        raise ConfigError(f"trainer.logger '{name}' is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}")
+def check_sinks(names: Sequence[str]) -> None:
+    """Checks names before anything heavy starts.
+
+    Raises:
+        ConfigError: a name that is not registered, or a sink whose library is not installed.
+    """
+    known = available_sinks()
+    for name in names:
+        if name not in _SINKS:
+            raise ConfigError(
+                f"trainer.logger '{name}' is unknown.{did_you_mean(name, known)} Known: {', '.join(known)}"
+            )
+        missing = [library for library in _LIBRARIES.get(name, ()) if not _is_installed(library)]
+        if missing:
+            raise ConfigError(
+                f"trainer.logger '{name}' needs {', '.join(missing)}, not installed here. "
+                f"Install it with: pip install 'cepo[trackers]', or leave '{name}' out of trainer.logger"
+            )
+
+
+def _is_installed(library: str) -> bool:
+    """Whether it can be imported; a mere folder of that name in the working directory, such as a run's, does not count."""
+    spec = importlib.util.find_spec(library)
+    return spec is not None and spec.origin is not None

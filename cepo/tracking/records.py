@@ -7,6 +7,7 @@
 | `generations.jsonl` | one object per recorded validation sample |
 | `config.yaml` | the resolved configuration |
 | `environment.json` | a list: versions, commit, devices and command of the start and of every resume |
+| `trackers.json` | the identifiers that external trackers gave the run, for resuming |
 
 Values that are not finite are null in the files and NaN when read.
 """
@@ -35,6 +36,9 @@ GENERATIONS_FILE = "generations.jsonl"
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
 TENSORBOARD_FOLDER = "tensorboard"
+TRACKERS_FILE = "trackers.json"
+MLFLOW_FOLDER = "mlflow"
+SWANLAB_FOLDER = "swanlab"
 
 
 @dataclass(frozen=True, kw_only=True)

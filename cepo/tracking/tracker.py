@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cepo.tracking.base import RunDescription, Sink, build_sink, check_sink_name
+from cepo.tracking.base import RunDescription, Sink, build_sink, check_sinks
 from cepo.tracking.records import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
@@ -16,11 +16,21 @@ from cepo.tracking.records import (
     METRICS_FILE,
     ROLLOUTS_FILE,
     TENSORBOARD_FOLDER,
+    TRACKERS_FILE,
     GroupRecord,
 )
 
 _log = logging.getLogger(__name__)
-_RECORDS = (METRICS_FILE, ROLLOUTS_FILE, GENERATIONS_FILE, CONFIG_FILE, ENVIRONMENT_FILE, TENSORBOARD_FOLDER)
+# The folders of external trackers hold many runs; only which of them is this one is set aside.
+_RECORDS = (
+    METRICS_FILE,
+    ROLLOUTS_FILE,
+    GENERATIONS_FILE,
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    TENSORBOARD_FOLDER,
+    TRACKERS_FILE,
+)
 
 
 class Tracker:
@@ -63,11 +73,10 @@ def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
     """The sinks of `trainer.logger`. Records of an earlier run in the folder are set aside unless this run resumes it.
 
     Raises:
-        ConfigError: an unknown sink.
+        ConfigError: an unknown sink, or one whose library is not installed.
         CepoError: the run folder cannot be written.
     """
-    for name in names:
-        check_sink_name(name)
+    check_sinks(names)
     if run.resumed_step is None:
         set_aside_earlier_records(run.folder)
     sinks: dict[str, Sink] = {}

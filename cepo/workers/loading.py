@@ -103,13 +103,16 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
         targets = [name.strip() for name in targets.split(",")]
     elif targets != "all-linear":
         targets = [targets]
+    excluded = lora.exclude_modules
+    if excluded == LoraConfig().exclude_modules and not family.is_multimodal(model.config):
+        excluded = None  # the default names the vision tower, which a text model lacks
     settings = PeftLoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=0.0,
         target_modules=targets,
-        exclude_modules=lora.exclude_modules,
+        exclude_modules=excluded,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)

@@ -33,8 +33,11 @@ LEVELS = {
 TOP = 7
 PURE = {"types", "metrics", "errors", "algorithms", "losses", "teacher"}
 PURE_LIBRARIES = {"torch", "jaxtyping"}
-HOMES = {"ray": {"runtime"}, "vllm": {"rollout"}, "peft": {"workers", "models", "rollout"}, "wandb": {"tracking"}}
-HEAVY = ("ray", "vllm", "transformers", "peft", "wandb")
+HOMES = {
+    "ray": {"runtime"}, "vllm": {"rollout"}, "peft": {"workers", "models", "rollout"},
+    "wandb": {"tracking"}, "mlflow": {"tracking"}, "swanlab": {"tracking"},
+}  # fmt: skip
+HEAVY = ("ray", "vllm", "transformers", "peft", "wandb", "mlflow", "swanlab")
 
 
 def unit_of(file: Path) -> str:

@@ -144,12 +144,15 @@ def test_an_argument_of_another_form_is_refused(argument: str, part: str) -> Non
         ("data.seed=null", "data.seed must be an integer, got null"),
         ("data.shuffle=maybe", "data.shuffle must be true or false, got the text 'maybe'"),
         ("worker.actor.optim.lr=fast", "worker.actor.optim.lr must be a number, got the text 'fast'"),
-        ("trainer.logger=console", "trainer.logger must be a list, each entry one of console, file, tensorboard"),
+        (
+            "trainer.logger=console",
+            "trainer.logger must be a list, each entry one of console, file, tensorboard, wandb, mlflow, swanlab",
+        ),
         (
             "trainer.logger=[consol]",
-            "trainer.logger[0] must be one of console, file, tensorboard, got the text 'consol'",
+            "trainer.logger[0] must be one of console, file, tensorboard, wandb, mlflow, swanlab, got the text 'consol'",
         ),
-        ("trainer.logger=[wandb]", "console, file, tensorboard"),
+        ("trainer.logger=[wandbb]", "Did you mean 'wandb'?"),
         ("data.train_files=[a,b]", "data.train_files must be text, got the list ['a', 'b']"),
         ("trainer.max_steps=x", "trainer.max_steps must be an integer or null"),
         ("worker.actor.model.override_config=3", "must be a mapping of keys to values, got 3"),

@@ -287,9 +287,10 @@ def test_tensorboard_shows_after_resume_at_step_1_each_step_once(tmp_path: Path)
     assert seen == [(0, 0.25), (1, 0.25), (2, 0.75), (3, 0.75)]
 
 
-def test_an_unknown_sink_is_an_error_with_the_nearest_of_the_3_known_names(tmp_path: Path) -> None:
+def test_an_unknown_sink_is_an_error_with_the_nearest_of_the_6_known_names(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"'tensorbord' is unknown. Did you mean 'tensorboard'\? Known: console, file, tensorboard"
+        ConfigError,
+        match=r"'tensorbord' is unknown. Did you mean 'tensorboard'\? Known: console, file, mlflow, swanlab, tensorboard, wandb",
     ):
         build_tracker(["file", "tensorbord"], run_in(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -39,13 +39,14 @@ def _as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_trace_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Data files are converted once for each of their versions; those of tests end with the tests."""
+    """Data files are converted, and their rows checked, once for each of their versions; those of tests end with the tests."""
     from datasets import config
 
     with pytest.MonkeyPatch.context() as patch:
         folder = str(tmp_path_factory.mktemp("datasets-cache"))
         patch.setenv("HF_DATASETS_CACHE", folder)
         patch.setattr(config, "HF_DATASETS_CACHE", folder)
+        patch.setenv("XDG_CACHE_HOME", folder)
         yield
 
 

@@ -1,0 +1,165 @@
+"""Which rows of a source can be used: every row is checked once, and the outcome is kept for the next start."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from cepo.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+_ROWS_FOR_A_BAR = 200
+"""Fewer are checked before a bar could be read."""
+
+
+def user_cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/cepo`, or `~/.cache/cepo` where that variable is empty."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cepo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowChecks:
+    """The outcome of checking a source.
+
+    Attributes:
+        num_rows: rows of the source.
+        bad, overlong: numbers of the rows left out.
+        most_images: the most pictures a usable row has.
+    """
+
+    num_rows: int
+    bad: Sequence[int]
+    overlong: Sequence[int]
+    most_images: int
+
+    @property
+    def usable(self) -> list[int]:
+        """Numbers of the rows that can be used."""
+        left_out = {*self.bad, *self.overlong}
+        return [number for number in range(self.num_rows) if number not in left_out]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRules:
+    """What is done with rows that cannot be used as they are; see the settings of the same names."""
+
+    max_prompt_length: int
+    filter_overlong_prompts: bool
+    skip_bad_rows: bool
+
+
+def check_rows(
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    num_rows: int,
+    source: str,
+    rules: RowRules,
+    measure: Callable[[Mapping[str, Any]], tuple[int, int]],
+) -> RowChecks:
+    """Applies `measure`, which gives a row's prompt length and number of pictures, to every row.
+
+    Raises:
+        DataError: a bad or overlong row, where the rules do not leave it out.
+    """
+    bad: list[int] = []
+    overlong: list[int] = []
+    most_images = 0
+    for number, row in enumerate(_with_progress(rows, num_rows, source)):
+        try:
+            length, num_images = measure(row)
+        except DataError as error:
+            if not rules.skip_bad_rows:
+                raise DataError(
+                    f"{source}, row {number}: {error}. data.skip_bad_rows=true leaves such rows out"
+                ) from error
+            bad.append(number)
+            logger.warning("%s, row %d is left out: %s", source, number, error)
+            continue
+        if length > rules.max_prompt_length:
+            if not rules.filter_overlong_prompts:
+                raise DataError(
+                    f"{source}, row {number}: the prompt has {length} tokens; data.max_prompt_length is "
+                    f"{rules.max_prompt_length}. data.filter_overlong_prompts=true leaves such rows out"
+                )
+            overlong.append(number)
+            continue
+        most_images = max(most_images, num_images)
+    return RowChecks(num_rows=num_rows, bad=bad, overlong=overlong, most_images=most_images)
+
+
+def remembered_checks(identity: Mapping[str, Any], *, num_rows: int, check: Callable[[], RowChecks]) -> RowChecks:
+    """The outcome of `check`, from the user's cache where one with the same `identity` is there.
+
+    `identity` holds all that determines the outcome, as JSON values; the code that checks is added to it. Only outcomes are
+    kept, not errors. A cache that cannot be read or written costs time, nothing else.
+    """
+    file = user_cache_folder() / "row-checks" / f"{_digest(identity)}.json"
+    known = _read(file, num_rows)
+    if known is not None:
+        logger.info("the %d rows were checked by an earlier run: %s", num_rows, file)
+        return known
+    checked = check()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        beside = file.with_name(f"{file.name}.{os.getpid()}")
+        beside.write_text(json.dumps(asdict(checked)), encoding="utf-8")
+        os.replace(beside, file)
+    except OSError as error:
+        logger.warning("the outcome of checking rows is not kept for the next start: %s", error)
+    return checked
+
+
+def file_identity(files: Iterable[Path]) -> list[tuple[str, int, int]]:
+    """Path, size in bytes and time of change in ns of each file; -1 for one that is missing."""
+    found = []
+    for file in files:
+        try:
+            status = file.stat()
+        except OSError:
+            found.append((str(file.absolute()), -1, -1))
+            continue
+        found.append((str(file.absolute()), status.st_size, status.st_mtime_ns))
+    return found
+
+
+def _digest(identity: Mapping[str, Any]) -> str:
+    from cepo.data import dataset, images, sources
+    from cepo.models import processing
+
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
+    for module in (__file__, dataset.__file__, images.__file__, sources.__file__, processing.__file__):
+        digest.update(hashlib.sha256(Path(str(module)).read_bytes()).digest())
+    return digest.hexdigest()[:32]
+
+
+def _read(file: Path, num_rows: int) -> RowChecks | None:
+    try:
+        known = RowChecks(**json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        logger.warning("%s cannot be read, so rows are checked again: %s", file, error)
+        return None
+    return known if known.num_rows == num_rows else None
+
+
+def _with_progress(rows: Iterable[Mapping[str, Any]], num_rows: int, source: str) -> Iterator[Mapping[str, Any]]:
+    """The rows, with a bar on standard error while they are read; none without a terminal."""
+    if num_rows < _ROWS_FOR_A_BAR or not sys.stderr.isatty():
+        yield from rows
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(
+        rows, total=num_rows, description=f"checking {source}", console=Console(stderr=True), transient=True
+    )

@@ -1,0 +1,120 @@
+"""Rows from a hub name, a file or a folder, as they stand there: pictures undecoded, text columns as text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cepo.errors import ConfigError
+
+FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
+_BESIDE_ARROW = ("dataset_info.json", "state.json", "dataset_dict.json")
+"""What `Dataset.save_to_disk` writes beside its arrow files."""
+_SPLIT = re.compile(r"(?P<name>[\w.\-]+)(?P<slice>\[[^\[\]]*\])?")
+
+
+def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
+    """The rows of `source`: a file, a folder of such files, or a hub name, each optionally with `@split`.
+
+    The split defaults to `train` and may be a slice such as `train[:100]`. A file has the one split `train`. In a folder a
+    split's files are those named after it (`train.parquet`, `train-00000-of-00002.parquet`) or in a folder of its name; one
+    without files named `train` is `train` as a whole.
+
+    Args:
+        text_columns: columns of csv files that stay text as written, such as answers: `0.50` is not 0.5.
+
+    Raises:
+        ConfigError: no such file or split, an unknown format, or a hub that cannot be reached.
+    """
+    import datasets
+
+    datasets.disable_progress_bars()
+    name, _, split = source.partition("@")
+    path = Path(name).expanduser()
+    if path.exists():
+        files, part = local_files(source)
+        options: dict[str, Any] = {}
+        if files[0].suffix == ".csv":
+            options = {
+                "converters": dict.fromkeys(text_columns, str),
+                "keep_default_na": False,  # "None" and "NA" are texts; only an empty cell is nothing
+                "na_values": [""],
+            }
+        kind = FORMATS[files[0].suffix]
+        try:
+            return datasets.load_dataset(kind, data_files=[str(file) for file in files], split=part, **options)
+        except Exception as error:  # each format's reader raises its own types
+            reason = error.__cause__ or error
+            raise ConfigError(f"data files '{source}' cannot be read: {type(reason).__name__}: {reason}") from error
+    if path.suffix or name.count("/") != 1:
+        raise ConfigError(f"data files '{source}' do not exist; give a file, a folder, or a hub name org/name@split")
+    try:
+        return datasets.load_dataset(name, split=split or "train")
+    except Exception as error:  # the hub client raises a dozen unrelated types; all mean the same to the user
+        raise ConfigError(f"data files '{source}': neither a local path nor reachable on the hub ({error})") from error
+
+
+def local_files(source: str) -> tuple[list[Path], str]:
+    """The files a local source stands for, in order, and the part of all their rows: `train`, or a slice of it.
+
+    Raises:
+        ConfigError: nothing of one known format there, or no such split.
+    """
+    name, _, split = source.partition("@")
+    wanted = _SPLIT.fullmatch(split or "train")
+    if wanted is None:
+        raise ConfigError(f"data files '{source}': the split '{split}' is neither a name nor a slice as train[:100]")
+    path, rows = Path(name).expanduser(), f"train{wanted['slice'] or ''}"
+    if path.is_file():
+        files = [path]
+        if wanted["name"] != "train":
+            raise ConfigError(f"data files '{source}': a file has the one split train, got '{wanted['name']}'")
+    else:
+        found = [file for file in sorted(path.rglob("*")) if file.suffix in FORMATS and file.name not in _BESIDE_ARROW]
+        files = [file for file in found if _belongs_to(file, path, wanted["name"])]
+        if not files and wanted["name"] == "train":
+            files = found
+        if found and not files:
+            raise ConfigError(
+                f"data files '{source}': no file there is named '{wanted['name']}'. "
+                f"There are: {', '.join(str(file.relative_to(path)) for file in found[:10])}"
+            )
+    kinds = {FORMATS.get(file.suffix) for file in files}
+    if len(kinds) != 1 or None in kinds:
+        raise ConfigError(f"data files '{source}': no data of one kind there; accepted: {', '.join(FORMATS)}")
+    return files, rows
+
+
+def without_decoding(rows: Any, image_key: str) -> Any:
+    """Leaves pictures as bytes: decoding all of them just to read other columns would take minutes."""
+    import datasets
+
+    feature = rows.features.get(image_key)
+    if isinstance(feature, datasets.Image):
+        return rows.cast_column(image_key, datasets.Image(decode=False))
+    if isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, datasets.Image):
+        return rows.cast_column(image_key, type(feature)(datasets.Image(decode=False)))
+    return rows
+
+
+def paths_in(rows: Any, image_key: str) -> Iterator[str]:
+    """The paths in a column of pictures that are given as text, alone or in lists."""
+    import datasets
+
+    feature = rows.features[image_key]
+    inner = feature.feature if isinstance(feature, datasets.List | datasets.LargeList) else feature
+    named_by_text = isinstance(inner, datasets.Value) and inner.dtype in ("string", "large_string")
+    if not named_by_text and type(inner).__name__ != "Json":  # rows with one path and rows with lists of them
+        return
+    for value in rows[image_key]:
+        values = value if isinstance(value, list) else [value]
+        yield from (each for each in values if isinstance(each, str) and each)
+
+
+def _belongs_to(file: Path, folder: Path, split: str) -> bool:
+    return (
+        re.match(rf"{re.escape(split)}(?![^\W_])", file.stem) is not None
+        or split in file.relative_to(folder).parts[:-1]
+    )

@@ -1,0 +1,347 @@
+"""Every form of data that is documented, read through the one path that a run takes; and the check that is remembered."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from training_runs import REPOSITORY, picture
+
+from cepo.config.schema import DataConfig
+from cepo.data import row_checks
+from cepo.data.dataset import Problem, ProblemSet
+from cepo.data.sources import read_source
+from cepo.errors import ConfigError, DataError
+from cepo.models.processing import Processing
+
+ROWS = [
+    {"problem": "What is 1 + 1?", "images": [], "answer": "2", "level": 1},
+    {"problem": "<image>How long?", "images": ["a.png"], "answer": "24", "level": 2},
+    {"problem": "<image>or<image>?", "images": ["b.jpg", "a.png"], "answer": "3.5", "level": 3},
+]
+SIZES = [[], [(64, 64)], [(96, 64), (64, 64)]]
+
+
+@pytest.fixture(scope="module")
+def picture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    picture(1).save(folder / "a.png")
+    picture(2, (96, 64)).save(folder / "b.jpg")
+    return folder
+
+
+Reader = Callable[..., ProblemSet]
+
+
+@pytest.fixture
+def read(tiny_processing: Processing) -> Reader:
+    def reader(source: Path | str, **settings: Any) -> ProblemSet:
+        return ProblemSet(str(source), DataConfig(train_files=str(source), **settings), tiny_processing)
+
+    return reader
+
+
+def as_bytes(folder: Path, name: str) -> dict[str, Any]:
+    return {"bytes": (folder / name).read_bytes(), "path": None}
+
+
+def write(folder: Path, form: str, rows: Sequence[dict[str, Any]], *, stem: str = "train") -> Path:
+    """A file of that form; parquet and arrow as the plain libraries write them, without a hint of what is a picture."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{stem}.{form}"
+    if form == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), file)
+    elif form == "arrow":
+        table = pyarrow.Table.from_pylist(list(rows))
+        with pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    elif form == "csv":
+        with file.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif form == "json":
+        file.write_text(json.dumps(list(rows)), encoding="utf-8")
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
+
+
+def sizes(problems: Sequence[Problem]) -> list[list[tuple[int, int]]]:
+    return [[image.size for image in problem.images] for problem in problems]
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "json", "jsonl"])
+def test_rows_with_0_1_and_2_pictures_read_alike_from_each_form_with_paths(
+    read: Reader, tmp_path: Path, picture_folder: Path, form: str
+) -> None:
+    problems = read(write(tmp_path, form, ROWS), image_dir=str(picture_folder))
+    assert sizes(problems) == SIZES
+    assert [problem.text for problem in problems] == [row["problem"] for row in ROWS]
+    assert [problem.ground_truth for problem in problems] == ["2", "24", "3.5"]
+    assert [problem.columns["level"] for problem in problems] == [1, 2, 3]
+    assert all(image.mode == "RGB" for problem in problems for image in problem.images)
+    assert problems.most_images == 2
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow"])
+def test_pictures_as_bytes_in_a_mapping_alone_or_in_lists(
+    read: Reader, tmp_path: Path, picture_folder: Path, form: str
+) -> None:
+    rows = [row | {"images": [as_bytes(picture_folder, name) for name in row["images"]]} for row in ROWS]
+    assert sizes(read(write(tmp_path / "mappings", form, rows))) == SIZES
+    raw = [row | {"images": [(picture_folder / name).read_bytes() for name in row["images"]]} for row in ROWS]
+    assert sizes(read(write(tmp_path / "raw", form, raw))) == SIZES
+    single = [{**ROWS[1], "images": (picture_folder / "a.png").read_bytes()}, {**ROWS[0], "images": None}]
+    assert sizes(read(write(tmp_path / "single", form, single))) == [[(64, 64)], []]
+
+
+def test_pil_pictures_written_by_datasets_come_back_pixel_for_pixel(read: Reader, tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict, Features, List, Value
+    from datasets import Image as ImageFeature
+
+    features = Features({"images": List(ImageFeature()), "problem": Value("string"), "answer": Value("string")})
+    images = [picture(seed) for seed in (3, 4)]
+    columns = {"images": [images, []], "problem": ["<image><image>?", "?"], "answer": ["1", "2"]}
+    made = Dataset.from_dict(columns, features=features)
+    made.to_parquet(str(tmp_path / "pil.parquet"))
+    DatasetDict({"train": made, "test": made.select([1])}).save_to_disk(str(tmp_path / "saved"))
+    single = Features({"images": ImageFeature(), "problem": Value("string"), "answer": Value("string")})
+    alone = {"images": [images[1]], "problem": ["<image>?"], "answer": ["1"]}
+    Dataset.from_dict(alone, features=single).to_parquet(str(tmp_path / "single.parquet"))
+    for source in ("pil.parquet", "saved", "saved@train"):
+        problems = read(tmp_path / source)
+        assert len(problems) == 2
+        assert [image.tobytes() for image in problems[0].images] == [image.tobytes() for image in images]
+    assert len(read(f"{tmp_path}/saved@test")) == 1
+    assert read(tmp_path / "single.parquet")[0].images[0].tobytes() == images[1].tobytes()
+
+
+def test_csv_keeps_texts_as_written_and_reads_a_path_per_row(
+    read: Reader, tmp_path: Path, picture_folder: Path
+) -> None:
+    rows = [
+        {"problem": "Find x, or y.", "images": "", "answer": "0.50"},
+        {"problem": "<image>How long?", "images": "a.png", "answer": "024"},
+        {"problem": "Is there any?", "images": "", "answer": "None"},
+    ]
+    problems = read(write(tmp_path, "csv", rows), image_dir=str(picture_folder))
+    assert [problem.ground_truth for problem in problems] == ["0.50", "024", "None"]
+    assert sizes(problems) == [[], [(64, 64)], []]
+    empty = write(tmp_path / "empty", "csv", [rows[0], rows[1] | {"answer": ""}])
+    with pytest.raises(DataError, match="row 1: column 'answer' is empty"):
+        read(empty, image_dir=str(picture_folder))
+
+
+def test_numbers_as_answers_become_the_text_a_person_would_write(read: Reader, tmp_path: Path) -> None:
+    rows = [{"problem": "?", "answer": value} for value in (24, 3.5, -1)]
+    assert [problem.ground_truth for problem in read(write(tmp_path, "jsonl", rows))] == ["24", "3.5", "-1"]
+    mixed = [{"problem": "?", "answer": value} for value in (24, "\\frac{1}{2}", 0.25)]
+    problems = read(write(tmp_path / "mixed", "jsonl", mixed))
+    assert [problem.ground_truth for problem in problems] == ["24", "\\frac{1}{2}", "0.25"]
+
+
+def test_one_path_in_a_row_and_lists_of_paths_in_others(read: Reader, tmp_path: Path, picture_folder: Path) -> None:
+    rows = [ROWS[1] | {"images": "a.png"}, ROWS[2], ROWS[1] | {"images": str(picture_folder / "b.jpg")}]
+    problems = read(write(tmp_path, "jsonl", rows), image_dir=str(picture_folder))
+    assert sizes(problems) == [[(64, 64)], [(96, 64), (64, 64)], [(96, 64)]]
+
+
+def test_columns_go_by_their_keys_and_a_set_without_pictures_needs_no_column_for_them(
+    read: Reader, tmp_path: Path, picture_folder: Path
+) -> None:
+    rows = [{"question": "<image>?", "label": 7, "figure": "a.png", "proof": "By sight."}]
+    file = write(tmp_path, "parquet", rows)
+    keys = {"prompt_key": "question", "answer_key": "label", "image_key": "figure", "solution_key": "proof"}
+    (problem,) = read(file, image_dir=str(picture_folder), **keys)
+    assert (problem.text, problem.ground_truth, problem.solution) == ("<image>?", "7", "By sight.")
+    assert sizes([problem]) == [[(64, 64)]]
+    text = read(write(tmp_path / "text", "jsonl", [{"problem": "1 + 1?", "answer": "2"}]))
+    assert text.most_images == 0
+    assert text[0].images == ()
+    assert text[0].solution is None
+
+
+def test_a_list_of_messages_in_the_prompt_column_is_refused_with_its_type(read: Reader, tmp_path: Path) -> None:
+    rows = [{"problem": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}]
+    with pytest.raises(DataError, match="row 0: column 'problem' holds a list; accepted: text or a number"):
+        read(write(tmp_path, "jsonl", rows))
+
+
+def test_a_split_is_the_files_or_the_folder_named_after_it_and_may_be_a_slice(tmp_path: Path) -> None:
+    def rows(start: int, count: int) -> list[dict[str, Any]]:
+        return [{"problem": str(number), "answer": "0"} for number in range(start, start + count)]
+
+    def numbers(source: str) -> list[int]:
+        return [int(row["problem"]) for row in read_source(source)]
+
+    hub_like, by_folder, plain = tmp_path / "hub", tmp_path / "by_folder", tmp_path / "plain"
+    write(hub_like / "data", "parquet", rows(0, 2), stem="train-00000-of-00002")
+    write(hub_like / "data", "parquet", rows(2, 2), stem="train-00001-of-00002")
+    write(hub_like / "data", "parquet", rows(10, 3), stem="test-00000-of-00001")
+    write(hub_like / "data", "parquet", rows(20, 1), stem="training_notes")
+    write(by_folder / "test", "jsonl", rows(5, 1), stem="part")
+    write(by_folder / "train", "jsonl", rows(7, 2), stem="part")
+    write(plain, "json", rows(0, 3), stem="first")
+    write(plain, "json", rows(3, 3), stem="second")
+    assert numbers(str(hub_like)) == numbers(f"{hub_like}@train") == [0, 1, 2, 3]
+    assert numbers(f"{hub_like}@test") == [10, 11, 12]
+    assert numbers(f"{hub_like}@train[1:3]") == [1, 2]
+    assert numbers(f"{hub_like}@test[:1]") == [10]
+    assert numbers(str(by_folder)) == [7, 8]
+    assert numbers(f"{by_folder}@test") == [5]
+    assert numbers(str(plain)) == [0, 1, 2, 3, 4, 5]
+    assert numbers(f"{plain / 'first.json'}@train[:50%]") == [0, 1]
+    for source, words in (
+        (f"{hub_like}@validation", "no file there is named 'validation'.*test-00000-of-00001.parquet"),
+        (f"{plain / 'first.json'}@test", "a file has the one split train, got 'test'"),
+        (f"{plain}@train[", r"the split 'train\[' is neither"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read_source(source)
+
+
+def test_a_folder_of_two_formats_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "json", ROWS[:1], stem="a")
+    write(tmp_path, "csv", [{"problem": "?", "answer": "1"}], stem="b")
+    with pytest.raises(
+        ConfigError, match=r"no data of one kind there; accepted: \.parquet, \.json, \.jsonl, \.csv, \.arrow"
+    ):
+        read_source(str(tmp_path))
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Counts row checks that were really made, with a cache of the test's own."""
+    made: list[str] = []
+    real = row_checks.check_rows
+
+    def counted(rows: Any, **settings: Any) -> Any:
+        made.append(settings["source"])
+        return real(rows, **settings)
+
+    monkeypatch.setattr("cepo.data.dataset.check_rows", counted)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return made
+
+
+def test_a_second_start_checks_0_rows_and_gives_the_same_set(
+    read: Reader, tmp_path: Path, picture_folder: Path, checks: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [ROWS[0], ROWS[1], ROWS[0] | {"problem": "Why? " * 200}, ROWS[0] | {"answer": " "}, ROWS[2]]
+    file = write(tmp_path, "jsonl", rows)
+    settings = {"image_dir": str(picture_folder), "max_prompt_length": 200, "skip_bad_rows": True}
+    first = read(file, **settings)
+    with caplog.at_level(logging.INFO, logger="cepo"):
+        second = read(file, **settings)
+    assert len(checks) == 1
+    assert "the 5 rows were checked by an earlier run" in caplog.text
+    for problems in (first, second):
+        assert [problem.prompt_id for problem in problems] == ["0", "1", "4"]
+        assert problems.skipped == {"bad": 1, "overlong": 1}
+        assert problems.most_images == 2
+
+
+def test_changed_data_pictures_settings_template_and_tokenizer_are_checked_again(
+    read: Reader, tmp_path: Path, checks: list[str], tiny_processing: Processing
+) -> None:
+    picture(1).save(tmp_path / "a.png")
+    template = tmp_path / "prompt.jinja"
+    template.write_text("{{ content }} Think.")
+    file = write(tmp_path, "jsonl", ROWS[:2])
+    settings: dict[str, Any] = {"image_dir": str(tmp_path), "format_prompt": str(template)}
+    read(file, **settings)
+    read(file, **settings, shuffle=False, seed=9)
+    assert len(checks) == 1, "neither order nor seed decides which rows can be used"
+    read(file, **settings, max_prompt_length=512)
+    assert len(checks) == 2
+    read(file, **settings, max_pixels=2048)
+    assert len(checks) == 3
+    template.write_text("{{ content }} Think twice.")
+    read(file, **settings)
+    assert len(checks) == 4
+    write(tmp_path, "jsonl", ROWS[:1])
+    assert len(read(file, **settings)) == 1
+    assert len(checks) == 5
+    write(tmp_path, "jsonl", ROWS[:2])
+    (tmp_path / "a.png").write_bytes(b"no longer a picture")
+    with pytest.raises(DataError, match="cannot be read"):
+        read(file, **settings)
+    picture(2).save(tmp_path / "a.png")
+    read(file, **settings)
+    before = len(checks)
+    other = Processing(
+        tiny_processing.tokenizer.name_or_path, chat_template=tiny_processing.tokenizer.chat_template + "{# other #}"
+    )
+    ProblemSet(str(file), DataConfig(train_files=str(file), **settings), other)
+    assert len(checks) == before + 1
+
+
+def test_a_damaged_or_unwritable_cache_costs_a_check_and_a_warning(
+    read: Reader, tmp_path: Path, checks: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path, "jsonl", ROWS[:1])
+    read(file)
+    (kept,) = (tmp_path / "cache" / "cepo" / "row-checks").iterdir()
+    kept.write_text("{")
+    assert len(read(file)) == 1
+    assert len(checks) == 2
+    assert "cannot be read, so rows are checked again" in caplog.text
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert len(read(file)) == 1
+    assert "is not kept for the next start" in caplog.text
+
+
+PROGRESS = """
+from cepo.data.row_checks import RowRules, check_rows
+rules = RowRules(max_prompt_length=9, filter_overlong_prompts=True, skip_bad_rows=False)
+checked = check_rows([{}] * 400, num_rows=400, source="source.jsonl", rules=rules, measure=lambda row: (1, 0))
+assert len(checked.usable) == 400
+"""
+
+
+def test_progress_shows_on_a_terminal_and_0_bytes_elsewhere() -> None:
+    command = [sys.executable, "-c", PROGRESS]
+    piped = subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=60, check=True)
+    assert piped.stderr == piped.stdout == b""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color"}
+    done = subprocess.run(command, cwd=REPOSITORY, stderr=theirs, timeout=60, check=True, env=environment)
+    os.close(theirs)
+    shown = b""
+    while piece := _read_some(ours):
+        shown += piece
+    os.close(ours)
+    assert done.returncode == 0
+    assert b"checking source.jsonl" in shown
+
+
+def _read_some(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # a terminal whose other end is closed
+        return b""
+
+
+def test_a_picture_of_each_kind_value_opens_to_the_same_size(picture_folder: Path) -> None:
+    from cepo.data.images import open_image
+
+    content = (picture_folder / "b.jpg").read_bytes()
+    values = [content, str(picture_folder / "b.jpg"), "b.jpg", {"bytes": content}, {"bytes": None, "path": "b.jpg"}]
+    values.append(Image.open(io.BytesIO(content)))
+    assert {open_image(value, str(picture_folder)).size for value in values} == {(96, 64)}
