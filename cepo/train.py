@@ -183,8 +183,8 @@ def _objective_settings(config: RunConfig) -> ObjectiveSettings:
 
 def with_embedded_world(config: RunConfig) -> RunConfig:
     """Replaces `microgeo:*` by the paths of the embedded world, which is built if it is not in the cache."""
-    data, model = config.data, config.worker.actor.model
-    names = (data.train_files, data.val_files or "", model.model_path)
+    data, model, critic = config.data, config.worker.actor.model, config.worker.critic
+    names = (data.train_files, data.val_files or "", model.model_path, critic.model.model_path or "")
     if not any(name.startswith("microgeo:") for name in names):
         return config
     from cepo.microgeo.world import build_world
@@ -202,7 +202,10 @@ def with_embedded_world(config: RunConfig) -> RunConfig:
     )
     new_model = dataclasses.replace(model, model_path=places.get(model.model_path, model.model_path))
     actor = dataclasses.replace(config.worker.actor, model=new_model)
-    return dataclasses.replace(config, data=new_data, worker=dataclasses.replace(config.worker, actor=actor))
+    critic_path = places.get(critic.model.model_path or "", critic.model.model_path)
+    critic = dataclasses.replace(critic, model=dataclasses.replace(critic.model, model_path=critic_path))
+    worker = dataclasses.replace(config.worker, actor=actor, critic=critic)
+    return dataclasses.replace(config, data=new_data, worker=worker)
 
 
 def _problem_sets(config: RunConfig, processing: Processing) -> tuple[ProblemSet, ProblemSet | None]:
