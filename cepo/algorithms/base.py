@@ -71,6 +71,18 @@ class Estimator(ABC):
         """The learning signal of every response token at the 0-based rollout step `step`."""
 
 
+class GroupRelativeEstimator(Estimator):
+    """A method whose signal is a multiple of how a rollout compares with the others of its group."""
+
+    needs_group = True
+
+    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        """Rollouts of groups whose rewards differ; all others have A = 0."""
+        from cepo.algorithms import credit  # needs torch, which reading a config must not load
+
+        return credit.live_rows(rewards, group_ids)
+
+
 def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
     """Class decorator that makes a method available as `algorithm.adv_estimator=<name>`.
 

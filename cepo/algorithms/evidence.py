@@ -5,23 +5,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from cepo.algorithms.base import Estimator
+from cepo.algorithms.base import GroupRelativeEstimator
 from cepo.algorithms.settings import EvidenceConfig, TeacherConfig
 from cepo.types import TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int64
+    from jaxtyping import Float
     from torch import Tensor
 
 
-class EvidenceEstimator(Estimator):
+class EvidenceEstimator(GroupRelativeEstimator):
     """`A_hat_t = A * (1 + lambda(k) * (w_t - 1))` with `w_t = clip(exp(sign(A) * delta_t), 1 - r, 1 + r)`.
 
     Degenerate cases, each exactly GRPO: lambda = 0 (no teacher is asked), r = 0, delta = 0.
     """
 
     config: EvidenceConfig
-    needs_group = True
 
     @property
     def teacher(self) -> TeacherConfig:
@@ -35,15 +34,9 @@ class EvidenceEstimator(Estimator):
         """False where lambda(step) = 0: the weights would not be read."""
         return self.config.lambda_at(step) > 0 and self.config.clip_radius > 0
 
-    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """Rollouts of groups whose rewards differ; all others have A = 0, whatever their evidence."""
-        from cepo.algorithms import credit  # needs torch, which reading a config must not load
-
-        return credit.live_rows(rewards, group_ids)
-
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Evidence-weighted advantages; plain GRPO where no teacher was needed."""
-        from cepo.algorithms import credit
+        from cepo.algorithms import credit  # needs torch, which reading a config must not load
         from cepo.metrics import mean_value
 
         rewards, mask = batch.rewards, batch.response_mask

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from cepo.algorithms.base import Estimator, register_estimator
+from cepo.algorithms.base import GroupRelativeEstimator, register_estimator
 from cepo.types import TokenBatch, TokenSignal
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int64
-    from torch import Tensor
 
 
 @register_estimator("rloo")
-class Rloo(Estimator):
+class Rloo(GroupRelativeEstimator):
     """`A_i = R_i - mean of the other rewards of the group` for all tokens of rollout i. No teacher.
 
     Source: Ahmadian et al. 2024. It is `n / (n - 1)` times GRPO's advantage without the division by the deviation.
@@ -24,17 +19,9 @@ class Rloo(Estimator):
     class Config:
         """Nothing to set."""
 
-    needs_group = True
-
-    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """Rollouts of groups whose rewards differ; all others have A = 0."""
-        from cepo.algorithms import credit  # needs torch, which reading a config must not load
-
-        return credit.live_rows(rewards, group_ids)
-
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """The leave-one-out advantage on every response token, 0 on padding."""
-        from cepo.algorithms import credit
+        from cepo.algorithms import credit  # needs torch, which reading a config must not load
 
         del step
         rewards = batch.rewards

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -11,6 +12,7 @@ from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.metrics import Metrics, mean_of
+from cepo.models.processing import EncodedPrompt
 from cepo.rollout.base import Generation
 from cepo.trainer.backend import Backend
 from cepo.types import Reference
@@ -23,8 +25,16 @@ MENTIONS = re.compile(
 """Words by which a response refers to an answer that its prompt does not hold."""
 
 
+class ValidationSample(NamedTuple):
+    """One response to a held-out problem, with the prompt it answers."""
+
+    problem: Problem
+    prompt: EncodedPrompt
+    generation: Generation
+
+
 def leak_metrics(
-    samples: Sequence[tuple[Problem, Generation]],
+    samples: Sequence[ValidationSample],
     responses: Sequence[str],
     correct: torch.Tensor,
     contexts: ContextBuilder,
@@ -39,8 +49,7 @@ def leak_metrics(
     over each response, mean over responses.
     """
     plain, hinted = [], []
-    for problem, generation in samples:
-        prompt = contexts.student(problem)
+    for problem, prompt, generation in samples:
         text = contexts.reference_text(Reference(text=problem.ground_truth))
         plain.append(ScoringRow(context=prompt, response_ids=generation.response_ids))
         context = contexts.teacher(problem, prompt, text)

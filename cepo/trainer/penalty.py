@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cepo.config.schema import AlgorithmConfig
-from cepo.losses.kl import KLController, kl_penalty
+from cepo.losses.kl import KLController, kl_penalty, penalised_rewards
 from cepo.metrics import Metrics, mean_of, mean_value
 from cepo.trainer.rollouts import RolloutBatch
 from cepo.trainer.state import TrainerState
@@ -22,7 +22,9 @@ def penalise(batch: RolloutBatch, algorithm: AlgorithmConfig, state: TrainerStat
     metrics: Metrics = {"critic/kl": measured}
     if algorithm.use_kl_loss:
         return metrics
-    batch.reward_penalties = (state.kl_coefficient * penalties).where(batch.response_mask, 0.0)
+    batch.penalised_rewards = penalised_rewards(
+        batch.outcome_rewards(), penalties, batch.response_mask, state.kl_coefficient
+    )
     metrics["critic/kl_coef"] = mean_value(state.kl_coefficient)
     controller = KLController(kl_type=algorithm.kl_type, kl_target=algorithm.kl_target, kl_horizon=algorithm.kl_horizon)
     state.kl_coefficient = controller.next_coefficient(

@@ -27,7 +27,7 @@ class RolloutBatch:
         reward_baselines: (B,) the greedy response's reward, for methods that compare with it.
         reference_log_probs: (B, T) of the initial weights, under a KL penalty.
         reference_divergence: (B, T) KL over the vocabulary from the initial weights, for the penalty `full`.
-        reward_penalties: (B, T) what a KL in the reward takes from each token's reward.
+        penalised_rewards: (B, T) token rewards less a KL in the reward; None without one.
         values: (B, T) the critic's value before each token, for methods with a critic.
         live: (B,) rows whose signal can be non-zero; the others get no pass.
         old_log_probs: (B, T); rows that are not live hold the rollout engine's own.
@@ -50,7 +50,7 @@ class RolloutBatch:
     reward_baselines: Tensor | None = None
     reference_log_probs: Tensor | None = None
     reference_divergence: Tensor | None = None
-    reward_penalties: Tensor | None = None
+    penalised_rewards: Tensor | None = None
     values: Tensor | None = None
     live: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
     old_log_probs: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
@@ -97,17 +97,17 @@ class RolloutBatch:
         prompt = context or self.prompts[row // self.group_size]
         return ScoringRow(context=prompt, response_ids=self.generations[row].response_ids)
 
-    def token_level_rewards(self) -> Tensor:
-        """(B, T) the outcome reward on the last response token, less what a KL in the reward takes from every token."""
+    def outcome_rewards(self) -> Tensor:
+        """(B, T) the outcome reward on the last response token, 0 elsewhere."""
         rewards = torch.zeros(self.response_mask.shape)
         last = self.response_mask.sum(dim=1) - 1
         rewards[torch.arange(len(last)), last] = self.rewards
-        return rewards if self.reward_penalties is None else rewards - self.reward_penalties
+        return rewards
 
     def token_batch(self) -> TokenBatch:
         """What the estimator sees."""
         return TokenBatch(
-            token_level_rewards=self.token_level_rewards(),
+            token_level_rewards=self.outcome_rewards() if self.penalised_rewards is None else self.penalised_rewards,
             response_mask=self.response_mask,
             old_log_probs=self.old_log_probs,
             group_ids=self.group_ids,

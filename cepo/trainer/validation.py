@@ -14,9 +14,8 @@ from cepo.data.dataset import Problem, ProblemSet
 from cepo.metrics import Metrics, mean_of, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rewards import RewardPool
-from cepo.rollout.base import Generation, GenerationRequest
 from cepo.trainer.backend import Backend
-from cepo.trainer.leak import leak_metrics
+from cepo.trainer.leak import ValidationSample, leak_metrics
 from cepo.trainer.measures import correctness, reward_input
 from cepo.trainer.sampling import generation_request, validation_settings
 
@@ -50,8 +49,18 @@ class Validator:
         parts: list[Metrics] = []
         rows: list[Mapping[str, Any]] = []
         for start, problems in self._batches():
-            groups = backend.generate([self._request(problem) for problem in problems], self._settings)
-            samples = [(problem, one) for problem, group in zip(problems, groups, strict=True) for one in group]
+            prompts = [self._contexts.student(problem) for problem in problems]
+            seed = self._config.worker.rollout.seed
+            requests = [
+                generation_request(problem, prompt, seed=seed, step=VALIDATION_STEP)
+                for problem, prompt in zip(problems, prompts, strict=True)
+            ]
+            groups = backend.generate(requests, self._settings)
+            samples = [
+                ValidationSample(problem, prompt, one)
+                for problem, prompt, group in zip(problems, prompts, groups, strict=True)
+                for one in group
+            ]
             metrics, recorded = self._score(samples, backend, first=start * self._settings.num_samples)
             parts.append(metrics)
             rows += recorded
@@ -63,18 +72,14 @@ class Validator:
         for start in range(0, len(self._problems), size):
             yield start, self._problems[start : start + size]
 
-    def _request(self, problem: Problem) -> GenerationRequest:
-        prompt = self._contexts.student(problem)
-        return generation_request(problem, prompt, seed=self._config.worker.rollout.seed, step=VALIDATION_STEP)
-
     def _score(
-        self, samples: list[tuple[Problem, Generation]], backend: Backend, *, first: int
+        self, samples: list[ValidationSample], backend: Backend, *, first: int
     ) -> tuple[Metrics, list[Mapping[str, Any]]]:
         skip = self._config.worker.reward.skip_special_tokens
-        responses = [self._processing.decode(one.response_ids, skip_special_tokens=skip) for _, one in samples]
+        responses = [self._processing.decode(one.response_ids, skip_special_tokens=skip) for _, _, one in samples]
         inputs = [
             reward_input(problem, response, len(one.response_ids))
-            for (problem, one), response in zip(samples, responses, strict=True)
+            for (problem, _, one), response in zip(samples, responses, strict=True)
         ]
         scores = self._rewards.score(inputs).scores
         algorithm = self._config.algorithm
@@ -82,7 +87,7 @@ class Validator:
         metrics: Metrics = {
             "val/reward": mean_of(torch.tensor([score["overall"] for score in scores])),
             "val/accuracy": mean_of(correct),
-            "val/response_length": mean_of(torch.tensor([len(one.response_ids) for _, one in samples])),
+            "val/response_length": mean_of(torch.tensor([len(one.response_ids) for _, _, one in samples])),
             "val/num_samples": sum_value(len(scores)),
         }
         probed = max(0, self._config.trainer.leak_probe_size - first)
@@ -97,7 +102,9 @@ class Validator:
                 "ground_truth": problem.ground_truth,
                 "accuracy": float(accuracy),
             }
-            for number, ((problem, _), response, accuracy) in enumerate(zip(samples, responses, correct, strict=True))
+            for number, ((problem, _, _), response, accuracy) in enumerate(
+                zip(samples, responses, correct, strict=True)
+            )
             if (first + number) // self._settings.num_samples in self._recorded
         ]
         return metrics, rows

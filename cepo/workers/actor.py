@@ -194,10 +194,4 @@ class Actor:
         return {name: states for name, states in found.items() if states is not None}
 
     def _collate(self, rows: Sequence[ScoringRow]) -> CollatedRows:
-        return collate(
-            rows,
-            pad_token_id=self._processing.pad_token_id,
-            image_token_id=self._processing.image_token_id,
-            merge_size=self._processing.merge_size,
-            device=self.device,
-        )
+        return collate(rows, processing=self._processing, device=self.device)

@@ -81,10 +81,4 @@ class Critic:
         return metrics
 
     def _collate(self, rows: Sequence[ScoringRow]) -> CollatedRows:
-        return collate(
-            rows,
-            pad_token_id=self._processing.pad_token_id,
-            image_token_id=self._processing.image_token_id,
-            merge_size=self._processing.merge_size,
-            device=self.device,
-        )
+        return collate(rows, processing=self._processing, device=self.device)

@@ -15,7 +15,7 @@ from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
 from cepo.models import family
 from cepo.models.positions import context_positions, sequence_positions
-from cepo.models.processing import ImageInputs
+from cepo.models.processing import ImageInputs, Processing
 from cepo.types import DivergenceConfig
 
 HEAD_CHUNK_ELEMENTS = 2**25
@@ -48,12 +48,10 @@ class CollatedRows:
     image_order: tuple[int, ...]
 
 
-def collate(
-    rows: Sequence[ScoringRow], *, pad_token_id: int, image_token_id: int | None, merge_size: int, device: torch.device
-) -> CollatedRows:
+def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device) -> CollatedRows:
     """Brings rows into tensors on `device`; contexts and pictures that rows share are handled once."""
     longest = max(row.num_tokens for row in rows)
-    input_ids = torch.full((len(rows), longest), pad_token_id)
+    input_ids = torch.full((len(rows), longest), processing.pad_token_id)
     position_ids = torch.zeros(3, len(rows), longest, dtype=torch.long)
     places: list[Tensor] = []
     positions: dict[int, Tensor] = {}
@@ -64,7 +62,10 @@ def collate(
         context, length = row.context, row.num_tokens
         if id(context) not in positions:
             positions[id(context)] = context_positions(
-                context.token_ids, context.images, image_token_id=image_token_id, merge_size=merge_size
+                context.token_ids,
+                context.images,
+                image_token_id=processing.image_token_id,
+                merge_size=processing.merge_size,
             )
         input_ids[index, :length] = torch.tensor((*context.token_ids, *row.response_ids))
         position_ids[:, index, :length] = sequence_positions(positions[id(context)], len(row.response_ids))

@@ -160,9 +160,7 @@ def test_scores_of_padded_rows_are_those_of_the_model_alone_to_1e_5(text_model: 
         ScoringRow(context=processing.encode(text, None), response_ids=response)
         for text, response in (("Find x.", (40, 41, 42, 43, 44)), ("What is the area of the circle?", (60, 61)))
     ]
-    batch = collate(
-        rows, pad_token_id=processing.pad_token_id, image_token_id=None, merge_size=1, device=torch.device("cpu")
-    )
+    batch = collate(rows, processing=processing, device=torch.device("cpu"))
     with torch.no_grad():
         scored, _ = ScoringModel(model, temperature=1.0)(batch)
         alone = []
