@@ -29,7 +29,8 @@ class Estimator(ABC):
 
     `distilled_view`: the view whose whole distribution the update needs, not its log-probs of sampled tokens alone.
     `needs_group`: compares the responses to one prompt, so at least two are needed. `needs_baseline`: reads the reward of a
-    greedy response to each prompt. `needs_values`: reads a critic's values, and returns its targets.
+    greedy response to each prompt. `needs_values`: reads a critic's values, and returns its targets. `shared_settings`: for
+    settings `algorithm.<key>` that several methods have, the method's own name of it, which wins where both are written.
 
     A subclass is registered by name, declares its `views` (teacher contexts, in a fixed order) and holds no state between
     steps: everything random or scheduled is a function of its config and the step.
@@ -42,6 +43,7 @@ class Estimator(ABC):
     needs_group: bool = False  # a class's own, unless its settings decide
     needs_baseline: ClassVar[bool] = False
     needs_values: ClassVar[bool] = False
+    shared_settings: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -26,6 +26,7 @@ class ReinforcePlusPlus(Estimator):
             require(0 <= self.gamma <= 1, "gamma", self.gamma, "0 <= gamma <= 1")
 
     config: Config
+    shared_settings = {"gamma": "gamma"}  # noqa: RUF012
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """The whitened return of every response token, 0 on padding."""

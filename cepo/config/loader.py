@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from cepo.algorithms import available_estimators, build_config, estimator_class, load_plugin
-from cepo.config.easyr1 import is_engine_key, refuse_engine_keys, report_engine_keys
+from cepo.config.easyr1 import (
+    drop_empty_values,
+    is_engine_key,
+    refuse_engine_keys,
+    refuse_unknown_engine_keys,
+    report_engine_keys,
+)
+from cepo.config.easyr1_keys import EASYR1_KEYS
 from cepo.config.options import has_default, rule_of
 from cepo.config.paths import located, located_data, split_function
 from cepo.config.schema import AlgorithmConfig, RunConfig
@@ -45,6 +52,7 @@ def load_config(argv: Sequence[str]) -> RunConfig:
         _check_keys(source, estimators)
     tree = _resolved(merged, origins)
     refuse_engine_keys(tree, origins)
+    drop_empty_values(tree)
     run = build_run(tree, origins)
     report_engine_keys(tree, origins)
     return run
@@ -165,6 +173,7 @@ def _check_keys(source: Source, estimators: Sequence[str]) -> None:
         for name, value in tree.items():
             key = f"{path}{name}"
             if is_engine_key(key):
+                refuse_unknown_engine_keys(key, value, source.origins)
                 continue
             if name not in known:
                 raise source.origins.error(key, _unknown_key(str(name), path, known))
@@ -180,8 +189,9 @@ def _check_keys(source: Source, estimators: Sequence[str]) -> None:
 
 
 def _unknown_key(name: str, path: str, known: Sequence[str]) -> str:
-    near = did_you_mean(name, known)
-    elsewhere = [key for key in known_keys() if key.rpartition(".")[2] == name]
+    beside = {key.removeprefix(path).partition(".")[0] for key in EASYR1_KEYS if key.startswith(path)}
+    near = did_you_mean(name, [*known, *sorted(beside - set(known))])
+    elsewhere = [key for key in [*known_keys(), *EASYR1_KEYS] if key.rpartition(".")[2] == name]
     if elsewhere:
         near = f" Did you mean '{elsewhere[0]}'?"
     where = f"under '{path[:-1]}'" if path else "at the top"
@@ -201,6 +211,20 @@ def known_keys(section: type[Any] = RunConfig, path: str = "") -> list[str]:
     return keys
 
 
+def default_settings() -> dict[str, Any]:
+    """The default of every dotted key of the schema that has one, without the method sections."""
+
+    def below(tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+        for name, value in tree.items():
+            if isinstance(value, dict) and f"{path}{name}" not in keys:
+                yield from below(value, f"{path}{name}.")
+            else:
+                yield f"{path}{name}", value
+
+    keys = set(known_keys())
+    return dict(below(_defaults(RunConfig), ""))
+
+
 def _method_names(algorithm: Any) -> list[str]:
     fields = {field.name for field in dataclasses.fields(AlgorithmConfig)}
     return [name for name in algorithm if name not in fields and not is_engine_key(f"algorithm.{name}")]
@@ -215,11 +239,18 @@ def _with_methods(run: RunConfig, sections: Mapping[str, Any], origins: Origins)
         raise origins.error("algorithm.adv_estimator", str(error)) from None
     methods: dict[str, Mapping[str, Any]] = {}
     for name in sorted({chosen, *sections}):
+        shared = {own: getattr(run.algorithm, key) for key, own in estimator_class(name).shared_settings.items()}
         try:
-            methods[name] = _plain(dataclasses.asdict(build_config(name, sections.get(name))))
+            section = build_config(name, _over(shared, sections.get(name)))
+            methods[name] = _plain(dataclasses.asdict(section))
         except ConfigError as error:
             raise origins.error(_key_named_in(str(error), f"algorithm.{name}", origins), str(error)) from None
     return dataclasses.replace(run, algorithm=dataclasses.replace(run.algorithm, methods=methods))
+
+
+def _over(shared: Mapping[str, Any], section: Any) -> Any:
+    """A method's section over the settings it shares with other methods; anything but a section is left to its reader."""
+    return {**shared, **(section or {})} if section is None or isinstance(section, Mapping) else section
 
 
 def _key_named_in(message: str, section: str, origins: Origins) -> str:

@@ -22,14 +22,14 @@ class DataConfig:
         metadata=described("Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`.")
     )
     val_files: str | None = option(None, "Validation set, in the same forms; null: no validation.")
-    prompt_key: str = option("problem", "Column with the question.")
+    prompt_key: str = option("prompt", "Column with the question.")
     answer_key: str = option("answer", "Column with the reference answer.")
     solution_key: str = option("solution", "Column with a worked solution; a dataset need not have it.")
     image_key: str = option("images", "Column with the list of images; a row may have none.")
     image_dir: str | None = option(None, "Folder put before image paths given as text.")
-    max_prompt_length: int = option(2048, "Prompt tokens, expanded image tokens included.", minimum=1)
-    max_response_length: int = option(2048, "Tokens a response may have.", minimum=1)
-    rollout_batch_size: int = option(32, "Prompts per training step.", minimum=1)
+    max_prompt_length: int = option(512, "Prompt tokens, expanded image tokens included.", minimum=1)
+    max_response_length: int = option(512, "Tokens a response may have.", minimum=1)
+    rollout_batch_size: int = option(512, "Prompts per training step.", minimum=1)
     mini_rollout_batch_size: int | None = option(
         None, "Prompts sampled in one round under online filtering; null: rollout_batch_size.", minimum=1
     )
@@ -39,12 +39,12 @@ class DataConfig:
     shuffle: bool = option(True, "Visit the training rows in a seeded random order; false: in their own order.")
     seed: int = option(1, "Seed of that order.", minimum=0)
     min_pixels: int | None = option(
-        None,
+        262144,
         "Enlarge images below this pixel count; null: the processor's own limit, which keeps small figures cheap.",
         minimum=1,
     )
     max_pixels: int | None = option(
-        None, "Shrink images above this pixel count; null: the processor's own limit.", minimum=1
+        4194304, "Shrink images above this pixel count; null: the processor's own limit.", minimum=1
     )
     filter_overlong_prompts: bool = option(
         True, "Drop and count rows whose prompt exceeds max_prompt_length; false: such a row is an error."
@@ -69,6 +69,10 @@ class AlgorithmConfig:
     kl_type: Literal["fixed", "adaptive"] = option("fixed", "Whether that weight follows the KL; in the reward only.")
     kl_horizon: float = option(10000.0, "How slowly it follows, in sequences.", above=0)
     kl_target: float = option(0.1, "The KL it aims at, in nats.", above=0)
+    gamma: float = option(
+        1.0, "Discount of later rewards, for methods that have one, unless their own section says.", minimum=0, maximum=1
+    )
+    lam: float = option(1.0, "Lambda of generalised advantages, likewise.", minimum=0, maximum=1)
     online_filtering: bool = option(
         False, "Keep groups whose mean filter_key lies between the bounds; sample again for others."
     )
@@ -114,7 +118,9 @@ class OptimConfig:
     lr: float = option(1e-6, "Peak learning rate.", minimum=0)
     betas: list[float] = option([0.9, 0.999], "Adam's decay rates.", length=2, minimum=0, below=1)
     weight_decay: float = option(0.01, "Decoupled weight decay.", minimum=0)
-    strategy: Literal["adamw"] = option("adamw", "Optimizer.")
+    strategy: Literal["adamw", "adamw_bf16"] = option(
+        "adamw", "Optimizer; adamw_bf16: momentum in bf16, and what rounding takes from a bf16 weight is carried on."
+    )
     lr_warmup_ratio: float = option(0.0, "Warm-up as a share of all training steps.", minimum=0, maximum=1)
     lr_warmup_steps: int | None = option(None, "Warm-up steps; null: lr_warmup_ratio decides.", minimum=0)
     min_lr_ratio: float | None = option(None, "Floor of the cosine as a share of lr; null: 0.", minimum=0, maximum=1)
@@ -137,7 +143,7 @@ class FsdpConfig:
 class ActorConfig:
     """`worker.actor.*`: the trained policy and its update."""
 
-    global_batch_size: int = option(32, "Prompts per optimizer step.", minimum=1)
+    global_batch_size: int = option(256, "Prompts per optimizer step.", minimum=1)
     micro_batch_size_per_device_for_update: int = option(4, "Samples per forward and backward pass.", minimum=1)
     micro_batch_size_per_device_for_experience: int = option(16, "Samples per log-prob pass.", minimum=1)
     max_grad_norm: float = option(1.0, "Gradient norm is clipped to this.", above=0)
@@ -201,7 +207,7 @@ class RolloutConfig:
     name: Literal["auto", "vllm", "transformers"] = option(
         "auto", "Generator; auto: vLLM where it is installed, else transformers."
     )
-    n: int = option(8, "Responses per prompt.", minimum=1)
+    n: int = option(1, "Responses per prompt.", minimum=1)
     temperature: float = option(1.0, "Sampling temperature; log-probs are of logits divided by it.", above=0)
     top_p: float = option(1.0, "Nucleus sampling; not mirrored in log-probs.", above=0, maximum=1)
     top_k: int = option(-1, "Sample among the k likeliest tokens; not mirrored in log-probs.", minimum=1, off=-1)
@@ -214,7 +220,6 @@ class RolloutConfig:
     max_num_batched_tokens: int = option(8192, "Tokens the engine handles in one pass.", minimum=1)
     ignore_eos: bool = option(False, "Generate up to the full length whatever the model says.")
     disable_tqdm: bool = option(False, "Show no progress while generating.")
-    tensor_parallel_size: int = option(1, "Devices that share one engine; this release runs 1.", minimum=1, maximum=1)
     val_override_config: Mapping[str, Any] = option(
         {},
         "Sampling settings that differ in validation: n, temperature (0: greedy), top_p, top_k.",
@@ -282,8 +287,8 @@ class TrainerConfig:
     find_last_checkpoint: bool = option(True, "Resume from the run folder's last checkpoint, if there is one.")
     max_try_make_batch: int = option(
         20,
-        "Rounds of sampling for one step under online filtering; then the batch is filled with filtered groups.",
-        minimum=1,
+        "Rounds of sampling for one step under online filtering; then the batch is filled with filtered groups. 0 or less: "
+        "as many rounds as it takes.",
     )
     plugins: list[str] = option([], "Python files that register further methods.")
     seed: int = option(1, "Seed of everything that has none of its own.", minimum=0)

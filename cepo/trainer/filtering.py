@@ -21,12 +21,13 @@ def collect_batch(
     """Asks round after round until `num_groups` groups have `filter_low < mean(filter_key) < filter_high`.
 
     A round without any such group is no reason to stop. After `max_rounds` the batch is filled with groups that were left
-    out, with a warning: they have little or no gradient, but the step counts.
+    out, with a warning: they have little or no gradient, but the step counts. `max_rounds` of 0 or less sets no end.
     """
     kept: list[RolloutBatch] = []
     left_out: list[RolloutBatch] = []
     rounds = 0
-    while len(kept) < num_groups and (rounds < max_rounds or len(kept) + len(left_out) < num_groups):
+    endless = max_rounds <= 0
+    while len(kept) < num_groups and (endless or rounds < max_rounds or len(kept) + len(left_out) < num_groups):
         rounds += 1
         for group in next_round().split_groups():
             value = group_mean(group, algorithm.filter_key)

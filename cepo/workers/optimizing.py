@@ -13,12 +13,14 @@ from torch.optim import Optimizer
 from cepo.config.schema import OptimConfig
 from cepo.data.batch import ScoringRow
 from cepo.metrics import Metrics, max_value, mean_value, sum_value
+from cepo.workers.compensated_adamw import CompensatedAdamW
 from cepo.workers.schedule import learning_rate_factor
 
 
 def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
-    """AdamW over the weights of `module` that are trained."""
-    return torch.optim.AdamW(
+    """AdamW over the weights of `module` that are trained, with the state that `optim.strategy` says."""
+    kind = CompensatedAdamW if optim.strategy == "adamw_bf16" else torch.optim.AdamW
+    return kind(
         [parameter for parameter in module.parameters() if parameter.requires_grad],
         lr=optim.lr,
         betas=(optim.betas[0], optim.betas[1]),

@@ -1,0 +1,88 @@
+"""AdamW on bf16 weights: against torch's, and where plain rounding would stop it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from cepo.config.schema import OptimConfig
+from cepo.workers.compensated_adamw import CompensatedAdamW
+from cepo.workers.optimizing import build_optimizer
+
+
+def trained(kind: type, start: Tensor, gradients: list[Tensor], **settings: float) -> Tensor:
+    weight = nn.Parameter(start.clone())
+    optimizer = kind([weight], **settings)
+    for gradient in gradients:
+        weight.grad = gradient.to(weight.dtype)
+        optimizer.step()
+    return weight.detach()
+
+
+def gradients(count: int, size: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    return [torch.randn(size, generator=generator).bfloat16().float() for _ in range(count)]
+
+
+def test_the_first_step_is_worked_out_by_hand() -> None:
+    # m / (1 - b1) = g and v / (1 - b2) = g^2 after one step, so the update is -lr (0.5 * 2 + 1) = -0.2.
+    weight = trained(CompensatedAdamW, torch.tensor([2.0]), [torch.tensor([3.0])], lr=0.1, weight_decay=0.5)
+    assert float(weight) == pytest.approx(1.8, abs=1e-6)
+
+
+def test_float32_weights_follow_torchs_adamw_to_the_rounding_of_a_bf16_momentum() -> None:
+    start, steps = torch.linspace(-1, 1, 64), gradients(50, 64)
+    settings = {"lr": 1e-3, "weight_decay": 0.01}
+    ours = trained(CompensatedAdamW, start, steps, **settings)
+    theirs = trained(torch.optim.AdamW, start, steps, **settings)
+    moved = (theirs - start).abs().max()
+    assert (ours - theirs).abs().max() < 0.01 * moved
+
+
+def test_400_updates_of_a_thousandth_of_the_rounding_step_move_a_bf16_weight_as_in_float32() -> None:
+    start, steps = torch.ones(8), [torch.ones(8)] * 400
+    settings = {"lr": 1e-5, "weight_decay": 0.0}
+    exact = trained(torch.optim.AdamW, start, steps, **settings)
+    rounded = trained(torch.optim.AdamW, start.bfloat16(), steps, **settings)
+    ours = trained(CompensatedAdamW, start.bfloat16(), steps, **settings)
+    assert (rounded == 1).all()
+    assert float(exact[0]) == pytest.approx(1 - 400e-5, rel=1e-5)
+    assert (ours.float() - exact).abs().max() <= 2**-9
+
+
+def test_a_variance_falls_once_gradients_are_small() -> None:
+    weight = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = CompensatedAdamW([weight], lr=0.0)
+    for gradient in [1.0, *[0.0] * 100]:
+        weight.grad = torch.full((1,), gradient, dtype=torch.bfloat16)
+        optimizer.step()
+    assert float(optimizer.state[weight]["exp_avg_sq"]) == pytest.approx(1e-3 * 0.999**100, rel=1e-4)
+
+
+def test_a_checkpoint_restores_its_state_so_that_the_next_step_is_the_same() -> None:
+    def model() -> tuple[nn.Linear, torch.optim.Optimizer]:
+        torch.manual_seed(3)
+        module = nn.Linear(4, 4, bias=False).bfloat16()
+        return module, build_optimizer(module, OptimConfig(lr=1e-4, strategy="adamw_bf16"))
+
+    def step(module: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+        for parameter in module.parameters():
+            parameter.grad = torch.randn(4, 4, generator=torch.Generator().manual_seed(seed)).bfloat16()
+        optimizer.step()
+
+    module, optimizer = model()
+    assert isinstance(optimizer, CompensatedAdamW)
+    for seed in range(3):
+        step(module, optimizer, seed)
+    weights, states = get_state_dict(module, optimizer)
+    weights = {name: value.clone() for name, value in weights.items()}
+    other, restored = model()
+    set_state_dict(other, restored, model_state_dict=weights, optim_state_dict=states)
+    kept, again = optimizer.state[module.weight], restored.state[other.weight]
+    assert {name: value.dtype for name, value in again.items()} == {name: value.dtype for name, value in kept.items()}
+    step(module, optimizer, 9)
+    step(other, restored, 9)
+    assert torch.equal(module.weight, other.weight)
+    assert torch.equal(optimizer.state[module.weight]["compensation"], restored.state[other.weight]["compensation"])

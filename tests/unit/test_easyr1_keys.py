@@ -1,0 +1,235 @@
+"""EasyR1's keys: the table against the reference it was made from, and this package's defaults against the table."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cepo.config import check_config, load_config
+from cepo.config.easyr1 import ENGINE_KEYS, NONE_GIVEN, engine_key_of, is_engine_key
+from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS, OTHER_DEFAULTS, EasyR1Key
+from cepo.config.loader import default_settings, known_keys
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NAMES_DATA_AND_MODEL = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
+HONOURED = [key for key in EASYR1_KEYS if not is_engine_key(key)]
+
+
+def reference() -> str:
+    folder = Path(os.environ.get("CEPO_REFERENCE", REPOSITORY.parent / "shared" / "reference"))
+    if not (folder / "EASYR1.md").is_file():
+        pytest.skip(f"the reference EASYR1.md is not in {folder}; CEPO_REFERENCE names its folder")
+    return (folder / "EASYR1.md").read_text(encoding="utf-8")
+
+
+def chapter(text: str, number: str) -> str:
+    """The text under one heading `number` up to the next heading of any level."""
+    return re.split(r"^#{2,3} ", text.split(f"### {number} ", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def names_in(cell: str) -> list[str]:
+    """`a.{b, c}` is a.b and a.c; `a.b_for_c / _for_d` is a.b_for_c and a.b_for_d."""
+    cell = cell.replace("`", "").strip()
+    if "{" in cell:
+        prefix, inside = cell.rstrip("}").split("{")
+        return [prefix + name.strip() for name in inside.split(",")]
+    first, _, second = cell.partition(" / ")
+    return [first, first[: first.rindex(second[: second.index("_", 1)])] + second] if second else [first]
+
+
+def values_in(cell: str, count: int) -> list[str]:
+    cell = re.sub(r"\*\*|[`≠]", "", cell).strip()
+    if count > 1 and cell not in ("–", "—", "as actor"):
+        return [value.strip() for value in re.split(r" / |, (?![^(]*\))", cell)]
+    return [cell] * count
+
+
+def written(text: str) -> Any:
+    """A value of the reference's tables; what follows an arrow or stands in brackets behind null is an explanation."""
+    text = text.split(" → ")[0].split("(bf16)")[0].strip().strip('"')
+    if text.startswith("{") and len(text) > 2:
+        return {name: written(value) for name, value in (part.split() for part in text[1:-1].split(","))}
+    if text.startswith(("(", "[")) and not any(mark in text for mark in "\"'"):
+        return [written(part.strip()) for part in text[1:-1].split(",")]
+    if re.fullmatch(r"-?[\d.]+(e-?\d+)?", text):
+        return float(text)
+    return {"null": None, "true": True, "false": False, "": ""}.get(text, yaml.safe_load(text) if text else "")
+
+
+def rows_of_the_reference(text: str) -> Iterator[tuple[str, str, Any, Any]]:
+    """(key, type, default, shipped value or the dash) for each key of sections 1.1 to 1.7, as written there."""
+    actor: dict[str, str] = {}
+    for number in ("1.1", "1.2", "1.3", "1.4", "1.5", "1.6", "1.7"):
+        for line in chapter(text, number).splitlines():
+            if not re.match(r"\| (data|algorithm|worker|trainer)\.", line):
+                continue
+            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            keys = names_in(cells[0])
+            defaults = values_in(cells[2], len(keys))
+            shipped = "—" if number == "1.5" else values_in(cells[3], 1)[0]
+            for key, default in zip(keys, defaults, strict=True):
+                name = key.split(".", 2)[2] if key.count(".") > 1 else key
+                if number == "1.3":
+                    actor[name] = default
+                yield key, cells[1], actor[name] if default == "as actor" else default, shipped
+
+
+def test_the_table_has_every_key_of_the_reference_with_its_type_default_and_yaml_value_and_no_other() -> None:
+    found: dict[str, EasyR1Key] = {"worker.hybrid_engine": EASYR1_KEYS["worker.hybrid_engine"]}
+    assert "`worker.hybrid_engine`: bool, true, absent from YAML" in reference()
+    for key, kind, default, shipped in rows_of_the_reference(reference()):
+        assert key not in found
+        ours = EASYR1_KEYS[key]
+        named = kind.split(" (")[0].replace("Tuple[str]", "list")
+        found[key] = EasyR1Key(
+            ours.kind if kind == "–" else named,
+            written(default),
+            () if shipped == "—" else (written(shipped),),
+        )
+    assert found == dict(EASYR1_KEYS)
+    assert len(found) == 176
+
+
+def test_the_fields_that_easyr1_fills_itself_are_those_of_the_reference() -> None:
+    listed = re.findall(r"`(worker\.[^`]*)`", chapter(reference(), "1.8").split("Shipped scripts")[0])
+    assert {name for cell in listed for name in names_in(cell)} == set(INTERNAL_KEYS)
+
+
+def test_every_key_is_honoured_or_has_a_reason_why_it_has_no_effect() -> None:
+    assert {key for key in [*EASYR1_KEYS, *INTERNAL_KEYS] if not is_engine_key(key)} == set(HONOURED)
+    assert set(HONOURED) <= set(known_keys())
+    assert not {key for key in known_keys() if is_engine_key(key)}
+    for section in ENGINE_KEYS:
+        assert any(key == section or key.startswith(f"{section}.") for key in [*EASYR1_KEYS, *INTERNAL_KEYS]), section
+
+
+@pytest.mark.parametrize("key", HONOURED)
+def test_a_default_is_easyr1s_or_differs_for_a_stated_reason(key: str) -> None:
+    ours, theirs = default_settings().get(key, "required"), EASYR1_KEYS[key].default
+    assert (ours != theirs) == (key in OTHER_DEFAULTS), f"{key}: {ours!r} here, {theirs!r} in EasyR1"
+    assert type(ours) is type(theirs) or key in OTHER_DEFAULTS
+
+
+def test_a_reason_is_stated_for_honoured_keys_alone() -> None:
+    assert set(OTHER_DEFAULTS) <= set(HONOURED)
+
+
+def tree_of(values: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *sections, name = key.split(".")
+        place = tree
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+    return tree
+
+
+def file_with(folder: Path, values: dict[str, Any]) -> str:
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree_of(values)), encoding="utf-8")
+    return f"config={folder / 'config.yaml'}"
+
+
+def test_a_yaml_with_every_key_at_its_documented_default_resolves_with_one_notice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    defaults = {key: entry.default for key, entry in EASYR1_KEYS.items()}
+    with caplog.at_level(logging.WARNING, logger="cepo.config"):
+        run = load_config([file_with(tmp_path, defaults), *NAMES_DATA_AND_MODEL])
+    without_effect = [key for key in EASYR1_KEYS if is_engine_key(key)]
+    (notice,) = [record.getMessage() for record in caplog.records]
+    assert notice.startswith(f"{len(without_effect)} EasyR1 keys without effect here:")
+    for key in without_effect:
+        reason = engine_key_of(key)
+        assert reason is not None
+        assert f"{key} ({tmp_path / 'config.yaml'}, line " in notice
+        assert reason.reason in notice
+    for key in HONOURED:
+        value: Any = run
+        for part in key.split("."):
+            value = getattr(value, part)
+        if f"{key}=" not in "".join(NAMES_DATA_AND_MODEL):
+            expected = default_settings()[key] if key in NONE_GIVEN else defaults[key]
+            assert value == expected, key
+
+
+LORA_SCRIPT = [
+    "data.train_files=hiyouga/geometry3k@train",
+    "data.val_files=hiyouga/geometry3k@test",
+    "worker.actor.model.model_path=Qwen/Qwen3-VL-4B-Instruct",
+    "worker.actor.model.lora.rank=64",
+    "worker.actor.model.lora.alpha=64",
+    "worker.actor.model.lora.exclude_modules='.*visual.*'",
+    "worker.actor.optim.lr=1e-5",
+    "worker.rollout.tensor_parallel_size=1",
+    "trainer.experiment_name=qwen3_vl_4b_geo_grpo_lora",
+]
+OTHER_SCRIPTS = {
+    "bf16": ["worker.actor.fsdp.torch_dtype=bf16", "worker.actor.optim.strategy=adamw_bf16"],
+    "gspo": [
+        "worker.actor.loss_type=gspo_token",
+        "worker.actor.loss_avg_mode=seq",
+        "worker.actor.clip_ratio_low=3e-4",
+        "worker.actor.clip_ratio_high=4e-4",
+        "algorithm.disable_kl=True",
+    ],
+    "dapo": [
+        "worker.actor.clip_ratio_low=0.2",
+        "worker.actor.clip_ratio_high=0.28",
+        "algorithm.disable_kl=True",
+        "algorithm.online_filtering=True",
+        "data.mini_rollout_batch_size=128",
+        "trainer.max_try_make_batch=-1",
+    ],
+    "cispo": ["worker.actor.loss_type=cispo", "worker.actor.clip_ratio_low=0.0", "worker.actor.clip_ratio_high=4.0"],
+    "compile": ["worker.ref.use_torch_compile=False", "worker.actor.use_torch_compile=False"],
+    "logger": ["trainer.logger=['console','wandb']", "worker.rollout.val_override_config={\"n\":16}"],
+}
+
+
+def easyr1s_file(folder: Path) -> str:
+    return file_with(folder, {key: entry.shipped[0] for key, entry in EASYR1_KEYS.items() if entry.shipped})
+
+
+def test_easyr1s_own_config_file_resolves_with_its_values(tmp_path: Path) -> None:
+    run = load_config([easyr1s_file(tmp_path)])
+    assert (run.data.train_files, run.data.prompt_key, run.data.max_prompt_length) == (
+        "hiyouga/math12k@train",
+        "problem",
+        2048,
+    )
+    assert (run.algorithm.kl_penalty, run.algorithm.kl_coef, run.algorithm.use_kl_loss) == ("low_var_kl", 1e-2, True)
+    assert (run.worker.rollout.n, run.worker.actor.global_batch_size) == (5, 128)
+    assert run.worker.rollout.val_override_config == {"temperature": 0.6, "top_p": 0.95, "n": 1}
+    assert (run.trainer.logger, run.trainer.n_gpus_per_node) == (["file", "wandb"], 8)
+
+
+def test_the_overrides_of_easyr1s_geo3k_lora_script_resolve_over_its_config_file(tmp_path: Path) -> None:
+    run = load_config([easyr1s_file(tmp_path), *LORA_SCRIPT])
+    lora = run.worker.actor.model.lora
+    assert (lora.rank, lora.alpha, lora.exclude_modules, run.worker.actor.optim.lr) == (64, 64, ".*visual.*", 1e-5)
+    plan = check_config(
+        load_config(
+            [
+                easyr1s_file(tmp_path),
+                *LORA_SCRIPT,
+                "trainer.n_gpus_per_node=1",
+                "data.format_prompt=null",
+                "worker.reward.reward_function=null",
+            ]
+        )
+    )
+    assert "samples per step: 512 prompts x 5 responses = 2560" in plan
+
+
+@pytest.mark.parametrize("name", OTHER_SCRIPTS)
+def test_the_overrides_of_easyr1s_other_scripts_resolve_over_its_config_file(name: str, tmp_path: Path) -> None:
+    run = load_config([easyr1s_file(tmp_path), *LORA_SCRIPT, *OTHER_SCRIPTS[name]])
+    assert run.worker.actor.model.lora.rank == 64
