@@ -227,9 +227,11 @@ def _problem_sets(config: RunConfig, processing: Processing) -> tuple[ProblemSet
 def _total_steps(config: RunConfig, num_problems: int) -> int:
     from cepo.data.order import steps_per_epoch
 
-    if config.trainer.max_steps is not None:
-        return config.trainer.max_steps
-    return steps_per_epoch(num_problems, config.data.rollout_batch_size) * config.trainer.total_epochs
+    per_epoch = steps_per_epoch(num_problems, config.data.rollout_batch_size)
+    chosen = config.trainer.max_steps
+    total = per_epoch * config.trainer.total_epochs if chosen is None else chosen
+    logger.info("plan: %d problems make %d steps per epoch; %d steps in all", num_problems, per_epoch, total)
+    return total
 
 
 def _most_images(*problem_sets: ProblemSet | None) -> int:

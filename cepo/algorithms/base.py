@@ -31,6 +31,7 @@ class Estimator(ABC):
     `needs_group`: compares the responses to one prompt, so at least two are needed. `needs_baseline`: reads the reward of a
     greedy response to each prompt. `needs_values`: reads a critic's values, and returns its targets. `shared_settings`: for
     settings `algorithm.<key>` that several methods have, the method's own name of it, which wins where both are written.
+    `replaced_keys`: for keys of other programs, what is to be written in their place (`cepo.algorithms.replaced`).
 
     A subclass is registered by name, declares its `views` (teacher contexts, in a fixed order) and holds no state between
     steps: everything random or scheduled is a function of its config and the step.
@@ -44,6 +45,7 @@ class Estimator(ABC):
     needs_baseline: ClassVar[bool] = False
     needs_values: ClassVar[bool] = False
     shared_settings: ClassVar[Mapping[str, str]] = {}
+    replaced_keys: ClassVar[Mapping[str, Callable[[Any], Mapping[str, Any]]]] = {}
 
     def __init__(self, config: Any) -> None:
         self.config = config

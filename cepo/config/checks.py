@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cepo.algorithms import build_estimator, estimator_class
 from cepo.config.loader import build_run, plain_tree
 from cepo.config.paths import find_path, searched, split_function
-from cepo.config.schema import CriticConfig, RunConfig, WorkerConfig
+from cepo.config.schema import CriticConfig, ModelConfig, RunConfig, WorkerConfig
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, did_you_mean
 
@@ -62,6 +65,7 @@ def _needs_critic(config: RunConfig) -> bool:
 
 def _check_batches(config: RunConfig) -> None:
     rollout = config.data.rollout_batch_size
+    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
     sizes = {"actor": config.worker.actor.global_batch_size}
     if _needs_critic(config):
         sizes["critic"] = config.worker.critic.global_batch_size or sizes["actor"]
@@ -72,6 +76,12 @@ def _check_batches(config: RunConfig) -> None:
                 f"data.rollout_batch_size={rollout} prompts cannot be split into optimizer steps of "
                 f"worker.{worker}.global_batch_size={update} prompts. Set global_batch_size to a divisor of {rollout}: "
                 f"{', '.join(divisors)}."
+            )
+        responses = config.worker.rollout.n * update
+        if responses < devices:
+            raise ConfigError(
+                f"worker.{worker}.global_batch_size={update} prompts x worker.rollout.n={config.worker.rollout.n} are "
+                f"{responses} responses per optimizer step, fewer than the {devices} devices. Raise global_batch_size."
             )
 
 
@@ -85,6 +95,13 @@ def _check_lengths(config: RunConfig) -> None:
             f"Set it to at least {needed}, or to null."
         )
     longest = rollout.max_model_len or needed
+    positions = _positions_of(config.worker.actor.model)
+    if positions is not None and positions < longest:
+        raise ConfigError(
+            f"The model {config.worker.actor.model.model_path} has positions for {positions} tokens "
+            f"(max_position_embeddings), but the context length is {longest} "
+            f"({'worker.rollout.max_model_len' if rollout.max_model_len else parts}). Set it to at most {positions}."
+        )
     if rollout.max_num_batched_tokens < longest:
         raise ConfigError(
             f"worker.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens} is below the context length "
@@ -92,6 +109,24 @@ def _check_lengths(config: RunConfig) -> None:
         )
     if data.min_pixels is not None and data.max_pixels is not None and data.min_pixels > data.max_pixels:
         raise ConfigError(f"data.min_pixels={data.min_pixels} is above data.max_pixels={data.max_pixels}.")
+
+
+def _positions_of(model: ModelConfig) -> int | None:
+    """`max_position_embeddings` of a model in a local folder, after `override_config`; None where it is not known yet."""
+    file = Path(model.model_path).expanduser() / "config.json"
+    settings: Any = {}
+    if file.is_file():
+        try:
+            settings = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"worker.actor.model.model_path: {file} cannot be read: {error}.") from error
+    name = "max_position_embeddings"
+    for tree in (model.override_config, settings):
+        for section in (tree, tree.get("text_config") if isinstance(tree, Mapping) else None):
+            value = section.get(name) if isinstance(section, Mapping) else None
+            if isinstance(value, int):
+                return value
+    return None
 
 
 def _check_method(config: RunConfig) -> None:
@@ -243,6 +278,7 @@ def plan_lines(config: RunConfig) -> list[str]:
     """What the run will do, derived from its settings."""
     data, actor, rollout, trainer = config.data, config.worker.actor, config.worker.rollout, config.trainer
     samples = data.rollout_batch_size * rollout.n
+    devices = trainer.nnodes * trainer.n_gpus_per_node
     updates = data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
     per_update = actor.global_batch_size * rollout.n
     passes = -(-per_update // actor.micro_batch_size_per_device_for_update)
@@ -250,7 +286,8 @@ def plan_lines(config: RunConfig) -> list[str]:
     lora = actor.model.lora
     lines = [
         f"method: {config.algorithm.adv_estimator}, teacher views: {', '.join(views) or 'none'}",
-        f"samples per step: {data.rollout_batch_size} prompts x {rollout.n} responses = {samples}",
+        f"samples per step: {data.rollout_batch_size} prompts x {rollout.n} responses = {samples}"
+        + (f", on each of {devices} devices at most {-(-samples // devices)}" if devices > 1 else ""),
         f"optimizer updates per step: {updates}, each over {per_update} samples in {passes} micro-batches of at most "
         f"{actor.micro_batch_size_per_device_for_update}",
         f"tokens per sample: at most {data.max_prompt_length} + {data.max_response_length} = "
@@ -274,8 +311,23 @@ def plan_lines(config: RunConfig) -> list[str]:
             f"critic: all weights of {critic.model.model_path}, {steps} optimizer updates per step, "
             f"learning rate {critic.optim.lr:g}"
         )
+    lines += [f"note: {line}" for line in _settings_not_read(config)]
     if rollout.top_p < 1 or rollout.top_k > 0:
         lines.append("note: top_p or top_k truncates the sampled distribution; log-probs are of the whole one")
+    return lines
+
+
+def _settings_not_read(config: RunConfig) -> list[str]:
+    """Settings of `algorithm` that were changed and that the chosen method does not have, or has another value of."""
+    algorithm = config.algorithm
+    name, shared = algorithm.adv_estimator, estimator_class(algorithm.adv_estimator).shared_settings
+    lines: list[str] = []
+    for key in ("gamma", "lam"):
+        value = getattr(algorithm, key)
+        if value != 1.0 and key not in shared:
+            lines.append(f"algorithm.{key}={value:g} has no effect: {name} has no such setting")
+        elif value != 1.0 and algorithm.methods[name][shared[key]] != value:
+            lines.append(f"algorithm.{key}={value:g} has no effect: algorithm.{name}.{shared[key]} wins")
     return lines
 
 

@@ -1,6 +1,6 @@
-"""Every key of EasyR1 (commit b44b311): its type, its default, its value in `examples/config.yaml`, and why a default differs here.
+"""Every key of EasyR1 (commit b44b311): type, default, value in `examples/config.yaml`, and why a default differs here.
 
-What this package does with a key is not written here: a key of the schema is honoured, one of `easyr1.ENGINE_KEYS` has no effect.
+What becomes of a key is not written here: a key of the schema is honoured, one of `easyr1.ENGINE_KEYS` has no effect.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def _under(prefix: str, keys: Mapping[str, EasyR1Key]) -> dict[str, EasyR1Key]:
 
 def _with_shipped(keys: Mapping[str, EasyR1Key], **shipped: Any) -> dict[str, EasyR1Key]:
     """The keys, those named with the value that a section's YAML has; all others are absent there."""
-    return {name: _key(key.kind, key.default, *([shipped[name]] if name in shipped else [])) for name, key in keys.items()}
+    return {
+        name: _key(key.kind, key.default, *([shipped[name]] if name in shipped else [])) for name, key in keys.items()
+    }
 
 
 _DATA = {

@@ -21,6 +21,7 @@ from cepo.config.easyr1 import (
 from cepo.config.easyr1_keys import EASYR1_KEYS
 from cepo.config.options import has_default, rule_of
 from cepo.config.paths import located, located_data, split_function
+from cepo.config.replaced import refuse_replaced_keys
 from cepo.config.schema import AlgorithmConfig, RunConfig
 from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.values import build_section, convert
@@ -47,6 +48,7 @@ def load_config(argv: Sequence[str]) -> RunConfig:
         origins.update(source.origins)
     merged = _merged(sources)
     _load_plugins(merged, origins)
+    refuse_replaced_keys(_plain_unresolved(merged), origins)
     estimators = available_estimators()
     for source in sources:
         _check_keys(source, estimators)
@@ -124,6 +126,10 @@ def _without_empty_sections(tree: Any, section: type[Any]) -> Any:
         for key, value in tree.items()
         if not (value is None and key in hints)
     }
+
+
+def _plain_unresolved(merged: DictConfig) -> Mapping[str, Any]:
+    return typing.cast("Mapping[str, Any]", OmegaConf.to_container(merged))
 
 
 def _resolved(merged: DictConfig, origins: Origins) -> dict[str, Any]:

@@ -70,7 +70,10 @@ class AlgorithmConfig:
     kl_horizon: float = option(10000.0, "How slowly it follows, in sequences.", above=0)
     kl_target: float = option(0.1, "The KL it aims at, in nats.", above=0)
     gamma: float = option(
-        1.0, "Discount of later rewards, for methods that have one, unless their own section says.", minimum=0, maximum=1
+        1.0,
+        "Discount of later rewards, for methods that have one, unless their own section says.",
+        minimum=0,
+        maximum=1,
     )
     lam: float = option(1.0, "Lambda of generalised advantages, likewise.", minimum=0, maximum=1)
     online_filtering: bool = option(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -77,7 +79,7 @@ def test_a_checkpoint_restores_its_state_so_that_the_next_step_is_the_same() -> 
     for seed in range(3):
         step(module, optimizer, seed)
     weights, states = get_state_dict(module, optimizer)
-    weights = {name: value.clone() for name, value in weights.items()}
+    weights = copy.deepcopy(weights)
     other, restored = model()
     set_state_dict(other, restored, model_state_dict=weights, optim_state_dict=states)
     kept, again = optimizer.state[module.weight], restored.state[other.weight]

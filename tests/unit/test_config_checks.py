@@ -29,6 +29,14 @@ def fault(*arguments: str) -> str:
         (["worker.rollout.n=1"], ["worker.rollout.n=1", "adv_estimator=grpo", "at least 2"]),
         (["worker.rollout.max_model_len=319"], ["max_model_len=319", "256 + 64 = 320", "at least 320"]),
         (["worker.rollout.max_num_batched_tokens=100"], ["max_num_batched_tokens=100", "320"]),
+        (
+            ["worker.actor.model.override_config.text_config.max_position_embeddings=300"],
+            ["positions for 300 tokens", "is 320 (", "256 + 64", "at most 300"],
+        ),
+        (
+            ["data.rollout_batch_size=1", "worker.actor.global_batch_size=1", "trainer.n_gpus_per_node=9"],
+            ["1 prompts x worker.rollout.n=8 are 8 responses", "the 9 devices", "Raise global_batch_size"],
+        ),
         (["data.min_pixels=10", "data.max_pixels=9"], ["data.min_pixels=10", "data.max_pixels=9"]),
         (["trainer.n_gpus_per_node=2"], ["2 devices", "drives one", "Set both to 1"]),
         (["trainer.nnodes=2", "trainer.n_gpus_per_node=4"], ["8 devices"]),
@@ -178,3 +186,28 @@ def test_cepo_config_answers_a_fault_with_one_line_on_stderr_and_2(
     assert out == ""
     assert err.startswith("cepo config: ")
     assert err.count("\n") == 1
+
+
+def test_lengths_are_held_against_the_positions_of_a_model_in_a_local_folder(tmp_path: Path) -> None:
+    model = f"worker.actor.model.model_path={tmp_path}"
+    for text in ('{"max_position_embeddings": 319}', '{"text_config": {"max_position_embeddings": 319}}'):
+        (tmp_path / "config.json").write_text(text, encoding="utf-8")
+        assert f"The model {tmp_path} has positions for 319 tokens" in fault(model)
+        longer = "worker.actor.model.override_config.max_position_embeddings=320"
+        assert check_config(load_config([BASE, model, longer]))
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    assert f"{tmp_path / 'config.json'} cannot be read" in fault(model)
+
+
+def test_a_discount_that_the_method_does_not_have_is_noted_in_the_plan() -> None:
+    note = "note: algorithm.gamma=0.5 has no effect: {}"
+    with_discount = "algorithm.gamma=0.5"
+    assert note.format("grpo has no such setting") in check_config(load_config([BASE, with_discount]))
+    config = load_config([BASE, with_discount, "algorithm.lam=0.9", "algorithm.adv_estimator=gae"])
+    assert config.algorithm.methods["gae"] == {"gamma": 0.5, "gae_lambda": 0.9}
+    assert not [line for line in check_config(config) if line.startswith("note: algorithm")]
+    other = load_config([BASE, with_discount, "algorithm.adv_estimator=gae", "algorithm.gae.gamma=0.25"])
+    assert other.algorithm.methods["gae"]["gamma"] == 0.25
+    assert note.format("algorithm.gae.gamma wins") in check_config(other)
+    plain = load_config([BASE, with_discount, "algorithm.adv_estimator=reinforce_plus_plus"])
+    assert plain.algorithm.methods["reinforce_plus_plus"] == {"gamma": 0.5}

@@ -468,7 +468,10 @@ def test_3_keys_of_easyr1s_engine_share_one_notice_with_their_lines(
         ("worker.actor.use_torch_compile=perhaps", "must be true or false, got the text 'perhaps'"),
         ("worker.rollout.tensor_parallel_size=x", "tensor_parallel_size must be an integer"),
         ("worker.ref.fsdp.fsdp_size=x", "worker.ref.fsdp.fsdp_size must be an integer"),
-        ("worker.ref.fsdp.fdsp_size=2", "unknown key 'worker.ref.fsdp.fdsp_size'. Did you mean 'worker.ref.fsdp.fsdp_size'?"),
+        (
+            "worker.ref.fsdp.fdsp_size=2",
+            "unknown key 'worker.ref.fsdp.fdsp_size'. Did you mean 'worker.ref.fsdp.fsdp_size'?",
+        ),
         ("worker.ref.model=x", "unknown key 'worker.ref.model'"),
         ("worker.rollout.tensor_paralel_size=1", "Did you mean 'tensor_parallel_size'?"),
         ("worker.actor.hybrid_engine=true", "Did you mean 'worker.hybrid_engine'?"),

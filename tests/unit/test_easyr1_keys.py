@@ -190,7 +190,7 @@ OTHER_SCRIPTS = {
     ],
     "cispo": ["worker.actor.loss_type=cispo", "worker.actor.clip_ratio_low=0.0", "worker.actor.clip_ratio_high=4.0"],
     "compile": ["worker.ref.use_torch_compile=False", "worker.actor.use_torch_compile=False"],
-    "logger": ["trainer.logger=['console','wandb']", "worker.rollout.val_override_config={\"n\":16}"],
+    "logger": ["trainer.logger=['console','wandb']", 'worker.rollout.val_override_config={"n":16}'],
 }
 
 

@@ -31,6 +31,12 @@ ROWS = [
     {"problem": "<image>or<image>?", "images": ["b.jpg", "a.png"], "answer": "3.5", "level": 3},
 ]
 SIZES = [[], [(64, 64)], [(96, 64), (64, 64)]]
+SETTINGS: dict[str, Any] = {
+    "prompt_key": "problem",
+    "max_prompt_length": 2048,
+    "min_pixels": None,
+    "max_pixels": None,
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +53,7 @@ Reader = Callable[..., ProblemSet]
 @pytest.fixture
 def read(tiny_processing: Processing) -> Reader:
     def reader(source: Path | str, **settings: Any) -> ProblemSet:
-        return ProblemSet(str(source), DataConfig(train_files=str(source), **settings), tiny_processing)
+        return ProblemSet(str(source), DataConfig(train_files=str(source), **(SETTINGS | settings)), tiny_processing)
 
     return reader
 
@@ -287,7 +293,7 @@ def test_changed_data_pictures_settings_template_and_tokenizer_are_checked_again
     other = Processing(
         tiny_processing.tokenizer.name_or_path, chat_template=tiny_processing.tokenizer.chat_template + "{# other #}"
     )
-    ProblemSet(str(file), DataConfig(train_files=str(file), **settings), other)
+    ProblemSet(str(file), DataConfig(train_files=str(file), **(SETTINGS | settings)), other)
     assert len(checks) == before + 1
 
 
