@@ -1,8 +1,9 @@
-"""Writes the tables of docs/configuration.md from the code: `python3 scripts/generate_docs.py [--check]`."""
+"""Writes docs/configuration.md and the tables of docs/from-easyr1.md from the code: `generate_docs.py [--check]`."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import typing
 from collections.abc import Iterator
@@ -10,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from cepo.algorithms import available_estimators, estimator_class
-from cepo.config.easyr1 import ENGINE_KEYS
+from cepo.algorithms.replaced import replaced_keys
+from cepo.config.easyr1 import ENGINE_KEYS, engine_key_of
+from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS, OTHER_DEFAULTS, OTHER_MEANINGS
+from cepo.config.loader import default_settings
 from cepo.config.options import has_default, rule_of
 from cepo.config.schema import RunConfig
 from cepo.config.values import accepted_type
 
-TARGET = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 HEAD = """# Configuration
 
@@ -65,15 +69,73 @@ def document() -> str:
         config = estimator_class(name).Config
         parts += [f"### `algorithm.{name}.*`\n", "| key | default | accepts |", "| --- | --- | --- |"]
         parts += [*method_rows(config, f"algorithm.{name}."), ""]
-    parts += ["## EasyR1 keys without effect\n", "Accepted with one notice each.\n", "| key | why |", "| --- | --- |"]
+    parts += [
+        "## EasyR1 keys without effect\n",
+        "Accepted with one notice that lists those written.\n",
+        "| key | why |",
+        "| --- | --- |",
+    ]
     parts += [f"| `{name}` | {_cell(entry.reason)} |" for name, entry in ENGINE_KEYS.items()]
     return "\n".join(parts) + "\n"
 
 
+def easyr1_rows() -> Iterator[str]:
+    """Table rows of EasyR1's keys: its defaults, and what becomes of the key here."""
+    ours = default_settings()
+    for name, key in EASYR1_KEYS.items():
+        shipped = f"`{_text(key.shipped[0])}`" if key.shipped else ""
+        entry = engine_key_of(name)
+        if entry is not None:
+            only = "" if entry.only is None else f", and must be `{_text(entry.only[0])}`"
+            here = f"no effect{only}: {entry.reason}"
+        elif name in OTHER_DEFAULTS:
+            here = f"{f'`{_text(ours[name])}`' if name in ours else 'required'}: {OTHER_DEFAULTS[name]}"
+        elif name in OTHER_MEANINGS:
+            here = f"same default: {OTHER_MEANINGS[name]}"
+        else:
+            here = "same"
+        yield f"| `{name}` | {_code(key.default)} | {shipped} | {_cell(here)} |"
+
+
+def replaced_rows() -> Iterator[str]:
+    """Table rows of the fork's keys and of what is written in their place; V stands for the value."""
+    for name, replacement in replaced_keys().items():
+        switched = not replacement("V")
+        settings = replacement(True if switched else "V")
+        written = ", ".join(f"`{key}={_text(value)}`" for key, value in settings.items())
+        yield f"| `{name}={'true' if switched else 'V'}` | {written} |"
+
+
+def with_tables(text: str) -> str:
+    """The page of those who come from EasyR1, each block between two markers replaced by its rows."""
+    blocks = {
+        "keys": [
+            "| key | EasyR1's default | in its `config.yaml` | here |",
+            "| --- | --- | --- | --- |",
+            *easyr1_rows(),
+        ],
+        "internal": [", ".join(f"`{name}`" for name in INTERNAL_KEYS) + "."],
+        "fork": ["| the fork's key | here |", "| --- | --- |", *replaced_rows()],
+    }
+    for name, lines in blocks.items():
+        begin, end = f"<!-- {name}: begin, generated -->", f"<!-- {name}: end -->"
+        block = "\n".join([begin, *lines, end])
+        text, count = re.subn(f"{begin}.*?{end}", lambda _, block=block: block, text, flags=re.DOTALL)
+        assert count == 1, f"docs/from-easyr1.md has {count} blocks '{name}'"
+    return text
+
+
 def _default(field: dataclasses.Field[Any]) -> str:
     value = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else value
-    return f"`{text}`"
+    return f"`{_text(value)}`"
+
+
+def _code(value: Any) -> str:
+    return '`""`' if value == "" else f"`{_text(value)}`"
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _cell(text: str) -> str:
@@ -81,11 +143,15 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    """Writes the page, or with --check says whether it is up to date (exit code 1 if not)."""
-    text = document()
+    """Writes the pages, or with --check says whether they are up to date (exit code 1 if not)."""
+    moving = DOCS / "from-easyr1.md"
+    pages = {DOCS / "configuration.md": document(), moving: with_tables(moving.read_text(encoding="utf-8"))}
     if "--check" in sys.argv[1:]:
-        return 0 if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text else 1
-    TARGET.write_text(text, encoding="utf-8")
+        return (
+            0 if all(page.is_file() and page.read_text(encoding="utf-8") == text for page, text in pages.items()) else 1
+        )
+    for page, text in pages.items():
+        page.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -268,17 +268,36 @@ _OPT_IN_CODE = "code that comes with a model runs only where that is asked for"
 
 OTHER_DEFAULTS: Mapping[str, str] = {
     "data.train_files": "a run names its data; EasyR1 fails later without it",
-    "data.val_files": "null for none; EasyR1's empty text is taken for null",
+    "data.val_files": "no validation; EasyR1's empty text is taken for it",
     "worker.actor.clip_ratio_high": "the paper's value",
     "worker.actor.model.model_path": "a run names its model",
     "worker.actor.model.trust_remote_code": _OPT_IN_CODE,
     "worker.actor.model.lora.exclude_modules": "as in EasyR1's YAML file: vLLM serves no adapter on a vision tower",
-    "worker.critic.global_batch_size": "null: the actor's, so that both take the same number of steps",
+    "worker.critic.global_batch_size": "the actor's, so that both take the same number of steps",
     "worker.critic.model.trust_remote_code": _OPT_IN_CODE,
-    "worker.rollout.name": "auto: vLLM where it is installed, transformers elsewhere",
+    "worker.rollout.name": "vLLM where it is installed, transformers elsewhere",
     "worker.reward.reward_function": "the built-in verifier; EasyR1's null fails later and is taken for it",
     "trainer.project_name": "runs of this package are told from EasyR1's",
     "trainer.logger": "wandb needs an extra and an account",
     "trainer.n_gpus_per_node": "one device, so that a run starts on any machine",
 }
 """Honoured keys whose default is not EasyR1's, each with the reason."""
+
+OTHER_MEANINGS: Mapping[str, str] = {
+    "data.format_prompt": "a missing file is an error; EasyR1 goes on without it",
+    "data.filter_overlong_prompts": "false: an overlong row is an error; EasyR1 cuts it",
+    "algorithm.gamma": "a value in the method's own section wins",
+    "algorithm.lam": "sets `gae_lambda`; a value in the method's own section wins",
+    "algorithm.kl_penalty": "`full`, unusable in EasyR1, is the KL over the whole vocabulary",
+    "worker.actor.loss_type": "an unknown name is an error; EasyR1 trains the default",
+    "worker.actor.loss_avg_mode": "`seq` does not depend on the micro-batches",
+    "worker.actor.optim.strategy": "`adamw_bf16` keeps the second moment in float32",
+    "worker.actor.optim.lr_warmup_steps": "the first step trains; EasyR1's has a learning rate of 0",
+    "worker.critic.model.model_path": "null: the actor's; EasyR1 has no model then",
+    "worker.rollout.seed": "combined with step and prompt; EasyR1 gives every request the same seed",
+    "worker.reward.num_cpus": "processes that score responses",
+    "trainer.max_try_make_batch": "then the batch is filled; EasyR1 stops",
+    "trainer.load_checkpoint_path": "a wrong path is an error; EasyR1 starts anew",
+    "trainer.save_limit": "1 keeps the best beside the last",
+}
+"""Keys with EasyR1's default that do more, or do it more strictly."""

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
+from jinja2 import StrictUndefined
+from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.config import check_config, load_config
 from cepo.config.easyr1 import ENGINE_KEYS, NONE_GIVEN, engine_key_of, is_engine_key
-from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS, OTHER_DEFAULTS, EasyR1Key
+from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS, OTHER_DEFAULTS, OTHER_MEANINGS, EasyR1Key
 from cepo.config.loader import default_settings, known_keys
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -117,8 +119,9 @@ def test_a_default_is_easyr1s_or_differs_for_a_stated_reason(key: str) -> None:
     assert type(ours) is type(theirs) or key in OTHER_DEFAULTS
 
 
-def test_a_reason_is_stated_for_honoured_keys_alone() -> None:
-    assert set(OTHER_DEFAULTS) <= set(HONOURED)
+def test_reasons_and_meanings_are_stated_for_honoured_keys_alone_and_one_of_them_for_each() -> None:
+    assert set(OTHER_DEFAULTS) | set(OTHER_MEANINGS) <= set(HONOURED)
+    assert not set(OTHER_DEFAULTS) & set(OTHER_MEANINGS)
 
 
 def tree_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -194,6 +197,15 @@ OTHER_SCRIPTS = {
 }
 
 
+def test_the_prompt_templates_that_easyr1s_files_name_are_shipped_and_hold_the_question() -> None:
+    for name, mark in (("math", "\\boxed{}"), ("r1v", "<answer>"), ("dapo", "Answer:")):
+        text = (REPOSITORY / "examples" / "format_prompt" / f"{name}.jinja").read_text(encoding="utf-8")
+        rendered = SandboxedEnvironment(undefined=StrictUndefined).from_string(text).render(content=" Find x. ")
+        assert "Find x." in rendered
+        assert mark in rendered
+        assert "Find x. \n" not in rendered
+
+
 def easyr1s_file(folder: Path) -> str:
     return file_with(folder, {key: entry.shipped[0] for key, entry in EASYR1_KEYS.items() if entry.shipped})
 
@@ -221,7 +233,6 @@ def test_the_overrides_of_easyr1s_geo3k_lora_script_resolve_over_its_config_file
                 easyr1s_file(tmp_path),
                 *LORA_SCRIPT,
                 "trainer.n_gpus_per_node=1",
-                "data.format_prompt=null",
                 "worker.reward.reward_function=null",
             ]
         )

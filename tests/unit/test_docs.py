@@ -1,0 +1,34 @@
+"""Pages that are generated from the code, and links between pages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cepo.config.easyr1_keys import EASYR1_KEYS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+
+
+def test_the_generated_pages_are_up_to_date() -> None:
+    command = [sys.executable, str(REPOSITORY / "scripts" / "generate_docs.py"), "--check"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"run python3 scripts/generate_docs.py\n{done.stderr}"
+
+
+def test_the_page_for_those_who_come_from_easyr1_has_a_row_for_each_of_its_keys() -> None:
+    page = (REPOSITORY / "docs" / "from-easyr1.md").read_text(encoding="utf-8").partition("## Every key")[2]
+    rows = re.findall(r"^\| `([a-z_.0-9]+)` \|", page, flags=re.MULTILINE)
+    assert rows == list(EASYR1_KEYS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_that_exist(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
+    for target in targets:
+        assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
