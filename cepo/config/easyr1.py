@@ -51,7 +51,9 @@ _OF_A_TRAINED_MODEL: Mapping[str, EngineKey] = {
 ENGINE_KEYS: Mapping[str, EngineKey] = {
     "data.video_key": EngineKey(_NO_VIDEO),
     "data.video_fps": EngineKey(_NO_VIDEO),
-    "data.filter_overlong_prompts_workers": EngineKey("the length filter runs in one process"),
+    "data.filter_overlong_prompts_workers": EngineKey(
+        "one process checks every row, once: the outcome is kept for the next start"
+    ),
     "worker.hybrid_engine": EngineKey("trainer and generator always share the device", (True,), "Leave it out."),
     **{f"worker.actor.{key}": entry for key, entry in _OF_A_TRAINED_MODEL.items()},
     **{f"worker.actor.{name}": EngineKey(_DERIVED) for name in ("disable_kl", "use_kl_loss", "kl_penalty", "kl_coef")},

@@ -56,6 +56,7 @@ class TrainingShape:
     Attributes:
         lora_rank: 0 for full fine-tuning.
         trained_type, compute_type: `fp32`, `bf16` or `fp16`: of the trained weights, and of forward and backward.
+        optimizer: `adamw`, or `adamw_bf16` with its bf16 momentum and compensation beside a float32 second moment.
         freeze_vision_tower: its weights get no gradient.
         full_shard: gathered blocks are freed after their forward pass.
         gradient_checkpointing: only the blocks' inputs outlive the forward pass.
@@ -77,6 +78,7 @@ class TrainingShape:
     head_chunk_elements: int
     weight_copies: int = 0
     devices: int = 1
+    optimizer: str = "adamw"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,7 @@ def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
     - weights: all in the trained type; under LoRA the base in the compute type and the adapter in the trained type.
     - gathered: what FSDP holds in the compute type: the weights outside the blocks, and two blocks (the one at work and the
       next), or all of them without full sharding.
-    - gradients: one per trained weight; optimizer: Adam's two moments; each in the trained type.
+    - gradients: one per trained weight, in the trained type; optimizer: see `optimizer_bytes_per_weight`.
     - copies: of the trained weights, in float32.
     - activations: see `activation_bytes`.
     """
@@ -136,10 +138,15 @@ def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
         weights=-(-weights // training.devices),
         gathered=gathered,
         gradients=shares * trained_bytes,
-        optimizer=2 * shares * trained_bytes,
+        optimizer=shares * optimizer_bytes_per_weight(training.trained_type, training.optimizer),
         copies=training.weight_copies * shares * 4,
         activations=activation_bytes(model, training),
     )
+
+
+def optimizer_bytes_per_weight(trained_type: str, optimizer: str) -> int:
+    """Adam's two moments in the trained type; 2 + 4 + 2 bytes for `adamw_bf16`."""
+    return 8 if optimizer == "adamw_bf16" else 2 * VALUE_BYTES[trained_type]
 
 
 def activation_bytes(model: ModelShape, training: TrainingShape) -> int:
@@ -184,6 +191,7 @@ def generator_memory(model: ModelShape, dtype: str, cache_tokens: int) -> int:
     return size * (model.parameters + 2 * model.text.depth * model.text.keys * cache_tokens)
 
 
-def checkpoint_bytes(trained: int, trained_type: str, weight_copies: int) -> int:
-    """Bytes of one checkpoint on disk: trained weights, Adam's two moments, and the copies in float32."""
-    return trained * (3 * VALUE_BYTES[trained_type] + 4 * weight_copies)
+def checkpoint_bytes(trained: int, trained_type: str, weight_copies: int, optimizer: str = "adamw") -> int:
+    """Bytes of one checkpoint on disk: trained weights, the optimizer's state, and the copies in float32."""
+    state = optimizer_bytes_per_weight(trained_type, optimizer)
+    return trained * (VALUE_BYTES[trained_type] + state + 4 * weight_copies)

@@ -162,12 +162,13 @@ def estimate_needs(config: RunConfig, *, cpu_engine: bool) -> Needs:
         gradient_checkpointing=actor.model.enable_gradient_checkpointing,
         rows=actor.micro_batch_size_per_device_for_update,
         weight_copies=_weight_copies(config, estimator),
+        optimizer=actor.optim.strategy,
         **_types(actor.fsdp),
         **common,
     )
     critic = _critic_estimate(config, common) if estimator.needs_values else None
     trained, trained_type = trained_parameters(model, training), actor.fsdp.torch_dtype or "fp32"
-    checkpoint = checkpoint_bytes(trained, trained_type, training.weight_copies)
+    checkpoint = checkpoint_bytes(trained, trained_type, training.weight_copies, training.optimizer)
     if critic is not None:
         checkpoint += training.devices * (critic.weights + critic.optimizer)
     own_cache = _cpu_cache_bytes() if cpu_engine else 0
@@ -189,6 +190,7 @@ def _critic_estimate(config: RunConfig, common: Mapping[str, Any]) -> Estimate:
         freeze_vision_tower=settings.model.freeze_vision_tower,
         gradient_checkpointing=settings.model.enable_gradient_checkpointing,
         rows=settings.micro_batch_size_per_device_for_update,
+        optimizer=settings.optim.strategy,
         **_types(settings.fsdp),
         **common,
     )

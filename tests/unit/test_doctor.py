@@ -143,6 +143,16 @@ def test_full_fine_tuning_of_qwen3_vl_2b_needs_16_bytes_per_weight_and_half_of_t
     assert teacher.copies == teacher.gradients == 4 * (2_127_532_032 - 406_957_056)
 
 
+def test_adamw_bf16_takes_8_bytes_per_weight_where_bf16_moments_take_4() -> None:
+    shape = qwen3_vl_2b(LoraConfig(rank=16))
+    settings = {"lora_rank": 16, "trained_type": "bf16", "compute_type": "bf16"}
+    plain, compensated = (
+        training_memory(shape, training(**settings, optimizer=name)) for name in ("adamw", "adamw_bf16")
+    )
+    assert (plain.optimizer, compensated.optimizer) == (4 * 17_432_576, 8 * 17_432_576)
+    assert checkpoint_bytes(1000, "bf16", 0, "adamw_bf16") == 10_000
+
+
 def test_the_embedded_model_has_1_315_392_parameters_and_trains_in_21_mb_of_weights_gradients_and_moments() -> None:
     shape = shape_of(model_config(build_tokenizer()), lora=LoraConfig(rank=4))
     layer = 3 * 128 * 128 + 3 * 128 * 384 + 2 * 128 + 2 * 32
