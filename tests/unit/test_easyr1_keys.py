@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from easyr1_yaml import LORA_SCRIPT, easyr1s_file, file_with
 from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 
@@ -124,22 +125,6 @@ def test_reasons_and_meanings_are_stated_for_honoured_keys_alone_and_one_of_them
     assert not set(OTHER_DEFAULTS) & set(OTHER_MEANINGS)
 
 
-def tree_of(values: dict[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key, value in values.items():
-        *sections, name = key.split(".")
-        place = tree
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[name] = value
-    return tree
-
-
-def file_with(folder: Path, values: dict[str, Any]) -> str:
-    (folder / "config.yaml").write_text(yaml.safe_dump(tree_of(values)), encoding="utf-8")
-    return f"config={folder / 'config.yaml'}"
-
-
 def test_a_yaml_with_every_key_at_its_documented_default_resolves_with_one_notice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,17 +148,6 @@ def test_a_yaml_with_every_key_at_its_documented_default_resolves_with_one_notic
             assert value == expected, key
 
 
-LORA_SCRIPT = [
-    "data.train_files=hiyouga/geometry3k@train",
-    "data.val_files=hiyouga/geometry3k@test",
-    "worker.actor.model.model_path=Qwen/Qwen3-VL-4B-Instruct",
-    "worker.actor.model.lora.rank=64",
-    "worker.actor.model.lora.alpha=64",
-    "worker.actor.model.lora.exclude_modules='.*visual.*'",
-    "worker.actor.optim.lr=1e-5",
-    "worker.rollout.tensor_parallel_size=1",
-    "trainer.experiment_name=qwen3_vl_4b_geo_grpo_lora",
-]
 OTHER_SCRIPTS = {
     "bf16": ["worker.actor.fsdp.torch_dtype=bf16", "worker.actor.optim.strategy=adamw_bf16"],
     "gspo": [
@@ -204,10 +178,6 @@ def test_the_prompt_templates_that_easyr1s_files_name_are_shipped_and_hold_the_q
         assert "Find x." in rendered
         assert mark in rendered
         assert "Find x. \n" not in rendered
-
-
-def easyr1s_file(folder: Path) -> str:
-    return file_with(folder, {key: entry.shipped[0] for key, entry in EASYR1_KEYS.items() if entry.shipped})
 
 
 def test_easyr1s_own_config_file_resolves_with_its_values(tmp_path: Path) -> None:
