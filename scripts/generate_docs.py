@@ -71,7 +71,7 @@ def document() -> str:
         parts += [*method_rows(config, f"algorithm.{name}."), ""]
     parts += [
         "## EasyR1 keys without effect\n",
-        "Accepted with one notice that lists those written.\n",
+        "Accepted with one notice that lists those written; [from-easyr1.md](from-easyr1.md) has every key.\n",
         "| key | why |",
         "| --- | --- |",
     ]

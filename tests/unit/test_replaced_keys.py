@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from easyr1_yaml import easyr1s_file
 
 from cepo.algorithms import available_estimators, estimator_class
 from cepo.algorithms.replaced import replaced_keys
-from cepo.config import RunConfig, load_config
+from cepo.config import RunConfig, check_config, load_config
 from cepo.errors import ConfigError
 
 DATA_AND_MODEL = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
@@ -94,3 +95,54 @@ def test_12_keys_are_replaced_and_none_is_a_setting_of_this_package() -> None:
     for key in replaced_keys():
         with pytest.raises(ConfigError, match="authors' fork"):
             load_config([*DATA_AND_MODEL, f"{key}=1"])
+
+
+FORK_SCRIPT_WITHOUT_ITS_KEYS = [
+    "data.train_files=hiyouga/geometry3k@train",
+    "data.val_files=hiyouga/geometry3k@test",
+    "data.filter_overlong_prompts_workers=64",
+    "data.rollout_batch_size=32",
+    "data.max_prompt_length=768",
+    "data.max_response_length=2048",
+    "algorithm.disable_kl=True",
+    "algorithm.use_kl_loss=False",
+    "algorithm.online_filtering=False",
+    "worker.actor.clip_ratio_low=0.2",
+    "worker.actor.clip_ratio_high=0.28",
+    "worker.actor.model.model_path=Qwen/Qwen3-VL-2B-Instruct",
+    "worker.actor.model.lora.rank=16",
+    "worker.actor.optim.lr=5e-6",
+    "worker.actor.global_batch_size=16",
+    "worker.actor.use_torch_compile=False",
+    "worker.actor.micro_batch_size_per_device_for_update=4",
+    "worker.actor.micro_batch_size_per_device_for_experience=32",
+    "worker.actor.fsdp.enable_full_shard=False",
+    "worker.actor.fsdp.torch_dtype=bf16",
+    "worker.actor.optim.strategy=adamw_bf16",
+    "worker.rollout.n=8",
+    "worker.ref.use_torch_compile=False",
+    "worker.ref.fsdp.enable_cpu_offload=False",
+    "worker.rollout.enforce_eager=False",
+    "worker.rollout.max_model_len=2816",
+    "worker.rollout.tensor_parallel_size=1",
+    "trainer.total_epochs=1",
+    "trainer.max_steps=50",
+    'trainer.logger=["console","wandb"]',
+    "trainer.save_limit=2",
+]
+
+
+def test_the_authors_whole_script_runs_with_the_pasted_lines_and_its_lost_prompt_is_an_error(tmp_path: Path) -> None:
+    ours = ["trainer.n_gpus_per_node=1", "worker.reward.reward_function=null"]
+    script = [easyr1s_file(tmp_path), *FORK_SCRIPT_WITHOUT_ITS_KEYS, *ours]
+    with pytest.raises(ConfigError) as caught:
+        load_config([*script, *FORK_SCRIPT])
+    arguments = str(caught.value).split("On the command line:\n\n")[1].split()
+    config = load_config([*script, *arguments])
+    plan = check_config(config)
+    assert "method: cepo, teacher views: correct, wrong" in plan
+    assert any(line.startswith("optimizer updates per step: 2, each over 128 samples") for line in plan)
+    assert "trained weights: LoRA, rank 16, scale 4" in plan
+    lost = load_config([*script, *arguments, "data.format_prompt=../../examples/format_prompt/math_short.jinja"])
+    with pytest.raises(ConfigError, match=r"math_short\.jinja: there is no such file"):
+        check_config(lost)
