@@ -21,8 +21,8 @@ class CompensatedAdamW(Optimizer):
 
     A bf16 weight has 8 significant bits, so an update below w / 512 is lost when it is added; `c` carries what was lost to the
     next step. `m` and `c` are bf16, `v` is float32: a decay of 0.1 % is below the rounding of bf16, in which `v` would never
-    fall. Weights of a finer type are updated in their own type; then `c` holds next to nothing. Source: EasyR1's
-    `adamw_bf16`, which keeps `v` in bf16 too.
+    fall. Weights of a finer type are updated in their own type; then `c` holds next to nothing. EasyR1's `adamw_bf16`
+    has all states in bf16.
     """
 
     def __init__(
