@@ -26,8 +26,6 @@ def replaced_keys() -> dict[str, Replacement]:
     return {key: each for name in available_estimators() for key, each in estimator_class(name).replaced_keys.items()}
 
 
-def is_of_a_replaced_family(key: str) -> bool:
-    """Whether a dotted key is one of a family `algorithm.<method>_...` of which a method replaces some."""
-    section, _, name = key.rpartition(".")
-    families = (f"{method}_" for method in available_estimators() if estimator_class(method).replaced_keys)
-    return section == "algorithm" and name not in available_estimators() and name.startswith(tuple(families))
+def replaced_families() -> tuple[str, ...]:
+    """Beginnings `algorithm.<method>_` of the keys of which a method replaces some."""
+    return tuple(f"algorithm.{name}_" for name in available_estimators() if estimator_class(name).replaced_keys)

@@ -7,15 +7,21 @@ from typing import Any
 
 import yaml
 
-from cepo.algorithms.replaced import is_of_a_replaced_family, replaced_keys
+from cepo.algorithms import available_estimators
+from cepo.algorithms.replaced import replaced_families, replaced_keys
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError
 
 
 def refuse_replaced_keys(tree: Mapping[str, Any], origins: Origins) -> None:
     """Raise `ConfigError` where the tree has keys of the fork; the message gives the same settings in this package's keys."""
-    known = replaced_keys()
-    found = {key: value for key, value in _leaves(tree) if key in known or is_of_a_replaced_family(key)}
+    known, families = replaced_keys(), replaced_families()
+    sections = {f"algorithm.{name}" for name in available_estimators()}
+    found = {
+        key: value
+        for key, value in _leaves(tree)
+        if key in known or (key.startswith(families) and ".".join(key.split(".")[:2]) not in sections)
+    }
     if not found:
         return
     settings: dict[str, Any] = {}
