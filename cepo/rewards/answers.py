@@ -107,10 +107,14 @@ _UNIT = (
 )
 _TRAILING_UNIT = re.compile(r"^(?P<value>.*?[\d})\]. ]|.*\\pi)\s*" + _UNIT + r"\s*\.?$", re.DOTALL)
 _DEGREES = re.compile(
-    r"\^\s*(?:\\circ|\{\s*\\circ\s*\}|\{\s*o\s*\}|o(?![A-Za-z]))|\\circ(?![A-Za-z])|\\degrees?(?![A-Za-z])"
+    r"\^\s*(?:\\circ|\{\s*(?:\\[,;:! ]\s*)?\\circ\s*\}|\{\s*o\s*\}|o(?![A-Za-z]))|\\circ(?![A-Za-z])|\\degrees?(?![A-Za-z])"
 )
 _SPACES = re.compile(r"\\[,;:! ]|\\(?:quad|qquad|thinspace|displaystyle|left|right|limits)(?![A-Za-z])|~")
-_TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|mathsf|operatorname|mbox|hbox)\s*\{([^{}]*)\}")
+_TEXT = re.compile(
+    r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|mathsf|operatorname|mbox|hbox)"
+    r"\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+)
+_TRAILING_PUNCTUATION = re.compile(r"(?:\\[,;:!]|[.,;\s])+\Z")
 _NUMERIC = re.compile(r"(?:[\d.+\-*/^(){}\[\]:]|\\(?:frac|sqrt|pi|times|cdot|div)(?![A-Za-z]))+")
 _PLAIN_DECIMAL = re.compile(r"-?\d+(?:\.\d+)?")
 _NOT_IN_A_NAME = re.compile(
@@ -152,7 +156,10 @@ def _one_spelling(text: str) -> str:
     text = _DEGREES.sub("", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"√\s*(\d+|[({][^(){}]*[)}])?", lambda match: r"\sqrt{" + (match[1] or "").strip("(){}") + "}", text)
+    text = re.sub(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
+    text = re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi ", text)
     text = _TEXT.sub(r" \1 ", text)
+    text = re.sub(r"(?<=\d)\s*\{\s*\}", "", text)
     text = re.sub(r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d)", ",", text)
     text = _SPACES.sub(" ", text)
     text = _value_of_equation(text)
@@ -168,7 +175,19 @@ def _without_wrappers(text: str) -> str:
     boxed = re.match(r"\\boxed\s*\{", text)
     if boxed and _last_boxed_span(text) == (boxed.end(), len(text) - 1):
         return text[boxed.end() : -1].strip()
-    return text.rstrip(".,; \n\t")
+    if text.startswith("{") and _end_of_group(text) == len(text) - 1:
+        return text[1:-1].strip()
+    return _TRAILING_PUNCTUATION.sub("", text)
+
+
+def _end_of_group(text: str) -> int | None:
+    """Where the brace that opens `text` closes; a brace after a backslash is none."""
+    depth = 0
+    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return brace.start()
+    return None
 
 
 def _value_of_equation(text: str) -> str:
@@ -183,7 +202,7 @@ def _value_of_equation(text: str) -> str:
 
 def _without_approximate_name(text: str) -> str:
     parts = [_without_unit(part) for part in re.split(r"\\approx(?![A-Za-z])", text)]
-    if len(parts) > 1 and _is_name(parts[0]):
+    if len(parts) > 1 and (not parts[0].strip() or _is_name(parts[0])):
         parts = parts[1:]
     return r"\approx ".join(parts)
 
