@@ -71,6 +71,19 @@ def answers_equal(prediction: str, ground_truth: str) -> bool:
     return _verified(predicted, gold)
 
 
+def is_numeric_answer(text: str) -> bool:
+    r"""Whether a text states one number, be it `60^\circ`, `2:3` or `5 \sqrt { 3 }`."""
+    return len(text) <= _MAX_CHARACTERS and _is_numeric(normalise_answer(text))
+
+
+def decimal_value(text: str) -> float | None:
+    """The value of a text that states one number; of `A \\approx B` that of B. None for anything else."""
+    if len(text) > _MAX_CHARACTERS:
+        return None
+    values = _stated_values(normalise_answer(text))
+    return _decimal_value(_ratio_as_fraction(values[-1])) if values else None
+
+
 _CHARACTERS = str.maketrans(
     {
         "°": "",
