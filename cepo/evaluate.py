@@ -216,22 +216,26 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     from cepo.evaluation.engine import engine
     from cepo.evaluation.figures import benchmark_figures
     from cepo.evaluation.results import GENERATIONS_FILE, write_results
-    from cepo.evaluation.run import graded_rows
+    from cepo.evaluation.run import graded_rows, reward_pool
     from cepo.tracking.lines import LineFile
 
     config, processing, tasks = _prepared(plan)
     benchmarks: dict[str, Any] = {}
     plan.out.mkdir(parents=True, exist_ok=True)
     most_images = max(1, *(task.problems.most_images for task in tasks))
-    with (
-        engine(config, processing, plan.actor, most_images) as generator,
-        contextlib.closing(LineFile(plan.out / GENERATIONS_FILE)) as file,
-    ):
+    with contextlib.ExitStack() as stack:
+        functions = {task.reward_function: task for task in tasks}
+        pools = {name: stack.enter_context(reward_pool(task, config)) for name, task in functions.items()}
+        generator = stack.enter_context(engine(config, processing, plan.actor, most_images))
+        file = stack.enter_context(contextlib.closing(LineFile(plan.out / GENERATIONS_FILE)))
         for task in tasks:
             logger.info("%s: %d problems from %s", task.name, len(task.problems), task.source)
             rows = []
             with _progress(task) as advance:
-                for row in graded_rows(task, config, processing, generator, on_progress=advance):
+                graded = graded_rows(
+                    task, config, processing, generator, pools[task.reward_function], on_progress=advance
+                )
+                for row in graded:
                     file.append(row)
                     rows.append(row)
             benchmarks[task.name] = {

@@ -82,11 +82,19 @@ def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
     )
 
 
+def reward_pool(task: Task, config: RunConfig) -> RewardPool:
+    """Processes that run the task's reward function; they serve every task of the same function."""
+    reward = config.worker.reward
+    kwargs = {} if task.is_benchmark else reward.reward_function_kwargs
+    return RewardPool(task.reward_function, kwargs, num_workers=reward.num_cpus, timeout_seconds=reward.timeout_seconds)
+
+
 def graded_rows(
     task: Task,
     config: RunConfig,
     processing: Processing,
     generator: Generator,
+    rewards: RewardPool,
     *,
     on_progress: Callable[[int], None] = lambda count: None,
 ) -> Iterator[dict[str, Any]]:
@@ -95,17 +103,12 @@ def graded_rows(
     A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `sample`, `ground_truth`,
     `response`, `answer` (as it was read, or None), `correct`, `length` in tokens, `finished` and `scores`.
     """
-    reward = config.worker.reward
-    kwargs = {} if task.is_benchmark else reward.reward_function_kwargs
-    with RewardPool(
-        task.reward_function, kwargs, num_workers=reward.num_cpus, timeout_seconds=reward.timeout_seconds
-    ) as rewards:
-        size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
-        for start in range(0, len(task.problems), size):
-            problems = task.problems[start : start + size]
-            groups = _sample(problems, config, processing, generator)
-            yield from _graded(task, problems, groups, config, processing, rewards)
-            on_progress(len(problems))
+    size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
+    for start in range(0, len(task.problems), size):
+        problems = task.problems[start : start + size]
+        groups = _sample(problems, config, processing, generator)
+        yield from _graded(task, problems, groups, config, processing, rewards)
+        on_progress(len(problems))
 
 
 def _sample(
