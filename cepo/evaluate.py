@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cepo.evaluate")
 
 _USAGE_ERROR = 2
+_INTERRUPTED = 130
 _USAGE = """usage: cepo evaluate [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE[,SOURCE ...]] [n=N] [temperature=T]
                      [top_p=P] [top_k=K] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
        cepo evaluate compare=FOLDER,FOLDER
@@ -83,7 +84,8 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
     """`cepo evaluate [config=FILE] [checkpoint=...] [data=...] ... [a.b.c=value ...]`; see `--help`.
 
     Returns:
-        0, or 2 with a message on standard error for a mistake in the command, the config, the data or the checkpoint.
+        0; 2 with a message on standard error for a mistake in the command, the config, the data or the checkpoint; 130 after
+        Ctrl-C.
     """
     console = console or Console()
     if any(argument in ("-h", "--help") for argument in argv):
@@ -108,6 +110,9 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
     except (CepoError, OSError) as error:
         Console(stderr=True).print(f"cepo evaluate: {error}", soft_wrap=True, highlight=False, markup=False)
         return _USAGE_ERROR
+    except KeyboardInterrupt:
+        Console(stderr=True).print("cepo evaluate: interrupted; what was sampled is in generations.jsonl", markup=False)
+        return _INTERRUPTED
     return 0
 
 
@@ -170,7 +175,8 @@ def _resolve_checkpoint(checkpoint: str | None) -> tuple[Path | None, str | None
         from cepo.workers.merge import actor_folder
 
         return actor_folder(path), None
-    if path.is_dir() or checkpoint == "microgeo:model" or (not path.exists() and _HUB_NAME.fullmatch(checkpoint)):
+    on_hub = not path.exists() and _HUB_NAME.fullmatch(checkpoint) and not path.name.startswith("global_step_")
+    if path.is_dir() or checkpoint == "microgeo:model" or on_hub:
         return None, checkpoint
     raise CheckpointError(
         f"checkpoint={checkpoint}: there is no such folder; give global_step_<N>, a model folder or a hub name org/name"
