@@ -133,6 +133,7 @@ _PLAIN_DECIMAL = re.compile(r"-?\d+(?:\.\d+)?")
 _NOT_IN_A_NAME = re.compile(
     r"[+\-*/^<>,:;]|\\(?:frac|sqrt|pi|times|cdot|div|approx|pm|neq|leq?|geq?|lt|gt)(?![A-Za-z])"
 )
+_SEVERAL = re.compile(r";|,(?!\d{3})|(?<![\\A-Za-z])(?:or|and)")  # spaces may be gone already
 _WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}")
 
 
@@ -204,8 +205,10 @@ def _end_of_group(text: str) -> int | None:
 
 
 def _value_of_equation(text: str) -> str:
-    """`m\\angle A = 2 \\cdot 30 = 60` -> `60`, `60 = x` -> `60`; an equation such as `2x = 60` stays."""
+    """`m\\angle A = 2 \\cdot 30 = 60` -> `60`, `60 = x` -> `60`; `2x = 60` and several statements stay as they are."""
     parts = [_without_unit(part) for part in text.split("=")]
+    if any(map(_SEVERAL.search, parts[1:-1])):
+        return text
     if len(parts) > 1 and _states_a_value(parts[-1]) and (_is_name(parts[0]) or all(map(_states_a_value, parts))):
         return _without_approximate_name(parts[-1])
     if len(parts) == 2 and _states_a_value(parts[0]) and _is_name(parts[1]):
