@@ -301,6 +301,7 @@ def test_the_rounded_reward_reads_the_prompt_and_a_column_of_the_row(
         assert scorer("rounded", tolerance_key="slack")([asked])[0]["accuracy"] == 1.0
 
 
+@pytest.mark.heavy
 def test_every_example_reward_gets_prompt_and_columns_from_the_pool_and_scores_as_when_called_here() -> None:
     asked = sample(r"<think>7*4</think> \boxed{28}") | {"prompt": "Find x.", "tolerance": 0.1}
     keywords = {"dapo": {"max_response_length": 64, "overlong_buffer_length": 16}}
