@@ -196,11 +196,16 @@ def _with_base(config: RunConfig, actor: Path, *, chosen: bool) -> RunConfig:
     from cepo.merge import find_base
 
     model = config.worker.actor.model
-    base = find_base(actor, path=model.model_path if chosen else None, trust_remote_code=model.trust_remote_code)
+    path = model.model_path if chosen else None
+    try:
+        base = find_base(actor, path=path, trust_remote_code=model.trust_remote_code)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} (of cepo merge), here with worker.actor.model.model_path=MODEL") from error
     model = dataclasses.replace(
         model,
         model_path=base.path,
         tokenizer_path=model.tokenizer_path or base.tokenizer_path,
+        override_config=base.override_config,
         trust_remote_code=base.trust_remote_code,
     )
     actor_section = dataclasses.replace(config.worker.actor, model=model)
@@ -340,4 +345,6 @@ def _compare(folders: str, console: Console) -> None:
     if len(names) != 2 or not all(names):
         raise ConfigError(f"compare={folders}: give two folders, compare=FIRST,SECOND")
     comparisons = compare_evaluations(Path(names[0]), Path(names[1]))
-    console.print(comparison_table(names[0], names[1], comparisons))
+    console.print(comparison_table(comparisons))
+    for place, name in zip(("first", "second"), names, strict=True):
+        console.print(f"{place}: {name}", soft_wrap=True, highlight=False, markup=False)

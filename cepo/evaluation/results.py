@@ -102,11 +102,11 @@ def compare_evaluations(first: Path, second: Path) -> list[Paired]:
     return [_paired(name, pairs[0][name], pairs[1][name]) for name in common]
 
 
-def comparison_table(first: str, second: str, comparisons: Sequence[Paired]) -> Table:
-    """Accuracies in percent and their difference in points."""
-    table = Table(title="accuracy in %, and second minus first in points ± standard error, paired by problem")
-    for heading in ("", "problems", first, second, "difference"):
-        table.add_column(heading, justify="left" if not heading else "right")
+def comparison_table(comparisons: Sequence[Paired]) -> Table:
+    """Accuracies in percent and their difference in points, with the standard error of the paired difference."""
+    table = Table(title="accuracy in %, difference in points ± standard error, paired by problem")
+    for heading in ("", "problems", "first", "second", "difference"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     rows = [
         (each.benchmark, str(each.num_problems), each.first, each.second, each.difference.as_json())
         for each in comparisons
