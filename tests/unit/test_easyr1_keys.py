@@ -197,16 +197,7 @@ def test_the_overrides_of_easyr1s_geo3k_lora_script_resolve_over_its_config_file
     run = load_config([easyr1s_file(tmp_path), *LORA_SCRIPT])
     lora = run.worker.actor.model.lora
     assert (lora.rank, lora.alpha, lora.exclude_modules, run.worker.actor.optim.lr) == (64, 64, ".*visual.*", 1e-5)
-    plan = check_config(
-        load_config(
-            [
-                easyr1s_file(tmp_path),
-                *LORA_SCRIPT,
-                "trainer.n_gpus_per_node=1",
-                "worker.reward.reward_function=null",
-            ]
-        )
-    )
+    plan = check_config(load_config([easyr1s_file(tmp_path), *LORA_SCRIPT, "trainer.n_gpus_per_node=1"]))
     assert "samples per step: 512 prompts x 5 responses = 2560" in plan
 
 
