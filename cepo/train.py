@@ -107,7 +107,9 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
     problems, held_out = _problem_sets(config, processing)
     total_steps = _total_steps(config, len(problems))
     store = CheckpointStore(run_folder(config), keep=config.trainer.save_limit, identity=_identity(config))
+    store.require_writable()
     checkpoint = _checkpoint_to_load(config, store)
+    state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
     reward = config.worker.reward
     rewards = stack.enter_context(
         RewardPool(
@@ -119,9 +121,8 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
     )
     backend = build_backend(config, processing, estimator, total_steps, _most_images(problems, held_out))
     stack.callback(backend.close)
-    state = TrainerState(kl_coefficient=config.algorithm.kl_coef)
     if checkpoint is not None:
-        state = store.load(checkpoint, backend)
+        backend.load(checkpoint)
         logger.info("resumed from %s: goes on with step %d of %d", checkpoint, state.step + 1, total_steps)
     return Trainer(
         config=config,
