@@ -87,7 +87,6 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
     from cepo.models.processing import Processing
     from cepo.rewards import RewardPool
     from cepo.tracking.base import check_sinks
-    from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
     from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
@@ -106,9 +105,9 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
     problems, held_out = _problem_sets(config, processing)
     total_steps = _total_steps(config, len(problems))
-    store = CheckpointStore(run_folder(config), keep=config.trainer.save_limit, identity=_identity(config))
+    store = checkpoint_store(config)
     store.require_writable()
-    checkpoint = _checkpoint_to_load(config, store)
+    checkpoint = checkpoint_to_load(config, store)
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
     reward = config.worker.reward
     rewards = stack.enter_context(
@@ -290,7 +289,15 @@ def _tracker(
     return tracker
 
 
-def _checkpoint_to_load(config: RunConfig, store: Any) -> Path | None:
+def checkpoint_store(config: RunConfig) -> CheckpointStore:
+    """The checkpoints of the run folder."""
+    from cepo.trainer.checkpoints import CheckpointStore
+
+    return CheckpointStore(run_folder(config), keep=config.trainer.save_limit, identity=_identity(config))
+
+
+def checkpoint_to_load(config: RunConfig, store: CheckpointStore) -> Path | None:
+    """The checkpoint that a run starts from: the one it names, else the run folder's last; None for a start at step 1."""
     if config.trainer.load_checkpoint_path is not None:
         folder = Path(config.trainer.load_checkpoint_path)
         if not folder.is_dir():

@@ -83,7 +83,9 @@ class CheckpointStore:
                 f"{folder} is not a whole checkpoint ({error}); give a folder global_step_<N>"
             ) from error
         if not isinstance(state, dict):
-            raise CheckpointError(f"{folder / STATE_FILE} holds no trainer's state; give another folder global_step_<N>")
+            raise CheckpointError(
+                f"{folder / STATE_FILE} holds no trainer's state; give another folder global_step_<N>"
+            )
         for key, value in self._identity.items():
             if state.get(key) != value:
                 raise CheckpointError(
@@ -95,7 +97,9 @@ class CheckpointStore:
         try:
             return TrainerState(**state["state"])
         except (KeyError, TypeError) as error:
-            raise CheckpointError(f"{folder / STATE_FILE} holds no trainer's state ({error!r}); give another one") from error
+            raise CheckpointError(
+                f"{folder / STATE_FILE} holds no trainer's state ({error!r}); give another one"
+            ) from error
 
     def require_writable(self) -> None:
         """Makes the run folder.
