@@ -118,7 +118,7 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
             timeout_seconds=reward.timeout_seconds,
         )
     )
-    backend = build_backend(config, processing, estimator, total_steps, _most_images(problems, held_out))
+    backend = build_backend(config, processing, estimator, total_steps, _most_visuals(problems, held_out))
     stack.callback(backend.close)
     if checkpoint is not None:
         backend.load(checkpoint)
@@ -140,7 +140,7 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
 
 
 def build_backend(
-    config: RunConfig, processing: Processing, estimator: Estimator, total_steps: int, most_images: int
+    config: RunConfig, processing: Processing, estimator: Estimator, total_steps: int, most_visuals: tuple[int, int]
 ) -> LocalBackend:
     """Actor and generator on this process's device."""
     from cepo.runtime.local import LocalBackend
@@ -160,7 +160,7 @@ def build_backend(
     critic = None
     if estimator.needs_values:
         critic = Critic(resolved_critic(config.worker), processing, total_steps=total_steps, seed=config.trainer.seed)
-    return LocalBackend(actor, _generator(config, processing, most_images), critic)
+    return LocalBackend(actor, _generator(config, processing, most_visuals), critic)
 
 
 def _objective_settings(config: RunConfig) -> ObjectiveSettings:
@@ -232,11 +232,13 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
     return steps_per_epoch(num_problems, config.data.rollout_batch_size) * config.trainer.total_epochs
 
 
-def _most_images(*problem_sets: ProblemSet | None) -> int:
-    return max(problems.most_images for problems in problem_sets if problems is not None)
+def _most_visuals(*problem_sets: ProblemSet | None) -> tuple[int, int]:
+    """The most pictures and the most videos that a prompt has."""
+    present = [problems for problems in problem_sets if problems is not None]
+    return max(each.most_images for each in present), max(each.most_videos for each in present)
 
 
-def _generator(config: RunConfig, processing: Processing, most_images: int) -> Generator:
+def _generator(config: RunConfig, processing: Processing, most_visuals: tuple[int, int]) -> Generator:
     from cepo.rollout.factory import build_generator
     from cepo.workers.distributed import this_device
 
@@ -252,7 +254,8 @@ def _generator(config: RunConfig, processing: Processing, most_images: int) -> G
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enforce_eager=rollout.enforce_eager,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
-        limit_images=rollout.limit_images or most_images,
+        limit_images=rollout.limit_images or most_visuals[0],
+        limit_videos=most_visuals[1],
         lora_rank=model.lora.rank,
         banned_token_ids=processing.banned_token_ids,
         eos_token_ids=processing.eos_token_ids,

@@ -26,7 +26,6 @@ class EngineKey:
 _FSDP1 = "FSDP2 is used, which has no such setting"
 _NO_OFFLOAD = "weights and optimizer state stay on the device; offloading is not used by this release"
 _NO_REFERENCE_MODEL = "no separate reference model is built by this release"
-_NO_VIDEO = "videos are not read by this release"
 _DERIVED = "it follows from other keys"
 
 _OF_A_TRAINED_MODEL: Mapping[str, EngineKey] = {
@@ -45,8 +44,6 @@ _OF_A_TRAINED_MODEL: Mapping[str, EngineKey] = {
 }
 
 ENGINE_KEYS: Mapping[str, EngineKey] = {
-    "data.video_key": EngineKey(_NO_VIDEO),
-    "data.video_fps": EngineKey(_NO_VIDEO),
     "data.filter_overlong_prompts_workers": EngineKey(
         "the length filter reads texts and the headers of pictures, which one process does for 1,500 rows a second"
     ),

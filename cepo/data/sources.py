@@ -113,15 +113,16 @@ def local_files(source: str) -> tuple[list[Path], str]:
     return files, rows
 
 
-def without_decoding(rows: Any, image_key: str) -> Any:
-    """Leaves pictures as bytes: decoding all of them just to read other columns would take minutes."""
+def without_decoding(rows: Any, image_key: str, video_key: str) -> Any:
+    """Leaves pictures and videos as bytes: decoding all of them just to read other columns would take minutes."""
     import datasets
 
-    feature = rows.features.get(image_key)
-    if isinstance(feature, datasets.Image):
-        return rows.cast_column(image_key, datasets.Image(decode=False))
-    if isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, datasets.Image):
-        return rows.cast_column(image_key, type(feature)(datasets.Image(decode=False)))
+    for key, kind in ((image_key, datasets.Image), (video_key, datasets.Video)):
+        feature = rows.features.get(key)
+        if isinstance(feature, kind):
+            rows = rows.cast_column(key, kind(decode=False))
+        if isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind):
+            rows = rows.cast_column(key, type(feature)(kind(decode=False)))
     return rows
 
 

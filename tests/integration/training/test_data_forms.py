@@ -308,9 +308,10 @@ def test_a_damaged_or_unwritable_cache_costs_a_check_and_a_warning(
 
 
 PROGRESS = """
-from cepo.data.row_checks import RowRules, check_rows
+from cepo.data.row_checks import RowMeasure, RowRules, check_rows
 rules = RowRules(max_prompt_length=9, filter_overlong_prompts=True, skip_bad_rows=False)
-checked = check_rows([{}] * 400, num_rows=400, source="source.jsonl", rules=rules, measure=lambda row: (1, 0))
+row = RowMeasure(length=1, num_images=0)
+checked = check_rows([{}] * 400, num_rows=400, source="source.jsonl", rules=rules, measure=lambda _: row)
 assert len(checked.usable) == 400
 """
 
