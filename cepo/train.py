@@ -106,7 +106,6 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
     problems, held_out = _problem_sets(config, processing)
     total_steps = _total_steps(config, len(problems))
     store = checkpoint_store(config)
-    store.require_writable()
     checkpoint = checkpoint_to_load(config, store)
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
     reward = config.worker.reward
@@ -118,6 +117,7 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
             timeout_seconds=reward.timeout_seconds,
         )
     )
+    store.require_writable()  # last of the checks: a run that is refused leaves no folder
     backend = build_backend(config, processing, estimator, total_steps, _most_visuals(problems, held_out))
     stack.callback(backend.close)
     if checkpoint is not None:

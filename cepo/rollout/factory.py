@@ -64,12 +64,10 @@ def build_generator(
 ) -> Generator:
     """The generator `name` ("auto", "vllm" or "transformers"), with the settings that concern it.
 
-    `seed`, those from `lora_rank` to `max_num_batched_tokens`, and `show_progress` concern vLLM; `batch_size` and
-    `processing` concern transformers.
+    `batch_size` and `processing` concern transformers; `seed`, what stands above `batch_size`, and `show_progress` vLLM.
 
     Raises:
-        ConfigError: see `choose_generator`.
-        EngineError: the engine could not start.
+        ConfigError, EngineError: see `choose_generator`; the engine could not start.
     """
     if choose_generator(name, device=device) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator

@@ -126,8 +126,7 @@ class VllmGenerator:
         self._group_is_the_callers = has_process_group()
         llm = start_engine(options, enforce_eager=enforce_eager)
         self._llm: LLM | None = llm
-        self._image_token_id: int | None = getattr(llm.model_config.hf_config, "image_token_id", None)
-        self._video_token_id: int | None = getattr(llm.model_config.hf_config, "video_token_id", None)
+        self._placeholders = _placeholders(llm.model_config.hf_config)
 
     def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
         """See `cepo.rollout.base.Generator`.
@@ -136,7 +135,7 @@ class VllmGenerator:
             EngineError: a prompt with the wrong number of placeholders, one that is too long, or a failure in vLLM.
         """
         llm = self._engine()
-        check_image_counts(requests, self._image_token_id, self._video_token_id)
+        check_image_counts(requests, *self._placeholders)
         for index, request in enumerate(requests):
             length = request.num_prompt_tokens + settings.max_response_length
             if length > self._max_model_len:
@@ -280,6 +279,11 @@ def _sync_full(llm: LLM, weights: FullWeights) -> None:
             "would leave vLLM's head as it was; take them from state_dict(), not from named_parameters()"
         )
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.tensors.items())})
+
+
+def _placeholders(hf_config: Any) -> tuple[int | None, int | None]:
+    """The token ids that stand for a picture and for a video; None for what the model does not read."""
+    return getattr(hf_config, "image_token_id", None), getattr(hf_config, "video_token_id", None)
 
 
 def _prompt(request: GenerationRequest) -> Any:
