@@ -68,18 +68,19 @@ class Needs:
 def run_findings(config: RunConfig, machine: Machine) -> list[Finding]:
     """Memory, data and disk of a checked configuration whose embedded parts are built already."""
     device, generator = devices_finding(config, machine), generator_finding(config, machine)
-    first = [device, *ray_findings(config, machine), generator]
+    begin = [*ray_findings(config, machine), *start_findings(config)]
     try:
         needs = estimate_needs(config, cpu_engine=generator.found == _VLLM and not machine.gpus)
     except ConfigError as error:
         remedy = "give a folder with config.json, or a hub name where the hub can be reached (or is in the cache)"
         model = Finding(section=MEMORY, subject="model", mark="fail", found=str(error), remedy=remedy)
-        return [*first, *start_findings(config), model]
+        return [device, generator, *begin, model]
     memory = memory_findings(needs, config, machine, with_vllm=generator.found == _VLLM)
     return [
-        *first,
-        *start_findings(config),
+        device,
+        generator,
         weights_finding(config.worker.actor.model.model_path),
+        *begin,
         *memory,
         *data_findings(config),
         *disk_findings(needs, config),
@@ -315,7 +316,9 @@ def _source_finding(key: str, source: str, config: RunConfig, processing: Any) -
         except CepoError as error:
             remedy = "correct the row or the setting that the message names"
             if find_path(source.partition("@")[0]) is None:
-                remedy += "; without a network give a file, or a name that is in the cache of the datasets library"
+                remedy = (
+                    "where no hub can be reached, give a file, or a name that the datasets library has in its cache"
+                )
             found = str(error).replace(str(sample), source)
             return Finding(section=DATA, subject=key, mark="fail", found=found, remedy=remedy)
     size = config.data.rollout_batch_size
@@ -341,6 +344,9 @@ def _measured(problems: Any, processing: Any) -> tuple[list[int], list[str]]:
         lengths.append(len(prompt.token_ids))
         for image in problem.images:
             sizes[f"{image.width} x {image.height} ({processing.num_image_tokens(image.size)} tokens)"] = None
+        for video in problem.videos:
+            shown = f"{len(video.frames)} frames of {video.size[0]} x {video.size[1]}"
+            sizes[f"{shown} ({processing.num_video_tokens(video)} tokens)"] = None
     return lengths, list(sizes)
 
 

@@ -112,6 +112,8 @@ def test_what_is_no_video_is_refused_with_the_reason(
     video_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = (video_folder / "b.mp4").read_bytes()
+    cut = write_video(tmp_path / "cut.avi", 40, size=(96, 64))
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     cases: list[tuple[Any, str]] = [
         (str(tmp_path / "gone.mp4"), "cannot be read"),
         (b"no video at all", "cannot be read"),
@@ -119,6 +121,7 @@ def test_what_is_no_video_is_refused_with_the_reason(
         (7, "accepted: path, bytes"),
         ([], "has no frame"),
         (str(write_video(tmp_path / "one.mp4", 1)), "at least 2"),
+        (str(cut), "damaged|cannot be read"),
     ]
     for value, words in cases:
         with pytest.raises(DataError, match=words):
