@@ -201,7 +201,8 @@ def test_scores_of_padded_rows_with_videos_pictures_and_text_are_a_plain_forward
     both, one = asked(tiny_processing, two, image), asked(tiny_processing, two[:1])
     pictured = tiny_processing.encode("<image>Find x.", tiny_processing.load_visuals([image], ()))
     text = tiny_processing.encode("Find <video>.", None)
-    contexts = [both, one, both, pictured, text, one]
+    taught = tiny_processing.encode(QUESTION, both.images, assistant_prefix="It is 4.")
+    contexts = [both, one, both, pictured, text, one, taught]
     rows = [
         ScoringRow(context=context, response_ids=random_response(3 + n, seed=n)) for n, context in enumerate(contexts)
     ]
@@ -213,6 +214,7 @@ def test_scores_of_padded_rows_with_videos_pictures_and_text_are_a_plain_forward
     )
     visuals = {
         id(both): {name: theirs[name] for name in names},
+        id(taught): {name: theirs[name] for name in names},
         id(one): {name: alone[name] for name in names[2:]},
         id(pictured): {name: theirs[name] for name in names[:2]},
         id(text): {},
