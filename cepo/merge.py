@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from cepo.errors import CepoError, CheckpointError
+from cepo.errors import CepoError, CheckpointError, ConfigError
 from cepo.tracking.records import CONFIG_FILE
 
 if TYPE_CHECKING:
@@ -22,10 +23,12 @@ _USAGE_ERROR = 2
 
 
 def run_merge_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo merge --checkpoint FOLDER --out FOLDER [--base MODEL] [--dtype bf16|fp16|fp32] [--trust-remote-code]`.
+    """`cepo merge --checkpoint FOLDER --out FOLDER [--base MODEL] [--dtype bf16|fp16|fp32] [--trust-remote-code]
+    [--upload ORG/NAME [--public]]`.
 
     Returns:
-        0, or 2 with a message on standard error where the checkpoint or its base cannot be read or the folder not written.
+        0, or 2 with a message on standard error where the checkpoint or its base cannot be read, the folder not written
+        or the hub not reached.
     """
     parser = argparse.ArgumentParser(prog="cepo merge", description="A checkpoint as a Hugging Face folder.")
     parser.add_argument(
@@ -37,6 +40,8 @@ def run_merge_command(argv: Sequence[str], *, console: Console | None = None) ->
     )
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="type of the weights; default: the base's")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the base")
+    parser.add_argument("--upload", metavar="ORG/NAME", help="publish the folder on the hub, in a private repository")
+    parser.add_argument("--public", action="store_true", help="make that repository, if it is new, a public one")
     try:
         arguments = parser.parse_args(argv)
     except SystemExit as stop:  # argparse has printed its message, or the help
@@ -56,11 +61,67 @@ def _merge(arguments: argparse.Namespace, console: Console) -> None:
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
+    if arguments.public and arguments.upload is None:
+        raise ConfigError("--public says how --upload publishes; give --upload ORG/NAME too, or leave it out")
     actor = actor_folder(arguments.checkpoint)
     base = find_base(actor, path=arguments.base, trust_remote_code=arguments.trust_remote_code)
+    if arguments.upload is not None:
+        prepare_repository(arguments.upload, private=not arguments.public)
     say(f"merging {actor} into {base.path}")
     written = merge_checkpoint(actor, arguments.out, base, dtype=arguments.dtype)
     say(f"written: {arguments.out} ({str(written).removeprefix('torch.')})")
+    if arguments.upload is not None:
+        say(f"uploaded: {upload_folder(arguments.out, arguments.upload)}")
+
+
+def prepare_repository(name: str, *, private: bool) -> None:
+    """Makes the model repository `name` on the hub, so that what stands in the way is known before anything is merged.
+
+    One that exists already is taken as it is, public or private.
+
+    Raises:
+        ConfigError: `name` is not of the form org/name, or no token is at hand.
+        CheckpointError: the hub cannot be reached, or refuses.
+    """
+    import huggingface_hub
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except ValueError as error:
+        raise ConfigError(f"--upload '{name}' is no repository of the hub ({error}); give ORG/NAME") from error
+    if name.count("/") != 1:
+        raise ConfigError(f"--upload '{name}' is no repository of the hub; give ORG/NAME")
+    if huggingface_hub.get_token() is None:
+        raise ConfigError(
+            f"--upload {name} needs a token that may write there, and none is at hand: run `hf auth login`, or set HF_TOKEN"
+        )
+    with _hub_errors(f"--upload {name}: nothing was merged yet"):
+        huggingface_hub.create_repo(name, private=private, exist_ok=True)
+
+
+def upload_folder(folder: Path, name: str) -> str:
+    """Puts a merged folder into the repository `name`, and returns the address of the commit.
+
+    Raises:
+        CheckpointError: the hub cannot be reached, or refuses; the folder stays.
+    """
+    import huggingface_hub
+
+    with _hub_errors(f"{folder} is whole; once the cause is gone, publish it with `hf upload {name} {folder}`"):
+        return str(huggingface_hub.upload_folder(repo_id=name, folder_path=folder, commit_message="Merged by cepo"))
+
+
+@contextmanager
+def _hub_errors(situation: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the hub's client raises its own, its HTTP library's and the operating system's types
+        reason = str(error).strip() or type(error).__name__
+        raise CheckpointError(
+            f"the hub cannot be reached, or refuses: {reason}. {situation}. Check the network (HF_HUB_OFFLINE must not be "
+            "set), and with `hf auth whoami` whether the token may write there"
+        ) from error
 
 
 def find_base(actor: Path, *, path: str | None = None, trust_remote_code: bool = False) -> BaseModel:

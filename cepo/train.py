@@ -87,7 +87,6 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
     from cepo.models.processing import Processing
     from cepo.rewards import RewardPool
     from cepo.tracking.base import check_sinks
-    from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
     from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
@@ -106,8 +105,9 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
     problems, held_out = _problem_sets(config, processing)
     total_steps = _total_steps(config, len(problems))
-    store = CheckpointStore(run_folder(config), keep=config.trainer.save_limit, identity=_identity(config))
-    checkpoint = _checkpoint_to_load(config, store)
+    store = checkpoint_store(config)
+    checkpoint = checkpoint_to_load(config, store)
+    state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
     reward = config.worker.reward
     rewards = stack.enter_context(
         RewardPool(
@@ -117,11 +117,11 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
             timeout_seconds=reward.timeout_seconds,
         )
     )
-    backend = build_backend(config, processing, estimator, total_steps, _most_images(problems, held_out))
+    store.require_writable()  # last of the checks: a run that is refused leaves no folder
+    backend = build_backend(config, processing, estimator, total_steps, _most_visuals(problems, held_out))
     stack.callback(backend.close)
-    state = TrainerState(kl_coefficient=config.algorithm.kl_coef)
     if checkpoint is not None:
-        state = store.load(checkpoint, backend)
+        backend.load(checkpoint)
         logger.info("resumed from %s: goes on with step %d of %d", checkpoint, state.step + 1, total_steps)
     return Trainer(
         config=config,
@@ -140,7 +140,7 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
 
 
 def build_backend(
-    config: RunConfig, processing: Processing, estimator: Estimator, total_steps: int, most_images: int
+    config: RunConfig, processing: Processing, estimator: Estimator, total_steps: int, most_visuals: tuple[int, int]
 ) -> LocalBackend:
     """Actor and generator on this process's device."""
     from cepo.runtime.local import LocalBackend
@@ -160,7 +160,7 @@ def build_backend(
     critic = None
     if estimator.needs_values:
         critic = Critic(resolved_critic(config.worker), processing, total_steps=total_steps, seed=config.trainer.seed)
-    return LocalBackend(actor, _generator(config, processing, most_images), critic)
+    return LocalBackend(actor, _generator(config, processing, most_visuals), critic)
 
 
 def _objective_settings(config: RunConfig) -> ObjectiveSettings:
@@ -234,11 +234,13 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
     return total
 
 
-def _most_images(*problem_sets: ProblemSet | None) -> int:
-    return max(problems.most_images for problems in problem_sets if problems is not None)
+def _most_visuals(*problem_sets: ProblemSet | None) -> tuple[int, int]:
+    """The most pictures and the most videos that a prompt has."""
+    present = [problems for problems in problem_sets if problems is not None]
+    return max(each.most_images for each in present), max(each.most_videos for each in present)
 
 
-def _generator(config: RunConfig, processing: Processing, most_images: int) -> Generator:
+def _generator(config: RunConfig, processing: Processing, most_visuals: tuple[int, int]) -> Generator:
     from cepo.rollout.factory import build_generator
     from cepo.workers.distributed import this_device
 
@@ -254,7 +256,8 @@ def _generator(config: RunConfig, processing: Processing, most_images: int) -> G
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enforce_eager=rollout.enforce_eager,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
-        limit_images=rollout.limit_images or most_images,
+        limit_images=rollout.limit_images or most_visuals[0],
+        limit_videos=most_visuals[1],
         lora_rank=model.lora.rank,
         banned_token_ids=processing.banned_token_ids,
         eos_token_ids=processing.eos_token_ids,
@@ -291,7 +294,15 @@ def _tracker(
     return tracker
 
 
-def _checkpoint_to_load(config: RunConfig, store: Any) -> Path | None:
+def checkpoint_store(config: RunConfig) -> CheckpointStore:
+    """The checkpoints of the run folder."""
+    from cepo.trainer.checkpoints import CheckpointStore
+
+    return CheckpointStore(run_folder(config), keep=config.trainer.save_limit, identity=_identity(config))
+
+
+def checkpoint_to_load(config: RunConfig, store: CheckpointStore) -> Path | None:
+    """The checkpoint that a run starts from: the one it names, else the run folder's last; None for a start at step 1."""
     if config.trainer.load_checkpoint_path is not None:
         folder = Path(config.trainer.load_checkpoint_path)
         if not folder.is_dir():

@@ -36,7 +36,7 @@ class ContextBuilder:
         Raises:
             DataError: it is too long; the reference may be cut, the question may not.
         """
-        prompt = self._processing.encode(problem.text, self._processing.load_images(problem.images))
+        prompt = self._processing.encode(problem.text, self._processing.load_visuals(problem.images, problem.videos))
         if len(prompt.token_ids) > self._max_context_length:
             raise DataError(
                 f"row {problem.prompt_id}: the prompt has {len(prompt.token_ids)} tokens; data.max_prompt_length is "
@@ -54,7 +54,11 @@ class ContextBuilder:
         return self._cut(sanitise_reference(text, self._special_texts), cap)
 
     def teacher(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> EncodedPrompt:
-        """The student's own user turn with the reference in its place, around the same pictures.
+        """The student's own user turn with the reference in its place, around the same pictures; see `fitted`."""
+        return self.fitted(problem, student, reference_text)[0]
+
+    def fitted(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> tuple[EncodedPrompt, str]:
+        """The teacher's context, and the reference as it stands there.
 
         A reference that no longer fits is cut from its end, down to nothing; pictures never are.
         """
@@ -66,7 +70,7 @@ class ContextBuilder:
             reference_text = self._cut(reference_text, max(kept, 0))
             context = self._encode(problem, images, reference_text)
             excess = len(context.token_ids) - self._max_context_length
-        return context
+        return context, reference_text
 
     def _encode(self, problem: Problem, images: ImageInputs | None, reference_text: str) -> EncodedPrompt:
         text = problem.text

@@ -16,10 +16,12 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.config.schema import DataConfig
 from cepo.data.images import limited_size, load_rgb, verify_image
-from cepo.data.row_checks import RowChecks, RowRules, check_rows, file_identity, remembered_checks
+from cepo.data.row_checks import RowChecks, RowMeasure, RowRules, check_rows, file_identity, remembered_checks
 from cepo.data.sources import local_files, paths_in, read_source, without_decoding
+from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.processing import IMAGE_MARK, Processing
+from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
+from cepo.models.videos import Video
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,6 +32,8 @@ _CHECKED_SETTINGS = {
     "prompt_key",
     "answer_key",
     "image_key",
+    "video_key",
+    "video_fps",
     "image_dir",
     "max_prompt_length",
     "min_pixels",
@@ -46,8 +50,9 @@ class Problem:
 
     Attributes:
         prompt_id: the row's place in its source, `<row number>`; stable under filtering and shuffling.
-        text: the user's text after the format prompt, one `<image>` per picture.
+        text: the user's text after the format prompt, one `<image>` per picture and one `<video>` per video.
         images: decoded RGB pictures.
+        videos: the chosen frames of each video.
         ground_truth: the reference answer as it stands in the data.
         solution: the worked solution, None where the dataset has none.
         columns: the row's other columns, for reward functions.
@@ -59,6 +64,7 @@ class Problem:
     ground_truth: str
     solution: str | None
     columns: dict[str, Any] = field(repr=False)
+    videos: tuple[Video, ...] = field(default=(), repr=False)
 
 
 class ProblemSet(Sequence[Problem]):
@@ -81,7 +87,7 @@ class ProblemSet(Sequence[Problem]):
                 raise ConfigError(
                     f"data.{name} is '{key}', which {source} does not have. Its columns: {', '.join(self._rows.column_names)}"
                 )
-        self._rows = without_decoding(self._rows, config.image_key)
+        self._rows = without_decoding(self._rows, config.image_key, config.video_key)
         num_rows = len(self._rows)
         if rows is None:
             checks = remembered_checks(
@@ -92,7 +98,7 @@ class ProblemSet(Sequence[Problem]):
         self.skipped = Counter(
             {name: len(rows) for name, rows in (("bad", checks.bad), ("overlong", checks.overlong)) if rows}
         )
-        self.most_images = checks.most_images
+        self.most_images, self.most_videos = checks.most_images, checks.most_videos
         self._usable = checks.usable
         if not self._usable:
             raise DataError(
@@ -112,10 +118,13 @@ class ProblemSet(Sequence[Problem]):
         row = dict(self._rows[row_number])
         config = self._config
         images = tuple(
-            load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels) for value in self._images(row)
+            load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels)
+            for value in _listed(row, config.image_key)
         )
+        videos = tuple(self._video(value) for value in _listed(row, config.video_key))
         text, answer = self._text(row), plain_text(row.pop(config.answer_key)).strip()
         row.pop(config.image_key, None)
+        row.pop(config.video_key, None)
         solution = row.get(config.solution_key)
         return Problem(
             prompt_id=str(row_number),
@@ -124,6 +133,7 @@ class ProblemSet(Sequence[Problem]):
             ground_truth=answer,
             solution=None if solution is None else str(solution),
             columns=row,
+            videos=videos,
         )
 
     def __iter__(self) -> Iterator[Problem]:
@@ -133,11 +143,15 @@ class ProblemSet(Sequence[Problem]):
         question = plain_text(row[self._config.prompt_key])
         return question if self._template is None else self._template.render(content=question)
 
-    def _images(self, row: Mapping[str, Any]) -> list[Any]:
-        value = row.get(self._config.image_key)
-        if value is None or value == "":
-            return []
-        return list(value) if isinstance(value, list | tuple) else [value]
+    def _video(self, value: Any) -> Video:
+        config = self._config
+        rules = FrameRules(
+            fps=config.video_fps,
+            min_pixels=config.min_pixels,
+            max_pixels=config.max_pixels,
+            factor=self._processing.video_factor,
+        )
+        return load_video(value, config.image_dir, rules)
 
     def _check_rows(self, source: str, num_rows: int) -> RowChecks:
         config = self._config
@@ -166,15 +180,15 @@ class ProblemSet(Sequence[Problem]):
         }
 
     def _picture_files(self) -> Iterator[Path]:
-        """The files of pictures that rows name by a path."""
-        if self._config.image_key not in self._rows.column_names:
-            return
+        """The files of pictures and videos that rows name by a path."""
         folder = Path(self._config.image_dir or "")
-        for value in paths_in(self._rows, self._config.image_key):
-            yield folder / value
+        for key in (self._config.image_key, self._config.video_key):
+            if key in self._rows.column_names:
+                for value in paths_in(self._rows, key):
+                    yield folder / value
 
-    def _measure(self, row: Mapping[str, Any]) -> tuple[int, int]:
-        """The prompt's length in tokens, picture tokens included, and its number of pictures."""
+    def _measure(self, row: Mapping[str, Any]) -> RowMeasure:
+        """The prompt's length and what it shows. A video is decoded whole: only that finds a damaged one."""
         config = self._config
         for key in (config.prompt_key, config.answer_key):
             if isinstance(row[key], list | dict):
@@ -183,16 +197,27 @@ class ProblemSet(Sequence[Problem]):
             raise DataError(f"column '{config.prompt_key}' is empty")
         if not plain_text(row[config.answer_key]).strip():
             raise DataError(f"column '{config.answer_key}' is empty; a problem without an answer cannot be rewarded")
-        text, images = self._text(row), self._images(row)
-        if text.count(IMAGE_MARK) != len(images):
-            raise DataError(
-                f"{text.count(IMAGE_MARK)} '{IMAGE_MARK}' in the text but {len(images)} pictures; accepted: as many"
-            )
+        text = self._text(row)
+        images, videos = _listed(row, config.image_key), _listed(row, config.video_key)
+        for mark, values, name in ((IMAGE_MARK, images, "pictures"), (VIDEO_MARK, videos, "videos")):
+            if text.count(mark) != len(values) and (values or mark == IMAGE_MARK):  # without videos it is plain text
+                raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; accepted: as many")
         length = 0
         for value in images:
             size = limited_size(verify_image(value, config.image_dir), config.min_pixels, config.max_pixels)
             length += self._processing.num_image_tokens(size) - 1
-        return length + len(self._processing.template_ids(text)), len(images)
+        for value in videos:
+            length += self._processing.num_video_tokens(self._video(value)) - 1
+        length += len(self._processing.template_ids(text, with_videos=bool(videos)))
+        return RowMeasure(length=length, num_images=len(images), num_videos=len(videos))
+
+
+def _listed(row: Mapping[str, Any], key: str) -> list[Any]:
+    """What a cell holds: none, one, or a list."""
+    value = row.get(key)
+    if value is None or value == "":
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def plain_text(value: Any) -> str:

@@ -33,19 +33,29 @@ class RowChecks:
     Attributes:
         num_rows: rows of the source.
         bad, overlong: numbers of the rows left out.
-        most_images: the most pictures a usable row has.
+        most_images, most_videos: the most pictures and videos a usable row has.
     """
 
     num_rows: int
     bad: Sequence[int]
     overlong: Sequence[int]
     most_images: int
+    most_videos: int = 0
 
     @property
     def usable(self) -> list[int]:
         """Numbers of the rows that can be used."""
         left_out = {*self.bad, *self.overlong}
         return [number for number in range(self.num_rows) if number not in left_out]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowMeasure:
+    """A row's prompt: its length in tokens, those of pictures and videos included, and how many of these it has."""
+
+    length: int
+    num_images: int
+    num_videos: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,19 +73,19 @@ def check_rows(
     num_rows: int,
     source: str,
     rules: RowRules,
-    measure: Callable[[Mapping[str, Any]], tuple[int, int]],
+    measure: Callable[[Mapping[str, Any]], RowMeasure],
 ) -> RowChecks:
-    """Applies `measure`, which gives a row's prompt length and number of pictures, to every row.
+    """Applies `measure` to every row.
 
     Raises:
         DataError: a bad or overlong row, where the rules do not leave it out.
     """
     bad: list[int] = []
     overlong: list[int] = []
-    most_images = 0
+    most_images = most_videos = 0
     for number, row in enumerate(_with_progress(rows, num_rows, source)):
         try:
-            length, num_images = measure(row)
+            measured = measure(row)
         except DataError as error:
             if not rules.skip_bad_rows:
                 raise DataError(
@@ -84,16 +94,17 @@ def check_rows(
             bad.append(number)
             logger.warning("%s, row %d is left out: %s", source, number, error)
             continue
-        if length > rules.max_prompt_length:
+        if measured.length > rules.max_prompt_length:
             if not rules.filter_overlong_prompts:
                 raise DataError(
-                    f"{source}, row {number}: the prompt has {length} tokens; data.max_prompt_length is "
+                    f"{source}, row {number}: the prompt has {measured.length} tokens; data.max_prompt_length is "
                     f"{rules.max_prompt_length}. data.filter_overlong_prompts=true leaves such rows out"
                 )
             overlong.append(number)
             continue
-        most_images = max(most_images, num_images)
-    return RowChecks(num_rows=num_rows, bad=bad, overlong=overlong, most_images=most_images)
+        most_images = max(most_images, measured.num_images)
+        most_videos = max(most_videos, measured.num_videos)
+    return RowChecks(num_rows=num_rows, bad=bad, overlong=overlong, most_images=most_images, most_videos=most_videos)
 
 
 def remembered_checks(identity: Mapping[str, Any], *, num_rows: int, check: Callable[[], RowChecks]) -> RowChecks:
@@ -132,11 +143,11 @@ def file_identity(files: Iterable[Path]) -> list[tuple[str, int, int]]:
 
 
 def _digest(identity: Mapping[str, Any]) -> str:
-    from cepo.data import dataset, images, sources
+    from cepo.data import dataset, images, sources, videos
     from cepo.models import processing
 
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-    for module in (__file__, dataset.__file__, images.__file__, sources.__file__, processing.__file__):
+    for module in (__file__, *(part.__file__ for part in (dataset, images, sources, videos, processing))):
         digest.update(hashlib.sha256(Path(str(module)).read_bytes()).digest())
     return digest.hexdigest()[:32]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cepo.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 _BESIDE_ARROW = ("dataset_info.json", "state.json", "dataset_dict.json")
@@ -56,6 +59,29 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
         raise ConfigError(f"data files '{source}': neither a local path nor reachable on the hub ({error})") from error
 
 
+def first_rows(source: str, count: int) -> tuple[Any, int | None]:
+    """The first rows of `source`, and how many it has; of a hub name these rows alone are fetched, and the number is None.
+
+    Raises:
+        ConfigError: as `read_source`.
+    """
+    import datasets
+    import huggingface_hub
+
+    name, _, split = source.partition("@")
+    if not Path(name).expanduser().exists() and name.count("/") == 1:
+        try:
+            huggingface_hub.dataset_info(name, timeout=20)
+            stream = datasets.load_dataset(name, split=(split or "train").partition("[")[0], streaming=True)
+            return datasets.Dataset.from_list(list(stream.take(count)), features=stream.features), None
+        except (
+            Exception
+        ) as error:  # no hub, or one that refuses: what an earlier download left is read, or refused below
+            logger.info("%s cannot be streamed from the hub (%s); looking in the cache", name, error)
+    rows = read_source(source)
+    return rows.select(range(min(count, len(rows)))), len(rows)
+
+
 def local_files(source: str) -> tuple[list[Path], str]:
     """The files a local source stands for, in order, and the part of all their rows: `train`, or a slice of it.
 
@@ -87,15 +113,16 @@ def local_files(source: str) -> tuple[list[Path], str]:
     return files, rows
 
 
-def without_decoding(rows: Any, image_key: str) -> Any:
-    """Leaves pictures as bytes: decoding all of them just to read other columns would take minutes."""
+def without_decoding(rows: Any, image_key: str, video_key: str | None = None) -> Any:
+    """Leaves pictures and videos as bytes: decoding all of them just to read other columns would take minutes."""
     import datasets
 
-    feature = rows.features.get(image_key)
-    if isinstance(feature, datasets.Image):
-        return rows.cast_column(image_key, datasets.Image(decode=False))
-    if isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, datasets.Image):
-        return rows.cast_column(image_key, type(feature)(datasets.Image(decode=False)))
+    for key, kind in ((image_key, datasets.Image), (video_key, datasets.Video)):
+        feature = None if key is None else rows.features.get(key)
+        if isinstance(feature, kind):
+            rows = rows.cast_column(key, kind(decode=False))
+        if isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind):
+            rows = rows.cast_column(key, type(feature)(kind(decode=False)))
     return rows
 
 

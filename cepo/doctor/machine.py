@@ -12,6 +12,7 @@ from pathlib import Path
 from cepo.doctor.attention import Capability, attention_for, wheel_serves
 from cepo.doctor.findings import Finding, gib
 from cepo.models.cpu_torch import repair_this_process
+from cepo.tracking.environment import installed_version
 
 SECTION = "machine"
 SHARED_MEMORY = Path("/dev/shm")
@@ -133,7 +134,7 @@ def _torch_build(machine: Machine) -> Finding:
             remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
             found = f"for CPUs, but there is an NVIDIA GPU (driver {machine.driver}), which it cannot use"
             return Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)
-        found = "for CPUs: runs are for trying things out on small models"
+        found = "for CPUs, attention by SDPA's own kernel: runs are for trying things out on small models"
         if machine.repaired:
             found += "; CUDA builds of torchvision or its companions stand beside it and are worked around"
         return Finding(section=SECTION, subject=subject, mark="ok", found=found)
@@ -175,9 +176,10 @@ def gpu_findings(index: int, gpu: Gpu, compiled: Sequence[str]) -> list[Finding]
         remedy = "bf16 training wants compute capability 8.0 or later; see docs/gpus.md"
         found += "; not in the table of architectures"
         return [Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)]
+    flash_attn = installed_version("flash-attn") or "not installed, not needed"
     attention = (
         f"{support.architecture}: {support.chosen}, because {support.why}. SDPA: {' > '.join(support.sdpa)}; "
-        f"FlashAttention 2: {support.flash_attention_2}; vLLM: {' > '.join(support.vllm)}"
+        f"FlashAttention 2 ({flash_attn}): {support.flash_attention_2}; vLLM: {' > '.join(support.vllm)}"
     )
     if support.untested:
         attention += ". Untested on such a card: from the libraries' sources"

@@ -27,6 +27,7 @@ from cepo.doctor.memory import (
     training_memory,
 )
 from cepo.doctor.shape import model_shape
+from cepo.doctor.start import ray_findings, start_findings
 from cepo.errors import CepoError, ConfigError
 from cepo.rollout.factory import choose_generator
 
@@ -67,17 +68,19 @@ class Needs:
 def run_findings(config: RunConfig, machine: Machine) -> list[Finding]:
     """Memory, data and disk of a checked configuration whose embedded parts are built already."""
     device, generator = devices_finding(config, machine), generator_finding(config, machine)
+    begin = [*ray_findings(config, machine), *start_findings(config)]
     try:
         needs = estimate_needs(config, cpu_engine=generator.found == _VLLM and not machine.gpus)
     except ConfigError as error:
         remedy = "give a folder with config.json, or a hub name where the hub can be reached (or is in the cache)"
         model = Finding(section=MEMORY, subject="model", mark="fail", found=str(error), remedy=remedy)
-        return [device, generator, model]
+        return [device, generator, *begin, model]
     memory = memory_findings(needs, config, machine, with_vllm=generator.found == _VLLM)
     return [
         device,
         generator,
         weights_finding(config.worker.actor.model.model_path),
+        *begin,
         *memory,
         *data_findings(config),
         *disk_findings(needs, config),
@@ -302,23 +305,33 @@ def data_findings(config: RunConfig) -> list[Finding]:
 
 def _source_finding(key: str, source: str, config: RunConfig, processing: Any) -> Finding:
     """Checks the first rows exactly as a run checks all of them."""
-    from cepo.data.dataset import ProblemSet, read_source
+    from cepo.data.dataset import ProblemSet
+    from cepo.data.sources import first_rows
 
-    if find_path(source.partition("@")[0]) is None:
-        found = f"{source} is a hub name: a run downloads it at its start, and checks it then"
-        return Finding(section=DATA, subject=key, mark="info", found=found)
     with tempfile.TemporaryDirectory(prefix="cepo-doctor-") as folder:
         sample = Path(folder) / "first_rows.parquet"
         try:
-            rows = read_source(source)
-            rows.select(range(min(FIRST_ROWS, len(rows)))).to_parquet(str(sample))
+            rows, total = first_rows(source, FIRST_ROWS)
+            rows.to_parquet(str(sample))
             problems = ProblemSet(str(sample), config.data, processing)
             lengths, sizes = _measured(problems, processing)
         except CepoError as error:
             remedy = "correct the row or the setting that the message names"
+            if find_path(source.partition("@")[0]) is None:
+                remedy = (
+                    "where no hub can be reached, give a file, or a name that the datasets library has in its cache"
+                )
             found = str(error).replace(str(sample), source)
             return Finding(section=DATA, subject=key, mark="fail", found=found, remedy=remedy)
-    found = f"{len(rows)} rows; the first {len(lengths)} have prompts of {min(lengths)} to {max(lengths)} tokens"
+    size = config.data.rollout_batch_size
+    if key == "data.train_files" and total is not None and total < size:
+        found = f"{total} rows, but data.rollout_batch_size is {size}"
+        remedy = (
+            f"set data.rollout_batch_size to at most {total}, and worker.actor.global_batch_size to a divisor of it"
+        )
+        return Finding(section=DATA, subject=key, mark="fail", found=found, remedy=remedy)
+    counted = "a hub name" if total is None else f"{total} rows"
+    found = f"{counted}; the first {len(lengths)} have prompts of {min(lengths)} to {max(lengths)} tokens"
     found += f" and pictures of {', '.join(sizes[:4])}" if sizes else " and no pictures"
     if problems.skipped:
         found += f"; left out: {dict(problems.skipped)}"
@@ -329,10 +342,13 @@ def _measured(problems: Any, processing: Any) -> tuple[list[int], list[str]]:
     """Prompt lengths of the problems, and the distinct sizes of their pictures with their tokens."""
     lengths, sizes = [], {}
     for problem in problems:
-        prompt = processing.encode(problem.text, processing.load_images(problem.images))
+        prompt = processing.encode(problem.text, processing.load_visuals(problem.images, problem.videos))
         lengths.append(len(prompt.token_ids))
         for image in problem.images:
             sizes[f"{image.width} x {image.height} ({processing.num_image_tokens(image.size)} tokens)"] = None
+        for video in problem.videos:
+            shown = f"{len(video.frames)} frames of {video.size[0]} x {video.size[1]}"
+            sizes[f"{shown} ({processing.num_video_tokens(video)} tokens)"] = None
     return lengths, list(sizes)
 
 

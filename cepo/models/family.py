@@ -77,18 +77,28 @@ def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> N
     tower.requires_grad_(False)
 
 
-def encode_images(model: Any, pixel_values: Tensor, grid_thw: Tensor, order: Sequence[int]) -> dict[str, Any]:
+def encode_images(
+    model: Any, pixel_values: Tensor, grid_thw: Tensor, order: Sequence[int], is_frame: Sequence[bool] = ()
+) -> dict[str, Any]:
     """Runs the vision tower once per distinct picture and lays its features out in the order the rows need them.
 
     Args:
         pixel_values: patches of the distinct pictures, concatenated.
         grid_thw: (distinct pictures, 3).
         order: for each picture in the batch, row by row, its index among the distinct ones.
+        is_frame: for each distinct picture whether it is part of a video; empty: none is.
 
     Returns:
         The keyword argument of the model's forward pass.
     """
     output = model.model.get_image_features(pixel_values, grid_thw, return_dict=True)
-    output.pooler_output = tuple(output.pooler_output[index] for index in order)
-    output.deepstack_features = [tuple(level[index] for index in order) for level in output.deepstack_features]
-    return {"mm_encoder_outputs": {"image": output}}
+    pooled, levels = output.pooler_output, output.deepstack_features
+    found: dict[str, Any] = {}
+    for kind, wanted in (("image", False), ("video", True)):
+        places = [index for index in order if (bool(is_frame) and is_frame[index]) == wanted]
+        if places:
+            found[kind] = type(output)(
+                pooler_output=tuple(pooled[index] for index in places),
+                deepstack_features=[tuple(level[index] for index in places) for level in levels],
+            )
+    return {"mm_encoder_outputs": found}

@@ -12,22 +12,31 @@ from cepo.models.processing import ImageInputs
 
 
 def context_positions(
-    token_ids: Sequence[int], images: ImageInputs | None, *, image_token_id: int | None, merge_size: int
+    token_ids: Sequence[int],
+    images: ImageInputs | None,
+    *,
+    image_token_id: int | None,
+    merge_size: int,
+    video_token_id: int | None = None,
 ) -> Int64[Tensor, "3 L"]:
     """M-RoPE positions of a context, as Qwen3-VL counts them.
 
     Text advances all three axes by one per token. A picture of (h, w) merged patches that starts at position p gets time p,
-    height p + row, width p + column, and the text behind it goes on at p + max(h, w). Without pictures all axes are
-    0, 1, 2, ..., which is also the single axis of a text model.
+    height p + row, width p + column, and the text behind it goes on at p + max(h, w). Each temporal patch of a video is such
+    a picture; its time stands before it as text. Without pictures all axes are 0, 1, 2, ..., which is also the single axis
+    of a text model.
     """
     if images is None or image_token_id is None:
         return torch.arange(len(token_ids)).expand(3, -1)
-    grids = iter(images.grid_thw.tolist())
+    grids = images.grid_thw.tolist()
+    remaining = {image_token_id: iter(grids[: images.num_pictures])}
+    if video_token_id is not None:
+        remaining[video_token_id] = iter(grids[images.num_pictures :])
     pieces: list[Tensor] = []
     position = index = 0
     while index < len(token_ids):
-        if token_ids[index] == image_token_id:
-            time, height, width = next(grids)
+        if token_ids[index] in remaining:
+            time, height, width = next(remaining[token_ids[index]])
             height, width = height // merge_size, width // merge_size
             axes = torch.meshgrid(
                 torch.zeros(time, dtype=torch.long), torch.arange(height), torch.arange(width), indexing="ij"
@@ -37,7 +46,7 @@ def context_positions(
             position += max(height, width)
             continue
         end = index
-        while end < len(token_ids) and token_ids[end] != image_token_id:
+        while end < len(token_ids) and token_ids[end] not in remaining:
             end += 1
         pieces.append(torch.arange(position, position + end - index).expand(3, -1))
         position += end - index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-IMAGE_MARK = "<image>"
-"""Stands in a dataset's text where a picture belongs, as in EasyR1."""
-MARKS = (IMAGE_MARK, "<video>")
+    from cepo.models.videos import Video
+
+IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
+"""Stand in a dataset's text where a picture or a video belongs, as in EasyR1."""
+MARKS = (IMAGE_MARK, VIDEO_MARK)
 _TEXT_SLOT = "CEPO-TEXT-SLOT-{:03d}"
 
 
@@ -25,13 +28,40 @@ _TEXT_SLOT = "CEPO-TEXT-SLOT-{:03d}"
 class ImageInputs:
     """A prompt's pictures as the vision tower takes them; compared by identity, so that one object is encoded once.
 
+    A video is a row of pictures, one per temporal patch: the tower attends within each of them alone. They stand behind the
+    prompt's own pictures.
+
     Attributes:
         pixel_values: (patches, channels x temporal patch x patch x patch), float32.
         grid_thw: (pictures, 3), patches along time, height and width.
+        frame_times: for each video the seconds of its temporal patches.
     """
 
     pixel_values: Tensor = field(repr=False)
     grid_thw: Tensor
+    frame_times: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def num_pictures(self) -> int:
+        """Pictures that are no part of a video."""
+        return len(self.grid_thw) - sum(map(len, self.frame_times))
+
+    @property
+    def is_frame(self) -> tuple[bool, ...]:
+        """For each row of the grid whether it is part of a video."""
+        return tuple(number >= self.num_pictures for number in range(len(self.grid_thw)))
+
+    def model_inputs(self) -> dict[str, Tensor]:
+        """The keyword arguments of a transformers model's forward pass; a video's grid is one row per temporal patch."""
+        num_patches = int(self.grid_thw[: self.num_pictures].prod(dim=1).sum())
+        inputs: dict[str, Tensor] = {}
+        if self.num_pictures:
+            inputs["pixel_values"] = self.pixel_values[:num_patches]
+            inputs["image_grid_thw"] = self.grid_thw[: self.num_pictures]
+        if self.frame_times:
+            inputs["pixel_values_videos"] = self.pixel_values[num_patches:]
+            inputs["video_grid_thw"] = self.grid_thw[self.num_pictures :]
+        return inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +70,7 @@ class EncodedPrompt:
 
     Attributes:
         token_ids: with one placeholder per image token, as the trained model reads it.
-        engine_ids: with one placeholder per picture, as the rollout engine reads it.
+        engine_ids: with one placeholder per picture and per video, as the rollout engine reads it.
         images: None for text alone.
     """
 
@@ -73,11 +103,17 @@ class Processing:
             ) from error
         self.tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
         self.image_processor: Any = getattr(self._processor, "image_processor", None)
+        self.video_processor: Any = getattr(self._processor, "video_processor", None)
         if chat_template is not None:
             self._processor.chat_template = chat_template
             self.tokenizer.chat_template = chat_template
         self._vocabulary_size: int = getattr(config, "text_config", config).vocab_size
         self.image_token_id: int | None = getattr(config, "image_token_id", None)
+        self.video_token_id: int | None = getattr(config, "video_token_id", None)
+        self._around_a_frame = (
+            getattr(config, "vision_start_token_id", None),
+            getattr(config, "vision_end_token_id", None),
+        )
         self.merge_size: int = getattr(self.image_processor, "merge_size", 1)
         self.eos_token_ids = _eos_token_ids(path, config, self.tokenizer, trust_remote_code)
         self.pad_token_id: int = (
@@ -95,6 +131,7 @@ class Processing:
             str(getattr(self._processor, "chat_template", None)),
             str(self.tokenizer.chat_template),
             "" if self.image_processor is None else self.image_processor.to_json_string(),
+            "" if self.video_processor is None else self.video_processor.to_json_string(),
         )
         return hashlib.sha256("\0".join(parts).encode("utf-8", errors="surrogatepass")).hexdigest()
 
@@ -124,6 +161,47 @@ class Processing:
         values = self._picture_reader(images=list(images), return_tensors="pt")
         return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"])
 
+    def load_visuals(self, images: Sequence[Image], videos: Sequence[Video]) -> ImageInputs | None:
+        """Pixels and grids of a prompt's pictures and videos; None for neither."""
+        pictures = self.load_images(images)
+        if not videos:
+            return pictures
+        import torch
+
+        values = self._video_reader(
+            videos=[video.frames for video in videos],
+            video_metadata=[video.metadata() for video in videos],
+            do_sample_frames=False,
+            return_tensors="pt",
+        )
+        grids = values["video_grid_thw"].repeat_interleave(values["video_grid_thw"][:, 0], dim=0)
+        grids[:, 0] = 1
+        pixels = values["pixel_values_videos"]
+        return ImageInputs(
+            pixel_values=pixels if pictures is None else torch.cat([pictures.pixel_values, pixels]),
+            grid_thw=grids if pictures is None else torch.cat([pictures.grid_thw, grids]),
+            frame_times=tuple(video.times(self._video_reader.temporal_patch_size) for video in videos),
+        )
+
+    @property
+    def video_factor(self) -> int:
+        """The sides of a video's frames are multiples of it."""
+        return self._video_reader.patch_size * self._video_reader.merge_size
+
+    def num_video_tokens(self, video: Video) -> int:
+        """Tokens a video takes, those of its times included, without touching its pixels."""
+        width, height = video.size
+        times = video.times(self._video_reader.temporal_patch_size)
+        patches = self._video_reader.get_num_of_video_patches(len(video.frames), height, width, {})
+        around = sum(len(self.encode_text(_time_text(time))) + len(self._around_a_frame) for time in times)
+        return int(patches) // self.merge_size**2 + around
+
+    @property
+    def _video_reader(self) -> Any:
+        if self.video_processor is None or self.video_token_id is None or None in self._around_a_frame:
+            raise DataError("the row has videos, but the model reads none: its folder has no video processor")
+        return self.video_processor
+
     @property
     def _picture_reader(self) -> Any:
         if self.image_processor is None:
@@ -137,24 +215,41 @@ class Processing:
         return int(patches) // self.merge_size**2
 
     def encode(self, text: str, images: ImageInputs | None, *, assistant_prefix: str = "") -> EncodedPrompt:
-        """Tokens of the user turn `text` (one `<image>` per picture) and of the assistant header.
+        """Tokens of the user turn `text` (one `<image>` per picture, one `<video>` per video) and of the assistant header.
 
         `assistant_prefix` is put behind the header, right before the response.
         """
-        engine_ids = self.template_ids(text)
-        counts = []
-        if images is not None:
-            counts = [int(grid.prod()) // self.merge_size**2 for grid in images.grid_thw]
-        expanded: list[int] = []
-        remaining = iter(counts)
-        for token in engine_ids:
-            expanded.extend([token] * next(remaining) if token == self.image_token_id else [token])
+        engine_ids = self.template_ids(text, with_videos=images is not None and bool(images.frame_times))
         prefix = self.encode_text(assistant_prefix)
+        expanded = self.expand(engine_ids, images)
         return EncodedPrompt(token_ids=(*expanded, *prefix), engine_ids=(*engine_ids, *prefix), images=images)
 
-    def template_ids(self, text: str) -> list[int]:
-        """The templated user turn with the assistant header, one placeholder token per `<image>`."""
-        parts, texts = self._content(text)
+    def expand(self, engine_ids: Sequence[int], images: ImageInputs | None) -> list[int]:
+        """One placeholder per image token in place of one per picture; for a video, in each frame, behind the frame's time."""
+        if images is None:
+            return list(engine_ids)
+        counts = [int(grid.prod()) // self.merge_size**2 for grid in images.grid_thw]
+        pictures, frames = iter(counts[: images.num_pictures]), iter(counts[images.num_pictures :])
+        videos = iter(images.frame_times)
+        start, end = self._around_a_frame
+        expanded: list[int] = []
+        for token in engine_ids:
+            if token == self.image_token_id:
+                expanded += [token] * next(pictures)
+            elif token == self.video_token_id:
+                for time in next(videos):
+                    assert start is not None and end is not None, "videos are read for models that have these tokens"
+                    expanded += [*self.encode_text(_time_text(time)), start, *[token] * next(frames), end]
+            else:
+                expanded.append(token)
+        return expanded
+
+    def template_ids(self, text: str, *, with_videos: bool = False) -> list[int]:
+        """The templated user turn with the assistant header, one placeholder token per `<image>`.
+
+        `<video>` is a placeholder too where there are videos, and else plain text.
+        """
+        parts, texts = self._content(text, MARKS if with_videos else (IMAGE_MARK,))
         rendered: str = self._processor.apply_chat_template(
             [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
         )
@@ -187,19 +282,24 @@ class Processing:
         """Writes tokenizer, template and processor files."""
         self._processor.save_pretrained(folder)
 
-    def _content(self, text: str) -> tuple[Any, list[str]]:
-        pieces = text.split(IMAGE_MARK)
+    def _content(self, text: str, marks: Sequence[str]) -> tuple[Any, list[str]]:
+        pieces = re.split(f"({'|'.join(marks)})", text)
         parts: list[dict[str, str]] = []
         texts: list[str] = []
-        for index, piece in enumerate(pieces):
-            if index > 0:
-                parts.append({"type": "image"})
-            if piece:
+        for piece in pieces:
+            if piece in marks:
+                parts.append({"type": piece.strip("<>")})
+            elif piece:
                 parts.append({"type": "text", "text": _TEXT_SLOT.format(len(texts))})
                 texts.append(piece)
         if self.image_processor is None and len(pieces) == 1:
             return "".join(part["text"] for part in parts), texts  # templates of text models take a string
         return parts, texts
+
+
+def _time_text(seconds: float) -> str:
+    """What Qwen3-VL reads before a frame."""
+    return f"<{seconds:.1f} seconds>"
 
 
 def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bool) -> tuple[int, ...]:

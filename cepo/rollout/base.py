@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from cepo.models.videos import Video
+
 from cepo.errors import EngineError
 
 
@@ -31,9 +33,10 @@ class GenerationRequest:
     """One prompt.
 
     Attributes:
-        prompt_ids: token ids with ONE placeholder token per image; the engine expands it to the image's token count.
+        prompt_ids: token ids with ONE placeholder token per image and per video; the engine expands them.
         num_prompt_tokens: the prompt's length once every placeholder is expanded.
         images: RGB pictures, already brought within the data section's pixel limits.
+        videos: their chosen frames, within the same limits.
         seed: non-negative; sample i of the prompt is a function of (seed, i) and the weights only.
     """
 
@@ -41,6 +44,7 @@ class GenerationRequest:
     num_prompt_tokens: int
     images: tuple[Image, ...]
     seed: int
+    videos: tuple[Video, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,19 +98,23 @@ class Generator(Protocol):
         ...
 
 
-def check_image_counts(requests: Sequence[GenerationRequest], image_token_id: int | None) -> None:
-    """Each prompt must hold one placeholder per image.
+def check_image_counts(
+    requests: Sequence[GenerationRequest], image_token_id: int | None, video_token_id: int | None = None
+) -> None:
+    """Each prompt must hold one placeholder per image and one per video.
 
     Raises:
-        EngineError: a prompt with another number of placeholders than images.
+        EngineError: a prompt with another number of placeholders than images or videos.
     """
     for index, request in enumerate(requests):
-        placeholders = request.prompt_ids.count(image_token_id) if image_token_id is not None else 0
-        if placeholders != len(request.images):
-            raise EngineError(
-                f"prompt {index} of the batch has {placeholders} image placeholders (token id {image_token_id}) and "
-                f"{len(request.images)} images; each image needs exactly one placeholder"
-            )
+        kinds = (("image", image_token_id, len(request.images)), ("video", video_token_id, len(request.videos)))
+        for kind, token_id, number in kinds:
+            placeholders = request.prompt_ids.count(token_id) if token_id is not None else 0
+            if placeholders != number:
+                raise EngineError(
+                    f"prompt {index} of the batch has {placeholders} {kind} placeholders (token id {token_id}) and "
+                    f"{number} {kind}s; each {kind} needs exactly one placeholder"
+                )
 
 
 def sampling_seed(seed: int, step: int, prompt_id: str) -> int:

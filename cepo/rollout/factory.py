@@ -53,6 +53,7 @@ def build_generator(
     eos_token_ids: Sequence[int],
     lora_rank: int = 0,
     limit_images: int = 1,
+    limit_videos: int = 0,
     gpu_memory_utilization: float = 0.6,
     enforce_eager: bool = False,
     max_num_batched_tokens: int | None = None,
@@ -63,12 +64,10 @@ def build_generator(
 ) -> Generator:
     """The generator `name` ("auto", "vllm" or "transformers"), with the settings that concern it.
 
-    `seed`, those from `lora_rank` to `max_num_batched_tokens`, and `show_progress` concern vLLM; `batch_size` and
-    `processing` concern transformers.
+    `batch_size` and `processing` concern transformers; `seed`, what stands above `batch_size`, and `show_progress` vLLM.
 
     Raises:
-        ConfigError: see `choose_generator`.
-        EngineError: the engine could not start.
+        ConfigError, EngineError: see `choose_generator`; the engine could not start.
     """
     if choose_generator(name, device=device) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
@@ -84,6 +83,7 @@ def build_generator(
             enforce_eager=enforce_eager,
             max_num_batched_tokens=max_num_batched_tokens,
             limit_images=limit_images,
+            limit_videos=limit_videos,
             lora_rank=lora_rank,
             trust_remote_code=trust_remote_code,
             show_progress=show_progress,

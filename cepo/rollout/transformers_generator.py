@@ -104,7 +104,7 @@ class TransformersGenerator:
         import torch
 
         self._check_open()
-        check_image_counts(requests, self._processing.image_token_id)
+        check_image_counts(requests, self._processing.image_token_id, self._processing.video_token_id)
         results: list[list[Generation]] = [[] for _ in requests]
         with torch.inference_mode():
             batch: list[_Row] = []
@@ -171,8 +171,8 @@ class TransformersGenerator:
         import torch
 
         processing = self._processing
-        images = processing.load_images(request.images)
-        token_ids = self._expand(request.prompt_ids, images)
+        images = processing.load_visuals(request.images, request.videos)
+        token_ids = processing.expand(request.prompt_ids, images)
         if self._max_model_len is not None and len(token_ids) + response_length > self._max_model_len:
             raise EngineError(
                 f"prompt {index} of the batch has {len(token_ids)} tokens and may get {response_length} more, together "
@@ -180,12 +180,15 @@ class TransformersGenerator:
                 "it or lower data.max_response_length"
             )
         positions = context_positions(
-            token_ids, images, image_token_id=processing.image_token_id, merge_size=processing.merge_size
+            token_ids,
+            images,
+            image_token_id=processing.image_token_id,
+            merge_size=processing.merge_size,
+            video_token_id=processing.video_token_id,
         )
         inputs: dict[str, Any] = {}
         if images is not None:
-            inputs = {"pixel_values": images.pixel_values, "image_grid_thw": images.grid_thw}
-            inputs = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+            inputs = {name: tensor.to(self._device) for name, tensor in images.model_inputs().items()}
         ids = torch.tensor([token_ids], device=self._device)
         output = self._model(
             input_ids=ids,
@@ -197,17 +200,6 @@ class TransformersGenerator:
         )
         cache = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
         return cache, output.logits[:, -1].float(), int(positions.max()) + 1
-
-    def _expand(self, prompt_ids: Sequence[int], images: Any) -> list[int]:
-        """One placeholder per image token instead of one per image."""
-        if images is None:
-            return list(prompt_ids)
-        merged = self._processing.merge_size**2
-        counts = iter([int(grid.prod()) // merged for grid in images.grid_thw])
-        expanded: list[int] = []
-        for token in prompt_ids:
-            expanded.extend([token] * next(counts) if token == self._processing.image_token_id else [token])
-        return expanded
 
     def _positions(self, positions: Tensor) -> Tensor:
         """(3, B, T) for models with a vision tower, (B, T) for text models."""

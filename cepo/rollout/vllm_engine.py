@@ -54,7 +54,7 @@ class VllmGenerator:
             VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
         enforce_eager: no CUDA graphs. Without a GPU the engine is always eager.
         max_num_batched_tokens: tokens the engine handles in one pass; None for vLLM's default.
-        limit_images: images one prompt may have.
+        limit_images, limit_videos: images and videos one prompt may have.
         lora_rank: 0 if the weights come as `FullWeights`, else the rank of the adapters.
         banned_token_ids: tokens that are never sampled (vision and control tokens).
         eos_token_ids: tokens that end a response; they are kept in it.
@@ -80,6 +80,7 @@ class VllmGenerator:
         enforce_eager: bool = False,
         max_num_batched_tokens: int | None = None,
         limit_images: int = 1,
+        limit_videos: int = 0,
         lora_rank: int = 0,
         trust_remote_code: bool = False,
         show_progress: bool = False,
@@ -104,7 +105,7 @@ class VllmGenerator:
             "max_model_len": max_model_len,
             "seed": seed,
             "gpu_memory_utilization": gpu_memory_utilization,
-            "limit_mm_per_prompt": {"image": limit_images, "video": 0},
+            "limit_mm_per_prompt": {"image": limit_images, "video": limit_videos},
             "enable_prefix_caching": True,
             # The response's log-prob must not depend on temperature, bans or filters.
             "logprobs_mode": "raw_logprobs",
@@ -125,7 +126,7 @@ class VllmGenerator:
         self._group_is_the_callers = has_process_group()
         llm = start_engine(options, enforce_eager=enforce_eager)
         self._llm: LLM | None = llm
-        self._image_token_id: int | None = getattr(llm.model_config.hf_config, "image_token_id", None)
+        self._placeholders = _placeholders(llm.model_config.hf_config)
 
     def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
         """See `cepo.rollout.base.Generator`.
@@ -134,7 +135,7 @@ class VllmGenerator:
             EngineError: a prompt with the wrong number of placeholders, one that is too long, or a failure in vLLM.
         """
         llm = self._engine()
-        check_image_counts(requests, self._image_token_id)
+        check_image_counts(requests, *self._placeholders)
         for index, request in enumerate(requests):
             length = request.num_prompt_tokens + settings.max_response_length
             if length > self._max_model_len:
@@ -280,9 +281,19 @@ def _sync_full(llm: LLM, weights: FullWeights) -> None:
     llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.tensors.items())})
 
 
+def _placeholders(hf_config: Any) -> tuple[int | None, int | None]:
+    """The token ids that stand for a picture and for a video; None for what the model does not read."""
+    return getattr(hf_config, "image_token_id", None), getattr(hf_config, "video_token_id", None)
+
+
 def _prompt(request: GenerationRequest) -> Any:
     prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt_ids)}
-    return prompt | {"multi_modal_data": {"image": list(request.images)}} if request.images else prompt
+    visuals: dict[str, Any] = {}
+    if request.images:
+        visuals["image"] = list(request.images)
+    if request.videos:
+        visuals["video"] = [(video.frames, video.metadata()) for video in request.videos]
+    return prompt | {"multi_modal_data": visuals} if visuals else prompt
 
 
 def _generation(output: CompletionOutput) -> Generation:

@@ -70,8 +70,8 @@ class CheckpointStore:
         whole = self._whole()
         return whole[max(whole)] if whole else None
 
-    def load(self, folder: Path, backend: Backend) -> TrainerState:
-        """Restores a checkpoint and returns the trainer's part of it.
+    def read(self, folder: Path) -> TrainerState:
+        """The trainer's part of a checkpoint, checked before any model is loaded.
 
         Raises:
             CheckpointError: it is incomplete, or was written by a run with other settings.
@@ -82,14 +82,40 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{folder} is not a whole checkpoint ({error}); give a folder global_step_<N>"
             ) from error
+        if not isinstance(state, dict):
+            raise CheckpointError(
+                f"{folder / STATE_FILE} holds no trainer's state; give another folder global_step_<N>"
+            )
         for key, value in self._identity.items():
             if state.get(key) != value:
                 raise CheckpointError(
                     f"{folder} was written with {key}={state.get(key)}, this run has {value}; "
                     "set trainer.find_last_checkpoint=false or another trainer.experiment_name to start anew"
                 )
-        backend.load(folder)
-        return TrainerState(**state["state"])
+        if not (folder / "actor").is_dir():
+            raise CheckpointError(f"{folder} is not a whole checkpoint: it has no folder actor; give another one")
+        try:
+            return TrainerState(**state["state"])
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{folder / STATE_FILE} holds no trainer's state ({error!r}); give another one"
+            ) from error
+
+    def require_writable(self) -> None:
+        """Makes the run folder.
+
+        Raises:
+            CheckpointError: nothing can be written there.
+        """
+        probe = self.folder / f".writable.{os.getpid()}"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise CheckpointError(
+                f"the run folder {self.folder} cannot be written ({error}); set trainer.save_checkpoint_path to another"
+            ) from error
 
     def set_aside(self, *, after: int, folder: Path | None) -> None:
         """Moves checkpoints of later steps, which another run wrote here, so that nothing resumes from them by mistake.

@@ -79,7 +79,10 @@ def consult_teachers(
         references = [reference for group in chosen for reference in group[view]]
         texts = [None if reference is None else shown.text(reference) for reference in references]
         rows = [row for row, text in enumerate(texts) if text is not None and batch.live[row]]
-        scoring_rows = [batch.scoring_row(row, shown.context(row // size, str(texts[row]))) for row in rows]
+        fitted = [shown.context(row // size, str(texts[row])) for row in rows]
+        scoring_rows = [batch.scoring_row(row, context) for row, (context, _) in zip(rows, fitted, strict=True)]
+        for row, (_, text) in zip(rows, fitted, strict=True):
+            texts[row] = text
         log_probs = batch.old_log_probs.clone()
         distilled = view == estimator.distilled_view
         if distilled:
@@ -111,7 +114,7 @@ class _ReferenceContexts:
     def __init__(self, batch: RolloutBatch, contexts: ContextBuilder) -> None:
         self._batch, self._contexts = batch, contexts
         self._texts: dict[int, str | None] = {}
-        self._built: dict[tuple[int, str], EncodedPrompt] = {}
+        self._built: dict[tuple[int, str], tuple[EncodedPrompt, str]] = {}
 
     def text(self, reference: Reference) -> str | None:
         """What is shown, or None where sanitising leaves nothing."""
@@ -119,8 +122,9 @@ class _ReferenceContexts:
             self._texts[id(reference)] = self._contexts.reference_text(reference) or None
         return self._texts[id(reference)]
 
-    def context(self, prompt: int, text: str) -> EncodedPrompt:
+    def context(self, prompt: int, text: str) -> tuple[EncodedPrompt, str]:
+        """A teacher's context, and what of `text` there was room for."""
         if (prompt, text) not in self._built:
             batch = self._batch
-            self._built[prompt, text] = self._contexts.teacher(batch.problems[prompt], batch.prompts[prompt], text)
+            self._built[prompt, text] = self._contexts.fitted(batch.problems[prompt], batch.prompts[prompt], text)
         return self._built[prompt, text]

@@ -21,12 +21,13 @@ def group_records(batch: RolloutBatch, processing: Processing, num_groups: int) 
 
 def _group_record(batch: RolloutBatch, processing: Processing, number: int) -> GroupRecord:
     problem, rows = batch.problems[number], _rows(batch, number)
+    shown = (*problem.images, *(video.first_frame() for video in problem.videos))
     return GroupRecord(
         step=batch.step + 1,
         prompt_id=problem.prompt_id,
         problem=problem.text,
         ground_truth=problem.ground_truth,
-        image=png_bytes(problem.images[0]) if problem.images else None,
+        image=png_bytes(shown[0]) if shown else None,
         references={view: texts[rows[0]] for view, texts in batch.references.items()},
         rollouts=[_rollout_record(batch, processing, row) for row in rows],
     )

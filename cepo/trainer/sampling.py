@@ -16,6 +16,7 @@ def generation_request(problem: Problem, prompt: EncodedPrompt, *, seed: int, st
         prompt_ids=prompt.engine_ids,
         num_prompt_tokens=len(prompt.token_ids),
         images=problem.images,
+        videos=problem.videos,
         seed=sampling_seed(seed, step, problem.prompt_id),
     )
 

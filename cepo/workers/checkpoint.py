@@ -86,6 +86,9 @@ def _restore(worker: Actor | Critic, state: dict[str, Any]) -> None:
         optim_state_dict=state["optimizer"],
         options=StateDictOptions(strict=False, ignore_frozen_params=True),
     )
+    # The moments are the checkpoint's; how they are used is the resumed run's own setting, like its learning rate.
+    for group in worker.optimizer.param_groups:
+        group.update({name: worker.optimizer.defaults[name] for name in ("betas", "weight_decay")})
 
 
 @contextmanager

@@ -37,6 +37,7 @@ class CollatedRows:
         targets: (N,) the response tokens.
         pixel_values, grid_thw: of the distinct pictures; None without any.
         image_order: for each picture, row by row, its index among the distinct ones.
+        is_frame: for each distinct picture whether it is part of a video.
     """
 
     input_ids: Int64[Tensor, "R L"]
@@ -46,6 +47,7 @@ class CollatedRows:
     pixel_values: Tensor | None
     grid_thw: Tensor | None
     image_order: tuple[int, ...]
+    is_frame: tuple[bool, ...] = ()
 
 
 def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device) -> CollatedRows:
@@ -66,6 +68,7 @@ def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch
                 context.images,
                 image_token_id=processing.image_token_id,
                 merge_size=processing.merge_size,
+                video_token_id=processing.video_token_id,
             )
         input_ids[index, :length] = torch.tensor((*context.token_ids, *row.response_ids))
         position_ids[:, index, :length] = sequence_positions(positions[id(context)], len(row.response_ids))
@@ -85,6 +88,7 @@ def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch
         pixel_values=torch.cat([image.pixel_values for image in images]).to(device) if images else None,
         grid_thw=torch.cat([image.grid_thw for image in images]).to(device) if images else None,
         image_order=tuple(order),
+        is_frame=tuple(flag for image in images for flag in image.is_frame),
     )
 
 
@@ -94,7 +98,7 @@ def response_states(base: Any, batch: CollatedRows) -> Float[Tensor, "N H"]:
     inputs["position_ids"] = batch.position_ids if family.is_multimodal(base.config) else batch.position_ids[0]
     if batch.pixel_values is not None:
         assert batch.grid_thw is not None
-        inputs |= family.encode_images(base, batch.pixel_values, batch.grid_thw, batch.image_order)
+        inputs |= family.encode_images(base, batch.pixel_values, batch.grid_thw, batch.image_order, batch.is_frame)
     hidden = base.model(**inputs).last_hidden_state
     return hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
 

@@ -64,3 +64,46 @@ def test_an_unknown_key_exits_2_without_looking_at_anything(capsys: pytest.Captu
     code, report = examined("config=configs/microgeo/base.yaml", "trainer.max_step=3")
     assert (code, report) == (2, "")
     assert "Did you mean 'max_steps'?" in capsys.readouterr().err
+
+
+@pytest.mark.heavy
+def test_what_a_run_would_refuse_at_its_start_exits_1_with_a_remedy_for_each(tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text("import no_such_module_anywhere\n\ndef score(samples): ...\n", encoding="utf-8")
+    train = tmp_path / "train.jsonl"
+    train.write_text("\n".join(json.dumps({"problem": f"1 + {n}?", "answer": str(n + 1)}) for n in range(3)))
+    run = tmp_path / "run" / "global_step_4"
+    (run / "actor").mkdir(parents=True)
+    written_by = {"adv_estimator": "rlsd", "model_path": "elsewhere", "lora_rank": 0, "state": {"step": 4}}
+    (run / "trainer_state.json").write_text(json.dumps(written_by), encoding="utf-8")
+    code, report = examined(
+        "config=configs/microgeo/base.yaml",
+        f"data.train_files={train}",
+        f"worker.reward.reward_function={reward}:score",
+        f"trainer.save_checkpoint_path={tmp_path / 'run'}",
+    )
+    assert code == 1
+    assert "no_such_module_anywhere" in report
+    assert "was written with adv_estimator=rlsd, this run has grpo" in report
+    assert "trainer.find_last_checkpoint=false" in report
+    assert "3 rows, but data.rollout_batch_size is" in report
+    assert report.count("│ fail │") == 3
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["global_step_4"], "nothing was written"
+
+
+@pytest.mark.heavy
+def test_a_run_folder_below_a_file_exits_1_and_a_checkpoint_that_fits_names_the_step_it_goes_on_with(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "notes.txt"
+    file.touch()
+    code, report = examined("config=configs/microgeo/base.yaml", f"trainer.save_checkpoint_path={file / 'run'}")
+    assert code == 1
+    assert f"{file} is a file" in report
+    whole = tmp_path / "run" / "global_step_4"
+    (whole / "actor").mkdir(parents=True)
+    fits = {"adv_estimator": "grpo", "model_path": str(build_world().model_path), "lora_rank": 0, "state": {"step": 4}}
+    (whole / "trainer_state.json").write_text(json.dumps(fits), encoding="utf-8")
+    code, report = examined("config=configs/microgeo/base.yaml", f"trainer.save_checkpoint_path={tmp_path / 'run'}")
+    assert code == 0, report
+    assert "the run goes on with step 5" in report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -28,6 +29,7 @@ from cepo.doctor.memory import (
 )
 from cepo.doctor.run import Needs, checkpoints_kept, engine_share, fits, memory_findings, weights_finding
 from cepo.doctor.shape import shape_of
+from cepo.doctor.start import ray_findings
 from cepo.doctor.versions import TESTED, version_findings, version_lines
 from cepo.microgeo.model import model_config
 from cepo.microgeo.tokenizer import build_tokenizer
@@ -382,3 +384,16 @@ def test_docs_show_the_attention_table_of_6_rows_and_the_tested_set_of_8_as_the_
     page = (REPOSITORY / "docs" / "gpus.md").read_text(encoding="utf-8").splitlines()
     assert (len(attention_lines()), len(version_lines())) == (2 + 6, 2 + 8)
     assert [line for line in [*attention_lines(), *version_lines()] if line not in page] == []
+
+
+def test_4_devices_want_6_processors_and_8_gib_of_shared_memory_and_1_device_nothing() -> None:
+    config = load_config(["config=configs/microgeo/base.yaml"])
+    trainer = dataclasses.replace(config.trainer, n_gpus_per_node=4)
+    several = dataclasses.replace(config, trainer=trainer)
+    assert ray_findings(config, machine()) == []
+    short = machine(processors=5, shared_total=8 * GIB, shared_free=7 * GIB)
+    rewards = several.worker.reward.num_cpus
+    assert [each.mark for each in ray_findings(several, short)] == ["warn", "warn"]
+    assert all(each.remedy for each in ray_findings(several, short))
+    enough = machine(processors=5 + rewards, shared_total=8 * GIB, shared_free=8 * GIB)
+    assert [each.mark for each in ray_findings(several, enough)] == ["ok", "ok"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.models.positions import context_positions, sequence_positions
 from cepo.models.processing import EncodedPrompt, Processing
+from cepo.trainer.loop import Trainer
 from cepo.types import Reference
 from cepo.workers.actor import Actor
 
@@ -197,6 +198,42 @@ def test_a_reference_is_cut_to_fit_the_context_and_pictures_stay(tiny_processing
     alone = builder(tiny_processing, max_context_length=len(student.token_ids)).teacher(task, student, reference)
     assert alone.token_ids.count(image_token) == 10
     assert "sample answer: <|im_end|>" in shown(tiny_processing, alone)
+
+
+@pytest.mark.heavy
+def test_rollouts_jsonl_shows_a_reference_as_the_teacher_read_it_after_it_was_cut_to_4_tokens(
+    tiny_run: list[str], tiny_processing: Processing, tmp_path: Path
+) -> None:
+    template = tmp_path / "reference.jinja"
+    template.write_text("{{ prompt }}[{{ reference }}]")
+    read: list[str] = []
+
+    def watch(trainer: Trainer) -> None:
+        score = trainer.backend.score
+
+        def scored(rows: Sequence[ScoringRow], **options: Any) -> list[Any]:
+            read.extend(shown(tiny_processing, row.context) for row in rows if options.get("as_teacher"))
+            return score(rows, **options)
+
+        longest = max(len(trainer.contexts.student(each).token_ids) for each in trainer.problems)
+        trainer.contexts._max_context_length = longest + 2 + 4
+        trainer.backend.score = scored  # type: ignore[method-assign]
+
+    finished = run(
+        tiny_run,
+        "algorithm.adv_estimator=cepo",
+        EVERY_WRONG_ROLLOUT_TEACHES,
+        f"algorithm.cepo.teacher.template={template}",
+        "trainer.max_steps=1",
+        folder=tmp_path / "run",
+        prepare=watch,
+    )
+    consulted = [group for group in finished.rollouts if any(any(each["delta"]) for each in group["rollouts"])]
+    references = [text for group in consulted for text in group["references"].values()]
+    cut = [text for text in references if 1 < len(tiny_processing.encode_text(text)) <= 4]
+    assert len(cut) >= 2
+    for text in references:
+        assert any(f"[{text}]" in context for context in read)
 
 
 def test_assistant_prefix_stands_between_the_header_and_the_response(tiny_processing: Processing) -> None:

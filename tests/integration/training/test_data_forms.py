@@ -314,9 +314,10 @@ def test_a_damaged_or_unwritable_cache_costs_a_check_and_a_warning(
 
 
 PROGRESS = """
-from cepo.data.row_checks import RowRules, check_rows
+from cepo.data.row_checks import RowMeasure, RowRules, check_rows
 rules = RowRules(max_prompt_length=9, filter_overlong_prompts=True, skip_bad_rows=False)
-checked = check_rows([{}] * 400, num_rows=400, source="source.jsonl", rules=rules, measure=lambda row: (1, 0))
+row = RowMeasure(length=1, num_images=0)
+checked = check_rows([{}] * 400, num_rows=400, source="source.jsonl", rules=rules, measure=lambda _: row)
 assert len(checked.usable) == 400
 """
 
@@ -351,3 +352,19 @@ def test_a_picture_of_each_kind_value_opens_to_the_same_size(picture_folder: Pat
     values = [content, str(picture_folder / "b.jpg"), "b.jpg", {"bytes": content}, {"bytes": None, "path": "b.jpg"}]
     values.append(Image.open(io.BytesIO(content)))
     assert {open_image(value, str(picture_folder)).size for value in values} == {(96, 64)}
+
+
+def test_min_and_max_pixels_of_2048_and_3000_bring_pictures_of_4096_and_1024_within_and_lengths_follow(
+    read: Reader, tmp_path: Path, tiny_processing: Processing
+) -> None:
+    picture(1, (64, 64)).save(tmp_path / "large.png")
+    picture(2, (32, 32)).save(tmp_path / "small.png")
+    rows = [{"problem": "<image>?", "images": [name], "answer": "1"} for name in ("large.png", "small.png")]
+    file = write(tmp_path, "jsonl", rows)
+    assert sizes(read(file, image_dir=str(tmp_path))) == [[(64, 64)], [(32, 32)]]
+    problems = read(file, image_dir=str(tmp_path), min_pixels=2048, max_pixels=3000)
+    areas = [width * height for [(width, height)] in sizes(problems)]
+    assert all(2048 <= area <= 3000 for area in areas)
+    for number, problem in enumerate(problems):
+        prompt = tiny_processing.encode(problem.text, tiny_processing.load_images(problem.images))
+        assert problems._measure(dict(problems._rows[number])).length == len(prompt.token_ids)

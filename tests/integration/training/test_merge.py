@@ -106,6 +106,53 @@ def test_an_adapter_alone_in_easyr1s_layout_merges_into_the_base_it_names_and_in
         torch.testing.assert_close(logits, trained_logits(finished, row), rtol=0, atol=1e-5)
 
 
+def test_an_adapter_that_peft_itself_wrote_as_easyr1_does_merges_to_pefts_logits_to_1e_5(
+    tiny_model_folder: Path, tmp_path: Path, row: ScoringRow
+) -> None:
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    settings = LoraConfig(
+        task_type=TaskType.CAUSAL_LM, r=4, lora_alpha=8, target_modules="all-linear", exclude_modules=".*visual.*"
+    )
+    model = get_peft_model(reference_model(tiny_model_folder), settings)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
+    actor = tmp_path / "global_step_5" / "actor"
+    model.save_pretrained(str(actor / "lora_adapter"))
+    (actor / "huggingface").mkdir()
+    for kind in ("model", "optim", "extra_state"):
+        (actor / f"{kind}_world_size_2_rank_0.pt").touch()
+    assert merge("--checkpoint", tmp_path / "global_step_5", "--out", tmp_path / "merged") == 0
+    image_token = model.config.image_token_id
+    expected = reference_logits(model.eval(), row, image_token).detach()
+    logits = folder_logits(tmp_path / "merged", row)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    assert (logits - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
+
+
+def test_an_upload_that_cannot_work_is_refused_before_anything_is_merged(
+    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = train(*LORA).folder / "global_step_2"
+    arguments = ["--checkpoint", checkpoint, "--out", tmp_path / "merged"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "no_token"))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    assert "hf auth login" in refusal(capsys, *arguments, "--upload", "someone/model")
+    assert "give ORG/NAME" in refusal(capsys, *arguments, "--upload", "model")
+    assert "give ORG/NAME" in refusal(capsys, *arguments, "--upload", "some one/model")
+    assert "--upload" in refusal(capsys, *arguments, "--public")
+    monkeypatch.setenv("HF_TOKEN", "hf_not_a_token")
+    # Nothing listens there: the same failure as without a network, on every machine.
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", "http://127.0.0.1:9")
+    unreachable = refusal(capsys, *arguments, "--upload", "someone/model")
+    assert "the hub cannot be reached" in unreachable
+    assert "hf auth whoami" in unreachable
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("options", [LORA, FULL], ids=["lora", "full"])
 def test_both_end_tokens_the_template_and_the_picture_settings_are_kept(
     train: Train, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path, options: tuple[str, ...]

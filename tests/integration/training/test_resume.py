@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, FinishedRun, differing, run
+from training_runs import (
+    EVERY_WRONG_ROLLOUT_TEACHES,
+    FinishedRun,
+    actor_of,
+    checked_config,
+    differing,
+    run,
+    whole,
+)
 
+from cepo.config import load_config
 from cepo.errors import CheckpointError
+from cepo.train import build_trainer
 from cepo.trainer.checkpoints import STATE_FILE
 from cepo.trainer.loop import Trainer
 
@@ -141,14 +152,59 @@ def test_a_new_start_in_an_old_folder_is_never_resumed_from_the_older_runs_check
         ("algorithm.adv_estimator=rlsd", "adv_estimator=grpo"),
         ("trainer.load_checkpoint_path={folder}/global_step_9", "global_step_9"),
         ("trainer.load_checkpoint_path={folder}", "global_step_<N>"),
+        ("trainer.load_checkpoint_path={folder}/actorless", "no folder actor"),
+        ("trainer.load_checkpoint_path={folder}/stateless", "holds no trainer's state"),
+        ("trainer.save_checkpoint_path={folder}/metrics.jsonl", "cannot be written"),
     ],
 )
-def test_a_checkpoint_that_does_not_fit_is_refused(
-    tiny_run: list[str], tmp_path: Path, override: str, words: str
+def test_a_checkpoint_or_run_folder_that_does_not_fit_is_refused_before_a_model_is_loaded(
+    tiny_run: list[str],
+    finished_step: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    override: str,
+    words: str,
+) -> None:
+    def not_reached(*_: Any) -> Any:
+        raise AssertionError("models were loaded")
+
+    monkeypatch.setattr("cepo.train.build_backend", not_reached)
+    config = checked_config if "global_step_9" not in override else load_config  # the check itself would refuse it
+    settings = [*tiny_run, f"trainer.save_checkpoint_path={finished_step}", "trainer.max_steps=2"]
+    with ExitStack() as stack, pytest.raises(CheckpointError, match=words):
+        build_trainer(config([*settings, override.format(folder=finished_step)]), stack)
+
+
+@pytest.fixture(scope="module")
+def finished_step(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one step, and beside its checkpoint two broken ones."""
+    folder = tmp_path_factory.mktemp("finished")
+    run(tiny_run, "trainer.max_steps=1", folder=folder)
+    state = json.loads((folder / "global_step_1" / STATE_FILE).read_text())
+    (folder / "actorless").mkdir()
+    (folder / "actorless" / STATE_FILE).write_text(json.dumps(state))
+    (folder / "stateless" / "actor").mkdir(parents=True)
+    (folder / "stateless" / STATE_FILE).write_text(json.dumps(state | {"state": {"stage": 1}}))
+    return folder
+
+
+def test_a_resumed_run_takes_moments_from_the_checkpoint_and_weight_decay_and_betas_from_its_own_settings(
+    tiny_run: list[str], tmp_path: Path
 ) -> None:
     run(tiny_run, "trainer.max_steps=1", folder=tmp_path)
-    with pytest.raises((CheckpointError, ValueError), match=words):
-        run(tiny_run, "trainer.max_steps=2", override.format(folder=tmp_path), folder=tmp_path)
+    changed = ["worker.actor.optim.weight_decay=0.25", "worker.actor.optim.betas=[0.8,0.95]"]
+    seen: dict[str, Any] = {}
+
+    def look(trainer: Trainer) -> None:
+        optimizer = actor_of(trainer).optimizer
+        seen["groups"] = [(group["weight_decay"], tuple(group["betas"])) for group in optimizer.param_groups]
+        seen["steps"] = {float(whole(state["step"])) for state in optimizer.state.values()}
+        seen["moments"] = sum(float(whole(state["exp_avg_sq"]).sum()) for state in optimizer.state.values())
+
+    resumed = run(tiny_run, "trainer.max_steps=2", *changed, folder=tmp_path, prepare=look)
+    assert resumed.first_step == 1
+    assert seen["groups"] == [(0.25, (0.8, 0.95))]
+    assert seen["steps"] == {2.0}  # two optimizer steps per training step
+    assert seen["moments"] > 0
 
 
 def test_a_checkpoint_named_by_its_path_starts_a_run_in_another_folder(tiny_run: list[str], tmp_path: Path) -> None:

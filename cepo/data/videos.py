@@ -1,0 +1,164 @@
+"""Videos as datasets hold them (path, bytes, list of frames): decoded with PyAV, frames and sizes by qwen-vl-utils' rules."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+from PIL import Image
+
+from cepo.data.images import load_rgb
+from cepo.errors import ConfigError, DataError
+from cepo.models.cpu_torch import repair_this_process
+from cepo.models.videos import Video
+
+_LIBRARIES = ("av", "qwen_vl_utils", "torchvision")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameRules:
+    """Which frames are taken of a video, and how large.
+
+    Attributes:
+        fps: frames per second that are taken; for a video given as frames, those it was taken with.
+        min_pixels, max_pixels: of a frame; None: qwen-vl-utils' own.
+        factor: sides are multiples of it, the patch size times the merge size.
+    """
+
+    fps: float
+    min_pixels: int | None
+    max_pixels: int | None
+    factor: int
+
+
+def load_video(value: Any, image_dir: str | None, rules: FrameRules) -> Video:
+    """The chosen frames of a video.
+
+    Args:
+        value: path, raw bytes, a mapping with `bytes` or `path`, or a list of frames, each as a picture may be given.
+        image_dir: folder put before paths given as text.
+
+    Raises:
+        ConfigError: the libraries of the extra `video` are not installed.
+        DataError: nothing that can be read as a video, or too short for two frames.
+    """
+    missing = [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]
+    if missing:
+        raise ConfigError(f"videos need {', '.join(missing)}, not installed here: pip install 'cepo[video]'")
+    if isinstance(value, list | tuple):
+        return _from_frames([load_rgb(frame, image_dir, None, None) for frame in value], rules)
+    if isinstance(value, dict):
+        value = value["bytes"] if value.get("bytes") is not None else value.get("path")
+    if isinstance(value, bytes):
+        return _decoded(io.BytesIO(value), rules)
+    if isinstance(value, str):
+        return _decoded(str(Path(image_dir or "") / value), rules)
+    raise DataError(
+        f"the video is a {type(value).__name__}; accepted: path, bytes, {{bytes, path}}, or a list of frames"
+    )
+
+
+def _from_frames(frames: list[Image.Image], rules: FrameRules) -> Video:
+    if not frames:
+        raise DataError("the video has no frame")
+    frames += frames[-1:] * (len(frames) % 2)
+    size = frame_size(frames[0].size, len(frames), rules)
+    return Video(
+        frames=_stacked(frames, size),
+        frame_numbers=tuple(range(len(frames))),
+        source_fps=rules.fps,
+        num_source_frames=len(frames),
+    )
+
+
+def _decoded(source: Any, rules: FrameRules) -> Video:
+    with _opened(source) as (container, stream):
+        total, fps = _length(container, stream)
+    wanted = _frame_numbers(total, fps, rules)
+    frames: dict[int, Image.Image] = {}
+    if isinstance(source, io.BytesIO):
+        source.seek(0)
+    with _opened(source) as (container, stream):
+        for number, frame in enumerate(container.decode(stream)):
+            if number in wanted:
+                frames[number] = frame.to_image()
+            if number >= wanted[-1]:
+                break
+    lost = [number for number in wanted if number not in frames]
+    if lost:
+        raise DataError(f"the video announces {total} frames, but ends before frame {lost[0]}; it is damaged")
+    chosen = [frames[number] for number in wanted]
+    size = frame_size(chosen[0].size, len(chosen), rules)
+    return Video(frames=_stacked(chosen, size), frame_numbers=tuple(wanted), source_fps=fps, num_source_frames=total)
+
+
+@contextmanager
+def _opened(source: Any) -> Iterator[tuple[Any, Any]]:
+    import av
+
+    try:
+        with av.open(source) as container:
+            if not container.streams.video:
+                raise DataError("the file has no video in it")
+            yield container, container.streams.video[0]
+    except (OSError, ValueError) as error:  # PyAV's errors are both; DataError is a ValueError too
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"the video cannot be read ({error})") from error
+
+
+def _length(container: Any, stream: Any) -> tuple[int, float]:
+    """Frames and frames per second; where the file does not say how many, they are counted."""
+    total = stream.frames or sum(1 for _ in container.decode(stream))
+    fps = stream.average_rate or stream.guessed_rate
+    if not total or not fps:
+        raise DataError("the video has no frame, or does not say how fast they follow one another")
+    return total, float(fps)
+
+
+def _frame_numbers(total: int, fps: float, rules: FrameRules) -> list[int]:
+    """Evenly spread over the whole video, the first and the last one among them."""
+    try:
+        count = _qwen_rules().smart_nframes({"fps": rules.fps}, total_frames=total, video_fps=fps)
+    except ValueError as error:
+        raise DataError(f"the video has {total} frames; accepted: at least 2") from error
+    return numpy.linspace(0, total - 1, int(count)).round().astype(int).tolist()
+
+
+def frame_size(size: tuple[int, int], num_frames: int, rules: FrameRules) -> tuple[int, int]:
+    """(width, height) of every frame: within the pixel limits, and all frames together within the model's context."""
+    qwen = _qwen_rules()
+    area = rules.factor**2
+    lowest = rules.min_pixels or qwen.VIDEO_MIN_TOKEN_NUM * area
+    if rules.min_pixels is None and rules.max_pixels is not None and rules.max_pixels < lowest:
+        lowest = area  # the limit that was set wins over one that was not
+    share = qwen.MODEL_SEQ_LEN * area * 0.9 / num_frames * qwen.FRAME_FACTOR
+    ceiling = max(min(qwen.VIDEO_MAX_TOKEN_NUM * area, share), int(lowest * 1.05))
+    highest = min(rules.max_pixels or ceiling, ceiling)
+    width, height = size
+    try:
+        height, width = qwen.smart_resize(
+            height, width, factor=rules.factor, min_pixels=lowest, max_pixels=max(lowest, highest)
+        )
+    except ValueError as error:
+        raise DataError(f"the video's frames are {size[0]} x {size[1]}: {error}") from error
+    return width, height
+
+
+def _qwen_rules() -> Any:
+    """The module of qwen-vl-utils, which imports torchvision, whatever torch stands beside it."""
+    repair_this_process()
+    from qwen_vl_utils import vision_process
+
+    return vision_process
+
+
+def _stacked(frames: list[Image.Image], size: tuple[int, int]) -> numpy.ndarray:
+    resized = [frame if frame.size == size else frame.resize(size, Image.Resampling.BICUBIC) for frame in frames]
+    return numpy.stack([numpy.asarray(frame.convert("RGB")) for frame in resized])

@@ -1,0 +1,93 @@
+"""What a run checks before it loads a model: trackers, the reward function, the run folder, the checkpoint it resumes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from cepo.config import RunConfig, run_folder
+from cepo.doctor.findings import Finding, gib
+from cepo.doctor.machine import SHARED_MEMORY, Machine
+from cepo.errors import CepoError
+
+START, RAY = "start", "several devices"
+_SHARED_PER_DEVICE = 2 * 2**30
+"""Of shared memory: what is exchanged between the processes of one device, pictures included."""
+
+
+def start_findings(config: RunConfig) -> list[Finding]:
+    """Trackers, reward function, run folder and checkpoint, each as the run itself takes it. Writes nothing."""
+    return [
+        _tried("trackers", lambda: _trackers(config), "install what is missing, or take it out of trainer.logger"),
+        _tried("reward", lambda: _reward(config), "correct the file, or worker.reward.reward_function"),
+        _folder(config),
+        _tried(
+            "checkpoint",
+            lambda: _checkpoint(config),
+            "trainer.find_last_checkpoint=false or another trainer.experiment_name starts anew",
+        ),
+    ]
+
+
+def ray_findings(config: RunConfig, machine: Machine) -> list[Finding]:
+    """Processors and shared memory for one process per device, the driver and the reward's workers; nothing for one device."""
+    trainer = config.trainer
+    devices = trainer.n_gpus_per_node
+    if trainer.nnodes * devices < 2:
+        return []
+    wanted = devices + 1 + config.worker.reward.num_cpus
+    found = f"{machine.processors} processors for {devices} devices, the driver and {config.worker.reward.num_cpus} for rewards"
+    enough = machine.processors >= wanted
+    remedy = "" if enough else f"give the container {wanted} processors; with fewer, processes wait for one another"
+    findings = [Finding(section=RAY, subject="processors", mark="ok" if enough else "warn", found=found, remedy=remedy)]
+    if machine.shared_free is None:
+        return findings
+    needed = devices * _SHARED_PER_DEVICE
+    found = f"{gib(machine.shared_free)} free in {SHARED_MEMORY}, {gib(needed)} for {devices} devices"
+    enough = machine.shared_free >= needed
+    remedy = "" if enough else "in a container: --shm-size=16g or --ipc=host; Ray falls back to the disk, NCCL may fail"
+    shared = Finding(section=RAY, subject="shared memory", mark="ok" if enough else "warn", found=found, remedy=remedy)
+    return [*findings, shared]
+
+
+def _tried(subject: str, look: Callable[[], str], remedy: str) -> Finding:
+    try:
+        return Finding(section=START, subject=subject, mark="ok", found=look())
+    except CepoError as error:
+        return Finding(section=START, subject=subject, mark="fail", found=str(error), remedy=remedy)
+
+
+def _trackers(config: RunConfig) -> str:
+    from cepo.tracking.base import check_sinks
+
+    check_sinks(config.trainer.logger)
+    return ", ".join(config.trainer.logger)
+
+
+def _reward(config: RunConfig) -> str:
+    from cepo.rewards.loader import load_reward_function
+
+    reward = config.worker.reward
+    load_reward_function(reward.reward_function, reward.reward_function_kwargs)
+    return reward.reward_function
+
+
+def _folder(config: RunConfig) -> Finding:
+    folder = run_folder(config)
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Finding(section=START, subject="run folder", mark="ok", found=str(folder))
+    reason = "its rights do not allow it" if existing.is_dir() else f"{existing} is a file"
+    remedy = "set trainer.save_checkpoint_path to another"
+    found = f"{folder} cannot be written: {reason}"
+    return Finding(section=START, subject="run folder", mark="fail", found=found, remedy=remedy)
+
+
+def _checkpoint(config: RunConfig) -> str:
+    from cepo.train import checkpoint_store, checkpoint_to_load
+
+    store = checkpoint_store(config)
+    checkpoint = checkpoint_to_load(config, store)
+    if checkpoint is None:
+        return "none: the run starts at step 1"
+    return f"{checkpoint}: the run goes on with step {store.read(checkpoint).step + 1}"

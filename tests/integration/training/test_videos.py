@@ -1,0 +1,298 @@
+"""Videos: read from every form, seen by the model as transformers shows them, sampled and trained on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, largest_gap, picture, random_response, reference_model, run
+
+from cepo.config.schema import DataConfig
+from cepo.data import videos as reading
+from cepo.data.batch import ScoringRow
+from cepo.data.dataset import ProblemSet
+from cepo.data.videos import FrameRules, load_video
+from cepo.errors import ConfigError, DataError
+from cepo.models.positions import context_positions, sequence_positions
+from cepo.models.processing import EncodedPrompt, Processing
+from cepo.models.videos import Video
+from cepo.workers.actor import Actor
+
+av = pytest.importorskip("av", reason="the extra video is not installed")
+if (
+    importlib.util.find_spec("qwen_vl_utils") is None
+):  # importing it needs the repair that comes with the code under test
+    pytest.skip("the extra video is not installed", allow_module_level=True)
+
+RULES = FrameRules(fps=2.0, min_pixels=4096, max_pixels=None, factor=32)
+QUESTION = "<video>Which <video> shows <image> first?"
+
+
+def frames(count: int, seed: int, size: tuple[int, int] = (64, 64)) -> list[Image.Image]:
+    """A picture of noise that grows brighter from frame to frame: coding keeps its order."""
+    base = numpy.asarray(picture(seed, (size[0] // 16, size[1] // 16)).resize(size, Image.Resampling.NEAREST))
+    return [Image.fromarray((base * ((number + 1) / count)).astype(numpy.uint8)) for number in range(count)]
+
+
+def write_video(file: Path, count: int, *, fps: int = 6, seed: int = 1, size: tuple[int, int] = (64, 64)) -> Path:
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("mpeg4", rate=fps)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        for image in frames(count, seed, size):
+            container.mux(stream.encode(av.VideoFrame.from_image(image)))
+        container.mux(stream.encode())
+    return file
+
+
+@pytest.fixture(scope="module")
+def video_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`a.mp4`: 12 frames of 64 x 64 in 2 seconds; `b.mp4`: 24 frames of 96 x 64 in 4 seconds."""
+    folder = tmp_path_factory.mktemp("videos")
+    write_video(folder / "a.mp4", 12)
+    write_video(folder / "b.mp4", 24, seed=2, size=(96, 64))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(video_folder: Path) -> tuple[Video, Video]:
+    first, second = (load_video(name, str(video_folder), RULES) for name in ("a.mp4", "b.mp4"))
+    return first, second
+
+
+@pytest.mark.parametrize(("fps", "numbers"), [(2.0, (0, 4, 7, 11)), (3.0, (0, 2, 4, 7, 9, 11)), (0.5, (0, 4, 7, 11))])
+def test_of_12_frames_in_2_seconds_fps_chooses_evenly_an_even_number_and_at_least_4(
+    video_folder: Path, fps: float, numbers: tuple[int, ...]
+) -> None:
+    rules = FrameRules(fps=fps, min_pixels=4096, max_pixels=None, factor=32)
+    video = load_video("a.mp4", str(video_folder), rules)
+    assert video.frame_numbers == numbers
+    assert (video.source_fps, video.num_source_frames, video.size) == (6.0, 12, (64, 64))
+    brightness = video.frames.reshape(len(numbers), -1).mean(axis=1)
+    assert (numpy.diff(brightness) > 0).all(), "the frames come in their order"
+    assert brightness[0] < brightness[-1] / 8
+
+
+def test_a_videos_times_are_the_middles_of_its_pairs_of_frames(two: tuple[Video, Video]) -> None:
+    assert two[0].frame_numbers == (0, 4, 7, 11)
+    assert two[0].times(2) == pytest.approx((4 / 2 / 6, (7 + 11) / 2 / 6))
+
+
+def test_min_and_max_pixels_hold_for_a_frame_and_without_them_qwen_vl_utils_own_128_tokens(video_folder: Path) -> None:
+    sizes = []
+    for least, most in ((4096, None), (None, 20000), (16384, 20000), (None, None)):
+        rules = FrameRules(fps=2.0, min_pixels=least, max_pixels=most, factor=32)
+        sizes.append(load_video("a.mp4", str(video_folder), rules).size)
+    assert sizes[0] == (64, 64)
+    assert sizes[1][0] * sizes[1][1] <= 20000
+    assert 16384 <= sizes[2][0] * sizes[2][1] <= 20000
+    assert sizes[3][0] * sizes[3][1] >= 128 * 32 * 32
+    assert all(side % 32 == 0 for size in sizes for side in size)
+
+
+def test_bytes_a_mapping_and_a_path_give_the_same_frames_and_a_list_of_3_frames_becomes_4(video_folder: Path) -> None:
+    content = (video_folder / "a.mp4").read_bytes()
+    by_path = load_video("a.mp4", str(video_folder), RULES)
+    for value in (content, {"bytes": content, "path": None}, {"bytes": None, "path": str(video_folder / "a.mp4")}):
+        assert (load_video(value, None, RULES).frames == by_path.frames).all()
+    given = load_video(frames(3, seed=1), None, RULES)
+    assert (given.frame_numbers, given.source_fps) == ((0, 1, 2, 3), 2.0)
+    assert (given.frames[3] == given.frames[2]).all()
+    assert given.times(2) == (0.25, 1.25)
+
+
+def test_what_is_no_video_is_refused_with_the_reason(
+    video_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = (video_folder / "b.mp4").read_bytes()
+    cut = write_video(tmp_path / "cut.avi", 40, size=(96, 64))
+    cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
+    cases: list[tuple[Any, str]] = [
+        (str(tmp_path / "gone.mp4"), "cannot be read"),
+        (b"no video at all", "cannot be read"),
+        (whole[:200], "cannot be read"),
+        (7, "accepted: path, bytes"),
+        ([], "has no frame"),
+        (str(write_video(tmp_path / "one.mp4", 1)), "at least 2"),
+        (str(cut), "damaged|cannot be read"),
+    ]
+    for value, words in cases:
+        with pytest.raises(DataError, match=words):
+            load_video(value, None, RULES)
+    monkeypatch.setattr(reading, "_LIBRARIES", ("no_such_library",))
+    with pytest.raises(ConfigError, match=r"cepo\[video\]"):
+        load_video(whole, None, RULES)
+
+
+def transformers_inputs(processing: Processing, videos: Sequence[Video], images: Sequence[Image.Image]) -> Any:
+    """What the model's own processor makes of `QUESTION`."""
+    parts: list[dict[str, str]] = []
+    for piece in ("<video>", "Which ", "<video>", " shows ", "<image>", " first?"):
+        kind = piece.strip("<>")
+        parts.append({"type": kind} if piece != kind else {"type": "text", "text": piece})
+    processor = processing._processor
+    rendered = processor.apply_chat_template([{"role": "user", "content": parts}], add_generation_prompt=True)
+    return processor(
+        text=[rendered],
+        images=list(images),
+        videos=[video.frames for video in videos],
+        video_metadata=[video.metadata() for video in videos],
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+
+
+def asked(processing: Processing, videos: Sequence[Video], *images: Image.Image) -> EncodedPrompt:
+    text = QUESTION if images else "<video>" * len(videos) + "What happens?"
+    return processing.encode(text, processing.load_visuals(images, videos))
+
+
+def test_tokens_pixels_and_positions_of_2_videos_and_a_picture_are_transformers_own(
+    tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
+) -> None:
+    image = picture(5, (64, 96))
+    prompt = asked(tiny_processing, two, image)
+    theirs = transformers_inputs(tiny_processing, two, [image])
+    assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
+    assert prompt.images is not None
+    ours = prompt.images.model_inputs()
+    for name in ("pixel_values", "pixel_values_videos", "image_grid_thw"):
+        assert torch.equal(ours[name], theirs[name])
+    assert ours["video_grid_thw"].prod(dim=1).sum() == theirs["video_grid_thw"].prod(dim=1).sum()
+    model = reference_model(tiny_model_folder)
+    response = random_response(7, seed=1)
+    ids = torch.tensor([[*prompt.token_ids, *response]])
+    kinds = (ids == tiny_processing.image_token_id).int() + 2 * (ids == tiny_processing.video_token_id).int()
+    expected, _ = model.model.get_rope_index(
+        ids, kinds, theirs["image_grid_thw"], theirs["video_grid_thw"], attention_mask=torch.ones_like(ids)
+    )
+    context = context_positions(
+        prompt.token_ids,
+        prompt.images,
+        image_token_id=tiny_processing.image_token_id,
+        merge_size=tiny_processing.merge_size,
+        video_token_id=tiny_processing.video_token_id,
+    )
+    assert torch.equal(sequence_positions(context, 7), expected[:, 0])
+    single = tiny_processing.video_token_id
+    assert (prompt.engine_ids.count(single), prompt.engine_ids.count(tiny_processing.image_token_id)) == (2, 1)
+
+
+@torch.no_grad()
+def plain_log_probs(model: Any, processing: Processing, row: ScoringRow, visuals: dict[str, Tensor]) -> Tensor:
+    ids = torch.tensor([[*row.context.token_ids, *row.response_ids]])
+    kinds = (ids == processing.image_token_id).int() + 2 * (ids == processing.video_token_id).int()
+    logits = model(input_ids=ids, mm_token_type_ids=kinds, **visuals).logits[0, len(row.context.token_ids) - 1 : -1]
+    return logits.float().log_softmax(dim=1).gather(1, torch.tensor(row.response_ids)[:, None])[:, 0]
+
+
+@pytest.mark.heavy
+def test_scores_of_padded_rows_with_videos_pictures_and_text_are_a_plain_forwards_to_1e_5(
+    build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
+) -> None:
+    image = picture(5, (64, 96))
+    both, one = asked(tiny_processing, two, image), asked(tiny_processing, two[:1])
+    pictured = tiny_processing.encode("<image>Find x.", tiny_processing.load_visuals([image], ()))
+    text = tiny_processing.encode("Find <video>.", None)
+    taught = tiny_processing.encode(QUESTION, both.images, assistant_prefix="It is 4.")
+    contexts = [both, one, both, pictured, text, one, taught]
+    rows = [
+        ScoringRow(context=context, response_ids=random_response(3 + n, seed=n)) for n, context in enumerate(contexts)
+    ]
+    model = reference_model(tiny_model_folder)
+    theirs = transformers_inputs(tiny_processing, two, [image])
+    names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
+    alone = tiny_processing.video_processor(
+        videos=[two[0].frames], video_metadata=[two[0].metadata()], do_sample_frames=False, return_tensors="pt"
+    )
+    visuals = {
+        id(both): {name: theirs[name] for name in names},
+        id(taught): {name: theirs[name] for name in names},
+        id(one): {name: alone[name] for name in names[2:]},
+        id(pictured): {name: theirs[name] for name in names[:2]},
+        id(text): {},
+    }
+    expected = [plain_log_probs(model, tiny_processing, row, visuals[id(row.context)]) for row in rows]
+    scores = build_actor().score(rows)
+    assert largest_gap(scores, expected) < 1e-5
+    darker = Video(frames=two[0].frames // 2, frame_numbers=two[0].frame_numbers, source_fps=6.0, num_source_frames=12)
+    other = ScoringRow(context=asked(tiny_processing, [darker]), response_ids=rows[1].response_ids)
+    [moved] = build_actor().score([other])
+    assert float((moved - scores[1]).abs().mean()) > 1e-3, "the video matters"
+
+
+@pytest.fixture(scope="module")
+def video_file(video_folder: Path) -> Path:
+    """8 problems: videos, a picture beside a video, a picture alone, text alone."""
+    picture(3).save(video_folder / "p.png")
+    rows = [
+        {"problem": "<video>What happens?", "videos": ["a.mp4"], "images": []},
+        {"problem": "<video>or<video>?", "videos": ["a.mp4", "b.mp4"], "images": []},
+        {"problem": "<image>in<video>?", "videos": ["b.mp4"], "images": ["p.png"]},
+        {"problem": "<image>How long?", "videos": [], "images": ["p.png"]},
+    ] * 2
+    file = video_folder / "train.jsonl"
+    file.write_text("".join(json.dumps(row | {"answer": str(n)}) + "\n" for n, row in enumerate(rows)))
+    return file
+
+
+def test_rows_with_videos_are_measured_as_they_are_encoded_and_overlong_or_mismatched_ones_left_out(
+    video_file: Path, tiny_processing: Processing, tmp_path: Path
+) -> None:
+    def read(file: Path, **settings: Any) -> ProblemSet:
+        usual = {"train_files": str(file), "image_dir": str(video_file.parent), "min_pixels": 4096}
+        return ProblemSet(str(file), DataConfig(**(usual | settings)), tiny_processing)
+
+    problems = read(video_file)
+    assert (len(problems), problems.most_images, problems.most_videos) == (8, 1, 2)
+    lengths = []
+    for number, problem in enumerate(problems):
+        prompt = tiny_processing.encode(problem.text, tiny_processing.load_visuals(problem.images, problem.videos))
+        lengths.append(len(prompt.token_ids))
+        assert lengths[-1] == problems._measure(dict(problems._rows[number])).length
+        assert "videos" not in problem.columns
+    assert lengths[1] == max(lengths)
+    shorter = read(video_file, max_prompt_length=lengths[1] - 1)
+    assert [problem.prompt_id for problem in shorter] == ["0", "2", "3", "4", "6", "7"]
+    assert shorter.skipped == {"overlong": 2}
+    with pytest.raises(DataError, match="filter_overlong_prompts=true"):
+        read(video_file, max_prompt_length=lengths[1] - 1, filter_overlong_prompts=False)
+    assert max(len(problem.videos[0].frames) for problem in read(video_file, video_fps=3.0)[:1]) == 6
+    odd = tmp_path / "odd.jsonl"
+    odd.write_text(json.dumps({"problem": "<video>or<video>?", "videos": ["a.mp4"], "answer": "1"}) + "\n")
+    with pytest.raises(DataError, match="2 '<video>' in the text but 1 videos"):
+        read(odd)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("generator", ["transformers", "vllm"])
+def test_a_run_on_videos_samples_with_the_log_probs_it_trains_on_to_1e_3_and_shows_teachers_the_same_frames(
+    tiny_run: list[str], video_file: Path, tmp_path: Path, generator: str
+) -> None:
+    if generator == "vllm":
+        pytest.importorskip("vllm", reason="vLLM is not installed")
+    finished = run(
+        tiny_run,
+        f"data.train_files={video_file}",
+        f"data.image_dir={video_file.parent}",
+        "data.min_pixels=4096",
+        "data.shuffle=false",
+        "data.max_prompt_length=1024",
+        "algorithm.adv_estimator=cepo",
+        EVERY_WRONG_ROLLOUT_TEACHES,
+        "worker.actor.fsdp.mp_param_dtype=fp32",
+        "worker.rollout.dtype=fp32",
+        f"worker.rollout.name={generator}",
+        folder=tmp_path,
+    )
+    assert [row["step"] for row in finished.metrics] == [1, 2]
+    assert max(row["rollout/log_prob_gap_max"] for row in finished.metrics) < 1e-3
+    assert sum(row["work/teacher_rows"] for row in finished.metrics) > 0
+    assert finished.metrics[1]["actor/grad_norm"] > 0
