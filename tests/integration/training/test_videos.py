@@ -194,14 +194,20 @@ def plain_log_probs(model: Any, processing: Processing, row: ScoringRow, visuals
 
 
 @pytest.mark.heavy
-def test_scores_of_padded_rows_with_videos_pictures_and_text_are_a_plain_forwards_to_1e_5(
-    build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
+@pytest.mark.parametrize("padding_free", [True, False], ids=["packed", "padded"])
+def test_scores_of_rows_with_videos_pictures_and_text_are_a_plain_forwards_to_1e_5(
+    build_actor: Callable[..., Actor],
+    tiny_model_folder: Path,
+    tiny_processing: Processing,
+    two: tuple[Video, Video],
+    padding_free: bool,
 ) -> None:
     image = picture(5, (64, 96))
     both, one = asked(tiny_processing, two, image), asked(tiny_processing, two[:1])
     pictured = tiny_processing.encode("<image>Find x.", tiny_processing.load_visuals([image], ()))
     text = tiny_processing.encode("Find <video>.", None)
-    contexts = [both, one, both, pictured, text, one]
+    taught = tiny_processing.encode(QUESTION, both.images, assistant_prefix="It is 4.")
+    contexts = [both, one, both, pictured, text, one, taught]
     rows = [
         ScoringRow(context=context, response_ids=random_response(3 + n, seed=n)) for n, context in enumerate(contexts)
     ]
@@ -213,12 +219,13 @@ def test_scores_of_padded_rows_with_videos_pictures_and_text_are_a_plain_forward
     )
     visuals = {
         id(both): {name: theirs[name] for name in names},
+        id(taught): {name: theirs[name] for name in names},
         id(one): {name: alone[name] for name in names[2:]},
         id(pictured): {name: theirs[name] for name in names[:2]},
         id(text): {},
     }
     expected = [plain_log_probs(model, tiny_processing, row, visuals[id(row.context)]) for row in rows]
-    scores = build_actor().score(rows)
+    scores = build_actor(padding_free=padding_free).score(rows)
     assert largest_gap(scores, expected) < 1e-5
     darker = Video(frames=two[0].frames // 2, frame_numbers=two[0].frame_numbers, source_fps=6.0, num_source_frames=12)
     other = ScoringRow(context=asked(tiny_processing, [darker]), response_ids=rows[1].response_ids)
