@@ -42,6 +42,12 @@ def _merge(arguments: Sequence[str]) -> int:
     return run_merge_command(arguments)
 
 
+def _evaluate(arguments: Sequence[str]) -> int:
+    from cepo.evaluate import run_evaluate_command
+
+    return run_evaluate_command(arguments)
+
+
 def _microgeo(arguments: Sequence[str]) -> int:
     from cepo.microgeo.__main__ import main as microgeo
 
@@ -54,6 +60,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "report": (_report, "picture of a run, its credit and its curve: cepo report RUN [--out FILE]"),
     "compare": (_compare, "table of runs by method and seed: cepo compare RUN ... [--out FILE]"),
     "doctor": (_doctor, "whether training could start here: cepo doctor [config=FILE a.b.c=value ...]"),
+    "evaluate": (_evaluate, "accuracy on data and benchmarks: cepo evaluate [config=FILE] [checkpoint=...] [data=...]"),
     "merge": (_merge, "a checkpoint as a Hugging Face folder: cepo merge --checkpoint FOLDER --out FOLDER"),
     "microgeo": (_microgeo, "build the embedded world"),
 }

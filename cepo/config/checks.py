@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from cepo.algorithms import build_estimator, estimator_class
@@ -188,6 +189,13 @@ def _check_files(config: RunConfig) -> None:
     _require_folder("trainer.load_checkpoint_path", trainer.load_checkpoint_path)
     template = config.algorithm.methods[config.algorithm.adv_estimator].get("teacher", {}).get("template")
     _require_file(f"algorithm.{config.algorithm.adv_estimator}.teacher.template", template)
+
+
+def check_model_and_data(model_path: str, sources: Sequence[str]) -> None:
+    """Raise `ConfigError` where a model or a data set is neither there nor has the form of a hub name."""
+    _require_model("worker.actor.model.model_path", model_path)
+    for source in sources:
+        _require_data("data", source)
 
 
 def _require_file(key: str, path: str | None) -> None:

@@ -70,15 +70,18 @@ class Problem:
 class ProblemSet(Sequence[Problem]):
     """The usable rows of one source; pictures are decoded on access, never kept.
 
+    Args:
+        rows: what was read from the source and then rewritten; they are checked anew each time. None: read it here.
+
     Raises:
         ConfigError: the source does not exist or lacks a column.
         DataError: a bad row, unless `data.skip_bad_rows`, or no usable row at all.
     """
 
-    def __init__(self, source: str, config: DataConfig, processing: Processing) -> None:
+    def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
         self._config, self._processing = config, processing
         self._template = _format_template(config.format_prompt)
-        self._rows = read_source(source, text_columns=(config.prompt_key, config.answer_key))
+        self._rows = read_source(source, text_columns=(config.prompt_key, config.answer_key)) if rows is None else rows
         for key, name in ((config.prompt_key, "prompt_key"), (config.answer_key, "answer_key")):
             if key not in self._rows.column_names:
                 raise ConfigError(
@@ -86,9 +89,12 @@ class ProblemSet(Sequence[Problem]):
                 )
         self._rows = without_decoding(self._rows, config.image_key, config.video_key)
         num_rows = len(self._rows)
-        checks = remembered_checks(
-            self._identity(source), num_rows=num_rows, check=lambda: self._check_rows(source, num_rows)
-        )
+        if rows is None:
+            checks = remembered_checks(
+                self._identity(source), num_rows=num_rows, check=lambda: self._check_rows(source, num_rows)
+            )
+        else:
+            checks = self._check_rows(source, num_rows)
         self.skipped = Counter(
             {name: len(rows) for name, rows in (("bad", checks.bad), ("overlong", checks.overlong)) if rows}
         )

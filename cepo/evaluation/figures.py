@@ -1,0 +1,132 @@
+"""Figures of graded responses: means with standard errors that know which responses belong together."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cepo.errors import DataError
+from cepo.report.compare import Spread
+from cepo.rewards.benchmark import KINDS
+
+Row = Mapping[str, Any]
+"""One graded response, as generations.jsonl has it: see `cepo.evaluation.run.graded_rows`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean with its standard error over clusters; the error is None for a single cluster."""
+
+    mean: float
+    error: float | None
+    num_clusters: int
+
+    def as_json(self) -> dict[str, float | int | None]:
+        return {"mean": self.mean, "error": self.error, "num_clusters": self.num_clusters}
+
+
+def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
+    """The mean of all values; values of one cluster may depend on each other, clusters may not.
+
+    With residuals e_i = x_i - mean over N values in C clusters: `error^2 = C / (C - 1) * sum_c (sum_{i in c} e_i)^2 / N^2`.
+    Clusters of one size give `sd(cluster means) / sqrt(C)`; clusters of one value the ordinary `sd / sqrt(N)`.
+
+    Raises:
+        DataError: no values.
+    """
+    if not values:
+        raise DataError("nothing was graded: there is no mean of no values")
+    mean = statistics.fmean(values)
+    residuals: dict[Hashable, float] = defaultdict(float)
+    for value, cluster in zip(values, clusters, strict=True):
+        residuals[cluster] += value - mean
+    scale = len(residuals) / len(values)
+    spread = Spread(values=tuple(scale * residual for residual in residuals.values()))
+    return Estimate(mean=mean, error=spread.error, num_clusters=len(residuals))
+
+
+def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
+    """The chance that k of the n responses, drawn without replacement, hold a right one: `1 - C(n - c, k) / C(n, k)`."""
+    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dict[str, Any]:
+    """The figures of one benchmark's responses, as plain values for JSON. Lengths are in tokens.
+
+    `accuracy` is the mean over all responses (avg@n). `pass_at_k` appears where problems have several responses,
+    `worst_variant` where problems of one cluster are variants of one question: the mean over questions of the lowest
+    accuracy of a variant.
+    """
+    lengths = [row["length"] for row in rows]
+    figures: dict[str, Any] = {
+        "num_problems": len({row["problem_id"] for row in rows}),
+        "num_responses": len(rows),
+        "num_right": sum(row["correct"] for row in rows),
+        "accuracy": accuracy(rows).as_json(),
+        "by_kind": {
+            kind: {"num_problems": len({row["problem_id"] for row in of_kind}), **accuracy(of_kind).as_json()}
+            for kind in KINDS
+            if (of_kind := [row for row in rows if row["kind"] == kind])
+        },
+        "response_length": {
+            "mean": statistics.fmean(lengths),
+            "median": statistics.median(lengths),
+            "max": max(lengths),
+        },
+        "share_cut_off": statistics.fmean(not row["finished"] for row in rows),
+        "share_without_answer": statistics.fmean(row["answer"] is None for row in rows),
+    }
+    problems = _by_problem(rows)
+    fewest = min(map(len, problems.values()))
+    if fewest > 1:
+        figures["pass_at_k"] = {str(k): _pass_at(problems, k).as_json() for k in _powers_of_two(fewest)}
+    if has_variants:
+        worst = _worst_variants(problems)
+        figures["worst_variant"] = clustered_mean(list(worst.values()), list(worst)).as_json()
+    return figures
+
+
+def accuracy(rows: Sequence[Row]) -> Estimate:
+    """The share of right responses; responses to one problem, and to variants of it, are one cluster."""
+    return clustered_mean([float(row["correct"]) for row in rows], [row["cluster"] for row in rows])
+
+
+def macro_average(estimates: Sequence[Estimate]) -> dict[str, float | int | None]:
+    """The unweighted mean over benchmarks, with `sqrt(sum of squared errors) / number`; they share no problem."""
+    errors = [estimate.error for estimate in estimates if estimate.error is not None]
+    complete = len(errors) == len(estimates)
+    return {
+        "mean": statistics.fmean(estimate.mean for estimate in estimates),
+        "error": math.hypot(*errors) / len(errors) if complete else None,
+        "num_benchmarks": len(estimates),
+    }
+
+
+def _by_problem(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    problems: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        problems[row["problem_id"]].append(row)
+    return problems
+
+
+def _pass_at(problems: Mapping[str, Sequence[Row]], k: int) -> Estimate:
+    values = [pass_at_k(sum(row["correct"] for row in rows), len(rows), k) for rows in problems.values()]
+    return clustered_mean(values, [rows[0]["cluster"] for rows in problems.values()])
+
+
+def _worst_variants(problems: Mapping[str, Sequence[Row]]) -> dict[str, float]:
+    worst: dict[str, float] = {}
+    for rows in problems.values():
+        share = statistics.fmean(row["correct"] for row in rows)
+        cluster = rows[0]["cluster"]
+        worst[cluster] = min(share, worst.get(cluster, 1.0))
+    return worst
+
+
+def _powers_of_two(largest: int) -> list[int]:
+    powers = [2**exponent for exponent in range(largest.bit_length()) if 2**exponent <= largest]
+    return powers if powers[-1] == largest else [*powers, largest]

@@ -1,0 +1,154 @@
+"""What an evaluation leaves in its folder, its table, and the paired comparison of two folders."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from cepo.errors import DataError
+from cepo.evaluation.figures import Estimate, Row, clustered_mean, macro_average
+from cepo.tracking.lines import read_objects
+from cepo.tracking.records import write_atomically
+
+RESULTS_FILE = "evaluation.json"
+GENERATIONS_FILE = "generations.jsonl"
+
+
+def write_results(folder: Path, description: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes evaluation.json: how it was made, each benchmark's figures, and over several benchmarks their average."""
+    results = {**description, "benchmarks": dict(benchmarks)}
+    if len(benchmarks) > 1:
+        results["average"] = macro_average([_estimate(figures["accuracy"]) for figures in benchmarks.values()])
+    write_atomically(folder / RESULTS_FILE, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    return results
+
+
+def results_table(results: Mapping[str, Any]) -> Table:
+    """Accuracies in percent with standard errors, lengths in tokens; by kind of answer where a benchmark has several."""
+    benchmarks: Mapping[str, Any] = results["benchmarks"]
+    num_samples = results["sampling"]["num_samples"]
+    largest = [f"pass@{num_samples}"] if num_samples > 1 else []
+    table = Table(title="accuracy in %, ± standard error over independent problems")
+    for heading in ("", "problems", "accuracy", *largest, "tokens", "cut off", "no answer"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for name, figures in benchmarks.items():
+        table.add_row(
+            name,
+            str(figures["num_problems"]),
+            percent(figures["accuracy"]),
+            *(percent(figures["pass_at_k"][str(num_samples)]) for _ in largest),
+            f"{figures['response_length']['mean']:.0f}",
+            f"{100 * figures['share_cut_off']:.1f}",
+            f"{100 * figures['share_without_answer']:.1f}",
+        )
+        kinds = figures["by_kind"]
+        for kind in kinds if len(kinds) > 1 else ():
+            table.add_row(f"  {kind}", str(kinds[kind]["num_problems"]), percent(kinds[kind]), style="dim")
+    if "average" in results:
+        table.add_section()
+        table.add_row("average", "", percent(results["average"]))
+    return table
+
+
+def percent(estimate: Mapping[str, Any], *, sign: str = "") -> str:
+    """`43.4 ± 1.2`; without the error where there is none."""
+    shown = f"{100 * estimate['mean']:{sign}.1f}"
+    return shown if estimate["error"] is None else f"{shown} ± {100 * estimate['error']:.1f}"
+
+
+def read_rows(folder: Path) -> dict[str, list[Row]]:
+    """The graded responses of an evaluation, by benchmark.
+
+    Raises:
+        DataError: the folder holds no finished evaluation.
+    """
+    if not (folder / RESULTS_FILE).is_file():
+        raise DataError(
+            f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
+        )
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row in read_objects(folder / GENERATIONS_FILE):
+        rows[row["benchmark"]].append(row)
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Two models on the same problems of one benchmark; `difference` is second minus first."""
+
+    benchmark: str
+    num_problems: int
+    first: float
+    second: float
+    difference: Estimate
+
+
+def compare_evaluations(first: Path, second: Path) -> list[Paired]:
+    """The difference of accuracies, problem by problem: what the two share, such as hard problems, cancels in its error.
+
+    Raises:
+        DataError: a folder without an evaluation, no benchmark in common, or other problems under the same numbers.
+    """
+    pairs = read_rows(first), read_rows(second)
+    common = [name for name in pairs[0] if name in pairs[1]]
+    if not common:
+        raise DataError(f"{first} has {', '.join(pairs[0])} and {second} has {', '.join(pairs[1])}: nothing to compare")
+    return [_paired(name, pairs[0][name], pairs[1][name]) for name in common]
+
+
+def comparison_table(comparisons: Sequence[Paired]) -> Table:
+    """Accuracies in percent and their difference in points, with the standard error of the paired difference."""
+    table = Table(title="accuracy in %, difference in points ± standard error, paired by problem")
+    for heading in ("", "problems", "first", "second", "difference"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    rows = [
+        (each.benchmark, str(each.num_problems), each.first, each.second, each.difference.as_json())
+        for each in comparisons
+    ]
+    if len(comparisons) > 1:
+        average = macro_average([each.difference for each in comparisons])
+        means = [
+            sum(values) / len(comparisons)
+            for values in zip(*((each.first, each.second) for each in comparisons), strict=True)
+        ]
+        rows.append(("average", "", means[0], means[1], average))
+    for name, count, before, after, difference in rows:
+        table.add_row(name, count, f"{100 * before:.1f}", f"{100 * after:.1f}", percent(difference, sign="+"))
+    return table
+
+
+def _paired(name: str, first: Sequence[Row], second: Sequence[Row]) -> Paired:
+    shares = _shares(first), _shares(second)
+    known = {row["problem_id"]: (row["ground_truth"], row["cluster"]) for row in first}
+    if known != {row["problem_id"]: (row["ground_truth"], row["cluster"]) for row in second}:
+        raise DataError(
+            f"{name}: the two evaluations are of other problems ({len(shares[0])} and {len(shares[1])}); "
+            "evaluate both with the same data=, data.max_prompt_length and pixel limits"
+        )
+    ids = list(known)
+    differences = [shares[1][each] - shares[0][each] for each in ids]
+    return Paired(
+        benchmark=name,
+        num_problems=len(ids),
+        first=sum(shares[0].values()) / len(ids),
+        second=sum(shares[1].values()) / len(ids),
+        difference=clustered_mean(differences, [known[each][1] for each in ids]),
+    )
+
+
+def _shares(rows: Sequence[Row]) -> dict[str, float]:
+    """By problem, the share of its responses that are right."""
+    verdicts: dict[str, list[bool]] = defaultdict(list)
+    for row in rows:
+        verdicts[row["problem_id"]].append(row["correct"])
+    return {problem: sum(right) / len(right) for problem, right in verdicts.items()}
+
+
+def _estimate(figures: Mapping[str, Any]) -> Estimate:
+    return Estimate(mean=figures["mean"], error=figures["error"], num_clusters=figures["num_clusters"])

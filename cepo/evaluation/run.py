@@ -1,0 +1,162 @@
+"""Sampling and grading the responses to one set of problems."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cepo.config import RunConfig
+from cepo.data.dataset import Problem, ProblemSet
+from cepo.data.sources import read_source
+from cepo.evaluation.benchmarks import PLAIN, REWARD, converted, recognise
+from cepo.models.processing import Processing
+from cepo.rewards import RewardPool, extract_answer
+from cepo.rewards.benchmark import kind_of, read_answer
+from cepo.rollout.base import Generation, Generator
+from cepo.trainer.measures import correctness, reward_input
+from cepo.trainer.sampling import generation_request, validation_settings
+from cepo.trainer.validation import VALIDATION_STEP
+
+logger = logging.getLogger(__name__)
+
+_PROBLEMS_AT_ONCE = 256
+"""As many as keep an engine busy; the next are sampled once these are graded and written down."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One source of problems.
+
+    Attributes:
+        name: the benchmark's, or `problems`.
+        source: as the user named it.
+        reward_function: what grades it.
+        is_benchmark: whether its rows say of what kind their answers are.
+        has_variants: whether problems of one cluster are variants of one question.
+    """
+
+    name: str
+    source: str
+    problems: ProblemSet
+    reward_function: str
+    is_benchmark: bool
+    has_variants: bool = False
+
+    @property
+    def num_left_out(self) -> int:
+        """Rows that could not be asked: prompts too long, or bad rows where those are skipped."""
+        return sum(self.problems.skipped.values())
+
+
+def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
+    """The problems of `source`, a benchmark where its columns are those of one.
+
+    Raises:
+        ConfigError, DataError: as `ProblemSet`.
+    """
+    data = config.data
+    rows = read_source(source, text_columns=(data.prompt_key, data.answer_key))
+    benchmark = recognise(rows.column_names)
+    if benchmark is None or {data.prompt_key, data.answer_key} <= set(rows.column_names):
+        problems = ProblemSet(source, data, processing)
+        return Task(
+            name=PLAIN,
+            source=source,
+            problems=problems,
+            reward_function=config.worker.reward.reward_function,
+            is_benchmark=False,
+        )
+    logger.info("%s has the columns of %s", source, benchmark.name)
+    keys = dataclasses.replace(data, prompt_key="problem", answer_key="answer", image_key="images")
+    problems = ProblemSet(source, keys, processing, rows=converted(rows, benchmark))
+    return Task(
+        name=benchmark.name,
+        source=source,
+        problems=problems,
+        reward_function=REWARD,
+        is_benchmark=True,
+        has_variants=benchmark.has_variants,
+    )
+
+
+def reward_pool(task: Task, config: RunConfig) -> RewardPool:
+    """Processes that run the task's reward function; they serve every task of the same function."""
+    reward = config.worker.reward
+    kwargs = {} if task.is_benchmark else reward.reward_function_kwargs
+    return RewardPool(task.reward_function, kwargs, num_workers=reward.num_cpus, timeout_seconds=reward.timeout_seconds)
+
+
+def graded_rows(
+    task: Task,
+    config: RunConfig,
+    processing: Processing,
+    generator: Generator,
+    rewards: RewardPool,
+    *,
+    on_progress: Callable[[int], None] = lambda count: None,
+) -> Iterator[dict[str, Any]]:
+    """One row for each response, in the problems' order; `on_progress` is told how many problems are done.
+
+    A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `sample`, `ground_truth`,
+    `response`, `answer` (as it was read, or None), `correct`, `length` in tokens, `finished` and `scores`.
+    """
+    size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
+    for start in range(0, len(task.problems), size):
+        problems = task.problems[start : start + size]
+        groups = _sample(problems, config, processing, generator)
+        yield from _graded(task, problems, groups, config, processing, rewards)
+        on_progress(len(problems))
+
+
+def _sample(
+    problems: Sequence[Problem], config: RunConfig, processing: Processing, generator: Generator
+) -> list[list[Generation]]:
+    prompts = [processing.encode(problem.text, processing.load_images(problem.images)) for problem in problems]
+    seed = config.worker.rollout.seed
+    requests = [
+        generation_request(problem, prompt, seed=seed, step=VALIDATION_STEP)
+        for problem, prompt in zip(problems, prompts, strict=True)
+    ]
+    return generator.generate(requests, validation_settings(config))
+
+
+def _graded(
+    task: Task,
+    problems: Sequence[Problem],
+    groups: Sequence[Sequence[Generation]],
+    config: RunConfig,
+    processing: Processing,
+    rewards: RewardPool,
+) -> Iterator[dict[str, Any]]:
+    skip = config.worker.reward.skip_special_tokens
+    samples = [
+        (problem, number, one, processing.decode(one.response_ids, skip_special_tokens=skip))
+        for problem, group in zip(problems, groups, strict=True)
+        for number, one in enumerate(group)
+    ]
+    inputs = [reward_input(problem, response, len(one.response_ids)) for problem, _, one, response in samples]
+    scores = rewards.score(inputs).scores
+    algorithm = config.algorithm
+    verdicts = correctness(scores, algorithm.correct_key, algorithm.correct_threshold).tolist()
+    for (problem, number, one, response), score, is_right in zip(samples, scores, verdicts, strict=True):
+        columns = problem.columns if task.is_benchmark else {}
+        kind = columns.get("answer_kind") or kind_of(problem.ground_truth)
+        yield {
+            "benchmark": task.name,
+            "problem_id": problem.prompt_id,
+            "cluster": columns.get("cluster", problem.prompt_id),
+            "kind": kind,
+            "sample": number,
+            "ground_truth": problem.ground_truth,
+            "response": response,
+            "answer": read_answer(response, kind, columns["choices"])
+            if task.is_benchmark
+            else extract_answer(response),
+            "correct": is_right,
+            "length": len(one.response_ids),
+            "finished": one.finished,
+            "scores": score,
+        }

@@ -1,0 +1,94 @@
+"""The reward for questions of several kinds: multiple choice, numbers with a tolerance, other text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from cepo.rewards.answers import answers_equal, decimal_value, extract_answer, is_numeric_answer, normalise_answer
+from cepo.rewards.choices import chosen_letters
+
+REWARD_NAME = "benchmark"
+REWARD_TYPE = "batch"
+
+AnswerKind = Literal["choice", "numeric", "text"]
+KINDS: tuple[AnswerKind, ...] = ("choice", "numeric", "text")
+
+_STATEMENT = re.compile(r"\banswer\b[\s*_]*(?:is|:|=)[\s*_:]*(?P<answer>[^\n]+)", re.IGNORECASE)
+_TUPLE = re.compile(r"\((?P<parts>[^()]+(?:,[^()]+)+)\)")
+
+
+def compute_score(reward_inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """Scores a batch: `overall = accuracy`, 1 where the answer read by `read_answer` is right; `format`, 1 where there is one.
+
+    Of the row's columns it reads `answer_kind` (choice, numeric or text; where it is missing, by `kind_of`), `choices` (the
+    options' texts in order) and `tolerance` (absolute, of numbers; none where it is missing).
+    """
+    scores: list[dict[str, float]] = []
+    for reward_input in reward_inputs:
+        gold = reward_input["ground_truth"]
+        kind = reward_input.get("answer_kind") or kind_of(gold)
+        choices = reward_input.get("choices") or ()
+        answer = read_answer(reward_input["response"], kind, choices)
+        accuracy = float(
+            answer is not None and is_right(answer, gold, kind, choices, reward_input.get("tolerance") or 0.0)
+        )
+        scores.append({"overall": accuracy, "accuracy": accuracy, "format": float(answer is not None)})
+    return scores
+
+
+def kind_of(ground_truth: str) -> AnswerKind:
+    """`choice` for a letter from A to J, or several; `numeric` for one number; else `text`."""
+    if re.fullmatch(r"\s*[A-J](?:\s*,\s*[A-J])*\s*", ground_truth):
+        return "choice"
+    return "numeric" if is_numeric_answer(ground_truth) else "text"
+
+
+def read_answer(response: str, kind: AnswerKind, choices: Sequence[str] = ()) -> str | None:
+    r"""The final answer of a response; None where there is none.
+
+    The last `\boxed{}` or `<answer>` counts (`extract_answer`). A response without either is searched for its last
+    statement `answer is ...` or `Answer: ...`; then its last line counts if it is nothing but a letter with or without its
+    option, or nothing but a number. Nothing is guessed.
+    """
+    answer = extract_answer(response)
+    if answer is not None:
+        return answer
+    stated = [match["answer"].strip() for match in _STATEMENT.finditer(response)]
+    if stated and stated[-1].strip(" .*_"):
+        return stated[-1]
+    last_line = next((line.strip() for line in reversed(response.splitlines()) if line.strip()), "")
+    alone = kind == "choice" and chosen_letters(last_line, choices)
+    return last_line if alone or (kind == "numeric" and is_numeric_answer(last_line)) else None
+
+
+def is_right(answer: str, gold: str, kind: AnswerKind, choices: Sequence[str] = (), tolerance: float = 0.0) -> bool:
+    """Whether `answer` states `gold`: the same letters; a number equal or within `tolerance`; the same text in any case.
+
+    A tuple of numbers, such as a point, is right where each of its numbers is.
+    """
+    if kind == "choice":
+        wanted = chosen_letters(gold, choices)
+        return bool(wanted) and chosen_letters(answer, choices) == wanted
+    if answers_equal(answer, gold):
+        return True
+    pair = _parts(answer), _parts(gold)
+    if kind == "text" and pair[0] and len(pair[0]) == len(pair[1]):
+        return all(_number_is_right(*parts, tolerance) for parts in zip(*pair, strict=True))
+    if kind == "text":
+        return normalise_answer(answer).casefold() == normalise_answer(gold).casefold() != ""
+    return _number_is_right(answer, gold, tolerance)
+
+
+def _number_is_right(answer: str, gold: str, tolerance: float) -> bool:
+    if answers_equal(answer, gold):
+        return True
+    value, wanted = decimal_value(answer), decimal_value(gold)
+    # The allowance is for values such as 2.094 that no binary number states exactly.
+    return value is not None and wanted is not None and abs(value - wanted) <= tolerance * (1 + 1e-9)
+
+
+def _parts(text: str) -> list[str]:
+    found = _TUPLE.fullmatch(normalise_answer(text))
+    return found["parts"].split(",") if found else []

@@ -1,0 +1,32 @@
+r"""Nine tenths for the boxed answer, one tenth for thinking first: `<think>...</think>` and then `\boxed{...}`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cepo.rewards import answers_equal, extract_answer
+
+REWARD_NAME = "math"
+REWARD_TYPE = "batch"
+
+# Some models write `< think >`.
+_THOUGHT_THEN_BOX = re.compile(r"\s*<\s*think\s*>.*<\s*/\s*think\s*>.*\\boxed\s*\{.*\}.*", re.DOTALL)
+
+
+def compute_score(reward_inputs: Sequence[Mapping[str, Any]], *, format_weight: float = 0.1) -> list[dict[str, float]]:
+    r"""`overall = (1 - format_weight) * accuracy + format_weight * format`, one score per sample.
+
+    `accuracy` is 1 where the last `\boxed{}` (or `<answer>`) states the ground truth. `format` is 1 where the response begins
+    with its thoughts in their tags and has a box behind them.
+    """
+    scores: list[dict[str, float]] = []
+    for reward_input in reward_inputs:
+        response = reward_input["response"]
+        answer = extract_answer(response)
+        accuracy = float(answer is not None and answers_equal(answer, reward_input["ground_truth"]))
+        well_formed = float(_THOUGHT_THEN_BOX.fullmatch(response) is not None)
+        overall = (1.0 - format_weight) * accuracy + format_weight * well_formed
+        scores.append({"overall": overall, "accuracy": accuracy, "format": well_formed})
+    return scores

@@ -1,0 +1,43 @@
+"""A reward that reads more than the response: the prompt, another column of the row, and a keyword."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from cepo.rewards import answers_equal, extract_answer, normalise_answer
+from cepo.rewards.answers import decimal_value
+
+REWARD_NAME = "rounded"
+REWARD_TYPE = "sequential"
+
+_ASKS_FOR_ROUNDING = re.compile(r"\bround(?:ed)?\b", re.IGNORECASE)
+
+
+def compute_score(reward_input: Mapping[str, Any], *, tolerance_key: str = "tolerance") -> dict[str, float]:
+    """1 for the right answer, or for a number close enough to it; else 0.
+
+    Close enough is the row's column `tolerance_key`, where it has one. Otherwise, where the prompt asks for rounding, half a
+    unit of the ground truth's last digit: for 34.6 the unrounded 20√3 counts too.
+    """
+    answer, gold = extract_answer(reward_input["response"]), reward_input["ground_truth"]
+    if answer is None:
+        return {"overall": 0.0, "accuracy": 0.0, "within_tolerance": 0.0}
+    exact = answers_equal(answer, gold)
+    tolerance = reward_input.get(tolerance_key)
+    if tolerance is None:
+        asked = _ASKS_FOR_ROUNDING.search(reward_input["prompt"]) is not None
+        tolerance = _half_a_unit(normalise_answer(gold)) if asked else 0.0
+    value, wanted = decimal_value(answer), decimal_value(gold)
+    near = value is not None and wanted is not None and abs(value - wanted) <= float(tolerance) + 1e-9
+    accuracy = float(exact or near)
+    return {"overall": accuracy, "accuracy": accuracy, "within_tolerance": float(near and not exact)}
+
+
+def _half_a_unit(number: str) -> float:
+    """0.05 for 34.6; 0 for anything but a plain decimal."""
+    if not re.fullmatch(r"-?\d+\.\d+", number):
+        return 0.0
+    return float(Decimal(1).scaleb(int(Decimal(number).as_tuple().exponent))) / 2

@@ -1,0 +1,266 @@
+"""`cepo evaluate` as users call it: real sampling, and figures that a recount of the written responses gives again."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import statistics
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cepo.cli import main
+from cepo.evaluation.benchmarks import BENCHMARKS, converted, recognise
+from cepo.rewards.benchmark import compute_score
+
+SAMPLES = Path(os.environ.get("CEPO_EVAL_SAMPLES") or Path(__file__).parents[3] / "shared" / "data" / "eval_samples")
+ROWS = {"dynamath": 30, "mathvision_testmini": 30, "wemath_testmini": 30, "mmmu_val": 9}
+ENGINE = ("worker.rollout.name=transformers", "worker.rollout.dtype=fp32")
+
+needs_samples = pytest.mark.skipif(
+    not (SAMPLES / "dynamath").is_dir(),
+    reason=f"no rows of the benchmarks in {SAMPLES}; name their folder in CEPO_EVAL_SAMPLES",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """On one thread, and without a file in the user's cache."""
+    from datasets import config
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("cache"))
+        patch.setenv("XDG_CACHE_HOME", folder)
+        patch.setattr(config, "HF_DATASETS_CACHE", folder)
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from cepo.microgeo.world import split_problems, write_problems
+
+    file = tmp_path_factory.mktemp("problems") / "held_out.parquet"
+    write_problems(file, split_problems(0, 1, 24)[1])
+    return file
+
+
+@pytest.fixture(scope="module")
+def evaluation(held_out: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 problems of the embedded world with 4 responses of its shipped model each."""
+    from cepo.microgeo.world import ASSETS
+
+    folder = tmp_path_factory.mktemp("evaluation") / "out"
+    sampling = ("n=4", "temperature=1.0", "data.val_batch_size=16")
+    command = (
+        "evaluate",
+        "config=configs/microgeo/base.yaml",
+        f"checkpoint={ASSETS}",
+        f"data={held_out}",
+        f"out={folder}",
+    )
+    assert main([*command, *sampling, *ENGINE]) == 0
+    return folder
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "generations.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.heavy
+def test_the_figures_are_those_of_a_recount_of_the_written_responses(evaluation: Path, held_out: Path) -> None:
+    from cepo.microgeo.world import ASSETS, split_problems
+    from cepo.models.processing import Processing
+
+    rows = lines(evaluation)
+    assert [(row["problem_id"], row["sample"]) for row in rows] == [(str(n), k) for n in range(24) for k in range(4)]
+    answers = [problem.answer for problem in split_problems(0, 1, 24)[1]]
+    processing = Processing(str(ASSETS))
+    by_problem: list[list[bool]] = [[] for _ in range(24)]
+    for row in rows:
+        boxes = re.findall(r"\\boxed\{([^{}]*)\}", row["response"])
+        is_right = bool(boxes) and re.fullmatch(r"[\d.]+", boxes[-1]) is not None
+        is_right = is_right and Fraction(boxes[-1]) == Fraction(answers[int(row["problem_id"])])
+        assert row["correct"] is is_right, row
+        assert (row["answer"] is None) == (not boxes)
+        if row["finished"]:
+            assert row["length"] == len(processing.encode_text(row["response"])) + 1
+        by_problem[int(row["problem_id"])].append(is_right)
+
+    figures = json.loads((evaluation / "evaluation.json").read_text())["benchmarks"]["held_out"]
+    shares = [statistics.fmean(verdicts) for verdicts in by_problem]
+    assert 0.1 < statistics.fmean(shares) < 0.9, "a model that is always right or always wrong shows nothing"
+    assert figures["num_problems"] == 24
+    assert figures["num_right"] == sum(map(sum, by_problem))
+    assert figures["accuracy"]["mean"] == pytest.approx(statistics.fmean(shares))
+    assert figures["accuracy"]["error"] == pytest.approx(statistics.stdev(shares) / math.sqrt(24))
+    assert figures["by_kind"]["numeric"]["mean"] == figures["accuracy"]["mean"]
+    assert figures["pass_at_k"]["4"]["mean"] == pytest.approx(statistics.fmean(any(each) for each in by_problem))
+    assert figures["response_length"]["max"] == max(row["length"] for row in rows)
+    assert figures["share_cut_off"] == pytest.approx(statistics.fmean(not row["finished"] for row in rows))
+    assert figures["share_without_answer"] == pytest.approx(
+        statistics.fmean("boxed" not in row["response"] for row in rows)
+    )
+
+
+@pytest.mark.heavy
+def test_the_same_command_gives_the_same_responses_and_a_paired_difference_of_0(
+    evaluation: Path, held_out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from cepo.microgeo.world import ASSETS
+
+    again = ("config=configs/microgeo/base.yaml", f"checkpoint={ASSETS}", f"data={held_out}", "n=4", *ENGINE)
+    assert main(["evaluate", *again, "out=again"]) == 0
+    assert [row["response"] for row in lines(tmp_path / "again")] == [row["response"] for row in lines(evaluation)]
+    assert main(["evaluate", *again, "out=again"]) == 2
+    assert "out=again is not empty" in capsys.readouterr().err
+    assert main(["evaluate", f"compare={evaluation},again"]) == 0
+    assert "+0.0 ± 0.0" in capsys.readouterr().out
+
+
+@needs_samples
+@pytest.mark.heavy
+def test_24_rows_of_4_benchmarks_are_asked_with_their_pictures_and_graded_by_kind(
+    tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sources = ",".join(f"{SAMPLES / name / 'sample.parquet'}@train[:6]" for name in ROWS)
+    command = (
+        "evaluate",
+        "config=configs/geo3k/base.yaml",
+        f"checkpoint={tiny_model_folder}",
+        f"data={sources}",
+        "out=out",
+    )
+    # Small pictures: the tiny model's vision tower on a CPU takes seconds for one of a million pixels.
+    assert main([*command, *ENGINE, "data.max_response_length=8", "data.max_pixels=65536", "data.min_pixels=4096"]) == 0
+    results = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    figures = results["benchmarks"]
+    assert {name: each["num_problems"] for name, each in figures.items()} == dict.fromkeys(
+        ("dynamath", "mathvision", "wemath", "mmmu"), 6
+    )
+    assert all(each["num_left_out"] == 0 for each in figures.values())
+    assert figures["dynamath"]["accuracy"]["num_clusters"] == 2
+    assert figures["dynamath"]["by_kind"].keys() == {"text", "numeric"}
+    assert results["average"]["num_benchmarks"] == 4
+    assert len(lines(tmp_path / "out")) == 24
+    assert "average" in capsys.readouterr().out
+
+
+@needs_samples
+def test_every_sample_row_is_right_with_its_own_answer_and_wrong_with_its_neighbours() -> None:
+    from cepo.data.sources import read_source
+
+    seen = {"choice": 0, "numeric": 0, "text": 0}
+    for name, count in ROWS.items():
+        rows = read_source(str(SAMPLES / name / "sample.parquet"))
+        benchmark = recognise(rows.column_names)
+        assert benchmark is not None
+        assert name.startswith(benchmark.name)
+        problems = converted(rows, benchmark).to_list()
+        assert len(problems) == count
+        right = compute_score([_sampled(row, f"so \\boxed{{{row['answer']}}}") for row in problems])
+        assert [score["accuracy"] for score in right] == [1.0] * count
+        others = [next(one["answer"] for one in problems if one["answer"] != row["answer"]) for row in problems]
+        wrong = compute_score(
+            [_sampled(row, f"so \\boxed{{{other}}}") for row, other in zip(problems, others, strict=True)]
+        )
+        assert [score["accuracy"] for score in wrong] == [0.0] * count
+        for row in problems:
+            seen[row["answer_kind"]] += 1
+            assert row["problem"].count("<image>") == len(row["images"]) == 1
+            by_text = row["choices"] and row["choices"]["ABCDEFGHIJ".index(row["answer"])]
+            if by_text and len(by_text) > 1:
+                assert compute_score([_sampled(row, f"<answer>{by_text}</answer>")])[0]["accuracy"] == 1.0, row
+    assert seen == {"choice": 66, "numeric": 23, "text": 10}
+
+
+def _sampled(row: dict[str, Any], response: str) -> dict[str, Any]:
+    columns = {key: row[key] for key in ("answer_kind", "choices", "tolerance")}
+    return columns | {"response": response, "response_length": 5, "ground_truth": row["answer"]}
+
+
+def test_logicvista_and_mmmu_rows_with_several_pictures_become_problems() -> None:
+    by_name = {benchmark.name: benchmark for benchmark in BENCHMARKS}
+    logic = {"question": "Next? (A) up (B) down", "answer": "A, B", "image": {"bytes": b"1", "path": None}}
+    assert recognise(list(logic)) is by_name["logicvista"]
+    assert by_name["logicvista"].convert(logic) == {
+        "problem": "<image>Next? (A) up (B) down", "images": [logic["image"]], "answer": "A, B",
+        "answer_kind": "choice", "choices": ["up", "down"],
+    }  # fmt: skip
+    pictures = {f"image_{number}": None for number in range(1, 8)} | {
+        "image_1": "one",
+        "image_2": "two",
+        "image_3": "three",
+    }
+    row = {
+        "question": "Is <image 2> or <image 2>?",
+        "options": "['<image 1>', 'none']",
+        "question_type": "multiple-choice",
+    }
+    asked = by_name["mmmu"].convert(row | pictures | {"answer": "B"})
+    assert asked["images"] == ["three", "two", "one"]
+    assert asked["problem"].startswith("<image>Is <image> or image 2?\nChoices:\nA. <image>\nB. none\n")
+    open_row = row | pictures | {"answer": "B", "question_type": "short-answer", "options": "[]"}
+    assert by_name["mmmu"].convert(open_row)["answer_kind"] == "text"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give config=FILE"),
+        (["chekpoint=x"], "Did you mean 'checkpoint'?"),
+        (["--n=4"], "argument '--n=4'"),
+        (
+            ["config=configs/microgeo/base.yaml", "checkpoint=no/such/folder"],
+            "checkpoint=no/such/folder: there is no such",
+        ),
+        (["config=configs/microgeo/base.yaml", "data=no/such.parquet"], "data=no/such.parquet: there is no such file"),
+        (["config=configs/microgeo/base.yaml", "data.val_files=null"], "nothing to evaluate on"),
+        (["config=configs/microgeo/base.yaml", "n=4", "temperature=0"], "set n=1"),
+        (["config=configs/microgeo/base.yaml", "n=0"], "val_override_config.n must be at least 1"),
+        (["compare=one"], "give two folders"),
+        (["compare=one,two"], "no finished evaluation"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_loaded(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["evaluate", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_prints_model_data_and_sampling_and_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    command = (
+        "config=configs/geo3k/base.yaml",
+        "data=hiyouga/geometry3k@test,my/other",
+        "n=8",
+        "top_p=0.9",
+        "dry_run=true",
+    )
+    assert main(["evaluate", *command]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == "model: Qwen/Qwen3-VL-2B-Instruct"
+    assert "data: hiyouga/geometry3k@test, my/other" in shown
+    assert any(
+        line.startswith("sampling: 8 per problem, temperature 1, top_p 0.9, top_k -1, at most 2048") for line in shown
+    )
+    assert shown[-1] == "folder: evaluations/Qwen-Qwen3-VL-2B-Instruct"
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,143 @@
+"""Figures of an evaluation, worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepo.errors import DataError
+from cepo.evaluation.figures import Estimate, benchmark_figures, clustered_mean, macro_average, pass_at_k
+from cepo.evaluation.results import GENERATIONS_FILE, RESULTS_FILE, compare_evaluations
+
+
+def graded(problem: int, correct: bool, *, cluster: str | None = None, **changed: Any) -> dict[str, Any]:
+    row = {
+        "benchmark": "set", "problem_id": str(problem), "cluster": cluster or str(problem), "kind": "numeric", "sample": 0,
+        "ground_truth": "5", "response": "", "answer": "5", "correct": correct, "length": 10, "finished": True, "scores": {},
+    }  # fmt: skip
+    return row | changed
+
+
+def test_3_right_of_4_independent_problems_are_75_percent_with_an_error_of_25() -> None:
+    # sd = sqrt((3 * 0.25^2 + 0.75^2) / 3) = 0.5, over sqrt(4).
+    estimate = clustered_mean([1.0, 1.0, 1.0, 0.0], [1, 2, 3, 4])
+    assert (estimate.mean, estimate.num_clusters) == (0.75, 4)
+    assert estimate.error == pytest.approx(0.25)
+
+
+def test_10_copies_of_each_response_leave_the_error_as_it_was() -> None:
+    values = [1.0, 1.0, 1.0, 0.0]
+    copied = clustered_mean(
+        [value for value in values for _ in range(10)], [each for each in range(4) for _ in range(10)]
+    )
+    assert copied.error == pytest.approx(0.25)
+    naive = clustered_mean([value for value in values for _ in range(10)], range(40))
+    assert naive.error == pytest.approx(math.sqrt(0.1875 / 39))
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=2, max_size=8))
+def test_clusters_of_one_size_give_the_standard_error_of_their_means(groups: list[list[float]]) -> None:
+    means = [sum(group) / 3 for group in groups]
+    centre = sum(means) / len(means)
+    expected = math.sqrt(sum((mean - centre) ** 2 for mean in means) / (len(means) - 1) / len(means))
+    estimate = clustered_mean(
+        [value for group in groups for value in group], [number for number, _ in enumerate(groups) for _ in range(3)]
+    )
+    assert estimate.mean == pytest.approx(centre, abs=1e-12)
+    assert estimate.error == pytest.approx(expected, abs=1e-12)
+
+
+def test_clusters_of_3_and_1_weigh_as_the_residuals_they_hold() -> None:
+    # Mean 0.5; residual sums: 0.5 + 0.5 - 0.5 = 0.5 and -0.5. error^2 = 2 / 1 * (0.25 + 0.25) / 16.
+    estimate = clustered_mean([1.0, 1.0, 0.0, 0.0], ["a", "a", "a", "b"])
+    assert estimate.error == pytest.approx(math.sqrt(2 * 0.5 / 16))
+
+
+def test_a_single_cluster_has_no_error_and_no_value_no_mean() -> None:
+    assert clustered_mean([1.0, 0.0], ["a", "a"]) == Estimate(mean=0.5, error=None, num_clusters=1)
+    with pytest.raises(DataError, match="nothing was graded"):
+        clustered_mean([], [])
+
+
+@pytest.mark.parametrize(
+    ("right", "samples", "k", "chance"),
+    [(1, 4, 1, 0.25), (1, 4, 2, 0.5), (2, 4, 2, 5 / 6), (0, 4, 4, 0.0), (1, 4, 4, 1.0), (3, 4, 2, 1.0)],
+)
+def test_pass_at_k_is_the_chance_that_k_of_the_responses_hold_a_right_one(
+    right: int, samples: int, k: int, chance: float
+) -> None:
+    assert pass_at_k(right, samples, k) == pytest.approx(chance)
+
+
+def test_figures_of_2_problems_with_2_responses_each() -> None:
+    rows = [
+        graded(0, True, length=4),
+        graded(0, False, length=6, finished=False, answer=None),
+        graded(1, False, length=20, kind="choice"),
+        graded(1, False, length=10, kind="choice"),
+    ]
+    figures = benchmark_figures(rows)
+    assert (figures["num_problems"], figures["num_responses"], figures["num_right"]) == (2, 4, 1)
+    assert figures["accuracy"] == {"mean": 0.25, "error": pytest.approx(0.25), "num_clusters": 2}
+    assert {kind: each["mean"] for kind, each in figures["by_kind"].items()} == {"choice": 0.0, "numeric": 0.5}
+    assert figures["response_length"] == {"mean": 10.0, "median": 8.0, "max": 20}
+    assert (figures["share_cut_off"], figures["share_without_answer"]) == (0.25, 0.25)
+    assert {k: each["mean"] for k, each in figures["pass_at_k"].items()} == {"1": 0.25, "2": 0.5}
+    assert "worst_variant" not in figures
+
+
+def test_the_worst_variant_of_each_question_counts_for_a_benchmark_with_variants() -> None:
+    rows = [
+        graded(0, True, cluster="a"),
+        graded(1, True, cluster="a"),
+        graded(2, True, cluster="b"),
+        graded(3, False, cluster="b"),
+    ]
+    figures = benchmark_figures(rows, has_variants=True)
+    assert figures["accuracy"]["mean"] == 0.75
+    assert figures["accuracy"]["num_clusters"] == 2
+    assert figures["worst_variant"]["mean"] == 0.5
+    assert "pass_at_k" not in figures
+
+
+def test_an_average_of_two_benchmarks_has_half_the_root_of_the_squared_errors() -> None:
+    two = [Estimate(mean=0.4, error=0.03, num_clusters=9), Estimate(mean=0.6, error=0.04, num_clusters=9)]
+    assert macro_average(two) == {"mean": 0.5, "error": pytest.approx(0.025), "num_benchmarks": 2}
+    assert macro_average([*two, Estimate(mean=0.5, error=None, num_clusters=1)])["error"] is None
+
+
+def evaluation(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    folder.mkdir()
+    (folder / GENERATIONS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (folder / RESULTS_FILE).write_text("{}", encoding="utf-8")
+    return folder
+
+
+def test_a_paired_difference_drops_what_both_models_share(tmp_path: Path) -> None:
+    # Differences per problem: 0, 0, 1, 0. Their mean is 0.25, their sd 0.5, the error 0.25; unpaired it would be 0.38.
+    first = evaluation(tmp_path / "first", [graded(n, right) for n, right in enumerate([True, False, False, True])])
+    second = evaluation(tmp_path / "second", [graded(n, right) for n, right in enumerate([True, False, True, True])])
+    (paired,) = compare_evaluations(first, second)
+    assert (paired.benchmark, paired.num_problems, paired.first, paired.second) == ("set", 4, 0.5, 0.75)
+    assert paired.difference.mean == 0.25
+    assert paired.difference.error == pytest.approx(0.25)
+    (back,) = compare_evaluations(second, first)
+    assert (back.difference.mean, back.difference.error) == (-0.25, pytest.approx(0.25))
+
+
+def test_evaluations_of_other_problems_are_not_paired(tmp_path: Path) -> None:
+    first = evaluation(tmp_path / "first", [graded(0, True), graded(1, True)])
+    with pytest.raises(DataError, match="of other problems"):
+        compare_evaluations(first, evaluation(tmp_path / "fewer", [graded(0, True)]))
+    with pytest.raises(DataError, match="of other problems"):
+        compare_evaluations(first, evaluation(tmp_path / "other", [graded(0, True), graded(1, True, ground_truth="6")]))
+    with pytest.raises(DataError, match="nothing to compare"):
+        compare_evaluations(first, evaluation(tmp_path / "set2", [graded(0, True, benchmark="set2")]))
+    with pytest.raises(DataError, match="no finished evaluation"):
+        compare_evaluations(first, tmp_path / "nowhere")
