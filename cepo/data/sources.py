@@ -113,12 +113,12 @@ def local_files(source: str) -> tuple[list[Path], str]:
     return files, rows
 
 
-def without_decoding(rows: Any, image_key: str, video_key: str) -> Any:
+def without_decoding(rows: Any, image_key: str, video_key: str | None = None) -> Any:
     """Leaves pictures and videos as bytes: decoding all of them just to read other columns would take minutes."""
     import datasets
 
     for key, kind in ((image_key, datasets.Image), (video_key, datasets.Video)):
-        feature = rows.features.get(key)
+        feature = None if key is None else rows.features.get(key)
         if isinstance(feature, kind):
             rows = rows.cast_column(key, kind(decode=False))
         if isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind):

@@ -114,7 +114,9 @@ def graded_rows(
 def _sample(
     problems: Sequence[Problem], config: RunConfig, processing: Processing, generator: Generator
 ) -> list[list[Generation]]:
-    prompts = [processing.encode(problem.text, processing.load_images(problem.images)) for problem in problems]
+    prompts = [
+        processing.encode(problem.text, processing.load_visuals(problem.images, problem.videos)) for problem in problems
+    ]
     seed = config.worker.rollout.seed
     requests = [
         generation_request(problem, prompt, seed=seed, step=VALIDATION_STEP)
