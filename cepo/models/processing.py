@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ _TEXT_SLOT = "CEPO-TEXT-SLOT-{:03d}"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageInputs:
-    """A prompt's pictures as the vision tower takes them; compared by identity, so that one object is encoded once.
+    """A prompt's pictures as the vision tower takes them; compared by identity.
 
     A video is a row of pictures, one per temporal patch: the tower attends within each of them alone. They stand behind the
     prompt's own pictures.
@@ -62,6 +63,14 @@ class ImageInputs:
             inputs["pixel_values_videos"] = self.pixel_values[num_patches:]
             inputs["video_grid_thw"] = self.grid_thw[self.num_pictures :]
         return inputs
+
+    @cached_property
+    def content_key(self) -> str:
+        """Equal exactly where the pictures are, also in another process."""
+        digest = hashlib.blake2b(self.grid_thw.contiguous().numpy().tobytes(), digest_size=16)
+        digest.update(self.pixel_values.contiguous().numpy().tobytes())
+        digest.update(repr(self.frame_times).encode())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

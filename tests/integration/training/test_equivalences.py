@@ -18,6 +18,8 @@ from cepo.trainer.loop import Trainer
 pytestmark = pytest.mark.heavy
 
 ROW_BY_ROW = [
+    "worker.actor.padding_free=false",
+    "worker.actor.dynamic_batching=false",
     "worker.actor.micro_batch_size_per_device_for_update=1",
     "worker.actor.micro_batch_size_per_device_for_experience=1",
 ]

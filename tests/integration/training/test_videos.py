@@ -194,8 +194,13 @@ def plain_log_probs(model: Any, processing: Processing, row: ScoringRow, visuals
 
 
 @pytest.mark.heavy
-def test_scores_of_padded_rows_with_videos_pictures_and_text_are_a_plain_forwards_to_1e_5(
-    build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
+@pytest.mark.parametrize("padding_free", [True, False], ids=["packed", "padded"])
+def test_scores_of_rows_with_videos_pictures_and_text_are_a_plain_forwards_to_1e_5(
+    build_actor: Callable[..., Actor],
+    tiny_model_folder: Path,
+    tiny_processing: Processing,
+    two: tuple[Video, Video],
+    padding_free: bool,
 ) -> None:
     image = picture(5, (64, 96))
     both, one = asked(tiny_processing, two, image), asked(tiny_processing, two[:1])
@@ -220,7 +225,7 @@ def test_scores_of_padded_rows_with_videos_pictures_and_text_are_a_plain_forward
         id(text): {},
     }
     expected = [plain_log_probs(model, tiny_processing, row, visuals[id(row.context)]) for row in rows]
-    scores = build_actor().score(rows)
+    scores = build_actor(padding_free=padding_free).score(rows)
     assert largest_gap(scores, expected) < 1e-5
     darker = Video(frames=two[0].frames // 2, frame_numbers=two[0].frame_numbers, source_fps=6.0, num_source_frames=12)
     other = ScoringRow(context=asked(tiny_processing, [darker]), response_ids=rows[1].response_ids)
