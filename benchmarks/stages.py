@@ -127,21 +127,26 @@ def matrix_product_flops(work: Callable[[], Any]) -> int:
     return counter.get_total_flops()
 
 
-def compare(actors: dict[str, Actor], contexts: list[list[ScoringRow]], repeats: int) -> dict[str, Any]:
+def compare(
+    actors: dict[str, Actor], contexts: list[list[ScoringRow]], stages: list[str], repeats: int, *, with_flops: bool
+) -> dict[str, Any]:
     """For each stage both paths' medians and the median of their ratios."""
     found: dict[str, Any] = {}
-    for name in STAGES:
+    for name in stages:
         works = {path: stage(actor, name, contexts, packed=path == "packed") for path, actor in actors.items()}
-        flops = {path: matrix_product_flops(work) for path, work in works.items()}  # warms the path up as well
+        flops = {path: matrix_product_flops(work) for path, work in works.items()} if with_flops else {}
         runs = [{path: measured(actors[path], works[path]) for path in PATHS} for _ in range(repeats)]
         found[name] = {
             path: {key: statistics.median(run[path][key] for run in runs) for key in runs[0][path]}
-            | {"matrix_product_flops": flops[path]}
+            | ({"matrix_product_flops": flops[path]} if with_flops else {})
             for path in PATHS
         }
         for key in ("seconds", "wall_seconds", "tokens"):
             found[name][f"{key}_ratio"] = statistics.median(run["packed"][key] / run["padded"][key] for run in runs)
-        found[name]["flops_ratio"] = flops["packed"] / flops["padded"]
+        if with_flops:
+            found[name]["flops_ratio"] = flops["packed"] / flops["padded"]
+    if not {"score student", "score all"} <= set(stages):
+        return found
     extra = {path: found["score all"][path]["seconds"] - found["score student"][path]["seconds"] for path in PATHS}
     found["teachers"] = {path: {"seconds": seconds} for path, seconds in extra.items()}
     found["teachers"]["seconds_ratio"] = extra["packed"] / extra["padded"]
@@ -149,8 +154,8 @@ def compare(actors: dict[str, Actor], contexts: list[list[ScoringRow]], repeats:
 
 
 def largest_gap(actors: dict[str, Actor], contexts: list[list[ScoringRow]]) -> float:
-    """Between the paths' log-probs, in nats."""
-    rows = [row for view in contexts for row in view]
+    """Between the paths' log-probs of some rows of every context, in nats."""
+    rows = [row for view in contexts for row in view[:: max(1, len(view) // 2)]]
     scores = [actors[path].score(rows) for path in PATHS]
     return max(float((one - other).abs().max()) for one, other in zip(*scores, strict=True))
 
@@ -161,19 +166,19 @@ def table(stages: dict[str, Any]) -> str:
         "| stage | padded, s | packed, s | ratio | padded tokens | packed tokens | ratio | ratio of FLOPs |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name in STAGES:
+    for name in (name for name in STAGES if name in stages):
         found = stages[name]
         padded, packed = found["padded"], found["packed"]
+        flops = f"{found['flops_ratio']:.2f}" if "flops_ratio" in found else "not counted"
         lines.append(
             f"| {name} | {padded['seconds']:.2f} | {packed['seconds']:.2f} | {found['seconds_ratio']:.2f} "
             f"| {padded['tokens']:,.0f} | {packed['tokens']:,.0f} | {found['tokens_ratio']:.2f} "
-            f"| {found['flops_ratio']:.2f} |"
+            f"| {flops} |"
         )
-    teachers = stages["teachers"]
-    lines.append(
-        f"| teachers (difference) | {teachers['padded']['seconds']:.2f} | {teachers['packed']['seconds']:.2f} "
-        f"| {teachers['seconds_ratio']:.2f} | | | | |"
-    )
+    if "teachers" in stages:
+        padded, packed = (stages["teachers"][path]["seconds"] for path in PATHS)
+        ratio = stages["teachers"]["seconds_ratio"]
+        lines.append(f"| teachers (difference) | {padded:.2f} | {packed:.2f} | {ratio:.2f} | | | | |")
     return "\n".join(lines)
 
 
@@ -200,6 +205,8 @@ def main() -> int:
     parser.add_argument("--contexts", type=int, default=3, help="the student's and one for each teacher")
     parser.add_argument("--prompt", type=int, help="tokens of the student's prompt; default: the shape's")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of runs")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--no-flops", action="store_true", help="spare one run of everything that counts operations")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/stages_<shape>.json")
     options = parser.parse_args()
@@ -225,8 +232,8 @@ def main() -> int:
         longest = prompt + shape.hint + shape.responses[1]
         actors = {path: build_actor(folder, path, longest) for path in PATHS}
         parameters = sum(parameter.numel() for parameter in actors["packed"].module.parameters())
-        gap = largest_gap(actors, contexts)
-        stages = compare(actors, contexts, options.repeats)
+        gap = largest_gap(actors, contexts)  # warms both up as well
+        stages = compare(actors, contexts, options.stages, options.repeats, with_flops=not options.no_flops)
     sizes = {key: getattr(options, key) for key in ("shape", "groups", "group_size", "contexts", "repeats")}
     record = {
         "sizes": sizes | {"prompt": prompt, "parameters": parameters, "responses": list(shape.responses)},
