@@ -29,8 +29,10 @@ class Estimator(ABC):
 
     `distilled_view`: the view whose whole distribution the update needs, not its log-probs of sampled tokens alone.
     `needs_group`: compares the responses to one prompt, so at least two are needed. `needs_baseline`: reads the reward of a
-    greedy response to each prompt. `needs_values`: reads a critic's values, and returns its targets. `shared_settings`: for
-    settings `algorithm.<key>` that several methods have, the method's own name of it, which wins where both are written.
+    greedy response to each prompt. `needs_values`: reads a critic's values, and returns its targets. `reads_old_log_probs`:
+    the signal of a row depends on `old_log_probs` (for a method with views: of a row with a reference); where it does not,
+    rows whose update starts from the weights that sampled them get no pass for them. `shared_settings`: for settings
+    `algorithm.<key>` that several methods have, the method's own name of it, which wins where both are written.
     `replaced_keys`: for keys of other programs, what is to be written in their place (`cepo.algorithms.replaced`).
 
     A subclass is registered by name, declares its `views` (teacher contexts, in a fixed order) and holds no state between
@@ -44,6 +46,7 @@ class Estimator(ABC):
     needs_group: bool = False  # a class's own, unless its settings decide
     needs_baseline: ClassVar[bool] = False
     needs_values: ClassVar[bool] = False
+    reads_old_log_probs: ClassVar[bool] = True
     shared_settings: ClassVar[Mapping[str, str]] = {}
     replaced_keys: ClassVar[Mapping[str, Callable[[Any], Mapping[str, Any]]]] = {}
 

@@ -33,6 +33,7 @@ class Cepo(EvidenceEstimator):
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     views = ("correct", "wrong")
+    reads_old_log_probs = False
     replaced_keys = {  # noqa: RUF012
         "algorithm.use_cepo": where_set({"algorithm.adv_estimator": "cepo"}),
         "algorithm.cepo_lambda_init": written_as("algorithm.cepo.lambda_init"),

@@ -29,6 +29,7 @@ class Gae(Estimator):
 
     config: Config
     needs_values = True
+    reads_old_log_probs = False
     shared_settings = {"gamma": "gamma", "lam": "gae_lambda"}  # noqa: RUF012
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:

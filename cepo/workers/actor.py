@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import ActorConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
-from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective
+from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective
 from cepo.losses.policy import token_weights
 from cepo.metrics import Metrics, mean_value, merge_metrics
 from cepo.models.processing import Processing
@@ -118,7 +118,8 @@ class Actor:
             values = log_probs if teacher is None else other
             results |= dict(zip(indices, values.float().cpu().split(lengths), strict=True))
             if keep is not None:
-                states |= dict(zip(indices, other.cpu().split(lengths), strict=True))
+                parts = zip(indices, other.cpu().split(lengths), strict=True)
+                states |= {index: part if rows[index].keep_state else part[:0].clone() for index, part in parts}
         if keep is not None:
             keep.keep([states[index] for index in range(len(rows))], self.module)
         reshard(self.module)
@@ -169,24 +170,23 @@ class Actor:
             return None if tensor is None else tensor[indices].to(self.device)
 
         distillation = batch.distillation
+        rows = [batch.rows[index] for index in indices]
+        teachers = self._teachers(batch, indices, [len(row.response_ids) for row in rows])
+        flat, beside = self.module(self.passes.collate(rows), tuple(teachers.values()))
+        given, mask = batch.old_log_probs[indices].to(self.device), batch.response_mask[indices].to(self.device)
+        blank = torch.zeros_like(given)
+        log_probs = blank.masked_scatter(mask, flat)
         terms = ObjectiveTerms(
-            old_log_probs=batch.old_log_probs[indices].to(self.device),
+            old_log_probs=log_probs.detach() if batch.on_policy else given,
             advantages=batch.advantages[indices].to(self.device),
-            response_mask=batch.response_mask[indices].to(self.device),
+            response_mask=mask,
             weight=weights[indices].to(self.device),
             reference_log_probs=here(batch.reference_log_probs),
             divergence_weight=here(None if distillation is None else distillation.token_weight),
         )
-        rows = [batch.rows[index] for index in indices]
-        teachers = self._teachers(batch, indices, [len(row.response_ids) for row in rows])
-        flat, beside = self.module(self.passes.collate(rows), tuple(teachers.values()))
-        blank = torch.zeros_like(terms.old_log_probs)
-        divergences = {
-            name: blank.masked_scatter(terms.response_mask, values)
-            for name, values in zip(teachers, beside, strict=False)
-        }
+        divergences = {name: blank.masked_scatter(mask, values) for name, values in zip(teachers, beside, strict=False)}
         loss, metrics = objective(
-            blank.masked_scatter(terms.response_mask, flat),
+            log_probs,
             terms,
             self._objective,
             teacher_divergence=divergences.get("teacher"),
@@ -194,6 +194,8 @@ class Actor:
             reference_divergence=divergences.get("reference"),
         )
         loss.backward()
+        if batch.on_policy:
+            metrics |= agreement_metrics(given, log_probs.detach(), mask, self.module.temperature)
         return metrics
 
     def _teachers(self, batch: OptimizerBatch, indices: list[int], lengths: list[int]) -> dict[str, TeacherStates]:

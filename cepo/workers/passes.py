@@ -39,6 +39,9 @@ class Passes:
         takes_segments: whether the model can compute packed rows.
         longest_row: tokens of the longest prompt with the longest response; with `dynamic_batching` a pass holds at most
             the micro-batch size times this many tokens. None: a pass holds the micro-batch size of rows.
+
+    Attributes:
+        tokens_computed, tokens_asked: so far, of the passes with padding and of their rows.
     """
 
     def __init__(
@@ -55,7 +58,8 @@ class Passes:
         self._exact = config.fsdp.mp_param_dtype == "fp32"
         self.packed = config.padding_free
         self._checked = False
-        self._computed = self._asked = 0
+        self.tokens_computed = self.tokens_asked = 0
+        self._reported = (0, 0)
         if self.packed and not takes_segments:
             self._pad("a layer of this model is not full causal attention")
 
@@ -75,8 +79,8 @@ class Passes:
         """The rows of one pass on the device."""
         form = collate_packed if self.packed else collate
         batch = form(rows, processing=self._processing, device=self._device)
-        self._computed += batch.input_ids.numel()
-        self._asked += sum(row.num_tokens for row in rows)
+        self.tokens_computed += batch.input_ids.numel()
+        self.tokens_asked += sum(row.num_tokens for row in rows)
         return batch
 
     @torch.no_grad()
@@ -101,7 +105,8 @@ class Passes:
 
     def metrics(self) -> Metrics:
         """Tokens computed since the last call, padding included, and which share of the rows' tokens sharing saved."""
-        computed, asked, self._computed, self._asked = self._computed, self._asked, 0, 0
+        computed, asked = self.tokens_computed - self._reported[0], self.tokens_asked - self._reported[1]
+        self._reported = (self.tokens_computed, self.tokens_asked)
         return {
             "work/tokens_computed": sum_value(computed),
             "work/tokens_saved": fraction(asked - computed, asked),

@@ -195,9 +195,11 @@ def test_the_leak_probe_is_logged_for_a_method_without_teachers(
 
 
 def test_equal_references_on_both_sides_train_as_grpo_does_bit_for_bit(tiny_run: list[str], tmp_path: Path) -> None:
-    same = ["algorithm.adv_estimator=cepo", "algorithm.cepo.negative.source=ground_truth"]
+    # One optimizer batch a step: nothing then depends on log-probs that a pass with other rows has scored.
+    one = "worker.actor.global_batch_size=4"
+    same = [one, "algorithm.adv_estimator=cepo", "algorithm.cepo.negative.source=ground_truth"]
     contrastive = run(tiny_run, *same, folder=tmp_path / "cepo")
-    plain = run(tiny_run, "algorithm.adv_estimator=grpo", folder=tmp_path / "grpo")
+    plain = run(tiny_run, one, "algorithm.adv_estimator=grpo", folder=tmp_path / "grpo")
     assert differing(contrastive.parameters, plain.parameters) == []
     assert all(row["evidence/positive_fraction"] == 0.0 for row in contrastive.metrics)
     assert all(row["work/teacher_rows"] > 0 for row in contrastive.metrics)
