@@ -139,46 +139,15 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
     )
 
 
-def build_backend(
-    config: RunConfig, processing: Processing, estimator: Estimator, total_steps: int, most_images: int
-) -> LocalBackend:
-    """Actor and generator on this process's device."""
+def build_backend(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Backend:
+    """The run's devices: this process's own, or those of a Ray cluster."""
+    if chosen_launcher(config) == "ray":
+        from cepo.runtime.ray import RayBackend
+
+        return RayBackend(config, facts)
     from cepo.runtime.local import LocalBackend
-    from cepo.workers.actor import Actor
-    from cepo.workers.critic import Critic
 
-    actor = Actor(
-        config.worker.actor,
-        processing,
-        temperature=config.worker.rollout.temperature,
-        teacher=estimator.teacher,
-        objective_settings=_objective_settings(config),
-        with_reference=not config.algorithm.disable_kl,
-        total_steps=total_steps,
-        seed=config.trainer.seed,
-    )
-    critic = None
-    if estimator.needs_values:
-        critic = Critic(resolved_critic(config.worker), processing, total_steps=total_steps, seed=config.trainer.seed)
-    return LocalBackend(actor, _generator(config, processing, most_images), critic)
-
-
-def _objective_settings(config: RunConfig) -> ObjectiveSettings:
-    from cepo.losses.objective import ObjectiveSettings
-    from cepo.losses.policy import ClipRange, PolicyLossSettings
-
-    actor, algorithm = config.worker.actor, config.algorithm
-    in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
-    return ObjectiveSettings(
-        loss_type=actor.loss_type,
-        policy=PolicyLossSettings(
-            clip=ClipRange(actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_dual),
-            tau_positive=actor.tau_positive,
-            tau_negative=actor.tau_negative,
-        ),
-        kl_penalty=algorithm.kl_penalty,
-        kl_coefficient=algorithm.kl_coef if in_loss else 0.0,
-    )
+    return LocalBackend(config, facts, processing)
 
 
 def with_embedded_world(config: RunConfig) -> RunConfig:
@@ -234,32 +203,6 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
 
 def _most_images(*problem_sets: ProblemSet | None) -> int:
     return max(problems.most_images for problems in problem_sets if problems is not None)
-
-
-def _generator(config: RunConfig, processing: Processing, most_images: int) -> Generator:
-    from cepo.rollout.factory import build_generator
-    from cepo.workers.distributed import this_device
-
-    rollout, model = config.worker.rollout, config.worker.actor.model
-    length = config.data.max_prompt_length + config.data.max_response_length
-    return build_generator(
-        rollout.name,
-        model_path=model.model_path,
-        dtype=rollout.dtype,
-        device=this_device().type,
-        max_model_len=rollout.max_model_len or length,
-        seed=rollout.seed,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        enforce_eager=rollout.enforce_eager,
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        limit_images=rollout.limit_images or most_images,
-        lora_rank=model.lora.rank,
-        banned_token_ids=processing.banned_token_ids,
-        eos_token_ids=processing.eos_token_ids,
-        trust_remote_code=model.trust_remote_code,
-        show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
-        processing=processing,
-    )
 
 
 def _tracker(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import re
 from pathlib import Path
 
@@ -153,14 +154,48 @@ def _check_validation(config: RunConfig) -> None:
         )
 
 
-def _check_devices(config: RunConfig) -> None:
+def chosen_launcher(config: RunConfig) -> str:
+    """`local` or `ray`: what `trainer.launcher=auto` means for this run's devices."""
     trainer = config.trainer
-    devices = trainer.nnodes * trainer.n_gpus_per_node
-    if devices > 1:
+    if trainer.launcher != "auto":
+        return trainer.launcher
+    return "ray" if num_devices(config) > 1 else "local"
+
+
+def num_devices(config: RunConfig) -> int:
+    """Devices of the whole run: without GPUs, worker processes."""
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node
+
+
+def _check_devices(config: RunConfig) -> None:
+    trainer, devices = config.trainer, num_devices(config)
+    product = f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
+    if devices > 1 and trainer.launcher == "local":
         raise ConfigError(
-            f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node} are {devices} devices: "
-            "the local runtime of this release drives one. Set both to 1."
+            f"{product} are {devices} devices, and trainer.launcher=local drives one, in this process. "
+            "Set trainer.launcher to auto or ray, or both numbers to 1."
         )
+    if chosen_launcher(config) == "ray" and not _is_installed("ray"):
+        raise ConfigError(
+            f"{product} with trainer.launcher={trainer.launcher} need Ray, which is not installed here. Install it with: "
+            "pip install 'ray>=2.50', or set trainer.launcher=local and both numbers to 1."
+        )
+    group = config.worker.rollout.tensor_parallel_size
+    if devices % group:
+        raise ConfigError(
+            f"worker.rollout.tensor_parallel_size={group} does not divide the {devices} devices of {product}. "
+            f"Set it to a divisor of {devices}."
+        )
+    if group > 1:
+        raise ConfigError(
+            f"worker.rollout.tensor_parallel_size={group}: engines that span devices are not part of this release; every "
+            "device runs its own. Set it to 1, and for a model that does not fit lower "
+            "worker.rollout.gpu_memory_utilization or worker.rollout.max_model_len."
+        )
+
+
+def _is_installed(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None
 
 
 def _check_files(config: RunConfig) -> None:
@@ -264,6 +299,7 @@ def plan_lines(config: RunConfig) -> list[str]:
             if actor.optim.lr_warmup_steps is None
             else f"{actor.optim.lr_warmup_steps} warm-up steps"
         ),
+        f"devices: {_devices_in_words(config)}",
         f"run folder: {run_folder(config)}",
     ]
     if _needs_critic(config):
@@ -277,6 +313,17 @@ def plan_lines(config: RunConfig) -> list[str]:
     if rollout.top_p < 1 or rollout.top_k > 0:
         lines.append("note: top_p or top_k truncates the sampled distribution; log-probs are of the whole one")
     return lines
+
+
+def _devices_in_words(config: RunConfig) -> str:
+    trainer, devices = config.trainer, num_devices(config)
+    if chosen_launcher(config) == "local":
+        return "one, in this process"
+    words = f"{devices} ({trainer.nnodes} x {trainer.n_gpus_per_node}), one worker each under Ray"
+    if config.worker.actor.global_batch_size < devices:
+        idle = devices - config.worker.actor.global_batch_size
+        words += f"; an optimizer step's {config.worker.actor.global_batch_size} prompts leave {idle} of them without work"
+    return words
 
 
 def run_folder(config: RunConfig) -> Path:

@@ -214,7 +214,9 @@ class RolloutConfig:
     max_num_batched_tokens: int = option(8192, "Tokens the engine handles in one pass.", minimum=1)
     ignore_eos: bool = option(False, "Generate up to the full length whatever the model says.")
     disable_tqdm: bool = option(False, "Show no progress while generating.")
-    tensor_parallel_size: int = option(1, "Devices that share one engine; this release runs 1.", minimum=1, maximum=1)
+    tensor_parallel_size: int = option(
+        1, "Devices that share one engine: a divisor of all devices; this release runs 1.", minimum=1
+    )
     val_override_config: Mapping[str, Any] = option(
         {},
         "Sampling settings that differ in validation: n, temperature (0: greedy), top_p, top_k.",
@@ -259,9 +261,23 @@ class TrainerConfig:
     logger: list[Literal["console", "file", "tensorboard", "wandb", "mlflow", "swanlab"]] = option(
         ["console", "file"], "Where metrics go; the last three need the extra `trackers`."
     )
-    launcher: Literal["auto", "local"] = option("auto", "Runtime; auto: local.")
+    launcher: Literal["auto", "local", "ray"] = option(
+        "auto", "Where workers run: in this process, or one per device under Ray; auto: ray for more than one device."
+    )
     nnodes: int = option(1, "Machines.", minimum=1)
-    n_gpus_per_node: int = option(1, "Devices per machine.", minimum=1)
+    n_gpus_per_node: int = option(1, "Devices per machine; without GPUs, worker processes per machine.", minimum=1)
+    ray_address: str | None = option(
+        None, "Running Ray cluster to join, `auto` or host:port; null: RAY_ADDRESS, else one is started on this machine."
+    )
+    start_timeout_seconds: float = option(
+        900.0, "Under Ray: how long to wait for devices, and for the workers to load their models.", above=0
+    )
+    stage_timeout_seconds: float = option(
+        3600.0, "Under Ray: a worker that takes longer for one stage of a step hangs, and is restarted.", above=0
+    )
+    max_restarts: int = option(
+        2, "Under Ray: how often a run restarts lost workers and goes on from its last checkpoint.", minimum=0
+    )
     critic_warmup: int = option(0, "Steps in which the critic alone is trained.", minimum=0)
     val_freq: int = option(-1, "Validate every so many steps.", minimum=1, off=-1)
     val_before_train: bool = option(True, "Validate before the first step.")
