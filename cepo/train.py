@@ -11,18 +11,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.config import RunConfig, check_config, dump_config, load_config, resolved_critic, run_folder
-from cepo.errors import CepoError, CheckpointError, ConfigError
+from cepo.config import RunConfig, check_config, chosen_launcher, dump_config, load_config, run_folder
+from cepo.errors import CepoError, CheckpointError, ConfigError, WorkerLostError
 
 if TYPE_CHECKING:
-    from cepo.algorithms import Estimator
     from cepo.data.dataset import ProblemSet
-    from cepo.losses.objective import ObjectiveSettings
-    from cepo.models.processing import Processing
-    from cepo.rollout.base import Generator
-    from cepo.runtime.local import LocalBackend
+    from cepo.models.processing import PictureSource, Processing
+    from cepo.trainer.backend import Backend
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
+    from cepo.workers.worker import WorkerFacts
 
 # Not __name__, which is __main__ under `python3 -m cepo.train`: the plan and what was resumed would not be logged there.
 logger = logging.getLogger("cepo.train")
@@ -72,42 +70,70 @@ def train(config: RunConfig) -> None:
     Raises:
         ConfigError, DataError: before any model is loaded.
         CheckpointError: the checkpoint to resume from does not fit.
+        WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
     signal.signal(signal.SIGTERM, _as_keyboard_interrupt)
     config = with_embedded_world(config)
-    with ExitStack() as stack:
-        trainer = build_trainer(config, stack)
-        trainer.fit()
+    history = RunHistory()
+    while True:
+        try:
+            with ExitStack() as stack:
+                build_trainer(config, stack, history).fit()
+            return
+        except WorkerLostError as error:
+            if chosen_launcher(config) == "local" or history.restarts == config.trainer.max_restarts:
+                raise
+            history.restarts += 1
+            logger.warning("%s", error)
+            logger.warning(
+                "restart %d of %d (trainer.max_restarts): new workers, from the last checkpoint",
+                history.restarts,
+                config.trainer.max_restarts,
+            )
 
 
-def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
-    """Puts a run together, cheap checks first; `stack` closes what has to be closed."""
+@dataclasses.dataclass
+class RunHistory:
+    """What one command has done so far, over the restarts of its workers.
+
+    Attributes:
+        restarts: how often workers were lost and made anew.
+        first_step: the step that the command began with; None until its records are open.
+        first_checkpoint: the checkpoint that it began from.
+    """
+
+    restarts: int = 0
+    first_step: int | None = None
+    first_checkpoint: Path | None = None
+
+
+def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | None = None) -> Trainer:
+    """Puts a run together, cheap checks first; `stack` closes what has to be closed.
+
+    With a `history` whose records are open already, the run goes on from its own last checkpoint.
+    """
     from cepo.algorithms import build_estimator, load_plugin
     from cepo.data.contexts import ContextBuilder
-    from cepo.models.processing import Processing
     from cepo.rewards import RewardPool
     from cepo.tracking.base import check_sinks
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
     from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
+    from cepo.workers.worker import WorkerFacts, load_processing
 
+    history = history or RunHistory()
     check_sinks(config.trainer.logger)
     for plugin in config.trainer.plugins:
         load_plugin(plugin)
     name = config.algorithm.adv_estimator
     estimator = build_estimator(name, config.algorithm.methods.get(name))
-    model = config.worker.actor.model
-    processing = Processing(
-        model.tokenizer_path or model.model_path,
-        trust_remote_code=model.trust_remote_code,
-        chat_template=_read(config.data.override_chat_template),
-    )
+    processing = load_processing(config)
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
     problems, held_out = _problem_sets(config, processing)
     total_steps = _total_steps(config, len(problems))
     store = CheckpointStore(run_folder(config), keep=config.trainer.save_limit, identity=_identity(config))
-    checkpoint = _checkpoint_to_load(config, store)
+    checkpoint = _checkpoint_to_load(config, store, history)
     reward = config.worker.reward
     rewards = stack.enter_context(
         RewardPool(
@@ -117,12 +143,17 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
             timeout_seconds=reward.timeout_seconds,
         )
     )
-    backend = build_backend(config, processing, estimator, total_steps, _most_images(problems, held_out))
+    facts = WorkerFacts.of(estimator, total_steps=total_steps, most_images=_most_images(problems, held_out))
+    backend = build_backend(config, processing, facts, problems[0].picture_source)
     stack.callback(backend.close)
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef)
     if checkpoint is not None:
         state = store.load(checkpoint, backend)
         logger.info("resumed from %s: goes on with step %d of %d", checkpoint, state.step + 1, total_steps)
+    goes_on = checkpoint is not None or history.first_step is not None
+    tracker = _tracker(config, stack, store, total_steps, state.step if goes_on else None)
+    if history.first_step is None:
+        history.first_step, history.first_checkpoint = state.step, checkpoint
     return Trainer(
         config=config,
         problems=problems,
@@ -131,20 +162,23 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
         contexts=contexts,
         backend=backend,
         rewards=rewards,
-        tracker=_tracker(config, stack, store, total_steps, None if checkpoint is None else state.step),
+        tracker=tracker,
         checkpoints=store,
         validator=None if held_out is None else Validator(held_out, config, contexts, processing, rewards),
         total_steps=total_steps,
         state=state,
+        restarts=history.restarts,
     )
 
 
-def build_backend(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Backend:
+def build_backend(
+    config: RunConfig, processing: Processing, facts: WorkerFacts, picture_probe: PictureSource | None
+) -> Backend:
     """The run's devices: this process's own, or those of a Ray cluster."""
     if chosen_launcher(config) == "ray":
         from cepo.runtime.ray import RayBackend
 
-        return RayBackend(config, facts)
+        return RayBackend(config, facts, picture_probe)
     from cepo.runtime.local import LocalBackend
 
     return LocalBackend(config, facts, processing)
@@ -232,7 +266,9 @@ def _tracker(
     return tracker
 
 
-def _checkpoint_to_load(config: RunConfig, store: Any) -> Path | None:
+def _checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHistory) -> Path | None:
+    if history.first_step is not None:
+        return store.find_last(after=history.first_step) or history.first_checkpoint
     if config.trainer.load_checkpoint_path is not None:
         folder = Path(config.trainer.load_checkpoint_path)
         if not folder.is_dir():
@@ -250,10 +286,6 @@ def _identity(config: RunConfig) -> dict[str, Any]:
         "model_path": config.worker.actor.model.model_path,
         "lora_rank": config.worker.actor.model.lora.rank,
     }
-
-
-def _read(path: str | None) -> str | None:
-    return None if path is None else Path(path).read_text(encoding="utf-8")
 
 
 def _as_keyboard_interrupt(*_: object) -> None:

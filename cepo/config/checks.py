@@ -322,7 +322,9 @@ def _devices_in_words(config: RunConfig) -> str:
     words = f"{devices} ({trainer.nnodes} x {trainer.n_gpus_per_node}), one worker each under Ray"
     if config.worker.actor.global_batch_size < devices:
         idle = devices - config.worker.actor.global_batch_size
-        words += f"; an optimizer step's {config.worker.actor.global_batch_size} prompts leave {idle} of them without work"
+        words += (
+            f"; an optimizer step's {config.worker.actor.global_batch_size} prompts leave {idle} of them without work"
+        )
     return words
 
 

@@ -267,7 +267,8 @@ class TrainerConfig:
     nnodes: int = option(1, "Machines.", minimum=1)
     n_gpus_per_node: int = option(1, "Devices per machine; without GPUs, worker processes per machine.", minimum=1)
     ray_address: str | None = option(
-        None, "Running Ray cluster to join, `auto` or host:port; null: RAY_ADDRESS, else one is started on this machine."
+        None,
+        "Running Ray cluster to join, `auto` or host:port; null: RAY_ADDRESS, else one is started on this machine.",
     )
     start_timeout_seconds: float = option(
         900.0, "Under Ray: how long to wait for devices, and for the workers to load their models.", above=0

@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringRow:
-    """A response behind a context. Rows of one prompt share the context object, and with it the pictures."""
+    """A response behind a context. Rows of one prompt share the context object, and with it the pictures.
+
+    `prompt` is the prompt's place in its batch: all its rows, behind whatever context, are worked on by one device.
+    """
 
     context: EncodedPrompt
     response_ids: tuple[int, ...]
+    prompt: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -15,11 +15,12 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.config.schema import DataConfig
-from cepo.data.images import limited_size, load_rgb, verify_image
+from cepo.data.images import limited_size, verify_image
+from cepo.data.pictures import decoded_pictures, pictures_of
 from cepo.data.row_checks import RowChecks, RowRules, check_rows, file_identity, remembered_checks
 from cepo.data.sources import local_files, paths_in, read_source, without_decoding
 from cepo.errors import ConfigError, DataError
-from cepo.models.processing import IMAGE_MARK, Processing
+from cepo.models.processing import IMAGE_MARK, PictureSource, Processing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,6 +52,7 @@ class Problem:
         ground_truth: the reference answer as it stands in the data.
         solution: the worked solution, None where the dataset has none.
         columns: the row's other columns, for reward functions.
+        picture_source: where `images` can be read again; None for a problem that stands in no data set.
     """
 
     prompt_id: str
@@ -59,6 +61,7 @@ class Problem:
     ground_truth: str
     solution: str | None
     columns: dict[str, Any] = field(repr=False)
+    picture_source: PictureSource | None = None
 
 
 class ProblemSet(Sequence[Problem]):
@@ -70,7 +73,7 @@ class ProblemSet(Sequence[Problem]):
     """
 
     def __init__(self, source: str, config: DataConfig, processing: Processing) -> None:
-        self._config, self._processing = config, processing
+        self._source, self._config, self._processing = source, config, processing
         self._template = _format_template(config.format_prompt)
         self._rows = read_source(source, text_columns=(config.prompt_key, config.answer_key))
         for key, name in ((config.prompt_key, "prompt_key"), (config.answer_key, "answer_key")):
@@ -105,9 +108,7 @@ class ProblemSet(Sequence[Problem]):
         row_number = self._usable[index]
         row = dict(self._rows[row_number])
         config = self._config
-        images = tuple(
-            load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels) for value in self._images(row)
-        )
+        images = decoded_pictures(row, config)
         text, answer = self._text(row), plain_text(row.pop(config.answer_key)).strip()
         row.pop(config.image_key, None)
         solution = row.get(config.solution_key)
@@ -118,6 +119,7 @@ class ProblemSet(Sequence[Problem]):
             ground_truth=answer,
             solution=None if solution is None else str(solution),
             columns=row,
+            picture_source=PictureSource(data=self._source, row=row_number),
         )
 
     def __iter__(self) -> Iterator[Problem]:
@@ -126,12 +128,6 @@ class ProblemSet(Sequence[Problem]):
     def _text(self, row: Mapping[str, Any]) -> str:
         question = plain_text(row[self._config.prompt_key])
         return question if self._template is None else self._template.render(content=question)
-
-    def _images(self, row: Mapping[str, Any]) -> list[Any]:
-        value = row.get(self._config.image_key)
-        if value is None or value == "":
-            return []
-        return list(value) if isinstance(value, list | tuple) else [value]
 
     def _check_rows(self, source: str, num_rows: int) -> RowChecks:
         config = self._config
@@ -177,7 +173,7 @@ class ProblemSet(Sequence[Problem]):
             raise DataError(f"column '{config.prompt_key}' is empty")
         if not plain_text(row[config.answer_key]).strip():
             raise DataError(f"column '{config.answer_key}' is empty; a problem without an answer cannot be rewarded")
-        text, images = self._text(row), self._images(row)
+        text, images = self._text(row), pictures_of(row, config)
         if text.count(IMAGE_MARK) != len(images):
             raise DataError(
                 f"{text.count(IMAGE_MARK)} '{IMAGE_MARK}' in the text but {len(images)} pictures; accepted: as many"

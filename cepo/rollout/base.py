@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from cepo.models.processing import PictureSource
+
 from cepo.errors import EngineError
 
 
@@ -35,12 +37,14 @@ class GenerationRequest:
         num_prompt_tokens: the prompt's length once every placeholder is expanded.
         images: RGB pictures, already brought within the data section's pixel limits.
         seed: non-negative; sample i of the prompt is a function of (seed, i) and the weights only.
+        picture_source: where `images` can be read again; None if nowhere.
     """
 
     prompt_ids: tuple[int, ...]
     num_prompt_tokens: int
     images: tuple[Image, ...]
     seed: int
+    picture_source: PictureSource | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

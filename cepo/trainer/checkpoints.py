@@ -65,10 +65,11 @@ class CheckpointStore:
         self._prune(newest=step, best=best)
         return target
 
-    def find_last(self) -> Path | None:
-        """The newest whole checkpoint of this run folder, None if there is none."""
+    def find_last(self, *, after: int = -1) -> Path | None:
+        """The newest whole checkpoint of this run folder, None if there is none of a step later than `after`."""
         whole = self._whole()
-        return whole[max(whole)] if whole else None
+        last = max(whole, default=after)
+        return whole[last] if last > after else None
 
     def load(self, folder: Path, backend: Backend) -> TrainerState:
         """Restores a checkpoint and returns the trainer's part of it.

@@ -39,7 +39,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Trainer:
-    """One run. Steps are 0-based inside and 1-based in everything written: step k is recorded after its update."""
+    """One run. Steps are 0-based inside and 1-based in everything written: step k is recorded after its update.
+
+    `restarts` counts how often this run's workers were lost so far.
+    """
 
     config: RunConfig
     problems: ProblemSet
@@ -53,6 +56,7 @@ class Trainer:
     validator: Validator | None
     total_steps: int
     state: TrainerState
+    restarts: int = 0
 
     def __post_init__(self) -> None:
         self.clock = StageClock()
@@ -262,6 +266,8 @@ class Trainer:
 
     def record(self, batch: RolloutBatch, parts: Sequence[Metrics]) -> None:
         """Writes the step's metrics and some of its rollouts."""
+        if self.restarts:
+            parts = [*parts, {"faults/restarts": sum_value(self.restarts)}]
         self.tracker.log_metrics(batch.step + 1, results(merge_metrics(parts)))
         self.tracker.log_rollouts(group_records(batch, self.processing, self.config.trainer.rollouts_to_log))
 

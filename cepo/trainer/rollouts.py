@@ -94,8 +94,9 @@ class RolloutBatch:
 
     def scoring_row(self, row: int, context: EncodedPrompt | None = None) -> ScoringRow:
         """Row `row` behind the student's prompt, or behind another context."""
-        prompt = context or self.prompts[row // self.group_size]
-        return ScoringRow(context=prompt, response_ids=self.generations[row].response_ids)
+        number = row // self.group_size
+        prompt = context or self.prompts[number]
+        return ScoringRow(context=prompt, response_ids=self.generations[row].response_ids, prompt=number)
 
     def outcome_rewards(self) -> Tensor:
         """(B, T) the outcome reward on the last response token, 0 elsewhere."""

@@ -17,6 +17,7 @@ def generation_request(problem: Problem, prompt: EncodedPrompt, *, seed: int, st
         num_prompt_tokens=len(prompt.token_ids),
         images=problem.images,
         seed=sampling_seed(seed, step, problem.prompt_id),
+        picture_source=problem.picture_source,
     )
 
 

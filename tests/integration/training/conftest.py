@@ -14,8 +14,8 @@ import torch
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.models.processing import Processing
-from cepo.workers.worker import objective_settings
 from cepo.workers.actor import Actor
+from cepo.workers.worker import objective_settings
 
 REWARD = '''
 def parity(samples):
