@@ -24,7 +24,6 @@ class EngineKey:
 
 
 _FSDP1 = "FSDP2 is used, which has no such setting"
-_NO_OFFLOAD = "weights and optimizer state stay on the device; offloading is not used by this release"
 _NO_REFERENCE_MODEL = "no separate reference model is built by this release"
 _NO_VIDEO = "videos are not read by this release"
 _DERIVED = "it follows from other keys"
@@ -37,11 +36,7 @@ _OF_A_TRAINED_MODEL: Mapping[str, EngineKey] = {
     "global_batch_size_per_device": EngineKey(_DERIVED),
     "optim.training_steps": EngineKey(_DERIVED),
     "fsdp.use_orig_params": EngineKey(_FSDP1),
-    "fsdp.enable_cpu_offload": EngineKey(_NO_OFFLOAD),
-    "fsdp.enable_rank0_init": EngineKey("how weights are read is not a setting of this release"),
-    "fsdp.fsdp_size": EngineKey("weights are sharded over all devices"),
     "fsdp.mp_buffer_dtype": EngineKey(_FSDP1),
-    "offload": EngineKey(_NO_OFFLOAD),
 }
 
 ENGINE_KEYS: Mapping[str, EngineKey] = {

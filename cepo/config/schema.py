@@ -131,6 +131,23 @@ class FsdpConfig:
     enable_full_shard: bool = option(
         True, "Free gathered weights after each layer's forward; false: keep them until the backward."
     )
+    enable_cpu_offload: bool = option(
+        False, "Keep weights, gradients and optimizer state in host memory; without effect on a CPU."
+    )
+    enable_rank0_init: bool = option(
+        False, "The first process reads the weights and sends them to the others; false: each reads them."
+    )
+    fsdp_size: int = option(
+        -1, "Devices that weights are sharded over; further ones hold copies of the shards; -1: all.", minimum=1, off=-1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadConfig:
+    """`worker.actor.offload.*` and `worker.critic.offload.*`: what leaves the device while it is not used."""
+
+    offload_params: bool = option(False, "Weights, while responses are sampled; without effect on a CPU.")
+    offload_optimizer: bool = option(False, "Optimizer state, but for updates; without effect on a CPU.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +174,7 @@ class ActorConfig:
     model: ModelConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +210,7 @@ class CriticConfig:
     model: CriticModelConfig = field(default_factory=CriticModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

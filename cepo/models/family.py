@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.errors import ConfigError, EngineError
 from cepo.models.cpu_torch import repair_this_process_and_its_children
+from cepo.models.processing import ImageInputs
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +76,16 @@ def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> N
     if tower is None:
         raise ConfigError(f"{section}.freeze_vision_tower is true, but the model has no vision tower")
     tower.requires_grad_(False)
+
+
+def smallest_picture(config: Any) -> ImageInputs:
+    """A black picture of one image token, for passes that have to run through the vision tower without a picture."""
+    import torch
+
+    vision = config.vision_config
+    merge = vision.spatial_merge_size
+    width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    return ImageInputs(pixel_values=torch.zeros(merge**2, width), grid_thw=torch.tensor([[1, merge, merge]]))
 
 
 def encode_images(model: Any, pixel_values: Tensor, grid_thw: Tensor, order: Sequence[int]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import ActorConfig
@@ -20,8 +19,10 @@ from cepo.models.processing import Processing
 from cepo.rollout.base import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.distillation import KeptStates
-from cepo.workers.distributed import data_parallel_mesh, reshard, this_device
+from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
+from cepo.workers.gathering import GatheredWeights, trained_weights
 from cepo.workers.loading import build_scoring_model
+from cepo.workers.lockstep import Lockstep, RankPass
 from cepo.workers.optimizing import build_optimizer, clipped_step, micro_batches, set_learning_rate, zero_gradients
 from cepo.workers.scoring_model import CollatedRows, TeacherStates, collate
 from cepo.workers.teacher_weights import TeacherWeights
@@ -32,6 +33,10 @@ FULL_KL = DivergenceConfig(kind="reverse_kl")
 
 class Actor:
     """The trained policy under FSDP2 (also with one process), with LoRA or full fine-tuning.
+
+    One per rank. All ranks call the same methods in the same order, each with its own rows, or none; a prompt's rows stay on
+    one rank within a step. What an update changes, and what merging the ranks' metrics gives, are those of one rank with
+    all rows.
 
     Args:
         config: `worker.actor`.
@@ -58,7 +63,14 @@ class Actor:
         self._config, self._processing, self._total_steps = config, processing, total_steps
         self.device = this_device()
         self.module = build_scoring_model(
-            config, mesh=data_parallel_mesh(), device=self.device, temperature=temperature, seed=seed
+            config,
+            mesh=data_parallel_mesh(config.fsdp.fsdp_size),
+            device=self.device,
+            temperature=temperature,
+            seed=seed,
+        )
+        self._lockstep = Lockstep(
+            self.module.base.config, image_token_id=processing.image_token_id, device=self.device
         )
         self.optimizer = build_optimizer(self.module, config.optim)
         self.teacher_weights = TeacherWeights(self.module, teacher)
@@ -98,26 +110,30 @@ class Actor:
         self.module.eval()
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
-        for indices in micro_batches(rows, self._config.micro_batch_size_per_device_for_experience):
-            lengths = [len(rows[index].response_ids) for index in indices]
-            teacher = None if beside is None else beside.states_for(lengths, indices, FULL_KL)
-            log_probs, (other, *_) = self.module(
-                self._collate([rows[index] for index in indices]), () if teacher is None else (teacher,)
-            )
+        size = self._config.micro_batch_size_per_device_for_experience
+        for part in self._lockstep.passes(rows, micro_batches(rows, size)):
+            passing = part.rows(rows)
+            lengths = [len(row.response_ids) for row in passing]
+            teacher = None if beside is None else beside.states_for(lengths, part.places(part.indices), FULL_KL)
+            log_probs, (other, *_) = self.module(self._collate(passing), () if teacher is None else (teacher,))
             values = log_probs if teacher is None else other
-            results |= dict(zip(indices, values.float().cpu().split(lengths), strict=True))
+            # What is beyond the indices is the filler's.
+            results |= dict(zip(part.indices, values.float().cpu().split(lengths), strict=False))
             if keep is not None:
-                states |= dict(zip(indices, other.cpu().split(lengths), strict=True))
+                states |= dict(zip(part.indices, other.cpu().split(lengths), strict=False))
         if keep is not None:
             keep.keep([states[index] for index in range(len(rows))], self.module)
         reshard(self.module)
         return [results[index] for index in range(len(rows))]
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """One optimizer step for each batch, at the learning rate of the 0-based training step."""
+        """One optimizer step for each batch, at the learning rate of the 0-based training step.
+
+        Denominators are totals of all ranks, and so gradients of the ranks add up.
+        """
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
         parts = [self._optimizer_step(batch) for batch in batches]
-        return merge_metrics([*parts, {"actor/lr": mean_value(learning_rate)}])
+        return merge_metrics([*parts, on_first_rank({"actor/lr": mean_value(learning_rate)})])
 
     def finish_step(self, step: int) -> None:
         """Refreshes teacher weights after the update of the 0-based step, and forgets the states kept for it."""
@@ -126,16 +142,17 @@ class Actor:
         self.teacher_weights.after_update(step)
 
     def rollout_weights(self) -> Weights:
-        """The current weights under the names the rollout engine knows: the adapter alone under LoRA, else all."""
-        with_adapter = self._config.model.lora.rank > 0
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=with_adapter)
-        state = get_model_state_dict(self.module, options=options)
-        tensors: Any = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-        if not with_adapter:
-            return FullWeights(tensors=tensors)
+        """The current weights under the names the rollout engine knows: the adapter alone under LoRA, else all.
+
+        Every rank gets all of them. An adapter is whole; full weights are gathered one by one as they are read, which all
+        ranks do together and before the next call.
+        """
+        if self._config.model.lora.rank == 0:
+            return FullWeights(tensors=GatheredWeights(self.module, prefix="model.", device=self.device))
         from peft import get_peft_model_state_dict
 
         peft_model: Any = self.module.model
+        tensors: Any = trained_weights(self.module, prefix="model.", device=self.device)
         return AdapterWeights(
             tensors=get_peft_model_state_dict(peft_model, state_dict=tensors),
             adapter_config=peft_model.peft_config["default"].to_dict(),
@@ -146,11 +163,14 @@ class Actor:
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        parts = [self._accumulate_gradient(batch, weights, indices) for indices in micro_batches(batch.rows, size)]
+        passes = self._lockstep.passes(batch.rows, micro_batches(batch.rows, size))
+        parts = [self._accumulate_gradient(batch, weights, part) for part in passes]
         parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="actor"))
         return merge_metrics(parts)
 
-    def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, indices: list[int]) -> Metrics:
+    def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
+        indices = part.indices
+
         def here(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor[indices].to(self.device)
 
@@ -163,9 +183,12 @@ class Actor:
             reference_log_probs=here(batch.reference_log_probs),
             divergence_weight=here(None if distillation is None else distillation.token_weight),
         )
-        rows = [batch.rows[index] for index in indices]
-        teachers = self._teachers(batch, indices, [len(row.response_ids) for row in rows])
+        rows = part.rows(batch.rows)
+        teachers = self._teachers(batch, part, [len(row.response_ids) for row in rows])
         flat, beside = self.module(self._collate(rows), tuple(teachers.values()))
+        if not indices:
+            flat.sum().mul(0.0).backward()
+            return {}
         blank = torch.zeros_like(terms.old_log_probs)
         divergences = {
             name: blank.masked_scatter(terms.response_mask, values)
@@ -182,14 +205,14 @@ class Actor:
         loss.backward()
         return metrics
 
-    def _teachers(self, batch: OptimizerBatch, indices: list[int], lengths: list[int]) -> dict[str, TeacherStates]:
+    def _teachers(self, batch: OptimizerBatch, part: RankPass, lengths: list[int]) -> dict[str, TeacherStates]:
         """The kept states that the rows diverge from."""
         found: dict[str, TeacherStates | None] = {}
         if batch.distillation is not None:
-            places = [batch.distillation.state_index[index] for index in indices]
+            places = part.places([batch.distillation.state_index[index] for index in part.indices])
             found["teacher"] = self._teacher_states.states_for(lengths, places, batch.distillation.divergence)
         if batch.reference_index is not None:
-            places = [batch.reference_index[index] for index in indices]
+            places = part.places([batch.reference_index[index] for index in part.indices])
             found["reference"] = self._reference_states.states_for(lengths, places, FULL_KL)
         return {name: states for name, states in found.items() if states is not None}
 

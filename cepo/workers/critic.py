@@ -13,8 +13,9 @@ from cepo.losses.policy import token_weights
 from cepo.losses.value import value_loss, value_metrics
 from cepo.metrics import Metrics, fraction, mean_value, merge_metrics
 from cepo.models.processing import Processing
-from cepo.workers.distributed import data_parallel_mesh, reshard, this_device
+from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
 from cepo.workers.loading import build_value_model
+from cepo.workers.lockstep import Lockstep, RankPass
 from cepo.workers.optimizing import build_optimizer, clipped_step, micro_batches, set_learning_rate, zero_gradients
 from cepo.workers.scoring_model import CollatedRows, collate
 
@@ -35,7 +36,10 @@ class Critic:
     def __init__(self, config: CriticConfig, processing: Processing, *, total_steps: int, seed: int) -> None:
         self._config, self._processing, self._total_steps = config, processing, total_steps
         self.device = this_device()
-        self.module = build_value_model(config, processing, mesh=data_parallel_mesh(), device=self.device, seed=seed)
+        mesh = data_parallel_mesh(config.fsdp.fsdp_size)
+        self.module = build_value_model(config, processing, mesh=mesh, device=self.device, seed=seed)
+        model_config = self.module.model.config
+        self._lockstep = Lockstep(model_config, image_token_id=processing.image_token_id, device=self.device)
         self.optimizer = build_optimizer(self.module, config.optim)
 
     @torch.no_grad()
@@ -43,10 +47,12 @@ class Critic:
         """The value before each response token, (response length,) float32 on the CPU, in the order of `rows`."""
         self.module.eval()
         results: dict[int, Tensor] = {}
-        for indices in micro_batches(rows, self._config.micro_batch_size_per_device_for_experience):
-            micro_batch = [rows[index] for index in indices]
-            lengths = [len(row.response_ids) for row in micro_batch]
-            results |= dict(zip(indices, self.module(self._collate(micro_batch)).cpu().split(lengths), strict=True))
+        size = self._config.micro_batch_size_per_device_for_experience
+        for part in self._lockstep.passes(rows, micro_batches(rows, size)):
+            passing = part.rows(rows)
+            lengths = [len(row.response_ids) for row in passing]
+            # What is beyond the indices is the filler's.
+            results |= dict(zip(part.indices, self.module(self._collate(passing)).cpu().split(lengths), strict=False))
         reshard(self.module)
         return [results[index] for index in range(len(rows))]
 
@@ -54,23 +60,28 @@ class Critic:
         """One optimizer step for each batch, at the learning rate of the 0-based training step."""
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
         parts = [self._optimizer_step(batch) for batch in batches]
-        return merge_metrics([*parts, {"critic/lr": mean_value(learning_rate)}])
+        return merge_metrics([*parts, on_first_rank({"critic/lr": mean_value(learning_rate)})])
 
     def _optimizer_step(self, batch: CriticBatch) -> Metrics:
         self.module.train()
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        parts = [self._accumulate_gradient(batch, weights, indices) for indices in micro_batches(batch.rows, size)]
+        passes = self._lockstep.passes(batch.rows, micro_batches(batch.rows, size))
+        parts = [self._accumulate_gradient(batch, weights, part) for part in passes]
         parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="critic"))
         return merge_metrics(parts)
 
-    def _accumulate_gradient(self, batch: CriticBatch, weights: Tensor, indices: list[int]) -> Metrics:
+    def _accumulate_gradient(self, batch: CriticBatch, weights: Tensor, part: RankPass) -> Metrics:
+        indices = part.indices
         mask, old_values, returns, weight = (
             tensor[indices].to(self.device)
             for tensor in (batch.response_mask, batch.old_values, batch.returns, weights)
         )
-        flat = self.module(self._collate([batch.rows[index] for index in indices]))
+        flat = self.module(self._collate(part.rows(batch.rows)))
+        if not indices:
+            flat.sum().mul(0.0).backward()
+            return {}
         values = torch.zeros_like(old_values).masked_scatter(mask, flat)
         clip = self._config.cliprange_value
         loss = (value_loss(values, old_values, returns, clip) * weight).sum()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig, LoraConfig
 from cepo.errors import ConfigError
@@ -130,7 +130,11 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
 
 
 def _shard(root: nn.Module, blocks: list[nn.Module], fsdp: FsdpConfig, mesh: DeviceMesh) -> None:
-    """FSDP2: one group per repeated block, and the rest (embeddings, merger, head) in the root's."""
+    """FSDP2: one group per repeated block, and the rest (embeddings, merger, head) in the root's.
+
+    Each group moves to the mesh's device as it is cut, so that no device holds the whole model. Gradients of the ranks are
+    added up, where FSDP's default is their mean: each rank's loss is its share of a sum with global denominators.
+    """
     policy = MixedPrecisionPolicy(
         param_dtype=family.torch_dtype(fsdp.mp_param_dtype),
         reduce_dtype=family.torch_dtype(fsdp.mp_reduce_dtype),
@@ -138,3 +142,7 @@ def _shard(root: nn.Module, blocks: list[nn.Module], fsdp: FsdpConfig, mesh: Dev
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=fsdp.enable_full_shard)
     fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    for part in root.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)  # gloo can add, and not multiply on the way

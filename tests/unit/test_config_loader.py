@@ -433,10 +433,8 @@ def test_no_module_of_the_config_knows_a_method() -> None:
         ("worker.actor.ulysses_size=1", "not split"),
         ("worker.rollout.disable_log_stats=true", "statistics"),
         ("data.filter_overlong_prompts_workers=4", "one process"),
-        ("worker.actor.offload.offload_params=true", "not used by this release"),
         ("worker.ref.fsdp.enable_cpu_offload=true", "is built by this release"),
         ("worker.critic.model.lora.rank=8", "trains all its weights"),
-        ("worker.critic.offload.offload_optimizer=true", "not used by this release"),
     ],
 )
 def test_a_key_of_easyr1s_engine_is_accepted_with_one_notice(
