@@ -175,6 +175,7 @@ def build_backend(
     config: RunConfig, processing: Processing, facts: WorkerFacts, picture_probe: PictureSource | None
 ) -> Backend:
     """The run's devices: this process's own, or those of a Ray cluster."""
+    facts = dataclasses.replace(facts, update_bytes=_update_bytes(config))
     if chosen_launcher(config) == "ray":
         from cepo.runtime.ray import RayBackend
 
@@ -182,6 +183,19 @@ def build_backend(
     from cepo.runtime.local import LocalBackend
 
     return LocalBackend(config, facts, processing)
+
+
+def _update_bytes(config: RunConfig) -> int:
+    """For the decision whether vLLM sleeps; not estimated where no GPU can be at work."""
+    import torch
+
+    from cepo.doctor.run import estimate_needs
+
+    on_other_machines = chosen_launcher(config) == "ray"
+    if config.worker.rollout.sleep != "auto" or not (torch.cuda.is_available() or on_other_machines):
+        return 0
+    needs = estimate_needs(config, cpu_engine=False)
+    return needs.actor.beyond_weights + (0 if needs.critic is None else needs.critic.beyond_weights)
 
 
 def with_embedded_world(config: RunConfig) -> RunConfig:

@@ -228,6 +228,9 @@ class RolloutConfig:
     dtype: FloatType = option("bf16", "Type the generator computes in.")
     gpu_memory_utilization: float = option(0.6, "vLLM's share of the device's memory.", above=0, maximum=1)
     enforce_eager: bool = option(False, "Do without CUDA graphs.")
+    sleep: Literal["auto", "always", "never"] = option(
+        "auto", "Free vLLM's GPU memory while scoring and updating; auto: where an update would not fit beside it."
+    )
     limit_images: int = option(0, "Images a prompt may have; 0: as many as the data has.", minimum=0)
     max_model_len: int | None = option(None, "Context length of the engine; null: prompt plus response.", minimum=1)
     max_num_batched_tokens: int = option(8192, "Tokens the engine handles in one pass.", minimum=1)

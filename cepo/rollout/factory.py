@@ -6,7 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cepo.errors import ConfigError
 from cepo.rollout.base import Generator
@@ -59,48 +59,43 @@ def build_generator(
     batch_size: int = 64,
     trust_remote_code: bool = False,
     show_progress: bool = False,
+    sleeps: bool = False,
     processing: Processing | None = None,
 ) -> Generator:
     """The generator `name` ("auto", "vllm" or "transformers"), with the settings that concern it.
 
-    `seed`, those from `lora_rank` to `max_num_batched_tokens`, and `show_progress` concern vLLM; `batch_size` and
+    `seed`, those from `lora_rank` to `max_num_batched_tokens`, `show_progress` and `sleeps` concern vLLM; `batch_size` and
     `processing` concern transformers.
 
     Raises:
         ConfigError: see `choose_generator`.
         EngineError: the engine could not start.
     """
+    common: dict[str, Any] = {
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "banned_token_ids": banned_token_ids,
+        "eos_token_ids": eos_token_ids,
+        "trust_remote_code": trust_remote_code,
+    }
     if choose_generator(name, device=device) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
 
         return VllmGenerator(
             model_path,
-            dtype=dtype,
-            max_model_len=max_model_len,
             seed=seed,
-            banned_token_ids=banned_token_ids,
-            eos_token_ids=eos_token_ids,
             gpu_memory_utilization=gpu_memory_utilization,
             enforce_eager=enforce_eager,
             max_num_batched_tokens=max_num_batched_tokens,
             limit_images=limit_images,
             lora_rank=lora_rank,
-            trust_remote_code=trust_remote_code,
             show_progress=show_progress,
+            sleeps=sleeps,
+            **common,
         )
     from cepo.rollout.transformers_generator import TransformersGenerator
 
-    return TransformersGenerator(
-        model_path,
-        dtype=dtype,
-        device=device,
-        banned_token_ids=banned_token_ids,
-        eos_token_ids=eos_token_ids,
-        max_model_len=max_model_len,
-        batch_size=batch_size,
-        trust_remote_code=trust_remote_code,
-        processing=processing,
-    )
+    return TransformersGenerator(model_path, device=device, batch_size=batch_size, processing=processing, **common)
 
 
 def _why_not_vllm(device: str) -> str | None:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig, resolved_critic
+from cepo.config.schema import RolloutConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.policy import ClipRange, PolicyLossSettings
-from cepo.metrics import Metrics
+from cepo.metrics import Metrics, merge_metrics
 from cepo.models.processing import Processing
-from cepo.rollout.base import Generation, GenerationRequest, Generator, SamplingSettings
+from cepo.rollout.base import Generation, GenerationRequest, Generator, OnFinished, SamplingSettings
 from cepo.rollout.factory import build_generator
+from cepo.rollout.sleeping import sleeps_between_phases
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_actor, load_critic, save_actor, save_critic
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +40,14 @@ class WorkerFacts:
         needs_values: whether the method learns from a critic.
         total_steps: horizon of the learning-rate schedules.
         most_images: pictures of the prompt that has the most.
+        update_bytes: estimate of what updates take on a device beyond the weights; 0 where nothing depends on it.
     """
 
     teacher: TeacherConfig
     needs_values: bool
     total_steps: int
     most_images: int
+    update_bytes: int = 0
 
     @classmethod
     def of(cls, estimator: Estimator, *, total_steps: int, most_images: int) -> WorkerFacts:
@@ -80,16 +88,23 @@ class Worker:
         self.generator = _generator(config, facts, processing)
         self.generator_name = self.generator.name
 
-    def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        settings: SamplingSettings,
+        on_finished: OnFinished | None = None,
+    ) -> list[list[Generation]]:
         """Responses to this rank's requests."""
-        return self.generator.generate(requests, settings) if requests else []
+        return self.generator.generate(requests, settings, on_finished) if requests else []
 
     def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
         """See `Actor.score`."""
+        self.generator.rest()
         return self.actor.score(rows, as_teacher=as_teacher, keep_states=keep_states)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
         """See `Actor.score_reference`."""
+        self.generator.rest()
         return self.actor.score_reference(rows, keep_states=keep_states)
 
     def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
@@ -97,15 +112,18 @@ class Worker:
         return self.actor.reference_divergence(rows)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """See `Actor.update`."""
-        return self.actor.update(batches, step=step)
+        """See `Actor.update`; with what the engine counted since the last one."""
+        self.generator.rest()
+        return merge_metrics([self.actor.update(batches, step=step), self.generator.drain_metrics()])
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """See `Critic.values`."""
+        self.generator.rest()
         return self._its_critic.values(rows)
 
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
         """See `Critic.update`."""
+        self.generator.rest()
         return self._its_critic.update(batches, step=step)
 
     def finish_step(self, step: int) -> None:
@@ -182,6 +200,27 @@ def _generator(config: RunConfig, facts: WorkerFacts, processing: Processing) ->
         banned_token_ids=processing.banned_token_ids,
         eos_token_ids=processing.eos_token_ids,
         trust_remote_code=model.trust_remote_code,
+        sleeps=_sleeps(config.worker.rollout, facts),
         show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
         processing=processing,
     )
+
+
+def _sleeps(rollout: RolloutConfig, facts: WorkerFacts) -> bool:
+    """Called with the trained models on the device, before the engine takes its share."""
+    device = this_device()
+    if device.type != "cuda":
+        return False
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    left = free - int(rollout.gpu_memory_utilization * total)
+    sleeps = sleeps_between_phases(rollout.sleep, free_bytes=left, update_bytes=facts.update_bytes)
+    if sleeps:
+        logger.info(
+            "vLLM sleeps while the trainer works (worker.rollout.sleep=%s): beside it %.1f GiB are free, an update may "
+            "take %.1f",
+            rollout.sleep,
+            left / 2**30,
+            facts.update_bytes / 2**30,
+        )
+    return sleeps

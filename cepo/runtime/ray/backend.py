@@ -14,7 +14,7 @@ from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.errors import WorkerLostError
 from cepo.metrics import Metric, Metrics, max_value, mean_value, merge_metrics
 from cepo.models.processing import PictureSource
-from cepo.rollout.base import Generation, GenerationRequest, SamplingSettings
+from cepo.rollout.base import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.ray.cluster import connect, reserve
 from cepo.runtime.ray.ranks import Ranks
@@ -54,7 +54,12 @@ class RayBackend:
         machines = sorted({place.machine for place in self._ranks.places})
         logger.info("%d workers on %s, each with its own %s engine", number, ", ".join(machines), self.generator_name)
 
-    def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        settings: SamplingSettings,
+        on_finished: OnFinished | None = None,
+    ) -> list[list[Generation]]:
         self._begin_step()
         places = dispatch.request_places(requests, settings, self._ranks.number)
         arguments = [(part, settings) for part in dispatch.take(requests, places)]
