@@ -69,9 +69,7 @@ class Actor:
             temperature=temperature,
             seed=seed,
         )
-        self._lockstep = Lockstep(
-            self.module.base.config, image_token_id=processing.image_token_id, device=self.device
-        )
+        self._lockstep = Lockstep(self.module.base.config, image_token_id=processing.image_token_id, device=self.device)
         self.optimizer = build_optimizer(self.module, config.optim)
         self.teacher_weights = TeacherWeights(self.module, teacher)
         self.reference_weights = (

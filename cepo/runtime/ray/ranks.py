@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cepo.config.schema import TrainerConfig
-from cepo.errors import EngineError, WorkerLostError
+from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.runtime.ray.cluster import Reservation, worker_environment
 from cepo.runtime.ray.rank_process import Failure, Meeting, Place, RankProcess
 from cepo.runtime.wire import decode
@@ -85,7 +85,8 @@ class Ranks:
                 num_ranks=self.number,
                 address=address,
                 port=port,
-                timeout_seconds=self._trainer.stage_timeout_seconds,
+                # Longer than the driver waits: its error names who hangs, a collective's only who waited for it.
+                timeout_seconds=self._trainer.stage_timeout_seconds + _GRACE_SECONDS,
             )
             for rank in range(self.number)
         ]
@@ -139,7 +140,7 @@ class Ranks:
                 else:
                     results[rank] = answer
         if failures:
-            raise self._failed(failures, what, hanging=sorted(pending.values()))
+            raise self._failed(failures, what)
         if pending:
             late = ", ".join(self._name(rank) for rank in sorted(pending.values()))
             raise WorkerLostError(
@@ -148,16 +149,16 @@ class Ranks:
             )
         return [results[rank] for rank in range(self.number)]
 
-    def _failed(self, failures: dict[int, Failure], what: str, *, hanging: Sequence[int]) -> Exception:
-        """What to raise for the exceptions of ranks that are alive: the user's own error first."""
+    def _failed(self, failures: dict[int, Failure], what: str) -> CepoError:
+        """What to raise for the exceptions of living ranks: the user's own error first, then that of all ranks alike."""
         for failure in failures.values():
             if failure.error is not None:
                 return failure.error
         rank, failure = min(failures.items())
         message = f"{self._name(rank)} failed while {what}: {failure.message}"
-        if hanging or len(failures) < self.number or "onnection" in failure.message:
-            return WorkerLostError(message)
-        return EngineError(f"{message}\n{failure.details}")
+        if len(failures) == self.number and "onnection" not in failure.message:
+            return EngineError(f"{message}\n{failure.details}")
+        return WorkerLostError(message)
 
     def _lost(self, rank: int, what: str, error: RayError) -> WorkerLostError:
         died = "died" if isinstance(error, RayActorError) else f"does not answer ({type(error).__name__})"

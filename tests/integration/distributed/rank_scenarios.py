@@ -210,9 +210,7 @@ def critic_run(folder: Path, scenario: Scenario, num_steps: int = 2) -> Outcome:
     """As `actor_run`, for the critic."""
     tree = {"fsdp.mp_param_dtype": "fp32", "optim.lr": "1e-3", **scenario.settings}
     arguments = [f"worker.critic.{name}={value}" for name, value in tree.items()]
-    config = load_config(
-        ["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments]
-    )
+    config = load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments])
     processing = Processing(str(folder))
     critic = Critic(resolved_critic(config.worker), processing, total_steps=10, seed=1)
     share, outcome = Share(processing, scenario.share), Outcome()
