@@ -47,6 +47,7 @@ class Ranks:
         self._logs = [self._run_folder / "logs" / f"rank_{rank}.log" for rank in range(self.number)]
         self._places: list[Place] = []
         self._processes: list[Any] = []
+        self._is_built = False
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
         share = reservation.share
         for rank in range(self.number):
@@ -94,7 +95,9 @@ class Ranks:
             process.build.remote(content, meeting)
             for process, content, meeting in zip(self._processes, contents, meetings, strict=True)
         ]
-        return self._answers(calls, what="building the workers", seconds=self._trainer.start_timeout_seconds)
+        answers = self._answers(calls, what="building the workers", seconds=self._trainer.start_timeout_seconds)
+        self._is_built = True
+        return answers
 
     def call(self, method: str, messages: Sequence[bytes], *, what: str) -> list[Any]:
         """Calls a worker method on all ranks; each rank's result.
@@ -140,7 +143,7 @@ class Ranks:
                 else:
                     results[rank] = answer
         if failures:
-            raise self._failed(failures, what)
+            raise self._failed(failures, what, waiting=sorted(pending.values()))
         if pending:
             late = ", ".join(self._name(rank) for rank in sorted(pending.values()))
             raise WorkerLostError(
@@ -149,10 +152,13 @@ class Ranks:
             )
         return [results[rank] for rank in range(self.number)]
 
-    def _failed(self, failures: dict[int, Failure], what: str) -> CepoError:
-        """What to raise for the exceptions of living ranks: the user's own error first, then that of all ranks alike."""
+    def _failed(self, failures: dict[int, Failure], what: str, *, waiting: Sequence[int]) -> CepoError:
+        """What to raise for the exceptions of living ranks: the user's own error first, then that of all ranks alike.
+
+        `waiting` ranks wait for the failed ones in vain, and with them the run cannot go on.
+        """
         for failure in failures.values():
-            if failure.error is not None:
+            if failure.error is not None and (not waiting or not self._is_built):
                 return failure.error
         rank, failure = min(failures.items())
         message = f"{self._name(rank)} failed while {what}: {failure.message}"
