@@ -23,6 +23,9 @@ class LocalBackend:
         self.generator_name = generator.name
 
     def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
+        self._actor.rest()
+        if self._critic is not None:
+            self._critic.rest()
         return self._generator.generate(requests, settings)
 
     def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
