@@ -83,7 +83,10 @@ class Worker:
         self.generator_name = self.generator.name
 
     def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
-        """Responses to this rank's requests."""
+        """Responses to this rank's requests; what is trained may leave the device meanwhile."""
+        self.actor.rest()
+        if self.critic is not None:
+            self.critic.rest()
         return self.generator.generate(requests, settings) if requests else []
 
     def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:

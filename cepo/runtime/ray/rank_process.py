@@ -129,7 +129,7 @@ def _meet(meeting: Meeting) -> None:
     import torch
     import torch.distributed as dist
 
-    from cepo.workers.distributed import this_device
+    from cepo.workers.distributed import process_group_backend, this_device
 
     names: Mapping[str, object] = {
         "RANK": meeting.rank,
@@ -143,7 +143,7 @@ def _meet(meeting: Meeting) -> None:
         torch.cuda.set_device(0)  # Ray shows each worker its own GPU alone
     try:
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if this_device().type == "cuda" else "gloo",
+            process_group_backend(this_device()),
             init_method=f"tcp://{meeting.address}:{meeting.port}",
             rank=meeting.rank,
             world_size=meeting.num_ranks,
