@@ -250,9 +250,7 @@ def resumed_run(folder: Path, name: str, saved: Path, saved_by: int) -> Outcome:
 
 def resumed_runs(folder: Path, saved: Path, names: Sequence[str], saved_by: Sequence[int]) -> dict[str, Outcome]:
     """By scenario and number of ranks that saved."""
-    return {
-        f"{name} {number}": resumed_run(folder, name, saved, number) for name in names for number in saved_by
-    }
+    return {f"{name} {number}": resumed_run(folder, name, saved, number) for name in names for number in saved_by}
 
 
 def actor_step(
