@@ -70,9 +70,7 @@ class Actor:
             temperature=temperature,
             seed=seed,
         )
-        self._lockstep = Lockstep(
-            self.module.base.config, image_token_id=processing.image_token_id, device=self.device
-        )
+        self._lockstep = Lockstep(self.module.base.config, image_token_id=processing.image_token_id, device=self.device)
         self.optimizer = build_optimizer(self.module, config.optim)
         self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
         self.teacher_weights = TeacherWeights(self.module, teacher)
@@ -104,6 +102,7 @@ class Actor:
 
         The rows are those, in that order, whose reference states were kept.
         """
+        self.offload.weights_here()
         return self._pass(rows, beside=self._reference_states)
 
     @torch.no_grad()

@@ -54,7 +54,9 @@ class PhaseOffload:
         self._moves_optimizer = config.offload_optimizer and can_move
         self._weights_away = False
         if (config.offload_params or config.offload_optimizer) and not can_move:
-            why = "the device is the CPU" if device.type == "cpu" else "fsdp.enable_cpu_offload keeps all in host memory"
+            why = (
+                "the device is the CPU" if device.type == "cpu" else "fsdp.enable_cpu_offload keeps all in host memory"
+            )
             logger.warning("offload.offload_params and offload.offload_optimizer have no effect: %s", why)
 
     def weights_here(self) -> None:

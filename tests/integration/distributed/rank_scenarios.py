@@ -250,9 +250,7 @@ def resumed_run(folder: Path, name: str, saved: Path, saved_by: int) -> Outcome:
 
 def resumed_runs(folder: Path, saved: Path, names: Sequence[str], saved_by: Sequence[int]) -> dict[str, Outcome]:
     """By scenario and number of ranks that saved."""
-    return {
-        f"{name} {number}": resumed_run(folder, name, saved, number) for name in names for number in saved_by
-    }
+    return {f"{name} {number}": resumed_run(folder, name, saved, number) for name in names for number in saved_by}
 
 
 def actor_step(
@@ -337,9 +335,7 @@ def critic_run(folder: Path, scenario: Scenario) -> Outcome:
     """As `actor_run`, for the critic."""
     tree = {"fsdp.mp_param_dtype": "fp32", "optim.lr": "1e-3", **scenario.settings}
     arguments = [f"worker.critic.{name}={value}" for name, value in tree.items()]
-    config = load_config(
-        ["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments]
-    )
+    config = load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments])
     processing = Processing(str(folder))
     critic = Critic(resolved_critic(config.worker), processing, total_steps=10, seed=1)
     share, outcome = Share(processing, scenario.share), Outcome(initial=whole_parameters(critic))
