@@ -102,6 +102,7 @@ class Actor:
 
         The rows are those, in that order, whose reference states were kept.
         """
+        self.offload.weights_here()
         return self._pass(rows, beside=self._reference_states)
 
     @torch.no_grad()

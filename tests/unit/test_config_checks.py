@@ -26,6 +26,10 @@ def fault(*arguments: str) -> str:
     [
         (["data.rollout_batch_size=12", "worker.actor.global_batch_size=8"], ["=12", "=8", "1, 2, 3, 4, 6, 12"]),
         (["data.rollout_batch_size=16"], ["global_batch_size=32", "a divisor of 16"]),
+        (
+            ["trainer.n_gpus_per_node=4", "worker.actor.fsdp.fsdp_size=3"],
+            ["worker.actor.fsdp.fsdp_size=3", "4 devices", "a divisor"],
+        ),
         (["worker.rollout.n=1"], ["worker.rollout.n=1", "adv_estimator=grpo", "at least 2"]),
         (["worker.rollout.max_model_len=319"], ["max_model_len=319", "256 + 64 = 320", "at least 320"]),
         (["worker.rollout.max_num_batched_tokens=100"], ["max_num_batched_tokens=100", "320"]),

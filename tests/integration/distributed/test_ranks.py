@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.heavy
 
 NUM_RANKS = (1, 2, 4)
 SCENARIOS = (*ACTORS, *CRITICS)
+Key = TypeVar("Key", str, int)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> R
     return Runs(whole, resumed, saved)
 
 
-def gap(left: Mapping[object, Tensor], right: Mapping[object, Tensor]) -> float:
+def gap(left: Mapping[Key, Tensor], right: Mapping[Key, Tensor]) -> float:
     """Length of the difference as a share of the length of `left`."""
     assert left.keys() == right.keys()
     difference = sum(float((left[name] - right[name]).double().square().sum()) for name in left)
