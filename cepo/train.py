@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cepo.trainer.backend import Backend
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
+    from cepo.trainer.state import TrainerState
     from cepo.workers.worker import WorkerFacts
 
 # Not __name__, which is __main__ under `python3 -m cepo.train`: the plan and what was resumed would not be logged there.
@@ -86,9 +87,10 @@ def train(config: RunConfig) -> None:
             history.restarts += 1
             logger.warning("%s", error)
             logger.warning(
-                "restart %d of %d (trainer.max_restarts): new workers, from the last checkpoint",
+                "restart %d of %d (trainer.max_restarts): %d steps were done; new workers go on from the last checkpoint",
                 history.restarts,
                 config.trainer.max_restarts,
+                0 if history.trainer_state is None else history.trainer_state.step,
             )
 
 
@@ -100,11 +102,23 @@ class RunHistory:
         restarts: how often workers were lost and made anew.
         first_step: the step that the command began with; None until its records are open.
         first_checkpoint: the checkpoint that it began from.
+        trainer_state: of the trainer that ran last, None before the first one.
     """
 
     restarts: int = 0
     first_step: int | None = None
     first_checkpoint: Path | None = None
+    trainer_state: TrainerState | None = None
+
+    def step_to_resume(self, state: TrainerState, checkpoint: Path | None) -> int | None:
+        """The step after which records go on; None for a command that starts from nothing, which sets older ones aside."""
+        return None if checkpoint is None and self.first_step is None else state.step
+
+    def begun(self, state: TrainerState, checkpoint: Path | None) -> None:
+        """A trainer's records are open, and it goes on from `state`."""
+        self.trainer_state = state
+        if self.first_step is None:
+            self.first_step, self.first_checkpoint = state.step, checkpoint
 
 
 def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | None = None) -> Trainer:
@@ -150,10 +164,8 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     if checkpoint is not None:
         state = store.load(checkpoint, backend)
         logger.info("resumed from %s: goes on with step %d of %d", checkpoint, state.step + 1, total_steps)
-    goes_on = checkpoint is not None or history.first_step is not None
-    tracker = _tracker(config, stack, store, total_steps, state.step if goes_on else None)
-    if history.first_step is None:
-        history.first_step, history.first_checkpoint = state.step, checkpoint
+    tracker = _tracker(config, stack, store, total_steps, history.step_to_resume(state, checkpoint))
+    history.begun(state, checkpoint)
     return Trainer(
         config=config,
         problems=problems,

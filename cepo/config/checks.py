@@ -29,6 +29,7 @@ def check_config(config: RunConfig) -> list[str]:
     """
     build_run(plain_tree(config), Origins())
     _check_batches(config)
+    _check_sharding(config)
     _check_lengths(config)
     _check_method(config)
     _check_algorithm(config)
@@ -73,6 +74,19 @@ def _check_batches(config: RunConfig) -> None:
                 f"data.rollout_batch_size={rollout} prompts cannot be split into optimizer steps of "
                 f"worker.{worker}.global_batch_size={update} prompts. Set global_batch_size to a divisor of {rollout}: "
                 f"{', '.join(divisors)}."
+            )
+
+
+def _check_sharding(config: RunConfig) -> None:
+    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    sections = {"actor": config.worker.actor.fsdp}
+    if _needs_critic(config):
+        sections["critic"] = config.worker.critic.fsdp
+    for worker, fsdp in sections.items():
+        if 0 < fsdp.fsdp_size < devices and devices % fsdp.fsdp_size:
+            raise ConfigError(
+                f"worker.{worker}.fsdp.fsdp_size={fsdp.fsdp_size} does not divide the run's {devices} devices "
+                "(trainer.nnodes x trainer.n_gpus_per_node). Set it to a divisor, or to -1 for all of them."
             )
 
 

@@ -73,7 +73,11 @@ class AdapterWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class FullWeights:
-    """All weights under their Hugging Face names; a tied `lm_head.weight` is among them."""
+    """All weights under their Hugging Face names; a tied `lm_head.weight` is among them.
+
+    The mapping may make each tensor as it is read, and reading may be collective: an engine reads them once, in the
+    mapping's order, and keeps none. `len` and the names are free.
+    """
 
     tensors: Mapping[str, Tensor] = field(repr=False)
 

@@ -303,11 +303,15 @@ class TransformersGenerator:
     def _load_full(self, weights: FullWeights) -> None:
         if self._wrapped:
             raise EngineError("this generator already serves an adapter and got full weights; build a new one for them")
-        _check_names("full", set(self._model.state_dict()), set(weights.tensors))
-        try:
-            self._model.load_state_dict(dict(weights.tensors))
-        except RuntimeError as error:
-            raise EngineError(f"the full weights do not fit the model: {error}") from error
+        own = self._model.state_dict()
+        _check_names("full", set(own), set(weights.tensors))
+        for name, tensor in weights.tensors.items():  # one at a time: a mapping may gather each as it is read
+            if tensor.shape != own[name].shape:
+                raise EngineError(
+                    f"the full weights do not fit the model: size mismatch for {name}, {tuple(tensor.shape)} for "
+                    f"{tuple(own[name].shape)}"
+                )
+            own[name].copy_(tensor)
 
 
 def _join(rows: Sequence[_Row], text_config: Any) -> tuple[Any, Tensor]:

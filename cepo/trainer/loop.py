@@ -14,6 +14,7 @@ from cepo.config import RunConfig, resolved_critic
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.order import problem_indices
+from cepo.errors import CheckpointError
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
 from cepo.rewards import RewardPool
@@ -64,6 +65,7 @@ class Trainer:
         self._last_validated = -1
         self._last_val_reward: float | None = None
         self._last_saved = -1
+        self._is_save_missing = False
 
     def fit(self) -> None:
         """Trains from `state.step` to `total_steps`, validating and saving on the way and at the end."""
@@ -79,8 +81,8 @@ class Trainer:
             done = step + 1
             if _due(done, settings.val_freq):
                 self.validate(done)
-            if _due(done, settings.save_freq) and done < self.total_steps:
-                self.save(done)
+            if (_due(done, settings.save_freq) or self._is_save_missing) and done < self.total_steps:
+                self.save_if_possible(done)
         if self.total_steps > self._first_step:
             if settings.val_freq > 0 or settings.val_before_train:
                 self.validate(self.total_steps)
@@ -272,6 +274,15 @@ class Trainer:
         self._last_val_reward = values.get("val/reward")
         self.tracker.log_metrics(done, values)
         self.tracker.log_generations(done, rows)
+
+    def save_if_possible(self, done: int) -> None:
+        """A checkpoint on the way; where it cannot be written the run goes on, and tries again after the next step."""
+        try:
+            self.save(done)
+            self._is_save_missing = False
+        except CheckpointError as error:
+            self._is_save_missing = True
+            logger.error("%s. The run goes on and tries again after the next step", error)
 
     def save(self, done: int) -> None:
         """A checkpoint after `done` steps."""

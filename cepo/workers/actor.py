@@ -23,6 +23,7 @@ from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard,
 from cepo.workers.gathering import GatheredWeights, trained_weights
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.lockstep import Lockstep, RankPass
+from cepo.workers.offload import PhaseOffload
 from cepo.workers.optimizing import build_optimizer, clipped_step, micro_batches, set_learning_rate, zero_gradients
 from cepo.workers.scoring_model import CollatedRows, TeacherStates, collate
 from cepo.workers.teacher_weights import TeacherWeights
@@ -69,10 +70,9 @@ class Actor:
             temperature=temperature,
             seed=seed,
         )
-        self._lockstep = Lockstep(
-            self.module.base.config, image_token_id=processing.image_token_id, device=self.device
-        )
+        self._lockstep = Lockstep(self.module.base.config, image_token_id=processing.image_token_id, device=self.device)
         self.optimizer = build_optimizer(self.module, config.optim)
+        self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
         self.teacher_weights = TeacherWeights(self.module, teacher)
         self.reference_weights = (
             TeacherWeights(self.module, TeacherConfig(source="reference")) if with_reference else None
@@ -86,12 +86,14 @@ class Actor:
         `as_teacher` runs with the teacher's weights; contexts decide everything else. `keep_states` keeps the rows' hidden
         states until the step is finished, for an update that distils from them.
         """
+        self.offload.weights_here()
         with self.teacher_weights.active() if as_teacher else nullcontext():
             return self._pass(rows, keep=self._teacher_states if keep_states else None)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
         """As `score`, with the initial weights (under LoRA: the adapter off); `keep_states` for a KL over the vocabulary."""
         assert self.reference_weights is not None, "no KL penalty was announced"
+        self.offload.weights_here()
         with self.reference_weights.active():
             return self._pass(rows, keep=self._reference_states if keep_states else None)
 
@@ -100,6 +102,7 @@ class Actor:
 
         The rows are those, in that order, whose reference states were kept.
         """
+        self.offload.weights_here()
         return self._pass(rows, beside=self._reference_states)
 
     @torch.no_grad()
@@ -132,7 +135,10 @@ class Actor:
         Denominators are totals of all ranks, and so gradients of the ranks add up.
         """
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
+        self.offload.weights_here()
+        self.offload.optimizer_here()
         parts = [self._optimizer_step(batch) for batch in batches]
+        self.offload.optimizer_away()
         return merge_metrics([*parts, on_first_rank({"actor/lr": mean_value(learning_rate)})])
 
     def finish_step(self, step: int) -> None:
@@ -140,6 +146,10 @@ class Actor:
         self._teacher_states.forget()
         self._reference_states.forget()
         self.teacher_weights.after_update(step)
+
+    def rest(self) -> None:
+        """Frees what `offload` says of the device, before responses are sampled; the next call takes it back."""
+        self.offload.weights_away()
 
     def rollout_weights(self) -> Weights:
         """The current weights under the names the rollout engine knows: the adapter alone under LoRA, else all.

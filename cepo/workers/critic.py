@@ -16,12 +16,13 @@ from cepo.models.processing import Processing
 from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
 from cepo.workers.loading import build_value_model
 from cepo.workers.lockstep import Lockstep, RankPass
+from cepo.workers.offload import PhaseOffload
 from cepo.workers.optimizing import build_optimizer, clipped_step, micro_batches, set_learning_rate, zero_gradients
 from cepo.workers.scoring_model import CollatedRows, collate
 
 
 class Critic:
-    """A value model of its own under FSDP2, all of its weights trained.
+    """A value model of its own under FSDP2, all of its weights trained. One per rank, called as `Actor` is.
 
     Args:
         config: `worker.critic`, its nulls resolved (`cepo.config.resolved_critic`).
@@ -41,10 +42,12 @@ class Critic:
         model_config = self.module.model.config
         self._lockstep = Lockstep(model_config, image_token_id=processing.image_token_id, device=self.device)
         self.optimizer = build_optimizer(self.module, config.optim)
+        self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
 
     @torch.no_grad()
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """The value before each response token, (response length,) float32 on the CPU, in the order of `rows`."""
+        self.offload.weights_here()
         self.module.eval()
         results: dict[int, Tensor] = {}
         size = self._config.micro_batch_size_per_device_for_experience
@@ -59,8 +62,15 @@ class Critic:
     def update(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
         """One optimizer step for each batch, at the learning rate of the 0-based training step."""
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
+        self.offload.weights_here()
+        self.offload.optimizer_here()
         parts = [self._optimizer_step(batch) for batch in batches]
+        self.offload.optimizer_away()
         return merge_metrics([*parts, on_first_rank({"critic/lr": mean_value(learning_rate)})])
+
+    def rest(self) -> None:
+        """As `Actor.rest`."""
+        self.offload.weights_away()
 
     def _optimizer_step(self, batch: CriticBatch) -> Metrics:
         self.module.train()

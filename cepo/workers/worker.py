@@ -10,12 +10,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
 
 from cepo.algorithms import Estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig, resolved_critic
 from cepo.config.schema import RolloutConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
+from cepo.errors import CheckpointError
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.policy import ClipRange, PolicyLossSettings
 from cepo.metrics import Metrics, merge_metrics
@@ -94,7 +96,10 @@ class Worker:
         settings: SamplingSettings,
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
-        """Responses to this rank's requests."""
+        """Responses to this rank's requests; what is trained may leave the device meanwhile."""
+        self.actor.rest()
+        if self.critic is not None:
+            self.critic.rest()
         return self.generator.generate(requests, settings, on_finished) if requests else []
 
     def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
@@ -135,10 +140,21 @@ class Worker:
         self.generator.sync_weights(self.actor.rollout_weights())
 
     def save(self, folder: Path) -> None:
-        """Writes this rank's part of the checkpoint."""
-        save_actor(self.actor, folder / "actor")
-        if self.critic is not None:
-            save_critic(self.critic, folder / "critic")
+        """Writes this rank's part of the checkpoint.
+
+        Raises:
+            CheckpointError: a file cannot be written.
+        """
+        try:
+            save_actor(self.actor, folder / "actor")
+            if self.critic is not None:
+                save_critic(self.critic, folder / "critic")
+        except OSError as error:
+            raise CheckpointError(str(error)) from error
+        except CheckpointException as error:  # what a rank's write raised, told to all ranks; no `Exception`
+            causes = dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
+            # torch's writer buries the system's refusal under an error of its own.
+            raise CheckpointError(f"{'; '.join(causes)} (is there room on the disk?)") from error
 
     def load(self, folder: Path) -> None:
         """Restores it."""

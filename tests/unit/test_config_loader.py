@@ -179,7 +179,7 @@ def test_a_wrong_type_names_key_value_and_what_is_accepted(argument: str, part: 
         ("worker.actor.optim.lr=.inf", "lr must be at least 0, got inf"),
         ("worker.rollout.temperature=0", "must be above 0, got 0.0"),
         ("worker.rollout.gpu_memory_utilization=1.5", "above 0 and at most 1, got 1.5"),
-        ("worker.rollout.tensor_parallel_size=2", "at least 1 and at most 1, got 2"),
+        ("worker.rollout.tensor_parallel_size=0", "at least 1, got 0"),
         ("algorithm.correct_threshold=.nan", "must be a finite number, got nan"),
         ("worker.rollout.val_override_config.n=0", "val_override_config.n must be at least 1, got 0"),
         ("worker.rollout.val_override_config.temprature=1", "Did you mean 'temperature'?"),

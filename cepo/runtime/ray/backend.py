@@ -37,13 +37,13 @@ class RayBackend:
 
     def __init__(self, config: RunConfig, facts: WorkerFacts, picture_probe: PictureSource | None) -> None:
         connect(config.trainer)
-        self._ranks = Ranks(config.trainer, reserve(config.trainer), run_folder(config))
+        self.ranks = Ranks(config.trainer, reserve(config.trainer), run_folder(config))
         self._is_whole = True
-        number = self._ranks.number
+        number = self.ranks.number
         try:
-            answers = self._ranks.build([encode((config, facts, picture_probe))] * number)
+            answers = self.ranks.build([encode((config, facts, picture_probe))] * number)
         except BaseException:
-            self._ranks.end()
+            self.ranks.end()
             raise
         self.generator_name: str = answers[0][0]
         self._senders = [Sender(by_source=reads) for _, reads in answers]
@@ -51,7 +51,7 @@ class RayBackend:
         self._prompts_per_update = config.worker.actor.global_batch_size
         self._kept = dispatch.KeptPlaces({}, {})
         self._bytes, self._tokens = [0] * number, [0] * number
-        machines = sorted({place.machine for place in self._ranks.places})
+        machines = sorted({place.machine for place in self.ranks.places})
         logger.info("%d workers on %s, each with its own %s engine", number, ", ".join(machines), self.generator_name)
 
     def generate(
@@ -61,9 +61,9 @@ class RayBackend:
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
         self._begin_step()
-        places = dispatch.request_places(requests, settings, self._ranks.number)
+        places = dispatch.request_places(requests, settings, self.ranks.number)
         arguments = [(part, settings) for part in dispatch.take(requests, places)]
-        return dispatch.in_order(self._call("generate", arguments), places)
+        return dispatch.in_order(self.call("generate", arguments), places)
 
     def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
         places = self._places(rows)
@@ -84,12 +84,12 @@ class RayBackend:
         return self._pass("values", rows, self._places(rows))
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        parts = dispatch.split_optimizer_batches(batches, self._assignment, self._kept, self._ranks.number)
-        return merge_metrics([*self._call("update", [(part,) for part in parts], step=step), self._work()])
+        parts = dispatch.split_optimizer_batches(batches, self._assignment, self._kept, self.ranks.number)
+        return merge_metrics([*self.call("update", [(part,) for part in parts], step=step), self._work()])
 
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
-        parts = dispatch.split_critic_batches(batches, self._assignment, self._ranks.number)
-        return merge_metrics(self._call("update_critic", [(part,) for part in parts], step=step))
+        parts = dispatch.split_critic_batches(batches, self._assignment, self.ranks.number)
+        return merge_metrics(self.call("update_critic", [(part,) for part in parts], step=step))
 
     def finish_step(self, step: int) -> None:
         self._everywhere("finish_step", step)
@@ -109,11 +109,11 @@ class RayBackend:
                 self._everywhere("close")
             except WorkerLostError as error:
                 logger.warning("while closing: %s", error)
-        self._ranks.end()
+        self.ranks.end()
 
     def _begin_step(self) -> None:
         """Prompts get numbers anew: nothing of the last step's is kept, pictures included."""
-        number = self._ranks.number
+        number = self.ranks.number
         self._assignment = dispatch.Assignment(number, prompts_per_update=self._prompts_per_update)
         self._kept = dispatch.KeptPlaces({}, {})
         for sender in self._senders:
@@ -127,16 +127,16 @@ class RayBackend:
 
     def _pass(self, method: str, rows: Sequence[ScoringRow], places: dispatch.Places, **keywords: Any) -> list[Tensor]:
         arguments = [(part,) for part in dispatch.take(rows, places)]
-        return dispatch.in_order(self._call(method, arguments, **keywords), places)
+        return dispatch.in_order(self.call(method, arguments, **keywords), places)
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
-        return self._call(method, [arguments] * self._ranks.number)
+        return self.call(method, [arguments] * self.ranks.number)
 
-    def _call(self, method: str, arguments: Sequence[tuple[Any, ...]], **keywords: Any) -> list[Any]:
+    def call(self, method: str, arguments: Sequence[tuple[Any, ...]], **keywords: Any) -> list[Any]:
         messages = [sender.encode((part, keywords)) for sender, part in zip(self._senders, arguments, strict=True)]
         self._bytes = [sent + len(message) for sent, message in zip(self._bytes, messages, strict=True)]
         try:
-            return self._ranks.call(method, messages, what=_STAGES.get(method, method))
+            return self.ranks.call(method, messages, what=_STAGES.get(method, method))
         except BaseException:  # ranks may be in the middle of anything: nothing more is asked of them
             self._is_whole = False
             raise
@@ -149,7 +149,7 @@ class RayBackend:
             "work/tokens_scored_per_rank": _mean(self._tokens),
             "work/tokens_scored_max": max_value(max(self._tokens)),
         }
-        self._bytes, self._tokens = [0] * self._ranks.number, [0] * self._ranks.number
+        self._bytes, self._tokens = [0] * self.ranks.number, [0] * self.ranks.number
         return metrics
 
 

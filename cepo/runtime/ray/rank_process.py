@@ -15,6 +15,7 @@ from typing import Any
 
 from cepo.config import RunConfig
 from cepo.errors import CepoError, EngineError
+from cepo.models.cpu_torch import repair_this_process_and_its_children
 from cepo.runtime.wire import Receiver, decode, encode
 from cepo.workers.worker import Worker, load_processing
 
@@ -92,6 +93,7 @@ class RankProcess:
         self._speak_into_log()
         config, facts, probe = decode(content)
         _meet(meeting)
+        _hide_loading_bars()
         processing = load_processing(config)
         self._worker = Worker(config, facts, processing)
         self._receiver, reads = _receiver(config, probe, processing)
@@ -127,7 +129,7 @@ def _meet(meeting: Meeting) -> None:
     import torch
     import torch.distributed as dist
 
-    from cepo.workers.distributed import this_device
+    from cepo.workers.distributed import process_group_backend, this_device
 
     names: Mapping[str, object] = {
         "RANK": meeting.rank,
@@ -141,7 +143,7 @@ def _meet(meeting: Meeting) -> None:
         torch.cuda.set_device(0)  # Ray shows each worker its own GPU alone
     try:
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if this_device().type == "cuda" else "gloo",
+            process_group_backend(this_device()),
             init_method=f"tcp://{meeting.address}:{meeting.port}",
             rank=meeting.rank,
             world_size=meeting.num_ranks,
@@ -152,6 +154,14 @@ def _meet(meeting: Meeting) -> None:
             f"rank {meeting.rank} does not reach rank 0 at {meeting.address}:{meeting.port} ({error}); the machines of a run "
             "must reach each other on all ports, and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names their network"
         ) from error
+
+
+def _hide_loading_bars() -> None:
+    """A log file holds the last words, not the bars that libraries draw."""
+    from transformers.utils import logging as transformers_logging
+
+    repair_this_process_and_its_children()
+    transformers_logging.disable_progress_bar()
 
 
 def _receiver(config: RunConfig, probe: Any, processing: Any) -> tuple[Receiver, bool]:

@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from cepo.config.schema import TrainerConfig
-from cepo.errors import EngineError, WorkerLostError
+from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.runtime.ray.cluster import Reservation, worker_environment
 from cepo.runtime.ray.rank_process import Failure, Meeting, Place, RankProcess
 from cepo.runtime.wire import decode
@@ -47,6 +47,7 @@ class Ranks:
         self._logs = [self._run_folder / "logs" / f"rank_{rank}.log" for rank in range(self.number)]
         self._places: list[Place] = []
         self._processes: list[Any] = []
+        self._is_built = False
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
         share = reservation.share
         for rank in range(self.number):
@@ -85,7 +86,8 @@ class Ranks:
                 num_ranks=self.number,
                 address=address,
                 port=port,
-                timeout_seconds=self._trainer.stage_timeout_seconds,
+                # Longer than the driver waits: its error names who hangs, a collective's only who waited for it.
+                timeout_seconds=self._trainer.stage_timeout_seconds + _GRACE_SECONDS,
             )
             for rank in range(self.number)
         ]
@@ -93,7 +95,9 @@ class Ranks:
             process.build.remote(content, meeting)
             for process, content, meeting in zip(self._processes, contents, meetings, strict=True)
         ]
-        return self._answers(calls, what="building the workers", seconds=self._trainer.start_timeout_seconds)
+        answers = self._answers(calls, what="building the workers", seconds=self._trainer.start_timeout_seconds)
+        self._is_built = True
+        return answers
 
     def call(self, method: str, messages: Sequence[bytes], *, what: str) -> list[Any]:
         """Calls a worker method on all ranks; each rank's result.
@@ -139,7 +143,7 @@ class Ranks:
                 else:
                     results[rank] = answer
         if failures:
-            raise self._failed(failures, what, hanging=sorted(pending.values()))
+            raise self._failed(failures, what, waiting=sorted(pending.values()))
         if pending:
             late = ", ".join(self._name(rank) for rank in sorted(pending.values()))
             raise WorkerLostError(
@@ -148,16 +152,19 @@ class Ranks:
             )
         return [results[rank] for rank in range(self.number)]
 
-    def _failed(self, failures: dict[int, Failure], what: str, *, hanging: Sequence[int]) -> Exception:
-        """What to raise for the exceptions of ranks that are alive: the user's own error first."""
+    def _failed(self, failures: dict[int, Failure], what: str, *, waiting: Sequence[int]) -> CepoError:
+        """What to raise for the exceptions of living ranks: the user's own error first, then that of all ranks alike.
+
+        `waiting` ranks wait for the failed ones in vain, and with them the run cannot go on.
+        """
         for failure in failures.values():
-            if failure.error is not None:
+            if failure.error is not None and (not waiting or not self._is_built):
                 return failure.error
         rank, failure = min(failures.items())
         message = f"{self._name(rank)} failed while {what}: {failure.message}"
-        if hanging or len(failures) < self.number or "onnection" in failure.message:
-            return WorkerLostError(message)
-        return EngineError(f"{message}\n{failure.details}")
+        if len(failures) == self.number and "onnection" not in failure.message:
+            return EngineError(f"{message}\n{failure.details}")
+        return WorkerLostError(message)
 
     def _lost(self, rank: int, what: str, error: RayError) -> WorkerLostError:
         died = "died" if isinstance(error, RayActorError) else f"does not answer ({type(error).__name__})"

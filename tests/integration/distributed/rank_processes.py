@@ -5,17 +5,20 @@ from __future__ import annotations
 import datetime
 import io
 import multiprocessing
+import os
 import queue
 import socket
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-MODULES_OF_A_RANK = ["torch", "torch.distributed.fsdp", "rank_scenarios"]
+MODULES_OF_A_RANK = ["rank_imports"]
 """Imported once, by the server that the ranks are forked from."""
 
 
@@ -33,8 +36,9 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, sec
         context.Process(target=_rank, args=(function, arguments, rank, num_ranks, port, answers), daemon=True)
         for rank in range(num_ranks)
     ]
-    for rank in ranks:
-        rank.start()
+    with _import_path_for_the_server():
+        for rank in ranks:
+            rank.start()
     try:
         return _collected(answers, ranks, seconds)
     finally:
@@ -42,6 +46,20 @@ def run_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, sec
             rank.join(timeout=10)
             if rank.is_alive():
                 rank.kill()
+
+
+@contextmanager
+def _import_path_for_the_server() -> Iterator[None]:
+    """It imports before anything has told it where from, and says nothing where that fails."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
 
 
 def free_port() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +22,10 @@ from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.policy import LossDenominators
 from cepo.metrics import Metrics
 from cepo.models.processing import EncodedPrompt, Processing
-from cepo.rollout.base import AdapterWeights
+from cepo.rollout.base import AdapterWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.actor import Actor
+from cepo.workers.checkpoint import load_actor, save_actor
 from cepo.workers.critic import Critic
 from cepo.workers.gathering import whole_tensor
 
@@ -47,17 +50,68 @@ class Scenario:
     distils: bool = False
     full_reference: bool = False
     loss_type: str = "default"
+    num_steps: int = 1
+    saves: bool = False
+
+
+_SMALL_PASSES = {"micro_batch_size_per_device_for_update": 2, "micro_batch_size_per_device_for_experience": 3}
+ALL_WEIGHTS = "all weights, distilled from a moving average"
+ADAPTER = "an adapter, read by the first rank, with a KL over the vocabulary"
+ACTORS: Mapping[str, Scenario] = {
+    ALL_WEIGHTS: Scenario(
+        settings=_SMALL_PASSES,
+        teacher=TeacherConfig(source="ema", ema_decay=0.5),
+        distils=True,
+        num_steps=2,
+        saves=True,
+    ),
+    "all weights but the vision tower's, gathered until the backward, not recomputed": Scenario(
+        settings={
+            **_SMALL_PASSES,
+            "fsdp.enable_full_shard": False,
+            "model.enable_gradient_checkpointing": False,
+            "model.freeze_vision_tower": True,
+        },
+        share="one empty",
+    ),
+    ADAPTER: Scenario(
+        settings={**_SMALL_PASSES, "model.lora.rank": 4, "fsdp.enable_rank0_init": True, "optim.lr": "1e-3"},
+        teacher=TeacherConfig(source="reference"),
+        share="one empty",
+        full_reference=True,
+        num_steps=2,
+        saves=True,
+    ),
+    "shards over 2 ranks with copies, read by the first rank": Scenario(
+        settings={**_SMALL_PASSES, "fsdp.fsdp_size": 2, "fsdp.enable_rank0_init": True},
+        teacher=TeacherConfig(source="snapshot"),
+        loss_type="gspo",
+    ),
+}
+CRITICS: Mapping[str, Scenario] = {
+    "a critic": Scenario(settings=_SMALL_PASSES, num_steps=2),
+    "a critic read by the first rank, one rank without rows": Scenario(
+        settings={**_SMALL_PASSES, "fsdp.enable_rank0_init": True, "model.enable_gradient_checkpointing": False},
+        share="one empty",
+    ),
+}
 
 
 @dataclass(kw_only=True)
 class Outcome:
     """What a rank found. Scores are by row number; weights and gradients are whole."""
 
+    initial: dict[str, Tensor] = field(default_factory=dict)
     scores: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     metrics: list[Metrics] = field(default_factory=list)
     gradients: list[dict[str, Tensor]] = field(default_factory=list)
     parameters: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
     rollout: dict[str, Tensor] = field(default_factory=dict)
+    most_whole_weights: int = 0
+    drawn: list[float] = field(default_factory=list)
+    refused: Metrics = field(default_factory=dict)
+    refused_changed: list[str] = field(default_factory=list)
 
 
 def all_rows(processing: Processing) -> list[list[ScoringRow]]:
@@ -141,26 +195,89 @@ def build_actor(folder: Path, scenario: Scenario) -> tuple[Actor, Processing]:
     return actor, processing
 
 
-def actor_run(folder: Path, scenario: Scenario, num_steps: int = 2) -> Outcome:
-    """`num_steps` training steps of two optimizer steps each; the gradients are those of each step's last one."""
+def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
+    """Training steps of two optimizer steps each; the gradients are those of each step's last one.
+
+    Scenarios that save do so after their first step. At the end comes an update with an infinite advantage on one rank.
+    """
+    scenario = ACTORS[name]
     actor, processing = build_actor(folder, scenario)
-    share, outcome = Share(processing, scenario.share), Outcome()
-    for step in range(num_steps):
-        batches = _optimizer_batches(actor, processing, share, scenario, outcome, step)
-        outcome.metrics.append(actor.update(batches, step=step))
-        outcome.gradients.append(
-            {
-                name: whole_tensor(parameter.grad).clone()
-                for name, parameter in actor.module.named_parameters()
-                if parameter.grad is not None
-            }
-        )
-        actor.finish_step(step)
+    share, outcome = Share(processing, scenario.share), Outcome(initial=whole_parameters(actor))
+    for step in range(scenario.num_steps):
+        actor_step(actor, processing, share, scenario, outcome, step)
+        if scenario.saves and step == 0:
+            torch.manual_seed(100 + dist.get_rank())
+            save_actor(actor, saved_folder(saved, name, dist.get_world_size()))
+            outcome.drawn = torch.rand(3).tolist()
     outcome.parameters = whole_parameters(actor)
+    outcome.buffers = {name: buffer.clone() for name, buffer in actor.module.named_buffers()}
     weights = actor.rollout_weights()
-    outcome.rollout = {name: tensor.clone() for name, tensor in weights.tensors.items()}
-    assert isinstance(weights, AdapterWeights) == (actor._config.model.lora.rank > 0)
+    assert isinstance(weights, AdapterWeights) == ("model.lora.rank" in scenario.settings)
+    _read(weights, outcome)
+    outcome.refused = actor.update([_infinite(share)], step=scenario.num_steps)
+    after = whole_parameters(actor)
+    outcome.refused_changed = [name for name in after if not torch.equal(after[name], outcome.parameters[name])]
     return outcome
+
+
+def _infinite(share: Share) -> OptimizerBatch:
+    advantages = share.signal(20)
+    if 0 in share.numbers:
+        advantages[share.numbers.index(0), 0] = math.inf
+    return OptimizerBatch(
+        rows=share.rows,
+        old_log_probs=share.signal(10, 0.1) - 6.0,
+        advantages=advantages,
+        response_mask=share.mask,
+        denominators=share.denominators,
+    )
+
+
+def saved_folder(saved: Path, name: str, num_ranks: int) -> Path:
+    return saved / f"{name}, saved by {num_ranks}"
+
+
+def resumed_run(folder: Path, name: str, saved: Path, saved_by: int) -> Outcome:
+    """The second step of a scenario, from the checkpoint that another number of ranks wrote after the first."""
+    scenario = ACTORS[name]
+    actor, processing = build_actor(folder, scenario)
+    load_actor(actor, saved_folder(saved, name, saved_by))
+    outcome = Outcome(drawn=torch.rand(3).tolist())
+    actor_step(actor, processing, Share(processing, scenario.share), scenario, outcome, 1)
+    outcome.parameters = whole_parameters(actor)
+    return outcome
+
+
+def resumed_runs(folder: Path, saved: Path, names: Sequence[str], saved_by: Sequence[int]) -> dict[str, Outcome]:
+    """By scenario and number of ranks that saved."""
+    return {f"{name} {number}": resumed_run(folder, name, saved, number) for name in names for number in saved_by}
+
+
+def actor_step(
+    actor: Actor, processing: Processing, share: Share, scenario: Scenario, outcome: Outcome, step: int
+) -> None:
+    batches = _optimizer_batches(actor, processing, share, scenario, outcome, step)
+    outcome.metrics.append(actor.update(batches, step=step))
+    outcome.gradients.append(whole_gradients(actor))
+    actor.finish_step(step)
+
+
+def _read(weights: Weights, outcome: Outcome) -> None:
+    """As an engine does, which keeps no tensor but its own copy."""
+    lent: list[weakref.ref[Tensor]] = []
+    for name in weights.tensors:
+        tensor = weights.tensors[name]
+        outcome.rollout[name] = tensor.clone()
+        lent.append(weakref.ref(tensor))
+        outcome.most_whole_weights = max(outcome.most_whole_weights, sum(ref() is not None for ref in lent))
+
+
+def whole_gradients(worker: Actor | Critic) -> dict[str, Tensor]:
+    return {
+        name: whole_tensor(parameter.grad).clone()
+        for name, parameter in worker.module.named_parameters()
+        if parameter.grad is not None
+    }
 
 
 def whole_parameters(worker: Actor | Critic) -> dict[str, Tensor]:
@@ -206,17 +323,23 @@ def _optimizer_batches(
     ]
 
 
-def critic_run(folder: Path, scenario: Scenario, num_steps: int = 2) -> Outcome:
+def every_run(folder: Path, saved: Path) -> dict[str, Outcome]:
+    """All scenarios in one process group, and resumed runs from the checkpoints of fewer ranks."""
+    runs = {name: actor_run(folder, name, saved) for name in ACTORS}
+    runs |= {name: critic_run(folder, scenario) for name, scenario in CRITICS.items()}
+    fewer = [number for number in SHARES if number < dist.get_world_size()]
+    return runs | resumed_runs(folder, saved, [ALL_WEIGHTS], fewer)
+
+
+def critic_run(folder: Path, scenario: Scenario) -> Outcome:
     """As `actor_run`, for the critic."""
     tree = {"fsdp.mp_param_dtype": "fp32", "optim.lr": "1e-3", **scenario.settings}
     arguments = [f"worker.critic.{name}={value}" for name, value in tree.items()]
-    config = load_config(
-        ["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments]
-    )
+    config = load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments])
     processing = Processing(str(folder))
     critic = Critic(resolved_critic(config.worker), processing, total_steps=10, seed=1)
-    share, outcome = Share(processing, scenario.share), Outcome()
-    for step in range(num_steps):
+    share, outcome = Share(processing, scenario.share), Outcome(initial=whole_parameters(critic))
+    for step in range(scenario.num_steps):
         values = critic.values(share.rows)
         outcome.scores[f"values {step}"] = share.by_number(values)
         batch = CriticBatch(
@@ -227,10 +350,9 @@ def critic_run(folder: Path, scenario: Scenario, num_steps: int = 2) -> Outcome:
             denominators=share.denominators,
         )
         outcome.metrics.append(critic.update([batch, batch], step=step))
-        outcome.gradients.append(
-            {name: whole_tensor(parameter.grad).clone() for name, parameter in critic.module.named_parameters()}
-        )
+        outcome.gradients.append(whole_gradients(critic))
     outcome.parameters = whole_parameters(critic)
+    outcome.buffers = {name: buffer.clone() for name, buffer in critic.module.named_buffers()}
     return outcome
 
 
