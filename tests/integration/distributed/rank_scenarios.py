@@ -324,11 +324,11 @@ def _optimizer_batches(
 
 
 def every_run(folder: Path, saved: Path) -> dict[str, Outcome]:
-    """All scenarios in one process group, and resumed runs from the checkpoints of fewer ranks."""
+    """All scenarios in one process group, and a resumed run from the checkpoint of half as many ranks."""
     runs = {name: actor_run(folder, name, saved) for name in ACTORS}
     runs |= {name: critic_run(folder, scenario) for name, scenario in CRITICS.items()}
-    fewer = [number for number in SHARES if number < dist.get_world_size()]
-    return runs | resumed_runs(folder, saved, [ALL_WEIGHTS], fewer)
+    half = dist.get_world_size() // 2
+    return runs | resumed_runs(folder, saved, [ALL_WEIGHTS], [half] if half else [])
 
 
 def critic_run(folder: Path, scenario: Scenario) -> Outcome:
