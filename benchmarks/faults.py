@@ -127,11 +127,11 @@ class FaultyRanks(Ranks):
         INJECTOR.before(self, "build")
         return super().build(contents)
 
-    def call(self, method: str, messages: Sequence[bytes], *, what: str) -> list[Any]:
+    def call(self, method: str, messages: Sequence[bytes], *, what: str, **options: Any) -> list[Any]:
         INJECTOR.before(self, method)
         start = time.monotonic()
         try:
-            return super().call(method, messages, what=what)
+            return super().call(method, messages, what=what, **options)
         finally:
             INJECTOR.after(self, method, time.monotonic() - start)
 

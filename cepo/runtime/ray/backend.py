@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,13 @@ class RayBackend:
         self._begin_step()
         places = dispatch.request_places(requests, settings, self.ranks.number)
         arguments = [(part, settings) for part in dispatch.take(requests, places)]
-        return dispatch.in_order(self.call("generate", arguments), places)
+
+        def arrived(rank: int, groups: Sequence[list[Generation]]) -> None:
+            for index, group in zip(places[rank], groups, strict=True):
+                if on_finished is not None:
+                    on_finished(index, group)
+
+        return dispatch.in_order(self.call("generate", arguments, arrived=arrived), places)
 
     def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
         places = self._places(rows)
@@ -132,11 +138,18 @@ class RayBackend:
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
         return self.call(method, [arguments] * self.ranks.number)
 
-    def call(self, method: str, arguments: Sequence[tuple[Any, ...]], **keywords: Any) -> list[Any]:
+    def call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        arrived: Callable[[int, Any], None] | None = None,
+        **keywords: Any,
+    ) -> list[Any]:
+        """Each rank's result of a worker method, with its own arguments and common keywords; see `Ranks.call`."""
         messages = [sender.encode((part, keywords)) for sender, part in zip(self._senders, arguments, strict=True)]
         self._bytes = [sent + len(message) for sent, message in zip(self._bytes, messages, strict=True)]
         try:
-            return self.ranks.call(method, messages, what=_STAGES.get(method, method))
+            return self.ranks.call(method, messages, what=_STAGES.get(method, method), arrived=arrived)
         except BaseException:  # ranks may be in the middle of anything: nothing more is asked of them
             self._is_whole = False
             raise

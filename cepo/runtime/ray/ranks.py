@@ -7,7 +7,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +99,10 @@ class Ranks:
         self._is_built = True
         return answers
 
-    def call(self, method: str, messages: Sequence[bytes], *, what: str) -> list[Any]:
-        """Calls a worker method on all ranks; each rank's result.
+    def call(
+        self, method: str, messages: Sequence[bytes], *, what: str, arrived: Callable[[int, Any], None] | None = None
+    ) -> list[Any]:
+        """Calls a worker method on all ranks; each rank's result, which `arrived` gets with the rank as soon as it is there.
 
         Raises:
             WorkerLostError: a process died, or was not done within `trainer.stage_timeout_seconds`.
@@ -109,7 +111,7 @@ class Ranks:
         calls = [
             process.call.remote(method, message) for process, message in zip(self._processes, messages, strict=True)
         ]
-        return self._answers(calls, what=what, seconds=self._trainer.stage_timeout_seconds)
+        return self._answers(calls, what=what, seconds=self._trainer.stage_timeout_seconds, arrived=arrived)
 
     def end(self) -> None:
         """Ends all processes, also hung ones, and waits until they are gone; the devices are given back."""
@@ -120,7 +122,9 @@ class Ranks:
         self._processes, self._places = [], []
         self._reservation.release()
 
-    def _answers(self, calls: Sequence[Any], *, what: str, seconds: float) -> list[Any]:
+    def _answers(
+        self, calls: Sequence[Any], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
+    ) -> list[Any]:
         deadline = time.monotonic() + seconds
         results: dict[int, Any] = {}
         failures: dict[int, Failure] = {}
@@ -142,6 +146,8 @@ class Ranks:
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
                 else:
                     results[rank] = answer
+                    if arrived is not None:
+                        arrived(rank, answer)
         if failures:
             raise self._failed(failures, what, waiting=sorted(pending.values()))
         if pending:
