@@ -195,16 +195,15 @@ def _check_devices(config: RunConfig) -> None:
             "pip install 'ray>=2.50', or set trainer.launcher=local and both numbers to 1."
         )
     group = config.worker.rollout.tensor_parallel_size
-    if devices % group:
+    if trainer.n_gpus_per_node % group:
         raise ConfigError(
-            f"worker.rollout.tensor_parallel_size={group} does not divide the {devices} devices of {product}. "
-            f"Set it to a divisor of {devices}."
+            f"worker.rollout.tensor_parallel_size={group} does not divide trainer.n_gpus_per_node={trainer.n_gpus_per_node}: "
+            f"the devices of one machine share an engine. Set it to a divisor of {trainer.n_gpus_per_node}."
         )
-    if group > 1:
+    if group > 1 and config.worker.rollout.name == "transformers":
         raise ConfigError(
-            f"worker.rollout.tensor_parallel_size={group}: engines that span devices are not part of this release; every "
-            "device runs its own. Set it to 1, and for a model that does not fit lower "
-            "worker.rollout.gpu_memory_utilization or worker.rollout.max_model_len."
+            f"worker.rollout.tensor_parallel_size={group} with worker.rollout.name=transformers: its engine lives on one "
+            "device. Set it to 1, or worker.rollout.name to vllm."
         )
 
 

@@ -241,7 +241,7 @@ class RolloutConfig:
     ignore_eos: bool = option(False, "Generate up to the full length whatever the model says.")
     disable_tqdm: bool = option(False, "Show no progress while generating.")
     tensor_parallel_size: int = option(
-        1, "Devices that share one engine: a divisor of all devices; this release runs 1.", minimum=1
+        1, "Devices of a machine that share one engine (vLLM): a divisor of n_gpus_per_node.", minimum=1
     )
     val_override_config: Mapping[str, Any] = option(
         {},

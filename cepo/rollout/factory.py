@@ -60,11 +60,12 @@ def build_generator(
     trust_remote_code: bool = False,
     show_progress: bool = False,
     sleeps: bool = False,
+    tensor_parallel_size: int = 1,
     processing: Processing | None = None,
 ) -> Generator:
     """The generator `name` ("auto", "vllm" or "transformers"), with the settings that concern it.
 
-    `seed`, those from `lora_rank` to `max_num_batched_tokens`, `show_progress` and `sleeps` concern vLLM; `batch_size` and
+    `seed`, those from `lora_rank` to `max_num_batched_tokens`, `show_progress`, `sleeps` and `tensor_parallel_size` concern vLLM; `batch_size` and
     `processing` concern transformers.
 
     Raises:
@@ -91,6 +92,7 @@ def build_generator(
             lora_rank=lora_rank,
             show_progress=show_progress,
             sleeps=sleeps,
+            tensor_parallel_size=tensor_parallel_size,
             **common,
         )
     from cepo.rollout.transformers_generator import TransformersGenerator

@@ -71,6 +71,7 @@ class VllmGenerator:
         eos_token_ids: tokens that end a response; they are kept in it.
         trust_remote_code: run the checkpoint's own modelling code.
         show_progress: draw a progress bar.
+        tensor_parallel_size: neighbouring ranks of the process group that serve one engine; all of them get the same calls.
         sleeps: on a GPU, `rest` moves the weights to host memory and frees keys and values; untested.
 
     Raises:
@@ -96,6 +97,7 @@ class VllmGenerator:
         trust_remote_code: bool = False,
         show_progress: bool = False,
         sleeps: bool = False,
+        tensor_parallel_size: int = 1,
     ) -> None:
         banned = sorted(set(banned_token_ids) - set(eos_token_ids))
         if len(banned) > _MAX_BANNED_TOKENS:
@@ -124,6 +126,7 @@ class VllmGenerator:
             "trust_remote_code": trust_remote_code,
             "use_tqdm_on_load": show_progress,
             "enable_sleep_mode": self._sleeps,
+            "tensor_parallel_size": tensor_parallel_size,
         }
         if self._draws_itself:
             options["logits_processors"] = ["cepo.rollout.vllm_sampling:SeededDraws"]

@@ -217,6 +217,7 @@ def _generator(config: RunConfig, facts: WorkerFacts, processing: Processing) ->
         eos_token_ids=processing.eos_token_ids,
         trust_remote_code=model.trust_remote_code,
         sleeps=_sleeps(config.worker.rollout, facts),
+        tensor_parallel_size=rollout.tensor_parallel_size,
         show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
         processing=processing,
     )

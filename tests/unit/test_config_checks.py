@@ -35,8 +35,11 @@ def fault(*arguments: str) -> str:
         (["worker.rollout.max_num_batched_tokens=100"], ["max_num_batched_tokens=100", "320"]),
         (["data.min_pixels=10", "data.max_pixels=9"], ["data.min_pixels=10", "data.max_pixels=9"]),
         (["trainer.n_gpus_per_node=2", "trainer.launcher=local"], ["2 devices", "drives one", "both numbers to 1"]),
-        (["trainer.n_gpus_per_node=4", "worker.rollout.tensor_parallel_size=3"], ["=3 does not divide the 4 devices"]),
-        (["trainer.n_gpus_per_node=2", "worker.rollout.tensor_parallel_size=2"], ["span devices", "Set it to 1"]),
+        (["trainer.n_gpus_per_node=4", "worker.rollout.tensor_parallel_size=3"], ["=3 does not divide", "=4"]),
+        (
+            ["trainer.n_gpus_per_node=2", "worker.rollout.tensor_parallel_size=2", "worker.rollout.name=transformers"],
+            ["tensor_parallel_size=2", "on one device", "Set it to 1"],
+        ),
         (["data.val_files=null"], ["trainer.val_before_train=true", "Set data.val_files"]),
         (["data.val_files=null", "trainer.val_before_train=false", "trainer.val_freq=5"], ["trainer.val_freq=5"]),
         (["data.val_files=null", "trainer.val_before_train=false", "trainer.val_only=true"], ["trainer.val_only=true"]),

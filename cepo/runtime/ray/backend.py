@@ -48,11 +48,13 @@ class RayBackend:
         self.generator_name: str = answers[0][0]
         self._senders = [Sender(by_source=reads) for _, reads in answers]
         self._assignment = dispatch.Assignment(number, prompts_per_update=config.worker.actor.global_batch_size)
+        self._ranks_per_engine = config.worker.rollout.tensor_parallel_size
         self._prompts_per_update = config.worker.actor.global_batch_size
         self._kept = dispatch.KeptPlaces({}, {})
         self._bytes, self._tokens = [0] * number, [0] * number
-        machines = sorted({place.machine for place in self.ranks.places})
-        logger.info("%d workers on %s, each with its own %s engine", number, ", ".join(machines), self.generator_name)
+        machines, size = sorted({place.machine for place in self.ranks.places}), self._ranks_per_engine
+        shared = "each with its own" if size == 1 else f"each {size} sharing a"
+        logger.info("%d workers on %s, %s %s engine", number, ", ".join(machines), shared, self.generator_name)
 
     def generate(
         self,
@@ -61,15 +63,16 @@ class RayBackend:
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
         self._begin_step()
-        places = dispatch.request_places(requests, settings, self.ranks.number)
-        arguments = [(part, settings) for part in dispatch.take(requests, places)]
+        size = self._ranks_per_engine
+        places = dispatch.request_places(requests, settings, self.ranks.number // size)
+        arguments = [(part, settings) for part in dispatch.take(requests, places) for _ in range(size)]
 
         def arrived(rank: int, groups: Sequence[list[Generation]]) -> None:
-            for index, group in zip(places[rank], groups, strict=True):
-                if on_finished is not None:
+            if on_finished is not None and rank % size == 0:
+                for index, group in zip(places[rank // size], groups, strict=True):
                     on_finished(index, group)
 
-        return dispatch.in_order(self.call("generate", arguments, arrived=arrived), places)
+        return dispatch.in_order(self.call("generate", arguments, arrived=arrived)[::size], places)
 
     def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
         places = self._places(rows)

@@ -98,6 +98,16 @@ def test_vllm_on_2_workers_trains_on_after_a_worker_was_killed_with_every_step_a
     assert all(row["work/teacher_rows"] > 0 for row in rows)
 
 
+def test_an_engine_that_2_workers_share_samples_what_one_process_samples(tiny_run: list[str], tmp_path: Path) -> None:
+    options = [*TWO_TEACHERS, "trainer.max_steps=1"]
+    here = run(tiny_run, *options, folder=tmp_path / "local")
+    shared = ["worker.rollout.name=vllm", "worker.rollout.tensor_parallel_size=2"]
+    train(config_of(tiny_run, *options, *TWO_WORKERS, *shared, folder=tmp_path / "shared"))
+    assert responses(tmp_path / "shared") == responses(here.folder)
+    (row,) = json_lines(tmp_path / "shared" / "metrics.jsonl")
+    assert row["rollout/log_prob_gap_max"] < 1e-4
+
+
 def test_a_rank_that_hangs_is_found_by_the_time_limit_and_without_restarts_left_the_run_ends(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
