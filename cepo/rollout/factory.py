@@ -65,8 +65,8 @@ def build_generator(
 ) -> Generator:
     """The generator `name` ("auto", "vllm" or "transformers"), with the settings that concern it.
 
-    `seed`, those from `lora_rank` to `max_num_batched_tokens`, `show_progress`, `sleeps` and `tensor_parallel_size` concern vLLM; `batch_size` and
-    `processing` concern transformers.
+    `seed`, those from `lora_rank` to `max_num_batched_tokens`, `show_progress`, `sleeps` and `tensor_parallel_size` concern
+    vLLM; `batch_size` and `processing` concern transformers.
 
     Raises:
         ConfigError: see `choose_generator`.

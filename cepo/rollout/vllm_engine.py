@@ -112,8 +112,7 @@ class VllmGenerator:
         self._draws_itself = without_gpu()
         self._show_progress = show_progress
         self._sleeps = sleeps and not self._draws_itself
-        self._is_asleep = False
-        self._adapter_id = 0
+        self._is_asleep, self._adapter_id = False, 0
         options: dict[str, Any] = {
             "model": str(model_path),
             "dtype": _vllm_dtype(dtype),
