@@ -30,6 +30,10 @@ class EngineError(CepoError, RuntimeError):
     """A model or rollout engine failed, or cannot run on this machine."""
 
 
+class WorkerLostError(EngineError):
+    """A worker died or hangs. The run can go on from its last checkpoint with new workers."""
+
+
 def require(condition: bool, name: str, value: object, accepted: str) -> None:
     """Raises `ConfigError` naming the setting, its value and what is accepted, unless `condition` holds."""
     if not condition:

@@ -233,11 +233,14 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     config, processing, tasks = _prepared(plan)
     benchmarks: dict[str, Any] = {}
     plan.out.mkdir(parents=True, exist_ok=True)
-    most_images = max(1, *(task.problems.most_images for task in tasks))
+    most_visuals = (
+        max(1, *(task.problems.most_images for task in tasks)),
+        max(task.problems.most_videos for task in tasks),
+    )
     with contextlib.ExitStack() as stack:
         functions = {task.reward_function: task for task in tasks}
         pools = {name: stack.enter_context(reward_pool(task, config)) for name, task in functions.items()}
-        generator = stack.enter_context(engine(config, processing, plan.actor, most_images))
+        generator = stack.enter_context(engine(config, processing, plan.actor, most_visuals))
         file = stack.enter_context(contextlib.closing(LineFile(plan.out / GENERATIONS_FILE)))
         for task in tasks:
             logger.info("%s: %d problems from %s", task.name, len(task.problems), task.source)

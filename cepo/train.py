@@ -11,18 +11,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.config import RunConfig, check_config, dump_config, load_config, resolved_critic, run_folder
-from cepo.errors import CepoError, CheckpointError, ConfigError
+from cepo.config import RunConfig, check_config, chosen_launcher, dump_config, load_config, run_folder
+from cepo.errors import CepoError, CheckpointError, ConfigError, WorkerLostError
 
 if TYPE_CHECKING:
-    from cepo.algorithms import Estimator
     from cepo.data.dataset import ProblemSet
-    from cepo.losses.objective import ObjectiveSettings
-    from cepo.models.processing import Processing
-    from cepo.rollout.base import Generator
-    from cepo.runtime.local import LocalBackend
+    from cepo.models.processing import PictureSource, Processing
+    from cepo.trainer.backend import Backend
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
+    from cepo.trainer.state import TrainerState
+    from cepo.workers.worker import WorkerFacts
 
 # Not __name__, which is __main__ under `python3 -m cepo.train`: the plan and what was resumed would not be logged there.
 logger = logging.getLogger("cepo.train")
@@ -72,41 +71,82 @@ def train(config: RunConfig) -> None:
     Raises:
         ConfigError, DataError: before any model is loaded.
         CheckpointError: the checkpoint to resume from does not fit.
+        WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
     signal.signal(signal.SIGTERM, _as_keyboard_interrupt)
     config = with_embedded_world(config)
-    with ExitStack() as stack:
-        trainer = build_trainer(config, stack)
-        trainer.fit()
+    history = RunHistory()
+    while True:
+        try:
+            with ExitStack() as stack:
+                build_trainer(config, stack, history).fit()
+            return
+        except WorkerLostError as error:
+            if chosen_launcher(config) == "local" or history.restarts == config.trainer.max_restarts:
+                raise
+            history.restarts += 1
+            logger.warning("%s", error)
+            logger.warning(
+                "restart %d of %d (trainer.max_restarts): %d steps were done; new workers go on from the last checkpoint",
+                history.restarts,
+                config.trainer.max_restarts,
+                0 if history.trainer_state is None else history.trainer_state.step,
+            )
 
 
-def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
-    """Puts a run together, cheap checks first; `stack` closes what has to be closed."""
+@dataclasses.dataclass
+class RunHistory:
+    """What one command has done so far, over the restarts of its workers.
+
+    Attributes:
+        restarts: how often workers were lost and made anew.
+        first_step: the step that the command began with; None until its records are open.
+        first_checkpoint: the checkpoint that it began from.
+        trainer_state: of the trainer that ran last, None before the first one.
+    """
+
+    restarts: int = 0
+    first_step: int | None = None
+    first_checkpoint: Path | None = None
+    trainer_state: TrainerState | None = None
+
+    def step_to_resume(self, state: TrainerState, checkpoint: Path | None) -> int | None:
+        """The step after which records go on; None for a command that starts from nothing, which sets older ones aside."""
+        return None if checkpoint is None and self.first_step is None else state.step
+
+    def begun(self, state: TrainerState, checkpoint: Path | None) -> None:
+        """A trainer's records are open, and it goes on from `state`."""
+        self.trainer_state = state
+        if self.first_step is None:
+            self.first_step, self.first_checkpoint = state.step, checkpoint
+
+
+def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | None = None) -> Trainer:
+    """Puts a run together, cheap checks first; `stack` closes what has to be closed.
+
+    With a `history` whose records are open already, the run goes on from its own last checkpoint.
+    """
     from cepo.algorithms import build_estimator, load_plugin
     from cepo.data.contexts import ContextBuilder
-    from cepo.models.processing import Processing
     from cepo.rewards import RewardPool
     from cepo.tracking.base import check_sinks
     from cepo.trainer.loop import Trainer
     from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
+    from cepo.workers.worker import WorkerFacts, load_processing
 
+    history = history or RunHistory()
     check_sinks(config.trainer.logger)
     for plugin in config.trainer.plugins:
         load_plugin(plugin)
     name = config.algorithm.adv_estimator
     estimator = build_estimator(name, config.algorithm.methods.get(name))
-    model = config.worker.actor.model
-    processing = Processing(
-        model.tokenizer_path or model.model_path,
-        trust_remote_code=model.trust_remote_code,
-        chat_template=_read(config.data.override_chat_template),
-    )
+    processing = load_processing(config)
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
     problems, held_out = _problem_sets(config, processing)
     total_steps = _total_steps(config, len(problems))
     store = checkpoint_store(config)
-    checkpoint = checkpoint_to_load(config, store)
+    checkpoint = checkpoint_to_load(config, store, history)
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
     reward = config.worker.reward
     rewards = stack.enter_context(
@@ -118,11 +158,14 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
         )
     )
     store.require_writable()  # last of the checks: a run that is refused leaves no folder
-    backend = build_backend(config, processing, estimator, total_steps, _most_visuals(problems, held_out))
+    facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=_most_visuals(problems, held_out))
+    backend = build_backend(config, processing, facts, problems[0].picture_source)
     stack.callback(backend.close)
     if checkpoint is not None:
         backend.load(checkpoint)
         logger.info("resumed from %s: goes on with step %d of %d", checkpoint, state.step + 1, total_steps)
+    tracker = _tracker(config, stack, store, total_steps, history.step_to_resume(state, checkpoint))
+    history.begun(state, checkpoint)
     return Trainer(
         config=config,
         problems=problems,
@@ -131,59 +174,40 @@ def build_trainer(config: RunConfig, stack: ExitStack) -> Trainer:
         contexts=contexts,
         backend=backend,
         rewards=rewards,
-        tracker=_tracker(config, stack, store, total_steps, None if checkpoint is None else state.step),
+        tracker=tracker,
         checkpoints=store,
         validator=None if held_out is None else Validator(held_out, config, contexts, processing, rewards),
         total_steps=total_steps,
         state=state,
+        restarts=history.restarts,
     )
 
 
 def build_backend(
-    config: RunConfig, processing: Processing, estimator: Estimator, total_steps: int, most_visuals: tuple[int, int]
-) -> LocalBackend:
-    """Actor and generator on this process's device."""
+    config: RunConfig, processing: Processing, facts: WorkerFacts, picture_probe: PictureSource | None
+) -> Backend:
+    """The run's devices: this process's own, or those of a Ray cluster."""
+    facts = dataclasses.replace(facts, update_bytes=_update_bytes(config))
+    if chosen_launcher(config) == "ray":
+        from cepo.runtime.ray import RayBackend
+
+        return RayBackend(config, facts, picture_probe)
     from cepo.runtime.local import LocalBackend
-    from cepo.workers.actor import Actor
-    from cepo.workers.critic import Critic
 
-    longest_row = config.data.max_prompt_length + config.data.max_response_length
-    actor = Actor(
-        config.worker.actor,
-        processing,
-        temperature=config.worker.rollout.temperature,
-        teacher=estimator.teacher,
-        objective_settings=_objective_settings(config),
-        with_reference=not config.algorithm.disable_kl,
-        total_steps=total_steps,
-        seed=config.trainer.seed,
-        longest_row=longest_row,
-    )
-    critic = None
-    if estimator.needs_values:
-        settings = resolved_critic(config.worker)
-        critic = Critic(
-            settings, processing, total_steps=total_steps, seed=config.trainer.seed, longest_row=longest_row
-        )
-    return LocalBackend(actor, _generator(config, processing, most_visuals), critic)
+    return LocalBackend(config, facts, processing)
 
 
-def _objective_settings(config: RunConfig) -> ObjectiveSettings:
-    from cepo.losses.objective import ObjectiveSettings
-    from cepo.losses.policy import ClipRange, PolicyLossSettings
+def _update_bytes(config: RunConfig) -> int:
+    """For the decision whether vLLM sleeps; not estimated where no GPU can be at work."""
+    import torch
 
-    actor, algorithm = config.worker.actor, config.algorithm
-    in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
-    return ObjectiveSettings(
-        loss_type=actor.loss_type,
-        policy=PolicyLossSettings(
-            clip=ClipRange(actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_dual),
-            tau_positive=actor.tau_positive,
-            tau_negative=actor.tau_negative,
-        ),
-        kl_penalty=algorithm.kl_penalty,
-        kl_coefficient=algorithm.kl_coef if in_loss else 0.0,
-    )
+    from cepo.doctor.run import estimate_needs
+
+    on_other_machines = chosen_launcher(config) == "ray"
+    if config.worker.rollout.sleep != "auto" or not (torch.cuda.is_available() or on_other_machines):
+        return 0
+    needs = estimate_needs(config, cpu_engine=False)
+    return needs.actor.beyond_weights + (0 if needs.critic is None else needs.critic.beyond_weights)
 
 
 def with_embedded_world(config: RunConfig) -> RunConfig:
@@ -245,33 +269,6 @@ def _most_visuals(*problem_sets: ProblemSet | None) -> tuple[int, int]:
     return max(each.most_images for each in present), max(each.most_videos for each in present)
 
 
-def _generator(config: RunConfig, processing: Processing, most_visuals: tuple[int, int]) -> Generator:
-    from cepo.rollout.factory import build_generator
-    from cepo.workers.distributed import this_device
-
-    rollout, model = config.worker.rollout, config.worker.actor.model
-    length = config.data.max_prompt_length + config.data.max_response_length
-    return build_generator(
-        rollout.name,
-        model_path=model.model_path,
-        dtype=rollout.dtype,
-        device=this_device().type,
-        max_model_len=rollout.max_model_len or length,
-        seed=rollout.seed,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        enforce_eager=rollout.enforce_eager,
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        limit_images=rollout.limit_images or most_visuals[0],
-        limit_videos=most_visuals[1],
-        lora_rank=model.lora.rank,
-        banned_token_ids=processing.banned_token_ids,
-        eos_token_ids=processing.eos_token_ids,
-        trust_remote_code=model.trust_remote_code,
-        show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
-        processing=processing,
-    )
-
-
 def _tracker(
     config: RunConfig, stack: ExitStack, store: CheckpointStore, total_steps: int, resumed_step: int | None
 ) -> Any:
@@ -306,8 +303,13 @@ def checkpoint_store(config: RunConfig) -> CheckpointStore:
     return CheckpointStore(run_folder(config), keep=config.trainer.save_limit, identity=_identity(config))
 
 
-def checkpoint_to_load(config: RunConfig, store: CheckpointStore) -> Path | None:
-    """The checkpoint that a run starts from: the one it names, else the run folder's last; None for a start at step 1."""
+def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHistory | None = None) -> Path | None:
+    """The checkpoint that a run starts from: the one it names, else the run folder's last; None for a start at step 1.
+
+    A run that goes on after a restart of its workers takes its own last one.
+    """
+    if history is not None and history.first_step is not None:
+        return store.find_last(after=history.first_step) or history.first_checkpoint
     if config.trainer.load_checkpoint_path is not None:
         folder = Path(config.trainer.load_checkpoint_path)
         if not folder.is_dir():
@@ -325,10 +327,6 @@ def _identity(config: RunConfig) -> dict[str, Any]:
         "model_path": config.worker.actor.model.model_path,
         "lora_rank": config.worker.actor.model.lora.rank,
     }
-
-
-def _read(path: str | None) -> str | None:
-    return None if path is None else Path(path).read_text(encoding="utf-8")
 
 
 def _as_keyboard_interrupt(*_: object) -> None:

@@ -1,16 +1,20 @@
 """The settings of a run: schema, loader, checks. Never imports torch."""
 
-from cepo.config.checks import check_config, plan_lines, resolved_critic, run_folder
+from cepo.config.checks import check_config
+from cepo.config.derived import chosen_launcher, num_devices, resolved_critic, run_folder
 from cepo.config.loader import dump_config, load_config
 from cepo.config.paths import find_path, split_function
+from cepo.config.plan import plan_lines
 from cepo.config.schema import RunConfig
 
 __all__ = [
     "RunConfig",
     "check_config",
+    "chosen_launcher",
     "dump_config",
     "find_path",
     "load_config",
+    "num_devices",
     "plan_lines",
     "resolved_critic",
     "run_folder",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
+import importlib.util
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cepo.algorithms import build_estimator, estimator_class
+from cepo.algorithms import build_estimator
+from cepo.config.derived import chosen_launcher, needs_critic, num_devices
 from cepo.config.loader import build_run, plain_tree
 from cepo.config.paths import find_path, searched, split_function
-from cepo.config.schema import CriticConfig, ModelConfig, RunConfig, WorkerConfig
+from cepo.config.plan import plan_lines
+from cepo.config.schema import ModelConfig, RunConfig
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, did_you_mean
 
@@ -31,6 +33,7 @@ def check_config(config: RunConfig) -> list[str]:
     """
     build_run(plain_tree(config), Origins())
     _check_batches(config)
+    _check_sharding(config)
     _check_lengths(config)
     _check_method(config)
     _check_algorithm(config)
@@ -41,33 +44,11 @@ def check_config(config: RunConfig) -> list[str]:
     return plan_lines(config)
 
 
-def resolved_critic(worker: WorkerConfig) -> CriticConfig:
-    """`worker.critic` with what it takes over from the actor: batch size and model path, where they are null.
-
-    With the path come the actor's `override_config`, the critic's own entries winning, and its `trust_remote_code`.
-    """
-    critic, model = worker.critic, worker.critic.model
-    if model.model_path is None:
-        model = dataclasses.replace(
-            model,
-            model_path=worker.actor.model.model_path,
-            override_config={**worker.actor.model.override_config, **model.override_config},
-            trust_remote_code=worker.actor.model.trust_remote_code or model.trust_remote_code,
-        )
-    return dataclasses.replace(
-        critic, model=model, global_batch_size=critic.global_batch_size or worker.actor.global_batch_size
-    )
-
-
-def _needs_critic(config: RunConfig) -> bool:
-    return estimator_class(config.algorithm.adv_estimator).needs_values
-
-
 def _check_batches(config: RunConfig) -> None:
     rollout = config.data.rollout_batch_size
-    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    devices = num_devices(config)
     sizes = {"actor": config.worker.actor.global_batch_size}
-    if _needs_critic(config):
+    if needs_critic(config):
         sizes["critic"] = config.worker.critic.global_batch_size or sizes["actor"]
     for worker, update in sizes.items():
         if rollout % update:
@@ -82,6 +63,19 @@ def _check_batches(config: RunConfig) -> None:
             raise ConfigError(
                 f"worker.{worker}.global_batch_size={update} prompts x worker.rollout.n={config.worker.rollout.n} are "
                 f"{responses} responses per optimizer step, fewer than the {devices} devices. Raise global_batch_size."
+            )
+
+
+def _check_sharding(config: RunConfig) -> None:
+    devices = num_devices(config)
+    sections = {"actor": config.worker.actor.fsdp}
+    if needs_critic(config):
+        sections["critic"] = config.worker.critic.fsdp
+    for worker, fsdp in sections.items():
+        if 0 < fsdp.fsdp_size < devices and devices % fsdp.fsdp_size:
+            raise ConfigError(
+                f"worker.{worker}.fsdp.fsdp_size={fsdp.fsdp_size} does not divide the run's {devices} devices "
+                "(trainer.nnodes x trainer.n_gpus_per_node). Set it to a divisor, or to -1 for all of them."
             )
 
 
@@ -189,13 +183,33 @@ def _check_validation(config: RunConfig) -> None:
 
 
 def _check_devices(config: RunConfig) -> None:
-    trainer = config.trainer
-    devices = trainer.nnodes * trainer.n_gpus_per_node
-    if devices > 1:
+    trainer, devices = config.trainer, num_devices(config)
+    product = f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node}"
+    if devices > 1 and trainer.launcher == "local":
         raise ConfigError(
-            f"trainer.nnodes={trainer.nnodes} x trainer.n_gpus_per_node={trainer.n_gpus_per_node} are {devices} devices: "
-            "the local runtime of this release drives one. Set both to 1."
+            f"{product} are {devices} devices, and trainer.launcher=local drives one, in this process. "
+            "Set trainer.launcher to auto or ray, or both numbers to 1."
         )
+    if chosen_launcher(config) == "ray" and not _is_installed("ray"):
+        raise ConfigError(
+            f"{product} with trainer.launcher={trainer.launcher} need Ray, which is not installed here. Install it with: "
+            "pip install 'ray>=2.50', or set trainer.launcher=local and both numbers to 1."
+        )
+    group = config.worker.rollout.tensor_parallel_size
+    if trainer.n_gpus_per_node % group:
+        raise ConfigError(
+            f"worker.rollout.tensor_parallel_size={group} does not divide trainer.n_gpus_per_node={trainer.n_gpus_per_node}: "
+            f"the devices of one machine share an engine. Set it to a divisor of {trainer.n_gpus_per_node}."
+        )
+    if group > 1 and config.worker.rollout.name == "transformers":
+        raise ConfigError(
+            f"worker.rollout.tensor_parallel_size={group} with worker.rollout.name=transformers: its engine lives on one "
+            "device. Set it to 1, or worker.rollout.name to vllm."
+        )
+
+
+def _is_installed(library: str) -> bool:
+    return importlib.util.find_spec(library) is not None
 
 
 def _check_files(config: RunConfig) -> None:
@@ -206,7 +220,7 @@ def _check_files(config: RunConfig) -> None:
     _require_model("worker.actor.model.model_path", model.model_path)
     if model.tokenizer_path is not None:
         _require_model("worker.actor.model.tokenizer_path", model.tokenizer_path)
-    if _needs_critic(config) and config.worker.critic.model.model_path is not None:
+    if needs_critic(config) and config.worker.critic.model.model_path is not None:
         _require_model("worker.critic.model.model_path", config.worker.critic.model.model_path)
     _require_file("data.format_prompt", data.format_prompt)
     _require_file("data.override_chat_template", data.override_chat_template)
@@ -279,71 +293,3 @@ def _require_model(key: str, name: str) -> None:
         raise ConfigError(
             f"{key}={name}: there is no such folder ({searched(name)}), and it has not the form of a hub name org/name."
         )
-
-
-def plan_lines(config: RunConfig) -> list[str]:
-    """What the run will do, derived from its settings."""
-    data, actor, rollout, trainer = config.data, config.worker.actor, config.worker.rollout, config.trainer
-    samples = data.rollout_batch_size * rollout.n
-    devices = trainer.nnodes * trainer.n_gpus_per_node
-    updates = data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
-    per_update = actor.global_batch_size * rollout.n
-    size = actor.micro_batch_size_per_device_for_update
-    if actor.dynamic_batching:
-        passes = f"passes of at most {size * (data.max_prompt_length + data.max_response_length)} tokens"
-    else:
-        passes = f"{-(-per_update // size)} micro-batches of at most {size}"
-    views = estimator_class(config.algorithm.adv_estimator).views
-    lora = actor.model.lora
-    lines = [
-        f"method: {config.algorithm.adv_estimator}, teacher views: {', '.join(views) or 'none'}",
-        f"samples per step: {data.rollout_batch_size} prompts x {rollout.n} responses = {samples}"
-        + (f", on each of {devices} devices at most {-(-samples // devices)}" if devices > 1 else ""),
-        f"optimizer updates per step: {updates}, each over {per_update} samples in {passes}",
-        f"tokens per sample: at most {data.max_prompt_length} + {data.max_response_length} = "
-        f"{data.max_prompt_length + data.max_response_length}",
-        f"trained weights: {f'LoRA, rank {lora.rank}, scale {lora.alpha / lora.rank:g}' if lora.rank else 'all'}"
-        f"{', vision tower frozen' if actor.model.freeze_vision_tower else ''}",
-        f"length: {trainer.total_epochs} epochs" if trainer.max_steps is None else f"length: {trainer.max_steps} steps",
-        f"learning rate: {actor.optim.lr:g}, {actor.optim.lr_scheduler_type}, "
-        + (
-            f"{actor.optim.lr_warmup_ratio:g} of the steps warm-up"
-            if actor.optim.lr_warmup_steps is None
-            else f"{actor.optim.lr_warmup_steps} warm-up steps"
-        ),
-        f"run folder: {run_folder(config)}",
-    ]
-    if _needs_critic(config):
-        critic = resolved_critic(config.worker)
-        assert critic.global_batch_size is not None
-        steps = data.rollout_batch_size // critic.global_batch_size * critic.ppo_epochs
-        lines.append(
-            f"critic: all weights of {critic.model.model_path}, {steps} optimizer updates per step, "
-            f"learning rate {critic.optim.lr:g}"
-        )
-    lines += [f"note: {line}" for line in _settings_not_read(config)]
-    if rollout.top_p < 1 or rollout.top_k > 0:
-        lines.append("note: top_p or top_k truncates the sampled distribution; log-probs are of the whole one")
-    return lines
-
-
-def _settings_not_read(config: RunConfig) -> list[str]:
-    """Settings of `algorithm` that were changed and that the chosen method does not have, or has another value of."""
-    algorithm = config.algorithm
-    name, shared = algorithm.adv_estimator, estimator_class(algorithm.adv_estimator).shared_settings
-    lines: list[str] = []
-    for key in ("gamma", "lam"):
-        value = getattr(algorithm, key)
-        if value != 1.0 and key not in shared:
-            lines.append(f"algorithm.{key}={value:g} has no effect: {name} has no such setting")
-        elif value != 1.0 and algorithm.methods[name][shared[key]] != value:
-            lines.append(f"algorithm.{key}={value:g} has no effect: algorithm.{name}.{shared[key]} wins")
-    return lines
-
-
-def run_folder(config: RunConfig) -> Path:
-    """Where checkpoints and records go: `trainer.save_checkpoint_path`, else checkpoints/<project>/<experiment>."""
-    trainer = config.trainer
-    if trainer.save_checkpoint_path is not None:
-        return Path(trainer.save_checkpoint_path)
-    return Path("checkpoints") / trainer.project_name / trainer.experiment_name

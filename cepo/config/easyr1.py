@@ -28,7 +28,6 @@ class EngineKey:
 
 
 _FSDP1 = "FSDP2 is used, which has no such setting"
-_NO_OFFLOAD = "weights and optimizer state stay on the device; offloading is not used by this release"
 _NO_REFERENCE_MODEL = "no separate reference model is built by this release"
 _DERIVED = "it follows from other keys"
 
@@ -38,11 +37,7 @@ _OF_A_TRAINED_MODEL: Mapping[str, EngineKey] = {
     "global_batch_size_per_device": EngineKey(_DERIVED),
     "optim.training_steps": EngineKey(_DERIVED),
     "fsdp.use_orig_params": EngineKey(_FSDP1),
-    "fsdp.enable_cpu_offload": EngineKey(_NO_OFFLOAD),
-    "fsdp.enable_rank0_init": EngineKey("how weights are read is not a setting of this release"),
-    "fsdp.fsdp_size": EngineKey("weights are sharded over all devices"),
     "fsdp.mp_buffer_dtype": EngineKey(_FSDP1),
-    "offload": EngineKey(_NO_OFFLOAD),
 }
 
 ENGINE_KEYS: Mapping[str, EngineKey] = {
@@ -60,7 +55,6 @@ ENGINE_KEYS: Mapping[str, EngineKey] = {
     "worker.rollout.prompt_length": EngineKey(_DERIVED),
     "worker.rollout.response_length": EngineKey(_DERIVED),
     "worker.rollout.trust_remote_code": EngineKey(_DERIVED),
-    "worker.rollout.tensor_parallel_size": EngineKey("every device runs an engine of its own"),
     "worker.rollout.enable_chunked_prefill": EngineKey("vLLM decides"),
     "worker.rollout.disable_log_stats": EngineKey("vLLM's own statistics are not shown"),
     "worker.reward.reward_function_name": EngineKey(_DERIVED),

@@ -266,6 +266,8 @@ INTERNAL_KEYS = (
 
 _OPT_IN_CODE = "code that comes with a model runs only where that is asked for"
 
+_OWN_READING = "processes of a machine read the same file, which is in memory after the first"
+
 OTHER_DEFAULTS: Mapping[str, str] = {
     "data.train_files": "a run names its data; EasyR1 fails later without it",
     "data.val_files": "no validation; EasyR1's empty text is taken for it",
@@ -275,6 +277,9 @@ OTHER_DEFAULTS: Mapping[str, str] = {
     "worker.actor.model.lora.exclude_modules": "as in EasyR1's YAML file: vLLM serves no adapter on a vision tower",
     "worker.critic.global_batch_size": "the actor's, so that both take the same number of steps",
     "worker.critic.model.trust_remote_code": _OPT_IN_CODE,
+    "worker.actor.fsdp.enable_rank0_init": _OWN_READING,
+    "worker.critic.fsdp.enable_rank0_init": _OWN_READING,
+    "worker.rollout.tensor_parallel_size": "an engine on every device, so that a run starts on one",
     "worker.rollout.name": "vLLM where it is installed, transformers elsewhere",
     "worker.reward.reward_function": "the built-in verifier; EasyR1's null fails later and is taken for it",
     "trainer.project_name": "runs of this package are told from EasyR1's",

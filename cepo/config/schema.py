@@ -142,6 +142,27 @@ class FsdpConfig:
     enable_full_shard: bool = option(
         True, "Free gathered weights after each layer's forward; false: keep them until the backward."
     )
+    enable_cpu_offload: bool = option(
+        False, "Keep weights, gradients and optimizer state in host memory; without effect on a CPU."
+    )
+    enable_rank0_init: bool = option(
+        False, "The first process reads the weights and sends them to the others; false: each reads them."
+    )
+    fsdp_size: int = option(
+        -1, "Devices that weights are sharded over; further ones hold copies of the shards; -1: all.", minimum=1, off=-1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffloadConfig:
+    """`worker.actor.offload.*` and `worker.critic.offload.*`: what leaves the device while it is not used."""
+
+    offload_params: bool = option(
+        False, "Weights leave the device while responses are sampled; without effect on a CPU."
+    )
+    offload_optimizer: bool = option(
+        False, "Optimizer state leaves the device outside of updates; without effect on a CPU."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +197,7 @@ class ActorConfig:
     model: ModelConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +241,7 @@ class CriticConfig:
     model: CriticModelConfig = field(default_factory=CriticModelConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,11 +259,17 @@ class RolloutConfig:
     dtype: FloatType = option("bf16", "Type the generator computes in.")
     gpu_memory_utilization: float = option(0.6, "vLLM's share of the device's memory.", above=0, maximum=1)
     enforce_eager: bool = option(False, "Do without CUDA graphs.")
+    sleep: Literal["auto", "always", "never"] = option(
+        "auto", "Free vLLM's GPU memory while scoring and updating; auto: where an update would not fit beside it."
+    )
     limit_images: int = option(0, "Images a prompt may have; 0: as many as the data has.", minimum=0)
     max_model_len: int | None = option(None, "Context length of the engine; null: prompt plus response.", minimum=1)
     max_num_batched_tokens: int = option(8192, "Tokens the engine handles in one pass.", minimum=1)
     ignore_eos: bool = option(False, "Generate up to the full length whatever the model says.")
     disable_tqdm: bool = option(False, "Show no progress while generating.")
+    tensor_parallel_size: int = option(
+        1, "Devices of a machine that share one engine (vLLM): a divisor of n_gpus_per_node.", minimum=1
+    )
     val_override_config: Mapping[str, Any] = option(
         {},
         "Sampling settings that differ in validation: n, temperature (0: greedy), top_p, top_k.",
@@ -285,9 +314,24 @@ class TrainerConfig:
     logger: list[Literal["console", "file", "tensorboard", "wandb", "mlflow", "swanlab"]] = option(
         ["console", "file"], "Where metrics go; the last three need the extra `trackers`."
     )
-    launcher: Literal["auto", "local"] = option("auto", "Runtime; auto: local.")
+    launcher: Literal["auto", "local", "ray"] = option(
+        "auto", "Where workers run: in this process, or one per device under Ray; auto: ray for more than one device."
+    )
     nnodes: int = option(1, "Machines.", minimum=1)
-    n_gpus_per_node: int = option(1, "Devices per machine.", minimum=1)
+    n_gpus_per_node: int = option(1, "Devices per machine; without GPUs, worker processes per machine.", minimum=1)
+    ray_address: str | None = option(
+        None,
+        "Running Ray cluster to join, `auto` or host:port; null: RAY_ADDRESS, else one is started on this machine.",
+    )
+    start_timeout_seconds: float = option(
+        900.0, "Under Ray: how long to wait for devices, and for the workers to load their models.", above=0
+    )
+    stage_timeout_seconds: float = option(
+        3600.0, "Under Ray: a worker that takes longer for one stage of a step hangs, and is restarted.", above=0
+    )
+    max_restarts: int = option(
+        2, "Under Ray: how often a run restarts lost workers and goes on from its last checkpoint.", minimum=0
+    )
     critic_warmup: int = option(0, "Steps in which the critic alone is trained.", minimum=0)
     val_freq: int = option(-1, "Validate every so many steps.", minimum=1, off=-1)
     val_before_train: bool = option(True, "Validate before the first step.")

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 class ScoringRow:
     """A response behind a context. Rows of one prompt share the context object, and with it the pictures.
 
+    `prompt` is the prompt's place in its batch: all its rows, behind whatever context, are worked on by one device.
     `keep_state`: whether a pass that keeps states keeps this row's; an empty one stands in its place otherwise.
     """
 
     context: EncodedPrompt
     response_ids: tuple[int, ...]
+    prompt: int = 0
     keep_state: bool = True
 
     @property

@@ -36,7 +36,8 @@ class ContextBuilder:
         Raises:
             DataError: it is too long; the reference may be cut, the question may not.
         """
-        prompt = self._processing.encode(problem.text, self._processing.load_visuals(problem.images, problem.videos))
+        pictures = self._processing.load_visuals(problem.images, problem.videos, problem.picture_source)
+        prompt = self._processing.encode(problem.text, pictures)
         if len(prompt.token_ids) > self._max_context_length:
             raise DataError(
                 f"row {problem.prompt_id}: the prompt has {len(prompt.token_ids)} tokens; data.max_prompt_length is "

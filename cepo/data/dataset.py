@@ -15,12 +15,13 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.config.schema import DataConfig
-from cepo.data.images import limited_size, load_rgb, verify_image
+from cepo.data.images import limited_size, verify_image
+from cepo.data.pictures import decoded_pictures, listed
 from cepo.data.row_checks import RowChecks, RowMeasure, RowRules, check_rows, file_identity, remembered_checks
 from cepo.data.sources import local_files, paths_in, read_source, without_decoding
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
+from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, PictureSource, Processing
 from cepo.models.videos import Video
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Problem:
         ground_truth: the reference answer as it stands in the data.
         solution: the worked solution, None where the dataset has none.
         columns: the row's other columns, for reward functions.
+        picture_source: where `images` can be read again; None for a problem that stands in no data set.
     """
 
     prompt_id: str
@@ -64,6 +66,7 @@ class Problem:
     ground_truth: str
     solution: str | None
     columns: dict[str, Any] = field(repr=False)
+    picture_source: PictureSource | None = None
     videos: tuple[Video, ...] = field(default=(), repr=False)
 
 
@@ -79,7 +82,8 @@ class ProblemSet(Sequence[Problem]):
     """
 
     def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
-        self._config, self._processing = config, processing
+        self._source, self._config, self._processing = source, config, processing
+        self._rows_are_given = rows is not None
         self._template = _format_template(config.format_prompt)
         self._rows = read_source(source, text_columns=(config.prompt_key, config.answer_key)) if rows is None else rows
         for key, name in ((config.prompt_key, "prompt_key"), (config.answer_key, "answer_key")):
@@ -117,11 +121,8 @@ class ProblemSet(Sequence[Problem]):
         row_number = self._usable[index]
         row = dict(self._rows[row_number])
         config = self._config
-        images = tuple(
-            load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels)
-            for value in _listed(row, config.image_key)
-        )
-        videos = tuple(self._video(value) for value in _listed(row, config.video_key))
+        images = decoded_pictures(row, config)
+        videos = tuple(self._video(value) for value in listed(row, config.video_key))
         text, answer = self._text(row), plain_text(row.pop(config.answer_key)).strip()
         row.pop(config.image_key, None)
         row.pop(config.video_key, None)
@@ -134,6 +135,7 @@ class ProblemSet(Sequence[Problem]):
             solution=None if solution is None else str(solution),
             columns=row,
             videos=videos,
+            picture_source=None if videos or self._rows_are_given else PictureSource(data=self._source, row=row_number),
         )
 
     def __iter__(self) -> Iterator[Problem]:
@@ -198,7 +200,7 @@ class ProblemSet(Sequence[Problem]):
         if not plain_text(row[config.answer_key]).strip():
             raise DataError(f"column '{config.answer_key}' is empty; a problem without an answer cannot be rewarded")
         text = self._text(row)
-        images, videos = _listed(row, config.image_key), _listed(row, config.video_key)
+        images, videos = listed(row, config.image_key), listed(row, config.video_key)
         for mark, values, name in ((IMAGE_MARK, images, "pictures"), (VIDEO_MARK, videos, "videos")):
             if text.count(mark) != len(values) and (values or mark == IMAGE_MARK):  # without videos it is plain text
                 raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; accepted: as many")
@@ -210,14 +212,6 @@ class ProblemSet(Sequence[Problem]):
             length += self._processing.num_video_tokens(self._video(value)) - 1
         length += len(self._processing.template_ids(text, with_videos=bool(videos)))
         return RowMeasure(length=length, num_images=len(images), num_videos=len(videos))
-
-
-def _listed(row: Mapping[str, Any], key: str) -> list[Any]:
-    """What a cell holds: none, one, or a list."""
-    value = row.get(key)
-    if value is None or value == "":
-        return []
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def plain_text(value: Any) -> str:

@@ -98,6 +98,11 @@ class Estimate:
         return self.weights + self.gathered + self.gradients + self.optimizer + self.copies
 
     @property
+    def beyond_weights(self) -> int:
+        """What an update takes once weights and their copies are loaded."""
+        return self.total - self.weights - self.copies
+
+    @property
     def total(self) -> int:
         """With the upper bound of the activations."""
         return self.certain + self.activations

@@ -20,7 +20,9 @@ from cepo.workers.merge import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BaseModel, merge
 
 
 @contextlib.contextmanager
-def engine(config: RunConfig, processing: Processing, actor: Path | None, most_images: int) -> Iterator[Generator]:
+def engine(
+    config: RunConfig, processing: Processing, actor: Path | None, most_visuals: tuple[int, int]
+) -> Iterator[Generator]:
     """A generator with the weights of a checkpoint's `actor` folder, or without one of the model as it is.
 
     Raises:
@@ -44,7 +46,8 @@ def engine(config: RunConfig, processing: Processing, actor: Path | None, most_i
             gpu_memory_utilization=rollout.gpu_memory_utilization,
             enforce_eager=rollout.enforce_eager,
             max_num_batched_tokens=max(rollout.max_num_batched_tokens, longest),
-            limit_images=rollout.limit_images or most_images,
+            limit_images=rollout.limit_images or most_visuals[0],
+            limit_videos=most_visuals[1],
             lora_rank=0 if adapter is None else int(str(adapter.adapter_config["r"])),
             banned_token_ids=processing.banned_token_ids,
             eos_token_ids=processing.eos_token_ids,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.errors import ConfigError, EngineError
 from cepo.models.cpu_torch import repair_this_process_and_its_children
+from cepo.models.processing import ImageInputs
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +32,11 @@ def load_model(
     trust_remote_code: bool,
     override_config: Mapping[str, Any],
     section: str = "worker.actor.model",
+    with_weights: bool = True,
 ) -> nn.Module:
     """The checkpoint's vision-language or text model, with scaled-dot-product attention.
 
-    `section` names the settings in errors.
+    `section` names the settings in errors. Without weights the parameters are on the meta device and the buffers are real.
 
     Raises:
         ConfigError: nothing can be loaded from `path`, or `override_config` names an unknown entry.
@@ -52,12 +54,24 @@ def load_model(
             raise ConfigError(f"{section}.override_config.{key}: the model's configuration has no such entry")
         setattr(config, key, value)
     auto: Any = transformers.AutoModelForImageTextToText if is_multimodal(config) else transformers.AutoModelForCausalLM
+    options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code}
     try:
-        return auto.from_pretrained(
-            path, config=config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=trust_remote_code
-        )
+        if with_weights:
+            return auto.from_pretrained(path, config=config, **options)
+        return _without_weights(auto, config, options)
     except (OSError, ValueError) as error:
         raise EngineError(f"the weights of '{path}' cannot be loaded: {error}") from error
+
+
+def _without_weights(auto: Any, config: Any, options: Mapping[str, Any]) -> nn.Module:
+    """Buffers that no checkpoint holds, such as rotary frequencies, are computed where they are made."""
+    from accelerate import init_empty_weights
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights(), init_empty_weights(include_buffers=False):
+        model = auto.from_config(config, **options)
+    model.tie_weights()
+    return model
 
 
 def is_multimodal(config: Any) -> bool:
@@ -77,6 +91,16 @@ def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> N
     if tower is None:
         raise ConfigError(f"{section}.freeze_vision_tower is true, but the model has no vision tower")
     tower.requires_grad_(False)
+
+
+def smallest_picture(config: Any) -> ImageInputs:
+    """A black picture of one image token, for passes that have to run through the vision tower without a picture."""
+    import torch
+
+    vision = config.vision_config
+    merge = vision.spatial_merge_size
+    width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    return ImageInputs(pixel_values=torch.zeros(merge**2, width), grid_thw=torch.tensor([[1, merge, merge]]))
 
 
 def share_segments(model: Any) -> bool:

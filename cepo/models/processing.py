@@ -25,6 +25,14 @@ MARKS = (IMAGE_MARK, VIDEO_MARK)
 _TEXT_SLOT = "CEPO-TEXT-SLOT-{:03d}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class PictureSource:
+    """Where a prompt's pictures can be read again: a data set as `data.train_files` names it, and the row in it."""
+
+    data: str
+    row: int
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageInputs:
     """A prompt's pictures as the vision tower takes them; compared by identity.
@@ -36,10 +44,12 @@ class ImageInputs:
         pixel_values: (patches, channels x temporal patch x patch x patch), float32.
         grid_thw: (pictures, 3), patches along time, height and width.
         frame_times: for each video the seconds of its temporal patches.
+        source: where the same pictures can be read, so that a handle travels in place of pixels; None if nowhere.
     """
 
     pixel_values: Tensor = field(repr=False)
     grid_thw: Tensor
+    source: PictureSource | None = None
     frame_times: tuple[tuple[float, ...], ...] = ()
 
     @property
@@ -163,16 +173,18 @@ class Processing:
         unused = set(range(max(self.tokenizer.get_vocab().values()) + 1, self._vocabulary_size))
         return tuple(sorted((special | unused) - set(self.eos_token_ids)))
 
-    def load_images(self, images: Sequence[Image]) -> ImageInputs | None:
-        """Pixels and grid of a prompt's pictures; None for none."""
+    def load_images(self, images: Sequence[Image], source: PictureSource | None = None) -> ImageInputs | None:
+        """Pixels and grid of a prompt's pictures, with the place they were read from; None for none."""
         if not images:
             return None
         values = self._picture_reader(images=list(images), return_tensors="pt")
-        return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"])
+        return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
 
-    def load_visuals(self, images: Sequence[Image], videos: Sequence[Video]) -> ImageInputs | None:
-        """Pixels and grids of a prompt's pictures and videos; None for neither."""
-        pictures = self.load_images(images)
+    def load_visuals(
+        self, images: Sequence[Image], videos: Sequence[Video], source: PictureSource | None = None
+    ) -> ImageInputs | None:
+        """Pixels and grids of a prompt's pictures and videos; None for neither. `source` is that of pictures alone."""
+        pictures = self.load_images(images, source)
         if not videos:
             return pictures
         import torch

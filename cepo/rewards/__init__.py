@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cepo.rewards.contract import RewardInput, RewardScore, validate_score, validate_scores
     from cepo.rewards.loader import LoadedReward, load_reward_function, resolve_reward_path
     from cepo.rewards.pool import RewardOutcome, RewardPool
+    from cepo.rewards.stream import RewardStream
 
 _HOMES = {
     "answers_equal": "answers",
@@ -27,6 +28,7 @@ _HOMES = {
     "resolve_reward_path": "loader",
     "RewardOutcome": "pool",
     "RewardPool": "pool",
+    "RewardStream": "stream",
 }
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "RewardOutcome",
     "RewardPool",
     "RewardScore",
+    "RewardStream",
     "answers_equal",
     "extract_answer",
     "load_reward_function",

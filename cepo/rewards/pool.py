@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,12 +19,18 @@ from cepo.errors import ConfigError, EngineError, RewardError
 from cepo.rewards.contract import RewardScore
 from cepo.rewards.loader import resolve_reward_path
 from cepo.rewards.process import START_SECONDS, WorkerProcess
+from cepo.rewards.stream import RewardStream
 
 logger = logging.getLogger(__name__)
 
 _SAMPLES_TOGETHER = 32
 _SAMPLES_ONE_BY_ONE = 8
 _SAMPLES_RETRIED = 4
+_SECONDS_BETWEEN_LOOKS = 0.2
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -102,15 +108,24 @@ class RewardPool:
 
     def score(self, inputs: Sequence[Mapping[str, Any]]) -> RewardOutcome:
         """Scores the samples. Raises `RewardError` where one cannot be sent to another process (cannot be pickled)."""
+        return self._outcome(self._verdicts(inputs))
+
+    def stream(self) -> RewardStream:
+        """For a batch whose parts come one after the other."""
+        return RewardStream(self._verdicts, self._outcome)
+
+    def _verdicts(self, inputs: Sequence[Mapping[str, Any]], is_given_up: Callable[[], bool] = _never) -> list[Any]:
+        """Each sample's score, or its `_Fault`."""
         samples = [dict(reward_input) for reward_input in inputs]
         _check_picklable(samples)
-        one_by_one = self.reward_type == "sequential"
-        verdicts = self._run("score", samples, one_by_one=one_by_one)
+        return self._run("score", samples, one_by_one=self.reward_type == "sequential", is_given_up=is_given_up)
+
+    def _outcome(self, verdicts: list[Any]) -> RewardOutcome:
         faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
         for verdict in verdicts:
             if not isinstance(verdict, _Fault):
                 self._fields.update(dict.fromkeys(verdict))
-        _warn_of_faults(faults, len(samples), self.spec)
+        _warn_of_faults(faults, len(verdicts), self.spec)
         return RewardOutcome(
             scores=[
                 dict.fromkeys(self._fields, 0.0) if index in faults else verdict
@@ -141,7 +156,14 @@ class RewardPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, action: Literal["score", "compare"], items: list[Any], *, one_by_one: bool) -> list[Any]:
+    def _run(
+        self,
+        action: Literal["score", "compare"],
+        items: list[Any],
+        *,
+        one_by_one: bool,
+        is_given_up: Callable[[], bool] = _never,
+    ) -> list[Any]:
         """For each item what the worker returned for it, or its `_Fault`."""
         if self._is_closed or os.getpid() != self._owner:
             state = "is closed" if self._is_closed else f"belongs to process {self._owner}, this is {os.getpid()}"
@@ -151,6 +173,8 @@ class RewardPool:
             queue = deque(self._tasks(action, len(items), one_by_one))
             try:
                 while queue or self._busy:
+                    if is_given_up():
+                        raise EngineError("the caller no longer wants these rewards")
                     self._assign(queue, items)
                     self._handle_events(queue, verdicts)
             except BaseException:
@@ -201,6 +225,7 @@ class RewardPool:
             for worker in waiting:
                 selector.register(worker, selectors.EVENT_READ, worker)
             patience = max(0.0, min(worker.deadline for worker in waiting) - time.monotonic())
+            patience = min(patience, _SECONDS_BETWEEN_LOOKS)
             readable: list[WorkerProcess] = [key.data for key, _ in selector.select(patience)]
         for worker in waiting:
             messages = worker.receive() if worker in readable else []

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from cepo.rollout.base import AdapterWeights
 
@@ -17,8 +18,16 @@ def write_adapter(weights: AdapterWeights, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.tensors.items()}
     save_file(tensors, folder / "adapter_model.safetensors")
-    config = json.dumps(dict(weights.adapter_config), indent=2, default=_as_json)
-    (folder / "adapter_config.json").write_text(config + "\n", encoding="utf-8")
+    (folder / "adapter_config.json").write_text(_as_text(weights) + "\n", encoding="utf-8")
+
+
+def plain_config(weights: AdapterWeights) -> dict[str, Any]:
+    """The content of adapter_config.json as a reader of the file gets it."""
+    return json.loads(_as_text(weights))
+
+
+def _as_text(weights: AdapterWeights) -> str:
+    return json.dumps(dict(weights.adapter_config), indent=2, default=_as_json)
 
 
 def _as_json(value: object) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from cepo.models.processing import PictureSource
     from cepo.models.videos import Video
 
 from cepo.errors import EngineError
+from cepo.metrics import Metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,7 @@ class GenerationRequest:
         images: RGB pictures, already brought within the data section's pixel limits.
         videos: their chosen frames, within the same limits.
         seed: non-negative; sample i of the prompt is a function of (seed, i) and the weights only.
+        picture_source: where `images` can be read again; None if nowhere.
     """
 
     prompt_ids: tuple[int, ...]
@@ -45,6 +48,7 @@ class GenerationRequest:
     images: tuple[Image, ...]
     seed: int
     videos: tuple[Video, ...] = ()
+    picture_source: PictureSource | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +76,11 @@ class AdapterWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class FullWeights:
-    """All weights under their Hugging Face names; a tied `lm_head.weight` is among them."""
+    """All weights under their Hugging Face names; a tied `lm_head.weight` is among them.
+
+    The mapping may make each tensor as it is read, and reading may be collective: an engine reads them once, in the
+    mapping's order, and keeps none. `len` and the names are free.
+    """
 
     tensors: Mapping[str, Tensor] = field(repr=False)
 
@@ -80,17 +88,38 @@ class FullWeights:
 Weights = AdapterWeights | FullWeights
 
 
+OnFinished = Callable[[int, "list[Generation]"], None]
+"""Gets a request's index and its responses, in the caller's thread, while others are still being sampled."""
+
+
 class Generator(Protocol):
     """An engine that samples. `name` is what the log and the records call it."""
 
     name: str
 
-    def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
-        """`settings.num_samples` responses for each request, in order."""
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        settings: SamplingSettings,
+        on_finished: OnFinished | None = None,
+    ) -> list[list[Generation]]:
+        """`settings.num_samples` responses for each request, in order.
+
+        `on_finished` is called once per request, as soon as all its responses are there. What it raises ends the call, and
+        the engine goes on serving.
+        """
         ...
 
     def sync_weights(self, weights: Weights) -> None:
         """Makes the engine sample from exactly these weights and drops everything it cached under the old ones."""
+        ...
+
+    def drain_metrics(self) -> Metrics:
+        """What the engine counted since the last call: `work/rollout_prefix_hits`, the share of prompt tokens not computed."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing is sampled for now: an engine that sleeps between phases frees its memory until its next call."""
         ...
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cepo.errors import ConfigError
 from cepo.rollout.base import Generator
@@ -60,47 +60,45 @@ def build_generator(
     batch_size: int = 64,
     trust_remote_code: bool = False,
     show_progress: bool = False,
+    sleeps: bool = False,
+    tensor_parallel_size: int = 1,
     processing: Processing | None = None,
 ) -> Generator:
     """The generator `name` ("auto", "vllm" or "transformers"), with the settings that concern it.
 
-    `batch_size` and `processing` concern transformers; `seed`, what stands above `batch_size`, and `show_progress` vLLM.
+    `seed`, those from `lora_rank` to `max_num_batched_tokens`, the limits, `show_progress`, `sleeps` and
+    `tensor_parallel_size` concern vLLM; `batch_size` and `processing` concern transformers.
 
     Raises:
         ConfigError, EngineError: see `choose_generator`; the engine could not start.
     """
+    common: dict[str, Any] = {
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "banned_token_ids": banned_token_ids,
+        "eos_token_ids": eos_token_ids,
+        "trust_remote_code": trust_remote_code,
+    }
     if choose_generator(name, device=device) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
 
         return VllmGenerator(
             model_path,
-            dtype=dtype,
-            max_model_len=max_model_len,
             seed=seed,
-            banned_token_ids=banned_token_ids,
-            eos_token_ids=eos_token_ids,
             gpu_memory_utilization=gpu_memory_utilization,
             enforce_eager=enforce_eager,
             max_num_batched_tokens=max_num_batched_tokens,
             limit_images=limit_images,
             limit_videos=limit_videos,
             lora_rank=lora_rank,
-            trust_remote_code=trust_remote_code,
             show_progress=show_progress,
+            sleeps=sleeps,
+            tensor_parallel_size=tensor_parallel_size,
+            **common,
         )
     from cepo.rollout.transformers_generator import TransformersGenerator
 
-    return TransformersGenerator(
-        model_path,
-        dtype=dtype,
-        device=device,
-        banned_token_ids=banned_token_ids,
-        eos_token_ids=eos_token_ids,
-        max_model_len=max_model_len,
-        batch_size=batch_size,
-        trust_remote_code=trust_remote_code,
-        processing=processing,
-    )
+    return TransformersGenerator(model_path, device=device, batch_size=batch_size, processing=processing, **common)
 
 
 def _why_not_vllm(device: str) -> str | None:

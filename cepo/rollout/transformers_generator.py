@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
+from cepo.metrics import Metrics, fraction
 from cepo.models.family import load_model, torch_dtype
 from cepo.models.positions import context_positions
 from cepo.models.processing import Processing
@@ -17,6 +20,7 @@ from cepo.rollout.base import (
     FullWeights,
     Generation,
     GenerationRequest,
+    OnFinished,
     SamplingSettings,
     Weights,
     check_image_counts,
@@ -94,32 +98,42 @@ class TransformersGenerator:
         self._banned = torch.tensor(banned, dtype=torch.long, device=self._device)
         self._max_model_len = max_model_len
         self._batch_size = batch_size
+        self._prompt_tokens = self._shared_tokens = 0
 
-    def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
-        """See `cepo.rollout.base.Generator`.
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        settings: SamplingSettings,
+        on_finished: OnFinished | None = None,
+    ) -> list[list[Generation]]:
+        """See `cepo.rollout.base.Generator`. Requests finish with the batch that decodes the last of their samples.
 
         Raises:
             EngineError: a prompt with the wrong number of placeholders, or one that is too long.
         """
-        import torch
-
         self._check_open()
         check_image_counts(requests, self._processing.image_token_id, self._processing.video_token_id)
         results: list[list[Generation]] = [[] for _ in requests]
+        copies = settings.num_samples if settings.temperature == 0 else 1
+        with contextlib.closing(self._rows(requests, settings)) as rows:
+            while batch := self._decoded_batch(rows, settings):
+                _collect(batch, results)
+                for index in sorted({row.request for row in batch}):
+                    if len(results[index]) * copies == settings.num_samples:
+                        results[index] = results[index] * copies
+                        if on_finished is not None:
+                            on_finished(index, results[index])
+        return results
+
+    def _decoded_batch(self, rows: Iterator[_Row], settings: SamplingSettings) -> list[_Row]:
+        """The next rows, sampled to their ends; none when all are done."""
+        import torch
+
         with torch.inference_mode():
-            batch: list[_Row] = []
-            for row in self._rows(requests, settings):
-                batch.append(row)
-                if len(batch) == self._batch_size:
-                    self._decode(batch, settings)
-                    _collect(batch, results)
-                    batch = []
+            batch = list(itertools.islice(rows, self._batch_size))
             if batch:
                 self._decode(batch, settings)
-                _collect(batch, results)
-        if settings.temperature == 0:
-            return [row * settings.num_samples for row in results]
-        return results
+        return batch
 
     def sync_weights(self, weights: Weights) -> None:
         """See `cepo.rollout.base.Generator`. The first adapter wraps the model with PEFT.
@@ -132,6 +146,17 @@ class TransformersGenerator:
             self._load_adapter(weights)
         else:
             self._load_full(weights)
+
+    def drain_metrics(self) -> Metrics:
+        """See `cepo.rollout.base.Generator`: each prompt is read once, whatever its number of samples."""
+        if not self._prompt_tokens:
+            return {}
+        hits = fraction(self._shared_tokens, self._prompt_tokens)
+        self._prompt_tokens = self._shared_tokens = 0
+        return {"work/rollout_prefix_hits": hits}
+
+    def rest(self) -> None:
+        """See `cepo.rollout.base.Generator`: keys and values are freed after each call, the weights stay."""
 
     def close(self) -> None:
         """Drops the model."""
@@ -146,14 +171,17 @@ class TransformersGenerator:
         if self._model is None:
             raise EngineError("this transformers generator was closed; build a new one")
 
-    def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Iterator[_Row]:
+    def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Generator[_Row, None, None]:
         """Reads one prompt after the other, only when a batch has room for its samples."""
         from cepo.rollout.token_sampling import row_uniforms
 
         count = settings.max_response_length
         for index, request in enumerate(requests):
             cache, logits, next_position = self._read_prompt(index, request, count)
-            for sample in range(settings.num_samples if settings.temperature > 0 else 1):
+            num_samples = settings.num_samples if settings.temperature > 0 else 1
+            self._prompt_tokens += num_samples * cache[0][0].shape[2]
+            self._shared_tokens += (num_samples - 1) * cache[0][0].shape[2]
+            for sample in range(num_samples):
                 yield _Row(
                     request=index,
                     sample=sample,
@@ -267,11 +295,15 @@ class TransformersGenerator:
     def _load_full(self, weights: FullWeights) -> None:
         if self._wrapped:
             raise EngineError("this generator already serves an adapter and got full weights; build a new one for them")
-        _check_names("full", set(self._model.state_dict()), set(weights.tensors))
-        try:
-            self._model.load_state_dict(dict(weights.tensors))
-        except RuntimeError as error:
-            raise EngineError(f"the full weights do not fit the model: {error}") from error
+        own = self._model.state_dict()
+        _check_names("full", set(own), set(weights.tensors))
+        for name, tensor in weights.tensors.items():  # one at a time: a mapping may gather each as it is read
+            if tensor.shape != own[name].shape:
+                raise EngineError(
+                    f"the full weights do not fit the model: size mismatch for {name}, {tuple(tensor.shape)} for "
+                    f"{tuple(own[name].shape)}"
+                )
+            own[name].copy_(tensor)
 
 
 def _join(rows: Sequence[_Row], text_config: Any) -> tuple[Any, Tensor]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
-import shutil
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
-from cepo.rollout.adapters import write_adapter
+from cepo.metrics import Metrics
 from cepo.rollout.base import (
     AdapterWeights,
-    FullWeights,
     Generation,
     GenerationRequest,
+    OnFinished,
     SamplingSettings,
     Weights,
     check_image_counts,
@@ -29,14 +28,26 @@ from cepo.rollout.vllm_process import (
     start_engine,
     without_gpu,
 )
+from cepo.rollout.vllm_requests import PrefixCounter, finished_requests
+from cepo.rollout.vllm_weights import clear_caches, load_adapter, load_full
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
-    from vllm.outputs import CompletionOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _MAX_BANNED_TOKENS = 1024
+_CPU_BLOCK_TOKENS = 32  # the smallest that its CPU build has fast kernels for
+
+_FIXED_OPTIONS: dict[str, Any] = {
+    "enable_prefix_caching": True,
+    # The response's log-prob must not depend on temperature, bans or filters.
+    "logprobs_mode": "raw_logprobs",
+    # The folder's generation_config.json must not bring in sampling settings that nobody asked for here.
+    "generation_config": "vllm",
+    "disable_log_stats": True,
+}
 
 
 class VllmGenerator:
@@ -59,7 +70,9 @@ class VllmGenerator:
         banned_token_ids: tokens that are never sampled (vision and control tokens).
         eos_token_ids: tokens that end a response; they are kept in it.
         trust_remote_code: run the checkpoint's own modelling code.
-        show_progress: let vLLM draw its progress bar.
+        show_progress: draw a progress bar.
+        tensor_parallel_size: neighbouring ranks of the process group that serve one engine; all of them get the same calls.
+        sleeps: on a GPU, `rest` moves the weights to host memory and frees keys and values; untested.
 
     Raises:
         EngineError: vLLM is missing, or could not start; with vLLM's own last words.
@@ -84,6 +97,8 @@ class VllmGenerator:
         lora_rank: int = 0,
         trust_remote_code: bool = False,
         show_progress: bool = False,
+        sleeps: bool = False,
+        tensor_parallel_size: int = 1,
     ) -> None:
         banned = sorted(set(banned_token_ids) - set(eos_token_ids))
         if len(banned) > _MAX_BANNED_TOKENS:
@@ -91,14 +106,13 @@ class VllmGenerator:
                 f"{len(banned)} tokens are banned from sampling; vLLM takes at most {_MAX_BANNED_TOKENS} per request. "
                 f"Ban only vision and control tokens, or use the transformers generator (worker.rollout.name)"
             )
-        self._banned = banned
+        self._banned, self._lora_rank = banned, lora_rank
         self._eos_token_ids = sorted(set(eos_token_ids))
         self._max_model_len = max_model_len
-        self._lora_rank = lora_rank
         self._draws_itself = without_gpu()
         self._show_progress = show_progress
-        self._adapter_folder: Path | None = None
-        self._adapter_id = 0
+        self._sleeps = sleeps and not self._draws_itself
+        self._is_asleep, self._adapter_id = False, 0
         options: dict[str, Any] = {
             "model": str(model_path),
             "dtype": _vllm_dtype(dtype),
@@ -106,29 +120,33 @@ class VllmGenerator:
             "seed": seed,
             "gpu_memory_utilization": gpu_memory_utilization,
             "limit_mm_per_prompt": {"image": limit_images, "video": limit_videos},
-            "enable_prefix_caching": True,
-            # The response's log-prob must not depend on temperature, bans or filters.
-            "logprobs_mode": "raw_logprobs",
-            # The folder's generation_config.json must not bring in sampling settings that nobody asked for here.
-            "generation_config": "vllm",
             # Without a GPU each sample is a request, and they share the processed picture; else a prompt is one request.
             "mm_processor_cache_gb": 1 if self._draws_itself else 0,
             "trust_remote_code": trust_remote_code,
-            "disable_log_stats": True,
             "use_tqdm_on_load": show_progress,
+            "enable_sleep_mode": self._sleeps,
+            "tensor_parallel_size": tensor_parallel_size,
         }
         if self._draws_itself:
             options["logits_processors"] = ["cepo.rollout.vllm_sampling:SeededDraws"]
+            # Only whole blocks are shared, and the default of 128 tokens is a whole small prompt.
+            options["block_size"] = _CPU_BLOCK_TOKENS
         if max_num_batched_tokens is not None:
             options["max_num_batched_tokens"] = max_num_batched_tokens
         if lora_rank > 0:
             options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _served_rank(lora_rank)}
         self._group_is_the_callers = has_process_group()
-        llm = start_engine(options, enforce_eager=enforce_eager)
+        llm = start_engine(_FIXED_OPTIONS | options, enforce_eager=enforce_eager)
         self._llm: LLM | None = llm
         self._placeholders = _placeholders(llm.model_config.hf_config)
+        self._prefixes = PrefixCounter(llm)
 
-    def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        settings: SamplingSettings,
+        on_finished: OnFinished | None = None,
+    ) -> list[list[Generation]]:
         """See `cepo.rollout.base.Generator`.
 
         Raises:
@@ -148,17 +166,36 @@ class VllmGenerator:
         calls = range(num_samples) if self._draws_itself else (0,)
         samplings = [self._sampling(request, settings, sample) for request in requests for sample in calls]
         prompts = [_prompt(request) for request in requests for _ in calls]
+        groups: list[list[Generation]] = [[] for _ in requests]
+        parts: list[dict[int, list[Generation]]] = [{} for _ in requests]
+        with contextlib.closing(self._finished(llm, prompts, samplings)) as results:
+            for number, result in results:
+                index, call = divmod(number, len(calls))
+                parts[index][call] = [_generation(output) for output in result.outputs]
+                if len(parts[index]) == len(calls):
+                    samples = [sample for call in calls for sample in parts[index][call]]
+                    groups[index] = samples * (settings.num_samples // num_samples)
+                    if on_finished is not None:
+                        on_finished(index, groups[index])
+        return groups
+
+    def _finished(
+        self, llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams]
+    ) -> Generator[tuple[int, RequestOutput], None, None]:
         try:
-            with callers_state_kept():
-                outputs = llm.generate(prompts, samplings, use_tqdm=self._show_progress, lora_request=self._adapter())
+            with (
+                callers_state_kept(),
+                contextlib.closing(
+                    finished_requests(
+                        llm, prompts, samplings, lora_request=self._adapter(), show_progress=self._show_progress
+                    )
+                ) as results,
+            ):
+                yield from results
         except Exception as error:
             if llm.llm_engine.has_unfinished_requests():  # it broke down at work and cannot be trusted any more
                 self.close()
             raise EngineError(f"vLLM failed while generating: {last_words(error)}") from error
-        samples = [_generation(output) for result in outputs for output in result.outputs]
-        copies = settings.num_samples // num_samples
-        starts = range(0, len(samples), num_samples)
-        return [samples[start : start + num_samples] * copies for start in starts]
 
     def sync_weights(self, weights: Weights) -> None:
         """See `cepo.rollout.base.Generator`. An adapter is served beside the base weights, never merged into them.
@@ -175,25 +212,33 @@ class VllmGenerator:
         try:
             with callers_state_kept():
                 if isinstance(weights, AdapterWeights):
-                    self._sync_adapter(llm, weights)
+                    # A number of its own: vLLM's caches tell adapters apart by it.
+                    load_adapter(llm, weights, self._adapter_id + 1)
+                    self._adapter_id += 1
                 else:
-                    _sync_full(llm, weights)
-                llm.reset_prefix_cache()
-                llm.reset_mm_cache()
-                llm.llm_engine.reset_encoder_cache()
+                    load_full(llm, weights)
+                clear_caches(llm)
         except EngineError:
             raise
         except Exception as error:
             raise EngineError(f"vLLM did not take the new weights: {last_words(error)}") from error
 
+    def drain_metrics(self) -> Metrics:
+        """See `cepo.rollout.base.Generator`. Prompts of all samples count."""
+        return self._prefixes.drain()
+
+    def rest(self) -> None:
+        """See `cepo.rollout.base.Generator`."""
+        if self._sleeps and not self._is_asleep and self._llm is not None:
+            with callers_state_kept():
+                self._llm.sleep(level=1)
+            self._is_asleep = True
+
     def close(self) -> None:
-        """Shuts the engine down and removes the adapter's folder. The caller's process group stays."""
+        """Shuts the engine down. The caller's process group stays."""
         if self._llm is not None:
             shut_down(self._llm, keep_process_group=self._group_is_the_callers)
             self._llm = None
-        if self._adapter_folder is not None:
-            shutil.rmtree(self._adapter_folder, ignore_errors=True)
-            self._adapter_folder = None
         gc.collect()
         import torch
 
@@ -203,6 +248,13 @@ class VllmGenerator:
     def _engine(self) -> LLM:
         if self._llm is None:
             raise EngineError("this vLLM engine was closed; build a new one")
+        if self._is_asleep:
+            import torch
+
+            torch.cuda.empty_cache()  # the engine takes its memory from the driver, past torch's pool of freed blocks
+            with callers_state_kept():
+                self._llm.wake_up()
+            self._is_asleep = False
         return self._llm
 
     def _sampling(self, request: GenerationRequest, settings: SamplingSettings, sample: int) -> SamplingParams:
@@ -248,37 +300,10 @@ class VllmGenerator:
     def _adapter(self) -> Any:
         from vllm.lora.request import LoRARequest
 
-        if self._adapter_folder is None:
+        if self._adapter_id == 0:
             return None
-        return LoRARequest(f"adapter-{self._adapter_id}", self._adapter_id, str(self._adapter_folder))
-
-    def _sync_adapter(self, llm: LLM, weights: AdapterWeights) -> None:
-        towers = sorted(name for name in weights.tensors if ".visual." in name)
-        if towers:
-            raise EngineError(
-                f"vLLM serves adapters of the language model only and would ignore {len(towers)} tensors, the first "
-                f"'{towers[0]}'; set worker.actor.model.lora.exclude_modules='.*visual.*', or "
-                "worker.rollout.name=transformers"
-            )
-        old_id, old_folder = self._adapter_id, self._adapter_folder
-        self._adapter_folder = Path(tempfile.mkdtemp(prefix="cepo-adapter-"))
-        write_adapter(weights, self._adapter_folder)
-        self._adapter_id = old_id + 1
-        if old_folder is not None:
-            llm.llm_engine.remove_lora(old_id)
-            shutil.rmtree(old_folder)
-        if not llm.llm_engine.add_lora(self._adapter()):
-            raise EngineError(f"vLLM refused the adapter with {len(weights.tensors)} tensors")
-
-
-def _sync_full(llm: LLM, weights: FullWeights) -> None:
-    tied = llm.model_config.hf_config.get_text_config().tie_word_embeddings
-    if tied and "lm_head.weight" not in weights.tensors:
-        raise EngineError(
-            "the model's output head is tied to its embeddings and 'lm_head.weight' is not among the weights, which "
-            "would leave vLLM's head as it was; take them from state_dict(), not from named_parameters()"
-        )
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.tensors.items())})
+        # vLLM wants a path and never looks there: it finds the adapter already loaded.
+        return LoRARequest(f"adapter-{self._adapter_id}", self._adapter_id, "in-memory")
 
 
 def _placeholders(hf_config: Any) -> tuple[int | None, int | None]:

@@ -46,8 +46,8 @@ def start_engine(options: dict[str, Any], *, enforce_eager: bool) -> LLM:
     for variable, value in (_ENVIRONMENT_DEFAULTS | (_CPU_ENVIRONMENT_DEFAULTS if on_cpu else {})).items():
         os.environ.setdefault(variable, value)
     if has_process_group() and torch.distributed.get_world_size() > 1:
-        # One engine per rank of the trainer's process group.
-        options = options | {"distributed_executor_backend": "external_launcher", "tensor_parallel_size": 1}
+        # One engine per rank of the trainer's process group, or per group of neighbouring ranks.
+        options = options | {"distributed_executor_backend": "external_launcher"}
     if on_cpu:
         # Says that Triton, which vLLM's own CPU build brings in, has no CPU part.
         logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.metrics import Metrics
-from cepo.rollout.base import Generation, GenerationRequest, SamplingSettings
+from cepo.rollout.base import Generation, GenerationRequest, OnFinished, SamplingSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,8 +19,16 @@ class Backend(Protocol):
 
     generator_name: str
 
-    def generate(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> list[list[Generation]]:
-        """Responses for each request, sampled from the weights of the last synchronisation."""
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        settings: SamplingSettings,
+        on_finished: OnFinished | None = None,
+    ) -> list[list[Generation]]:
+        """Responses for each request, sampled from the weights of the last synchronisation.
+
+        `on_finished` is told of requests that are finished while others are not; a backend may leave it out.
+        """
         ...
 
     def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:

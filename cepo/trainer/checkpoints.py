@@ -9,6 +9,8 @@ import logging
 import math
 import os
 import shutil
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,12 @@ logger = logging.getLogger(__name__)
 
 TRACKER_FILE = "checkpoint_tracker.json"
 STATE_FILE = "trainer_state.json"
+FILES_FILE = "files.json"
 _SCORE = "val_reward_score"
 
 
 class CheckpointStore:
-    """`<run folder>/global_step_<N>/{actor/, trainer_state.json}` and `checkpoint_tracker.json`, EasyR1's names.
+    """`<run folder>/global_step_<N>/{actor/, trainer_state.json, files.json}` and `checkpoint_tracker.json`, EasyR1's names.
 
     The trainer keeps its `TrainerState`; weights, optimizer, teacher weights and random state are the backend's.
 
@@ -42,15 +45,25 @@ class CheckpointStore:
         """Writes the state after `state.step` steps and then forgets the oldest ones beyond `keep`.
 
         `val_reward_score` is the mean reward of a validation of these very weights; None where there was none.
+
+        Raises:
+            CheckpointError: it cannot be written, for want of room or rights. Those before it are as they were.
         """
         step = state.step
         target = self.folder / f"global_step_{step}"
         partial = self.folder / f".global_step_{step}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        backend.save(partial)
         content = {"global_step": step, "state": dataclasses.asdict(state), _SCORE: val_reward_score, **self._identity}
-        _write_json(partial / STATE_FILE, content)
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            backend.save(partial)
+            _write_json(partial / STATE_FILE, content)
+            _write_json(partial / FILES_FILE, written_files(partial))
+        except (OSError, CheckpointError) as error:
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would keep the next attempt from its room
+            raise CheckpointError(
+                f"the checkpoint of step {step} cannot be written to {self.folder}: {error}"
+            ) from error
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
         scores = self._scores()
@@ -65,16 +78,25 @@ class CheckpointStore:
         self._prune(newest=step, best=best)
         return target
 
-    def find_last(self) -> Path | None:
-        """The newest whole checkpoint of this run folder, None if there is none."""
-        whole = self._whole()
-        return whole[max(whole)] if whole else None
+    def find_last(self, *, after: int = -1) -> Path | None:
+        """The newest whole checkpoint of this run folder, None if there is none of a step later than `after`.
+
+        One whose files are not those that were written is passed over with a warning.
+        """
+        for step, path in sorted(self._whole().items(), reverse=True):
+            if step <= after:
+                break
+            damage = damaged_file(path)
+            if damage is None:
+                return path
+            logger.warning("%s is damaged (%s); the checkpoint before it is taken", path, damage)
+        return None
 
     def read(self, folder: Path) -> TrainerState:
         """The trainer's part of a checkpoint, checked before any model is loaded.
 
         Raises:
-            CheckpointError: it is incomplete, or was written by a run with other settings.
+            CheckpointError: it is incomplete or damaged, or was written by a run with other settings.
         """
         try:
             state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
@@ -92,6 +114,9 @@ class CheckpointStore:
                     f"{folder} was written with {key}={state.get(key)}, this run has {value}; "
                     "set trainer.find_last_checkpoint=false or another trainer.experiment_name to start anew"
                 )
+        damage = damaged_file(folder)
+        if damage is not None:
+            raise CheckpointError(f"{folder} is damaged ({damage}); give another folder global_step_<N>")
         if not (folder / "actor").is_dir():
             raise CheckpointError(f"{folder} is not a whole checkpoint: it has no folder actor; give another one")
         try:
@@ -164,6 +189,42 @@ class CheckpointStore:
         others = sorted(whole.keys() - kept, reverse=True)
         for step in others[max(self._keep - len(kept), 0) :]:
             shutil.rmtree(whole[step])
+
+
+def written_files(folder: Path) -> dict[str, list[int]]:
+    """Size and CRC-32 of every file below `folder`, by its path within it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(max_workers=8) as pool:  # zlib works outside of Python's lock
+        sums = list(pool.map(_checksum, files))
+    return {
+        str(path.relative_to(folder)): [path.stat().st_size, number] for path, number in zip(files, sums, strict=True)
+    }
+
+
+def damaged_file(folder: Path) -> str | None:
+    """What is wrong with the first file that is not as it was written, None for a whole checkpoint or one without a list."""
+    try:
+        expected = json.loads((folder / FILES_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return f"{FILES_FILE}: {error}"
+    for name, (size, number) in expected.items():
+        path = folder / name
+        found = path.stat().st_size if path.is_file() else None
+        if found != size:
+            return f"{name} {'is missing' if found is None else f'has {found} bytes'}, {size} were written"
+        if _checksum(path) != number:
+            return f"{name}: other bytes than were written"
+    return None
+
+
+def _checksum(path: Path) -> int:
+    number = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 22):
+            number = zlib.crc32(block, number)
+    return number
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -49,11 +49,11 @@ def leak_metrics(
     over each response, mean over responses.
     """
     plain, hinted = [], []
-    for problem, prompt, generation in samples:
+    for number, (problem, prompt, generation) in enumerate(samples):
         text = contexts.reference_text(Reference(text=problem.ground_truth))
-        plain.append(ScoringRow(context=prompt, response_ids=generation.response_ids))
+        plain.append(ScoringRow(context=prompt, response_ids=generation.response_ids, prompt=number))
         context = contexts.teacher(problem, prompt, text)
-        hinted.append(ScoringRow(context=context, response_ids=generation.response_ids))
+        hinted.append(ScoringRow(context=context, response_ids=generation.response_ids, prompt=number))
     gaps = [with_hint - without for with_hint, without in zip(backend.score(hinted), backend.score(plain), strict=True)]
     right = [gap for gap, is_right in zip(gaps, correct.tolist(), strict=True) if is_right]
     wrong = [gap for gap, is_right in zip(gaps, correct.tolist(), strict=True) if not is_right]

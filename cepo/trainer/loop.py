@@ -16,10 +16,11 @@ from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.order import problem_indices
+from cepo.errors import CheckpointError
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
-from cepo.models.processing import EncodedPrompt, Processing
+from cepo.models.processing import Processing
 from cepo.rewards import RewardPool
-from cepo.rollout.base import Generation, SamplingSettings
+from cepo.rollout.base import SamplingSettings
 from cepo.tracking.tracker import Tracker
 from cepo.trainer import evidence, measures
 from cepo.trainer.backend import Backend
@@ -29,6 +30,7 @@ from cepo.trainer.filtering import collect_batch
 from cepo.trainer.optimizer_batches import actor_batches, critic_batches
 from cepo.trainer.penalty import penalise
 from cepo.trainer.records import group_records
+from cepo.trainer.rewarding import Rewarding
 from cepo.trainer.rollouts import RolloutBatch, View
 from cepo.trainer.sampling import generation_request, training_settings
 from cepo.trainer.state import TrainerState
@@ -40,7 +42,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True)
 class Trainer:
-    """One run. Steps are 0-based inside and 1-based in everything written: step k is recorded after its update."""
+    """One run. Steps are 0-based inside and 1-based in everything written: step k is recorded after its update.
+
+    `restarts` counts how often this run's workers were lost so far.
+    """
 
     config: RunConfig
     problems: ProblemSet
@@ -54,6 +59,7 @@ class Trainer:
     validator: Validator | None
     total_steps: int
     state: TrainerState
+    restarts: int = 0
 
     def __post_init__(self) -> None:
         self.clock = StageClock()
@@ -61,6 +67,7 @@ class Trainer:
         self._last_validated = -1
         self._last_val_reward: float | None = None
         self._last_saved = -1
+        self._is_save_missing = False
 
     def fit(self) -> None:
         """Trains from `state.step` to `total_steps`, validating and saving on the way and at the end."""
@@ -76,8 +83,8 @@ class Trainer:
             done = step + 1
             if _due(done, settings.val_freq):
                 self.validate(done)
-            if _due(done, settings.save_freq) and done < self.total_steps:
-                self.save(done)
+            if (_due(done, settings.save_freq) or self._is_save_missing) and done < self.total_steps:
+                self.save_if_possible(done)
         if self.total_steps > self._first_step:
             if settings.val_freq > 0 or settings.val_before_train:
                 self.validate(self.total_steps)
@@ -100,7 +107,7 @@ class Trainer:
         algorithm, data = self.config.algorithm, self.config.data
 
         def next_round() -> RolloutBatch:
-            return self.reward(self.generate(self.sample(), step))
+            return self.rewarded(self.sample(), step, training_settings(self.config))
 
         metrics: list[Metrics] = []
         if algorithm.online_filtering:
@@ -133,48 +140,38 @@ class Trainer:
         self.state.rounds += 1
         return [self.problems[index] for index in indices]
 
-    def generate(self, problems: Sequence[Problem], step: int) -> RolloutBatch:
-        """G responses to each problem, with a sampling seed of their own for every step and prompt."""
+    def rewarded(self, problems: Sequence[Problem], step: int, settings: SamplingSettings) -> RolloutBatch:
+        """Responses with their rewards; groups that are finished are rewarded while others are still generated."""
+        with Rewarding(problems, self.config, self.processing, self.rewards) as rewarding:
+            batch = self.generate(problems, step, settings, rewarding)
+            return self.reward(batch, rewarding)
+
+    def generate(
+        self, problems: Sequence[Problem], step: int, settings: SamplingSettings, rewarding: Rewarding
+    ) -> RolloutBatch:
+        """Responses to each problem, with a sampling seed of their own for every step and prompt."""
         with self.clock.stage("generate"):
             prompts = [self.contexts.student(problem) for problem in problems]
-            generations = self._generations(problems, prompts, step, training_settings(self.config))
+            seed = self.config.worker.rollout.seed
+            requests = [
+                generation_request(problem, prompt, seed=seed, step=step)
+                for problem, prompt in zip(problems, prompts, strict=True)
+            ]
+            groups = self.backend.generate(requests, settings, rewarding.begin)
+        generations = [generation for group in groups for generation in group]
+        self.clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
         return RolloutBatch(step=step, problems=problems, prompts=prompts, generations=generations)
 
-    def _generations(
-        self, problems: Sequence[Problem], prompts: Sequence[EncodedPrompt], step: int, settings: SamplingSettings
-    ) -> list[Generation]:
-        seed = self.config.worker.rollout.seed
-        requests = [
-            generation_request(problem, prompt, seed=seed, step=step)
-            for problem, prompt in zip(problems, prompts, strict=True)
-        ]
-        generations = [one for group in self.backend.generate(requests, settings) for one in group]
-        self.clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
-        return generations
+    def reward(self, batch: RolloutBatch, rewarding: Rewarding) -> RolloutBatch:
+        """Scores every response; the stage's time is what generation has not covered."""
+        with self.clock.stage("reward"):
+            rewarding.finish(batch)
+        return batch
 
     def greedy_rewards(self, batch: RolloutBatch) -> Tensor:
         """(B,) the reward of the greedy response to each row's prompt."""
         greedy = dataclasses.replace(training_settings(self.config), num_samples=1, temperature=0.0)
-        with self.clock.stage("generate"):
-            generations = self._generations(batch.problems, batch.prompts, batch.step, greedy)
-        answers = RolloutBatch(step=batch.step, problems=batch.problems, prompts=batch.prompts, generations=generations)
-        return self.reward(answers).rewards.repeat_interleave(batch.group_size)
-
-    def reward(self, batch: RolloutBatch) -> RolloutBatch:
-        """Scores every response and tells right from wrong; a reward that raises or hangs costs its own sample."""
-        algorithm = self.config.algorithm
-        with self.clock.stage("reward"):
-            skip = self.config.worker.reward.skip_special_tokens
-            batch.responses = [
-                self.processing.decode(generation.response_ids, skip_special_tokens=skip)
-                for generation in batch.generations
-            ]
-            outcome = self.rewards.score(measures.reward_inputs(batch))
-            batch.scores = outcome.scores
-            batch.num_raised, batch.num_timed_out = outcome.num_raised, outcome.num_timed_out
-            batch.rewards = torch.tensor([score["overall"] for score in batch.scores])
-            batch.correct = measures.correctness(batch.scores, algorithm.correct_key, algorithm.correct_threshold)
-        return batch
+        return self.rewarded(batch.problems, batch.step, greedy).rewards.repeat_interleave(batch.group_size)
 
     def score(self, batch: RolloutBatch) -> Metrics:
         """Log-probs under the weights that start the update, of live rows that something reads.
@@ -286,6 +283,8 @@ class Trainer:
 
     def record(self, batch: RolloutBatch, parts: Sequence[Metrics]) -> None:
         """Writes the step's metrics and some of its rollouts."""
+        if self.restarts:
+            parts = [*parts, {"faults/restarts": sum_value(self.restarts)}]
         self.tracker.log_metrics(batch.step + 1, results(merge_metrics(parts)))
         self.tracker.log_rollouts(group_records(batch, self.processing, self.config.trainer.rollouts_to_log))
 
@@ -300,6 +299,15 @@ class Trainer:
         self._last_val_reward = values.get("val/reward")
         self.tracker.log_metrics(done, values)
         self.tracker.log_generations(done, rows)
+
+    def save_if_possible(self, done: int) -> None:
+        """A checkpoint on the way; where it cannot be written the run goes on, and tries again after the next step."""
+        try:
+            self.save(done)
+            self._is_save_missing = False
+        except CheckpointError as error:
+            self._is_save_missing = True
+            logger.error("%s. The run goes on and tries again after the next step", error)
 
     def save(self, done: int) -> None:
         """A checkpoint after `done` steps."""

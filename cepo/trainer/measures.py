@@ -26,14 +26,6 @@ def reward_input(problem: Problem, response: str, response_length: int) -> dict[
     }
 
 
-def reward_inputs(batch: RolloutBatch) -> list[dict[str, Any]]:
-    """The reward function's input for every row."""
-    return [
-        reward_input(batch.problems[row // batch.group_size], response, len(batch.generations[row].response_ids))
-        for row, response in enumerate(batch.responses)
-    ]
-
-
 def correctness(scores: Sequence[dict[str, float]], key: str, threshold: float) -> Tensor:
     """(B,) whether each response is right; the total reward decides only where the reward function has no such field.
 

@@ -127,8 +127,10 @@ class RolloutBatch:
 
     def scoring_row(self, row: int, context: EncodedPrompt | None = None, *, keep_state: bool = True) -> ScoringRow:
         """Row `row` behind the student's prompt, or behind another context."""
-        prompt = context or self.prompts[row // self.group_size]
-        return ScoringRow(context=prompt, response_ids=self.generations[row].response_ids, keep_state=keep_state)
+        number = row // self.group_size
+        prompt = context or self.prompts[number]
+        response = self.generations[row].response_ids
+        return ScoringRow(context=prompt, response_ids=response, prompt=number, keep_state=keep_state)
 
     def outcome_rewards(self) -> Tensor:
         """(B, T) the outcome reward on the last response token, 0 elsewhere."""

@@ -18,6 +18,7 @@ def generation_request(problem: Problem, prompt: EncodedPrompt, *, seed: int, st
         images=problem.images,
         videos=problem.videos,
         seed=sampling_seed(seed, step, problem.prompt_id),
+        picture_source=problem.picture_source,
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import ActorConfig
@@ -20,8 +19,11 @@ from cepo.models.processing import Processing
 from cepo.rollout.base import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.distillation import KeptStates
-from cepo.workers.distributed import data_parallel_mesh, reshard, this_device
+from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
+from cepo.workers.gathering import GatheredWeights, trained_weights
 from cepo.workers.loading import build_scoring_model
+from cepo.workers.lockstep import Lockstep, RankPass
+from cepo.workers.offload import PhaseOffload
 from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
 from cepo.workers.passes import Passes
 from cepo.workers.scoring_model import CollatedRows, TeacherStates
@@ -33,6 +35,10 @@ FULL_KL = DivergenceConfig(kind="reverse_kl")
 
 class Actor:
     """The trained policy under FSDP2 (also with one process), with LoRA or full fine-tuning.
+
+    One per rank. All ranks call the same methods in the same order, each with its own rows, or none; a prompt's rows stay on
+    one rank within a step. What an update changes, and what merging the ranks' metrics gives, are those of one rank with
+    all rows.
 
     Args:
         config: `worker.actor`.
@@ -61,16 +67,23 @@ class Actor:
         self._config, self._processing, self._total_steps = config, processing, total_steps
         self.device = this_device()
         self.module = build_scoring_model(
-            config, mesh=data_parallel_mesh(), device=self.device, temperature=temperature, seed=seed
+            config,
+            mesh=data_parallel_mesh(config.fsdp.fsdp_size),
+            device=self.device,
+            temperature=temperature,
+            seed=seed,
         )
+        self._lockstep = Lockstep(self.module.base.config, image_token_id=processing.image_token_id, device=self.device)
         self.passes = Passes(
             config,
             processing,
+            self._lockstep,
             device=self.device,
             takes_segments=self.module.takes_segments,
             longest_row=longest_row,
         )
         self.optimizer = build_optimizer(self.module, config.optim)
+        self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
         self.teacher_weights = TeacherWeights(self.module, teacher)
         self.reference_weights = (
             TeacherWeights(self.module, TeacherConfig(source="reference")) if with_reference else None
@@ -84,12 +97,14 @@ class Actor:
         `as_teacher` runs with the teacher's weights; contexts decide everything else. `keep_states` keeps the rows' hidden
         states until the step is finished, for an update that distils from them.
         """
+        self.offload.weights_here()
         with self.teacher_weights.active() if as_teacher else nullcontext():
             return self._pass(rows, keep=self._teacher_states if keep_states else None)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
         """As `score`, with the initial weights (under LoRA: the adapter off); `keep_states` for a KL over the vocabulary."""
         assert self.reference_weights is not None, "no KL penalty was announced"
+        self.offload.weights_here()
         with self.reference_weights.active():
             return self._pass(rows, keep=self._reference_states if keep_states else None)
 
@@ -98,6 +113,7 @@ class Actor:
 
         The rows are those, in that order, whose reference states were kept.
         """
+        self.offload.weights_here()
         return self._pass(rows, beside=self._reference_states)
 
     @torch.no_grad()
@@ -109,27 +125,33 @@ class Actor:
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
         self.passes.check(rows, self._log_probs)
-        for indices in self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience):
-            lengths = [len(rows[index].response_ids) for index in indices]
-            teacher = None if beside is None else beside.states_for(lengths, indices, FULL_KL)
-            log_probs, (other, *_) = self.module(
-                self.passes.collate([rows[index] for index in indices]), () if teacher is None else (teacher,)
-            )
+        for part in self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience):
+            passing = part.rows(rows)
+            lengths = [len(row.response_ids) for row in passing]
+            teacher = None if beside is None else beside.states_for(lengths, part.places(part.indices), FULL_KL)
+            log_probs, (other, *_) = self.module(self.passes.collate(passing), () if teacher is None else (teacher,))
             values = log_probs if teacher is None else other
-            results |= dict(zip(indices, values.float().cpu().split(lengths), strict=True))
+            # What is beyond the indices is the filler's.
+            results |= dict(zip(part.indices, values.float().cpu().split(lengths), strict=False))
             if keep is not None:
-                parts = zip(indices, other.cpu().split(lengths), strict=True)
-                states |= {index: part if rows[index].keep_state else part[:0].clone() for index, part in parts}
+                parts = zip(part.indices, other.cpu().split(lengths), strict=False)
+                states |= {index: state if rows[index].keep_state else state[:0].clone() for index, state in parts}
         if keep is not None:
             keep.keep([states[index] for index in range(len(rows))], self.module)
         reshard(self.module)
         return [results[index] for index in range(len(rows))]
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """One optimizer step for each batch, at the learning rate of the 0-based training step."""
+        """One optimizer step for each batch, at the learning rate of the 0-based training step.
+
+        Denominators are totals of all ranks, and so gradients of the ranks add up.
+        """
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
+        self.offload.weights_here()
+        self.offload.optimizer_here()
         parts = [self._optimizer_step(batch) for batch in batches]
-        return merge_metrics([*parts, self.passes.metrics(), {"actor/lr": mean_value(learning_rate)}])
+        self.offload.optimizer_away()
+        return merge_metrics([*parts, self.passes.metrics(), on_first_rank({"actor/lr": mean_value(learning_rate)})])
 
     def finish_step(self, step: int) -> None:
         """Refreshes teacher weights after the update of the 0-based step, and forgets what was kept for it."""
@@ -138,17 +160,22 @@ class Actor:
         self.module.encoder.forget()
         self.teacher_weights.after_update(step)
 
+    def rest(self) -> None:
+        """Frees what `offload` says of the device, before responses are sampled; the next call takes it back."""
+        self.offload.weights_away()
+
     def rollout_weights(self) -> Weights:
-        """The current weights under the names the rollout engine knows: the adapter alone under LoRA, else all."""
-        with_adapter = self._config.model.lora.rank > 0
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=with_adapter)
-        state = get_model_state_dict(self.module, options=options)
-        tensors: Any = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-        if not with_adapter:
-            return FullWeights(tensors=tensors)
+        """The current weights under the names the rollout engine knows: the adapter alone under LoRA, else all.
+
+        Every rank gets all of them. An adapter is whole; full weights are gathered one by one as they are read, which all
+        ranks do together and before the next call.
+        """
+        if self._config.model.lora.rank == 0:
+            return FullWeights(tensors=GatheredWeights(self.module, prefix="model.", device=self.device))
         from peft import get_peft_model_state_dict
 
         peft_model: Any = self.module.model
+        tensors: Any = trained_weights(self.module, prefix="model.", device=self.device)
         return AdapterWeights(
             tensors=get_peft_model_state_dict(peft_model, state_dict=tensors),
             adapter_config=peft_model.peft_config["default"].to_dict(),
@@ -161,18 +188,23 @@ class Actor:
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        parts = [self._accumulate_gradient(batch, weights, indices) for indices in self.passes.cut(batch.rows, size)]
+        parts = [self._accumulate_gradient(batch, weights, part) for part in self.passes.cut(batch.rows, size)]
         parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="actor"))
         return merge_metrics(parts)
 
-    def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, indices: list[int]) -> Metrics:
+    def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
+        indices = part.indices
+
         def here(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor[indices].to(self.device)
 
         distillation = batch.distillation
-        rows = [batch.rows[index] for index in indices]
-        teachers = self._teachers(batch, indices, [len(row.response_ids) for row in rows])
+        rows = part.rows(batch.rows)
+        teachers = self._teachers(batch, part, [len(row.response_ids) for row in rows])
         flat, beside = self.module(self.passes.collate(rows), tuple(teachers.values()))
+        if not indices:
+            flat.sum().mul(0.0).backward()
+            return {}
         given, mask = batch.old_log_probs[indices].to(self.device), batch.response_mask[indices].to(self.device)
         blank = torch.zeros_like(given)
         log_probs = blank.masked_scatter(mask, flat)
@@ -198,14 +230,14 @@ class Actor:
             metrics |= agreement_metrics(given, log_probs.detach(), mask, self.module.temperature)
         return metrics
 
-    def _teachers(self, batch: OptimizerBatch, indices: list[int], lengths: list[int]) -> dict[str, TeacherStates]:
+    def _teachers(self, batch: OptimizerBatch, part: RankPass, lengths: list[int]) -> dict[str, TeacherStates]:
         """The kept states that the rows diverge from."""
         found: dict[str, TeacherStates | None] = {}
         if batch.distillation is not None:
-            places = [batch.distillation.state_index[index] for index in indices]
+            places = part.places([batch.distillation.state_index[index] for index in part.indices])
             found["teacher"] = self._teacher_states.states_for(lengths, places, batch.distillation.divergence)
         if batch.reference_index is not None:
-            places = [batch.reference_index[index] for index in indices]
+            places = part.places([batch.reference_index[index] for index in part.indices])
             found["reference"] = self._reference_states.states_for(lengths, places, FULL_KL)
         return {name: states for name, states in found.items() if states is not None}
 

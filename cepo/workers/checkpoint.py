@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
@@ -24,17 +25,22 @@ ADAPTER = "lora_adapter"
 
 
 def save_actor(actor: Actor, folder: Path) -> None:
-    """Writes trainable weights, optimizer and teacher weights as shards, the random state, and under LoRA the adapter."""
+    """Writes trainable weights, optimizer and teacher weights as shards, the random state, and under LoRA the adapter.
+
+    All ranks call it with one folder on a storage they share; it is whole once all have returned.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     dcp.save(_state(actor), checkpoint_id=str(folder / SHARDS))
-    torch.save(_random_state(), folder / RANDOM_STATE)
-    weights = actor.rollout_weights()
-    if isinstance(weights, AdapterWeights):
+    actor.offload.optimizer_away()
+    rank, weights = dist.get_rank(), actor.rollout_weights()
+    # Last what a rank writes on its own: where it fails, no other rank waits for it.
+    torch.save(_random_state(), folder / _random_state_file(rank))
+    if isinstance(weights, AdapterWeights) and rank == 0:
         write_adapter(weights, folder / ADAPTER)
 
 
 def load_actor(actor: Actor, folder: Path) -> None:
-    """Restores what `save_actor` wrote.
+    """Restores what `save_actor` wrote, on any number of ranks; one without a random state of its own takes rank 0's.
 
     Raises:
         CheckpointError: files are missing, or belong to another model, adapter or teacher.
@@ -42,7 +48,8 @@ def load_actor(actor: Actor, folder: Path) -> None:
     state = _state(actor)
     with _refused_where_it_does_not_fit(folder):
         dcp.load(state, checkpoint_id=str(folder / SHARDS))
-        random_state = torch.load(folder / RANDOM_STATE, weights_only=False)
+        own = folder / _random_state_file(dist.get_rank())
+        random_state = torch.load(own if own.is_file() else folder / _random_state_file(0), weights_only=False)
     _restore(actor, state)
     actor.teacher_weights.load_state_dict(state["teacher"])
     if actor.reference_weights is not None:
@@ -50,13 +57,14 @@ def load_actor(actor: Actor, folder: Path) -> None:
     torch.set_rng_state(random_state["torch"])
     random.setstate(random_state["python"])
     if random_state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(random_state["cuda"])
+        torch.cuda.set_rng_state(random_state["cuda"][0])
 
 
 def save_critic(critic: Critic, folder: Path) -> None:
     """Writes trainable weights and optimizer as shards; the random state is in the actor's checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     dcp.save(_trained_state(critic), checkpoint_id=str(folder / SHARDS))
+    critic.offload.optimizer_away()
 
 
 def load_critic(critic: Critic, folder: Path) -> None:
@@ -72,6 +80,8 @@ def load_critic(critic: Critic, folder: Path) -> None:
 
 
 def _trained_state(worker: Actor | Critic) -> dict[str, Any]:
+    worker.offload.weights_here()
+    worker.offload.optimizer_here()
     model, optimizer = get_state_dict(
         worker.module, worker.optimizer, options=StateDictOptions(ignore_frozen_params=True)
     )
@@ -89,6 +99,7 @@ def _restore(worker: Actor | Critic, state: dict[str, Any]) -> None:
     # The moments are the checkpoint's; how they are used is the resumed run's own setting, like its learning rate.
     for group in worker.optimizer.param_groups:
         group.update({name: worker.optimizer.defaults[name] for name in ("betas", "weight_decay")})
+    worker.offload.optimizer_away()
 
 
 @contextmanager
@@ -106,6 +117,10 @@ def _state(actor: Actor) -> dict[str, Any]:
     return state
 
 
+def _random_state_file(rank: int) -> str:
+    return RANDOM_STATE if rank == 0 else f"random_state_of_rank_{rank}.pt"
+
+
 def _random_state() -> dict[str, Any]:
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
     return {"torch": torch.get_rng_state(), "python": random.getstate(), "cuda": cuda}

@@ -13,14 +13,16 @@ from cepo.losses.policy import token_weights
 from cepo.losses.value import value_loss, value_metrics
 from cepo.metrics import Metrics, fraction, mean_value, merge_metrics
 from cepo.models.processing import Processing
-from cepo.workers.distributed import data_parallel_mesh, reshard, this_device
+from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
 from cepo.workers.loading import build_value_model
+from cepo.workers.lockstep import Lockstep, RankPass
+from cepo.workers.offload import PhaseOffload
 from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
 from cepo.workers.passes import Passes
 
 
 class Critic:
-    """A value model of its own under FSDP2, all of its weights trained.
+    """A value model of its own under FSDP2, all of its weights trained. One per rank, called as `Actor` is.
 
     Args:
         config: `worker.critic`, its nulls resolved (`cepo.config.resolved_critic`).
@@ -44,53 +46,69 @@ class Critic:
     ) -> None:
         self._config, self._total_steps = config, total_steps
         self.device = this_device()
-        self.module = build_value_model(config, processing, mesh=data_parallel_mesh(), device=self.device, seed=seed)
+        mesh = data_parallel_mesh(config.fsdp.fsdp_size)
+        self.module = build_value_model(config, processing, mesh=mesh, device=self.device, seed=seed)
+        model_config = self.module.model.config
         self.passes = Passes(
             config,
             processing,
+            Lockstep(model_config, image_token_id=processing.image_token_id, device=self.device),
             device=self.device,
             takes_segments=self.module.takes_segments,
             longest_row=longest_row,
         )
         self.optimizer = build_optimizer(self.module, config.optim)
+        self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
 
     @torch.no_grad()
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """The value before each response token, (response length,) float32 on the CPU, in the order of `rows`."""
+        self.offload.weights_here()
         self.module.eval()
         results: dict[int, Tensor] = {}
         self.passes.check(rows, self.module)
-        for indices in self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience):
-            micro_batch = [rows[index] for index in indices]
-            lengths = [len(row.response_ids) for row in micro_batch]
-            results |= dict(
-                zip(indices, self.module(self.passes.collate(micro_batch)).cpu().split(lengths), strict=True)
-            )
+        for part in self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience):
+            passing = part.rows(rows)
+            lengths = [len(row.response_ids) for row in passing]
+            values = self.module(self.passes.collate(passing)).cpu().split(lengths)
+            # What is beyond the indices is the filler's.
+            results |= dict(zip(part.indices, values, strict=False))
         reshard(self.module)
         return [results[index] for index in range(len(rows))]
 
     def update(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
         """One optimizer step for each batch, at the learning rate of the 0-based training step."""
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
+        self.offload.weights_here()
+        self.offload.optimizer_here()
         parts = [self._optimizer_step(batch) for batch in batches]
         self.module.encoder.forget()
-        return merge_metrics([*parts, {"critic/lr": mean_value(learning_rate)}])
+        self.offload.optimizer_away()
+        return merge_metrics([*parts, on_first_rank({"critic/lr": mean_value(learning_rate)})])
+
+    def rest(self) -> None:
+        """As `Actor.rest`."""
+        self.offload.weights_away()
 
     def _optimizer_step(self, batch: CriticBatch) -> Metrics:
         self.module.train()
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        parts = [self._accumulate_gradient(batch, weights, indices) for indices in self.passes.cut(batch.rows, size)]
+        parts = [self._accumulate_gradient(batch, weights, part) for part in self.passes.cut(batch.rows, size)]
         parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="critic"))
         return merge_metrics(parts)
 
-    def _accumulate_gradient(self, batch: CriticBatch, weights: Tensor, indices: list[int]) -> Metrics:
+    def _accumulate_gradient(self, batch: CriticBatch, weights: Tensor, part: RankPass) -> Metrics:
+        indices = part.indices
         mask, old_values, returns, weight = (
             tensor[indices].to(self.device)
             for tensor in (batch.response_mask, batch.old_values, batch.returns, weights)
         )
-        flat = self.module(self.passes.collate([batch.rows[index] for index in indices]))
+        flat = self.module(self.passes.collate(part.rows(batch.rows)))
+        if not indices:
+            flat.sum().mul(0.0).backward()
+            return {}
         values = torch.zeros_like(old_values).masked_scatter(mask, flat)
         clip = self._config.cliprange_value
         loss = (value_loss(values, old_values, returns, clip) * weight).sum()

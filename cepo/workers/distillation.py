@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from cepo.types import DivergenceConfig
+from cepo.workers.gathering import whole_tensor
 from cepo.workers.scoring_model import ScoringModel, TeacherStates
 
 
@@ -16,7 +17,8 @@ class KeptStates:
     """Hidden states on the CPU: tokens x hidden size, where the distributions would be tokens x vocabulary.
 
     The teacher is the one that was asked, whatever its weights become during the step's updates, so a trained head is
-    kept beside the states.
+    kept beside the states. Each rank keeps the states of the rows it scored, so a row is distilled where it was scored:
+    within a step the rows of a prompt go to one rank.
     """
 
     def __init__(self) -> None:
@@ -28,8 +30,7 @@ class KeptStates:
         self._states = list(states)
         weight: Any = module.base.lm_head.weight
         if weight.requires_grad:
-            whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
-            self._head = whole.detach().clone()
+            self._head = whole_tensor(weight).detach().clone()
 
     def forget(self) -> None:
         """Frees everything."""

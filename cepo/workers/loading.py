@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig, LoraConfig
 from cepo.errors import ConfigError
 from cepo.models import family
 from cepo.models.processing import Processing
+from cepo.workers.offload import offload_policy
 from cepo.workers.scoring_model import PictureEncoder, ScoringModel
 from cepo.workers.value_model import ValueModel
 
@@ -29,6 +33,7 @@ def build_scoring_model(
         dtype=compute_dtype if with_adapter else trained_dtype,
         trust_remote_code=config.model.trust_remote_code,
         override_config=config.model.override_config,
+        with_weights=_reads_weights(config.fsdp),
     )
     takes_segments = family.share_segments(model)
     blocks = family.sharded_blocks(model)
@@ -39,13 +44,9 @@ def build_scoring_model(
         model = add_adapter(model, config.model.lora, dtype=trained_dtype, seed=seed)
     if config.model.enable_gradient_checkpointing:
         _checkpoint_gradients(model)
-    scoring_model = ScoringModel(
-        model.to(device),
-        temperature=temperature,
-        encoder=_picture_encoder(base, mesh),
-        takes_segments=takes_segments,
-    )
-    _shard(scoring_model, blocks, config.fsdp, mesh)
+    encoder = _picture_encoder(base, mesh)
+    scoring_model = ScoringModel(model, temperature=temperature, encoder=encoder, takes_segments=takes_segments)
+    _distribute(scoring_model, blocks, config.fsdp, mesh, device)
     return scoring_model
 
 
@@ -65,6 +66,7 @@ def build_value_model(
         trust_remote_code=settings.trust_remote_code,
         override_config=settings.override_config,
         section=section,
+        with_weights=_reads_weights(config.fsdp),
     )
     _require_vocabulary(model, processing, key=f"{section}.model_path", path=settings.model_path)
     del model.lm_head
@@ -75,10 +77,8 @@ def build_value_model(
     if settings.enable_gradient_checkpointing:
         _checkpoint_gradients(model)
     encoder = _picture_encoder(model, mesh)
-    value_model = ValueModel(model, seed=seed, encoder=encoder, takes_segments=takes_segments).to(device)
-    # A group of its own: under the root's policy the head would be cast to the type that the body computes in.
-    fully_shard(value_model.head, mesh=mesh)
-    _shard(value_model, blocks, config.fsdp, mesh)
+    value_model = ValueModel(model, seed=seed, encoder=encoder, takes_segments=takes_segments)
+    _distribute(value_model, blocks, config.fsdp, mesh, device, exact=[value_model.head])
     return value_model
 
 
@@ -146,12 +146,66 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
     return wrapped
 
 
-def _shard(root: nn.Module, blocks: list[nn.Module], fsdp: FsdpConfig, mesh: DeviceMesh) -> None:
-    """FSDP2: one group per repeated block, and the rest (embeddings, merger, head) in the root's."""
+def _reads_weights(fsdp: FsdpConfig) -> bool:
+    return not fsdp.enable_rank0_init or dist.get_rank() == 0
+
+
+def _distribute(
+    root: nn.Module,
+    blocks: Sequence[nn.Module],
+    fsdp: FsdpConfig,
+    mesh: DeviceMesh,
+    device: torch.device,
+    *,
+    exact: Sequence[nn.Module] = (),
+) -> None:
+    """Shards the model; where only the first rank has read the weights, the others get theirs from it.
+
+    Parts in `exact` compute in the type they are kept in.
+    """
+    offload = offload_policy(fsdp, device)
+    whole = root.state_dict() if fsdp.enable_rank0_init and dist.get_rank() == 0 else {}
+    _shard(root, blocks, fsdp, mesh, offload, exact)
+    if not fsdp.enable_rank0_init:
+        return
+    if dist.get_rank() != 0:
+        _materialise(root, torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else device)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(root, whole, options=options)
+
+
+def _materialise(root: nn.Module, device: torch.device) -> None:
+    """Gives weights on the meta device memory, which they are to be written to, and leaves the buffers as they are."""
+    buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
+    root.to_empty(device=device)
+    for name, buffer in root.named_buffers():
+        buffer.copy_(buffers[name])
+
+
+def _shard(
+    root: nn.Module,
+    blocks: Sequence[nn.Module],
+    fsdp: FsdpConfig,
+    mesh: DeviceMesh,
+    offload: OffloadPolicy,
+    exact: Sequence[nn.Module],
+) -> None:
+    """FSDP2: one group per repeated block, and the rest (embeddings, merger, head) in the root's.
+
+    Each group moves to the mesh's device as it is cut, so that no device holds the whole model. Gradients of the ranks are
+    added up, where FSDP's default is their mean: each rank's loss is its share of a sum with global denominators.
+    """
     policy = MixedPrecisionPolicy(
         param_dtype=family.torch_dtype(fsdp.mp_param_dtype),
         reduce_dtype=family.torch_dtype(fsdp.mp_reduce_dtype),
     )
+    common: Any = {"mesh": mesh, "offload_policy": offload}
+    for part in exact:  # groups of their own: under the root's policy they would be cast
+        fully_shard(part, **common)
     for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=fsdp.enable_full_shard)
-    fully_shard(root, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(block, mp_policy=policy, reshard_after_forward=fsdp.enable_full_shard, **common)
+    fully_shard(root, mp_policy=policy, reshard_after_forward=False, **common)
+    for part in root.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)  # gloo can add, and not multiply on the way

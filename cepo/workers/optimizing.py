@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +13,8 @@ from cepo.config.schema import OptimConfig
 from cepo.data.batch import ScoringRow
 from cepo.metrics import Metrics, max_value, mean_value, sum_value
 from cepo.workers.compensated_adamw import CompensatedAdamW
+from cepo.workers.distributed import on_first_rank
+from cepo.workers.gathering import whole_tensor
 from cepo.workers.schedule import learning_rate_factor
 
 
@@ -58,19 +59,24 @@ def zero_gradients(optimizer: Optimizer) -> None:
 def clipped_step(optimizer: Optimizer, *, max_grad_norm: float, worker: str) -> Metrics:
     """Clips the gradient to `max_grad_norm` and steps; a gradient that is not finite is skipped and counted.
 
+    The norm is that of the whole gradient, so that all ranks step or none does.
+
     Returns:
         `<worker>/grad_norm` (before clipping) and its largest, absent for a skipped step; `<worker>/skipped_updates`.
+        On rank 0; nothing on others.
     """
-    norm: Any = torch.nn.utils.clip_grad_norm_(_weights(optimizer), max_grad_norm)
-    grad_norm = float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+    norm = torch.nn.utils.clip_grad_norm_(_weights(optimizer), max_grad_norm)
+    grad_norm = float(whole_tensor(norm))
     if not math.isfinite(grad_norm):
-        return {f"{worker}/skipped_updates": sum_value(1.0)}
+        return on_first_rank({f"{worker}/skipped_updates": sum_value(1.0)})
     optimizer.step()
-    return {
-        f"{worker}/grad_norm": mean_value(grad_norm),
-        f"{worker}/grad_norm_max": max_value(grad_norm),
-        f"{worker}/skipped_updates": sum_value(0.0),
-    }
+    return on_first_rank(
+        {
+            f"{worker}/grad_norm": mean_value(grad_norm),
+            f"{worker}/grad_norm_max": max_value(grad_norm),
+            f"{worker}/skipped_updates": sum_value(0.0),
+        }
+    )
 
 
 def _weights(optimizer: Optimizer) -> list[nn.Parameter]:

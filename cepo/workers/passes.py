@@ -14,6 +14,7 @@ from cepo.data.batch import ScoringRow
 from cepo.metrics import Metrics, fraction, sum_value
 from cepo.models.processing import Processing
 from cepo.teacher.sequences import families
+from cepo.workers.lockstep import Lockstep, RankPass
 from cepo.workers.optimizing import micro_batches
 from cepo.workers.packing import collate_packed, forest_of, packs
 from cepo.workers.scoring_model import CollatedRows, collate
@@ -36,6 +37,7 @@ class Passes:
 
     Args:
         config: `worker.actor` or `worker.critic`; its micro-batch sizes come with each call.
+        lockstep: brings the passes of all ranks in step.
         takes_segments: whether the model can compute packed rows.
         longest_row: tokens of the longest prompt with the longest response; with `dynamic_batching` a pass holds at most
             the micro-batch size times this many tokens. None: a pass holds the micro-batch size of rows.
@@ -48,12 +50,13 @@ class Passes:
         self,
         config: ActorConfig | CriticConfig,
         processing: Processing,
+        lockstep: Lockstep,
         *,
         device: torch.device,
         takes_segments: bool,
         longest_row: int | None,
     ) -> None:
-        self._processing, self._device = processing, device
+        self._processing, self._lockstep, self._device = processing, lockstep, device
         self._longest_row = longest_row if config.dynamic_batching else None
         self._exact = config.fsdp.mp_param_dtype == "fp32"
         self.packed = config.padding_free
@@ -63,8 +66,12 @@ class Passes:
         if self.packed and not takes_segments:
             self._pad("a layer of this model is not full causal attention")
 
-    def cut(self, rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
-        """Row indices of each pass."""
+    def cut(self, rows: Sequence[ScoringRow], size: int) -> list[RankPass]:
+        """The passes over `rows`, in step with the other ranks. Collective."""
+        return self._lockstep.passes(rows, self._own_passes(rows, size))
+
+    def _own_passes(self, rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
+        """Row indices of each of this rank's passes."""
         if not rows:
             return []
         if self._longest_row is None:
@@ -90,17 +97,25 @@ class Passes:
         Args:
             outputs: one number per response token, in nats.
         """
-        if self._checked or not self.packed or not rows:
+        if self._checked or not self.packed:
+            return
+        parts = self._lockstep.passes(rows, [self._sample(rows)] if rows else [])
+        if not parts:  # no rank has rows
             return
         self._checked = True
-        sample = [rows[index] for index in self._sample(rows)]
+        (part,) = parts
+        sample = part.rows(rows)
+        num_own = sum(len(rows[index].response_ids) for index in part.indices)
         processing, device = self._processing, self._device
         try:
             packed = outputs(collate_packed(sample, processing=processing, device=device))
         except RuntimeError as error:  # a kernel that this device, driver or torch build cannot run
             self._pad(f"packed rows cannot be computed here: {type(error).__name__}: {error}")
             return
-        gaps = (packed - outputs(collate(sample, processing=processing, device=device))).abs().double()
+        padded = outputs(collate(sample, processing=processing, device=device))
+        gaps = (packed - padded)[:num_own].abs().double()
+        if num_own == 0:
+            gaps = gaps.new_zeros(1)
         self._judge(torch.stack([gaps.mean(), gaps.quantile(0.99), gaps.max()]).cpu())
 
     def metrics(self) -> Metrics:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.workers.distributed import reshard
@@ -63,14 +64,17 @@ class TeacherWeights:
             self._load(live)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The copies, for a checkpoint."""
-        return {name: copy.clone() for name, copy in self._copies.items()}
+        """The copies, for a checkpoint; each knows its place in the whole weight, as the trained weight's shard does."""
+        if not self._copies:
+            return {}
+        reshard(self._module)
+        return {name: _placed(self._copies[name].clone(), parameter) for name, parameter in self._trainable()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restores what `state_dict` gave; the names must be the same."""
+        """Restores what `state_dict` gave, on any number of ranks; the names must be the same."""
         assert state.keys() == self._copies.keys(), "the checkpoint keeps other teacher weights than this run"
         for name, copy in state.items():
-            self._copies[name].copy_(copy)
+            self._copies[name].copy_(_local(copy))
 
     @torch.no_grad()
     def _load(self, weights: dict[str, Tensor]) -> None:
@@ -90,6 +94,20 @@ def _local(parameter: Any) -> Tensor:
     """This rank's shard, as the plain tensor that backs it."""
     data = parameter.detach()
     return data.to_local() if hasattr(data, "to_local") else data
+
+
+def _placed(local: Tensor, parameter: Any) -> Tensor:
+    """`local` as this rank's shard of a tensor that is cut like `parameter`."""
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def _has_adapter(module: Any) -> bool:

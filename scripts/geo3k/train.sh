@@ -3,7 +3,7 @@
 #   bash scripts/geo3k/train.sh NAME [2b|4b] [a.b.c=value ...]
 # NAME is a file of configs/geo3k without its ending: a method, or a path below it such as own_paper/NAME.
 # Variables, all optional:
-#   NUM_GPUS     devices on this machine, 1 to 8 (1); this release's runtime drives one and refuses more
+#   NUM_GPUS     devices on each machine, 1 to 8 (1); NUM_NODES machines (1), see docs/multi-node.md
 #   MODEL_PATH   a folder or hub name in place of Qwen/Qwen3-VL-2B-Instruct or -4B-Instruct
 #   TRAIN_FILES  a file, folder or hub name with @split, in place of the hub's training set; VAL_FILES the same for validation
 #   CHECKPOINTS  the folder of run folders (checkpoints in the checkout)
@@ -16,7 +16,7 @@ CONFIGS="$ROOT/configs/geo3k"
 usage() {
     local file
     echo "usage: bash scripts/geo3k/train.sh NAME [2b|4b] [a.b.c=value ...]"
-    echo "variables: NUM_GPUS MODEL_PATH TRAIN_FILES VAL_FILES CHECKPOINTS DRY_RUN CEPO_PYTHON CEPO_VENV"
+    echo "variables: NUM_GPUS NUM_NODES MODEL_PATH TRAIN_FILES VAL_FILES CHECKPOINTS DRY_RUN CEPO_PYTHON CEPO_VENV"
     echo "names:"
     find "$CONFIGS" -name '*.yaml' ! -path "$CONFIGS/base.yaml" | sort | while read -r file; do
         file="${file#"$CONFIGS"/}"
@@ -45,10 +45,14 @@ case "$SIZE" in
 *) die "The size is '$SIZE'; accepted: 2b and 4b. Settings have the form a.b.c=value." ;;
 esac
 
+[[ "${NUM_GPUS:-1}" == [1-8] ]] || die "NUM_GPUS is '$NUM_GPUS'; accepted: 1 to 8."
+[[ "${NUM_NODES:-1}" =~ ^[1-9][0-9]*$ ]] || die "NUM_NODES is '$NUM_NODES'; accepted: a number from 1 on."
+
 ARGUMENTS=(
     "config=$CONFIGS/$NAME.yaml"
     "worker.actor.model.model_path=${MODEL_PATH:-$MODEL}"
     "trainer.n_gpus_per_node=${NUM_GPUS:-1}"
+    "trainer.nnodes=${NUM_NODES:-1}"
     # Both sizes have the same experiment name; a run folder of its own keeps one from resuming the other.
     "trainer.save_checkpoint_path=${CHECKPOINTS:-$ROOT/checkpoints}/\${trainer.project_name}/\${trainer.experiment_name}-$SIZE"
 )

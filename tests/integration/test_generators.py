@@ -332,6 +332,132 @@ def test_adapters_that_do_not_fit_are_refused(adapter_generator: Generator, tiny
             adapter_generator.sync_weights(AdapterWeights(tensors=tensors, adapter_config=weights.adapter_config))
 
 
+def test_each_request_is_announced_once_with_its_own_responses(
+    generator: Generator, requests: list[GenerationRequest]
+) -> None:
+    announced: dict[int, list[Generation]] = {}
+
+    def note(index: int, group: list[Generation]) -> None:
+        assert index not in announced
+        announced[index] = group
+
+    for settings in (
+        SamplingSettings(num_samples=6, max_response_length=40),
+        SamplingSettings(num_samples=6, max_response_length=8, temperature=0),
+    ):
+        announced.clear()
+        groups = generator.generate(requests, settings, note)
+        assert [announced[index] for index in range(4)] == groups == generator.generate(requests, settings)
+
+
+def test_what_a_listener_raises_ends_the_call_and_the_engine_goes_on_serving(
+    generator: Generator, requests: list[GenerationRequest]
+) -> None:
+    settings = SamplingSettings(num_samples=6, max_response_length=24)
+    expected = tokens(generator.generate(requests, settings))
+    heard: list[int] = []
+
+    def fail(index: int, group: list[Generation]) -> None:
+        heard.append(index)
+        raise KeyError("no such thing")
+
+    with pytest.raises(KeyError, match="no such thing"):
+        generator.generate(requests, settings, fail)
+    assert len(heard) == 1  # of 4: the others were under way
+    assert tokens(generator.generate(requests, settings)) == expected
+
+
+def prefix_hits(generator: Generator) -> tuple[float, float]:
+    """(prompt tokens taken from the cache, prompt tokens of all samples) since the last call."""
+    metric = generator.drain_metrics()["work/rollout_prefix_hits"]
+    return metric.value, metric.weight
+
+
+@pytest.fixture
+def group_of_8(tiny_processing: Processing) -> list[GenerationRequest]:
+    """One prompt with a picture, longer than 4 of vLLM's blocks."""
+    return [request(tiny_processing, "Find the area. " * 8, [picture(5, (256, 256))], seed=3)]
+
+
+def whole_blocks(prompt: GenerationRequest) -> int:
+    """Tokens of vLLM's whole blocks; the last token of a prompt is always computed."""
+    return (prompt.num_prompt_tokens - 1) // 32 * 32
+
+
+def vision_tower(generator: Any) -> torch.nn.Module:
+    if generator.name == "transformers":
+        return generator._model.model.visual
+    models: list[Any] = []
+    generator._llm.apply_model(models.append)
+    return models[0].visual
+
+
+def tower_passes(generator: Generator, call: Callable[[], object]) -> int:
+    """Pictures that went through the engine's vision tower during `call`."""
+    seen: list[int] = []
+
+    def count(_module: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        grids = keywords["grid_thw"] if "grid_thw" in keywords else args[1]
+        seen.append(len(grids))
+
+    handle = vision_tower(generator).register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        call()
+    finally:
+        handle.remove()
+    return sum(seen)
+
+
+def test_a_group_of_8_computes_its_prompt_and_its_picture_once(
+    generator: Generator, group_of_8: list[GenerationRequest]
+) -> None:
+    [prompt] = group_of_8
+    settings = SamplingSettings(num_samples=8, max_response_length=8)
+    generator.drain_metrics()
+    assert tower_passes(generator, lambda: generator.generate(group_of_8, settings)) == 1
+    hits, asked = prefix_hits(generator)
+    assert asked == 8 * prompt.num_prompt_tokens
+    shared = prompt.num_prompt_tokens if generator.name == "transformers" else whole_blocks(prompt)
+    assert hits == 7 * shared
+    assert 7 / 8 * (1 - 32 / prompt.num_prompt_tokens) < hits / asked <= 7 / 8
+    assert generator.drain_metrics() == {}
+
+
+@pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)
+def test_new_weights_empty_vllms_caches(
+    generator: Generator, group_of_8: list[GenerationRequest], redrawn_weights: Redraw
+) -> None:
+    shared = whole_blocks(group_of_8[0])
+    settings = SamplingSettings(num_samples=8, max_response_length=8)
+    before = generator.generate(group_of_8, settings)
+    generator.drain_metrics()
+    assert tower_passes(generator, lambda: generator.generate(group_of_8, settings)) == 0
+    assert prefix_hits(generator)[0] == 8 * shared
+    generator.sync_weights(FullWeights(tensors=redrawn_weights(2)))
+    assert tower_passes(generator, lambda: generator.generate(group_of_8, settings)) == 1
+    assert prefix_hits(generator)[0] == 7 * shared
+    generator.sync_weights(FullWeights(tensors=redrawn_weights(1)))
+    assert generator.generate(group_of_8, settings) == before
+
+
+def test_a_changed_adapter_changes_a_repeated_prompts_log_probs_and_the_trainers_tensors_stay(
+    adapter_generator: Generator, group_of_8: list[GenerationRequest], tiny_model_folder: Path
+) -> None:
+    greedy = SamplingSettings(num_samples=1, max_response_length=1, temperature=0)
+    log_probs = []
+    for seed in (1, 2, 1):
+        model, weights = random_adapter(tiny_model_folder, seed=seed)
+        copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
+        adapter_generator.sync_weights(weights)
+        assert all(torch.equal(copies[name], tensor) for name, tensor in weights.tensors.items())
+        [[sample]] = adapter_generator.generate(group_of_8, greedy)
+        expected = reference_log_probs(model, tiny_model_folder, group_of_8[0], sample.response_ids)
+        assert sample.log_probs == pytest.approx(expected.tolist(), abs=1e-5)
+        log_probs.append(sample.log_probs[0])
+    assert abs(log_probs[0] - log_probs[1]) > 1e-3
+    assert log_probs[2] == pytest.approx(log_probs[0], abs=1e-6)
+
+
 def test_requests_that_cannot_be_served_end_with_one_message(
     generator: Generator, tiny_processing: Processing, requests: list[GenerationRequest]
 ) -> None:

@@ -30,8 +30,20 @@ def parity(samples):
 
 def launch(script: str, *arguments: object, folder: Path, **variables: object) -> subprocess.CompletedProcess[str]:
     """One launcher run from `folder` by this interpreter, with no other variable of a launcher set."""
-    names = ("NUM_GPUS", "MODEL_PATH", "TRAIN_FILES", "VAL_FILES", "CHECKPOINTS", "DRY_RUN", "CEPO_VENV", "PYTHONPATH")
-    names += ("DATA", "CONFIG", "OUT")
+    names = (
+        "NUM_GPUS",
+        "NUM_NODES",
+        "MODEL_PATH",
+        "TRAIN_FILES",
+        "VAL_FILES",
+        "CHECKPOINTS",
+        "DRY_RUN",
+        "CEPO_VENV",
+        "PYTHONPATH",
+        "DATA",
+        "CONFIG",
+        "OUT",
+    )
     inherited = {name: value for name, value in os.environ.items() if name not in names}
     environment = inherited | {"CEPO_PYTHON": sys.executable} | {name: str(value) for name, value in variables.items()}
     command = ["bash", str(LAUNCHERS / script), *map(str, arguments)]
@@ -102,10 +114,10 @@ def test_a_folder_of_the_packages_name_where_the_user_stands_is_not_taken_for_it
 
 
 @pytest.mark.parametrize("devices", [2, 8])
-def test_more_than_one_device_is_refused_with_the_settings_own_error(devices: int, tmp_path: Path) -> None:
-    done = launch("train.sh", "grpo", folder=tmp_path, NUM_GPUS=devices)
-    assert done.returncode == 2
-    assert f"trainer.n_gpus_per_node={devices} are {devices} devices" in done.stderr
+def test_num_gpus_and_num_nodes_become_one_worker_per_device_under_ray(devices: int, tmp_path: Path) -> None:
+    done = launch("train.sh", "grpo", folder=tmp_path, NUM_GPUS=devices, NUM_NODES=2, DRY_RUN=1)
+    assert done.returncode == 0, done.stderr
+    assert f"devices: {2 * devices} (2 x {devices}), one worker each under Ray" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
@@ -115,6 +127,8 @@ def test_more_than_one_device_is_refused_with_the_settings_own_error(devices: in
         (["gppo"], {}, "There is no configuration 'gppo'"),
         (["grpo", "8b"], {}, "The size is '8b'; accepted: 2b and 4b"),
         (["grpo", "trainer.max_step=1"], {}, "unknown key 'trainer.max_step'"),
+        (["grpo"], {"NUM_GPUS": "9"}, "NUM_GPUS is '9'; accepted: 1 to 8"),
+        (["grpo"], {"NUM_NODES": "two"}, "NUM_NODES is 'two'; accepted: a number from 1 on"),
         (["grpo"], {"DRY_RUN": "yes"}, "DRY_RUN is 'yes'; accepted: 1 and 0"),
         (["grpo"], {"CEPO_PYTHON": "/no/python"}, "CEPO_PYTHON=/no/python is no program"),
         (["grpo"], {"TRAIN_FILES": "no/such/train.parquet"}, "data.train_files=no/such/train.parquet"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -320,3 +321,41 @@ def test_neither_the_parent_s_side_nor_a_worker_imports_torch_or_a_parent_sympy(
         check=True,
     )
     assert done.stdout.strip() == "[{'overall': 1.0, 'torch': 0.0}] False False"
+
+
+def test_parts_that_come_out_of_order_get_the_outcome_of_one_call(
+    misbehaving: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = [["good", "better"], ["raise", "sleep"], ["crash", "best of all"], []]
+    whole = _samples(*(word for part in parts for word in part))
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=1.0) as pool:
+        expected = pool.score(whole)
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=1.0) as pool, pool.stream() as stream:
+        for place in (1, 3, 2, 0):  # the faulty part first: its fields become known by the others
+            stream.add(place, _samples(*parts[place]))
+        assert 2 in stream
+        assert 4 not in stream
+        caplog.clear()
+        assert stream.outcome() == expected
+    assert [score["overall"] for score in expected.scores] == [4.0, 6.0, 0.0, 0.0, 0.0, 11.0]
+    assert expected.scores[2] == {"overall": 0.0, "bonus": 0.0}
+    assert "3 of 6 samples" in caplog.text
+    assert "sample 2: KeyError" in caplog.text
+
+
+def test_leaving_a_stream_early_stops_a_hanging_reward_and_the_pool_serves_on(misbehaving: Path) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=60.0) as pool:
+        start = time.monotonic()
+        with contextlib.suppress(KeyboardInterrupt), pool.stream() as stream:
+            stream.add(0, _samples("hang"))
+            time.sleep(0.5)
+            raise KeyboardInterrupt
+        assert time.monotonic() - start < 10
+        assert pool.score(_samples("good")).scores == [{"overall": 4.0, "bonus": 1.0}]
+
+
+def test_an_input_that_cannot_be_sent_is_reported_by_the_streams_outcome(misbehaving: Path) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool, pool.stream() as stream:
+        stream.add(0, [{"response": "good", "function": lambda: None}])
+        with pytest.raises(RewardError, match="cannot be sent to a reward worker"):
+            stream.outcome()

@@ -26,6 +26,10 @@ def fault(*arguments: str) -> str:
     [
         (["data.rollout_batch_size=12", "worker.actor.global_batch_size=8"], ["=12", "=8", "1, 2, 3, 4, 6, 12"]),
         (["data.rollout_batch_size=16"], ["global_batch_size=32", "a divisor of 16"]),
+        (
+            ["trainer.n_gpus_per_node=4", "worker.actor.fsdp.fsdp_size=3"],
+            ["worker.actor.fsdp.fsdp_size=3", "4 devices", "a divisor"],
+        ),
         (["worker.rollout.n=1"], ["worker.rollout.n=1", "adv_estimator=grpo", "at least 2"]),
         (["worker.rollout.max_model_len=319"], ["max_model_len=319", "256 + 64 = 320", "at least 320"]),
         (["worker.rollout.max_num_batched_tokens=100"], ["max_num_batched_tokens=100", "320"]),
@@ -38,8 +42,12 @@ def fault(*arguments: str) -> str:
             ["1 prompts x worker.rollout.n=8 are 8 responses", "the 9 devices", "Raise global_batch_size"],
         ),
         (["data.min_pixels=10", "data.max_pixels=9"], ["data.min_pixels=10", "data.max_pixels=9"]),
-        (["trainer.n_gpus_per_node=2"], ["2 devices", "drives one", "Set both to 1"]),
-        (["trainer.nnodes=2", "trainer.n_gpus_per_node=4"], ["8 devices"]),
+        (["trainer.n_gpus_per_node=2", "trainer.launcher=local"], ["2 devices", "drives one", "both numbers to 1"]),
+        (["trainer.n_gpus_per_node=4", "worker.rollout.tensor_parallel_size=3"], ["=3 does not divide", "=4"]),
+        (
+            ["trainer.n_gpus_per_node=2", "worker.rollout.tensor_parallel_size=2", "worker.rollout.name=transformers"],
+            ["tensor_parallel_size=2", "on one device", "Set it to 1"],
+        ),
         (["data.val_files=null"], ["trainer.val_before_train=true", "Set data.val_files"]),
         (["data.val_files=null", "trainer.val_before_train=false", "trainer.val_freq=5"], ["trainer.val_freq=5"]),
         (["data.val_files=null", "trainer.val_before_train=false", "trainer.val_only=true"], ["trainer.val_only=true"]),

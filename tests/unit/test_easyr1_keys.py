@@ -197,8 +197,8 @@ def test_the_overrides_of_easyr1s_geo3k_lora_script_resolve_over_its_config_file
     run = load_config([easyr1s_file(tmp_path), *LORA_SCRIPT])
     lora = run.worker.actor.model.lora
     assert (lora.rank, lora.alpha, lora.exclude_modules, run.worker.actor.optim.lr) == (64, 64, ".*visual.*", 1e-5)
-    plan = check_config(load_config([easyr1s_file(tmp_path), *LORA_SCRIPT, "trainer.n_gpus_per_node=1"]))
-    assert "samples per step: 512 prompts x 5 responses = 2560" in plan
+    plan = check_config(load_config([easyr1s_file(tmp_path), *LORA_SCRIPT]))
+    assert "samples per step: 512 prompts x 5 responses = 2560, on each of 8 devices at most 320" in plan
 
 
 @pytest.mark.parametrize("name", OTHER_SCRIPTS)

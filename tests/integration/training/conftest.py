@@ -14,8 +14,8 @@ import torch
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.models.processing import Processing
-from cepo.train import _objective_settings
 from cepo.workers.actor import Actor
+from cepo.workers.worker import objective_settings
 
 REWARD = '''
 def parity(samples):
@@ -110,7 +110,7 @@ def build_actor(tiny_model_folder: Path) -> Callable[..., Actor]:
             Processing(path),
             temperature=temperature,
             teacher=teacher or TeacherConfig(),
-            objective_settings=_objective_settings(config),
+            objective_settings=objective_settings(config),
             with_reference=not config.algorithm.disable_kl,
             total_steps=10,
             seed=1,

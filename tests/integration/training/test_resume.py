@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -214,3 +215,65 @@ def test_a_checkpoint_named_by_its_path_starts_a_run_in_another_folder(tiny_run:
     second = run(tiny_run, *options, path, folder=tmp_path / "second")
     assert second.first_step == 1
     assert differing(first.parameters, second.parameters) == []
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
+    tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = ["trainer.max_steps=2", "trainer.save_freq=1"]
+    first = run(tiny_run, *options, folder=tmp_path)
+    shard = next((tmp_path / "global_step_2" / "actor" / "distributed").glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    second = run(tiny_run, *options, folder=tmp_path)
+    assert second.first_step == 1
+    assert differing(first.parameters, second.parameters) == []
+    assert f"{shard.name}: other bytes than were written" in caplog.text
+    shard = next((tmp_path / "global_step_2" / "actor" / "distributed").glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"is damaged \(.*bytes|is damaged \(.*were written"):
+        run(tiny_run, *options, f"trainer.load_checkpoint_path={tmp_path}/global_step_2", folder=tmp_path / "other")
+
+
+def test_a_checkpoint_without_room_leaves_the_one_before_it_whole_and_is_tried_again(
+    tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files above 100 kB are refused by the system from step 2 to step 3, as on a full disk."""
+    options = ["trainer.max_steps=4", "trainer.save_freq=2"]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limited(trainer: Trainer) -> None:
+        train_step = trainer.train_step
+
+        def step_on_a_full_disk(index: int) -> None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000 if index == 1 else before[0], before[1]))
+            train_step(index)
+
+        trainer.train_step = step_on_a_full_disk  # type: ignore[method-assign]
+
+    try:
+        finished = run(tiny_run, *options, folder=tmp_path, prepare=limited)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "the checkpoint of step 2 cannot be written" in caplog.text
+    assert "is there room on the disk?" in caplog.text
+    assert sorted(path.name for path in tmp_path.glob("*global_step_*")) == ["global_step_3", "global_step_4"]
+    assert [row["step"] for row in finished.metrics] == [1, 2, 3, 4]
+
+
+def test_the_last_checkpoint_without_room_ends_the_run_with_the_one_before_it_whole(
+    tiny_run: list[str], tmp_path: Path
+) -> None:
+    run(tiny_run, "trainer.max_steps=1", folder=tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limited(trainer: Trainer) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+
+    try:
+        with pytest.raises(CheckpointError, match="the checkpoint of step 2 cannot be written"):
+            run(tiny_run, "trainer.max_steps=2", folder=tmp_path, prepare=limited)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert run(tiny_run, "trainer.max_steps=2", folder=tmp_path).first_step == 1

@@ -82,7 +82,7 @@ class _Trained(Protocol):
 
 def actor_of(trainer: Trainer) -> Actor:
     assert isinstance(trainer.backend, LocalBackend)
-    return trainer.backend._actor
+    return trainer.backend.actor
 
 
 def parameters_of(worker: _Trained) -> dict[str, Tensor]:

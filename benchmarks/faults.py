@@ -1,0 +1,345 @@
+"""Injects faults into training under Ray and checks that every run ends as if nothing had happened.
+
+    python3 benchmarks/faults.py [--out benchmarks/results] [config=FILE] [a.b.c=value ...]
+
+One run is left alone. The others, with the same settings, lose workers at random points of every stage, find checkpoints
+damaged, disks full, rewards slow or dead, ranks stopped, or lose the trainer itself. Each must finish with every step
+recorded once and with weights, optimizer state and metrics equal to the undisturbed run's, bit for bit. Exit code 1 if one
+does not. Minutes to half an hour, by the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cepo.runtime.ray.backend as ray_backend
+from cepo.config import check_config, load_config, run_folder
+from cepo.runtime.ray.ranks import Ranks
+from cepo.train import train
+from cepo.trainer.loop import Trainer
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_STEPS = 6
+STAGES = {
+    "sampling": "generate",
+    "scoring": "score",
+    "update": "update",
+    "weight sync": "synchronise_rollout",
+    "end of step": "finish_step",
+    "checkpoint": "save",
+}
+FULL_DISK_BYTES = 50_000
+REWARD = """
+import os, pathlib, time
+from cepo.rewards.math import compute_score as plain
+HERE = pathlib.Path(__file__).parent
+
+def compute_score(samples):
+    slow, dead = HERE / "slow", HERE / "dead"
+    if slow.exists():
+        slow.unlink(missing_ok=True)
+        time.sleep(4)
+    if dead.exists():
+        dead.unlink(missing_ok=True)
+        os._exit(1)
+    return plain(samples)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault. `part` is the moment within the stage, as a share of the time the undisturbed run took for it."""
+
+    kind: str
+    step: int
+    stage: str
+    rank: int = 0
+    part: float = 0.0
+
+
+@dataclass
+class Injector:
+    """Faults that wait for their moment, and what is known of the undisturbed run."""
+
+    folder: Path
+    waiting: list[Fault] = field(default_factory=list)
+    struck: list[Fault] = field(default_factory=list)
+    step: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def before(self, ranks: Ranks, method: str) -> None:
+        """Strikes with what is due as the ranks begin `method`."""
+        for fault in list(self.waiting):
+            if fault.step == self.step and STAGES.get(fault.stage, fault.stage) == method:
+                self.waiting.remove(fault)
+                self.struck.append(fault)
+                print(f"  step {fault.step}, {fault.stage}: {fault.kind}, rank {fault.rank}", flush=True)
+                self._strike(fault, ranks, method)
+
+    def _strike(self, fault: Fault, ranks: Ranks, method: str) -> None:
+        process = ranks.places[fault.rank].process
+        delay = fault.part * self.seconds.get(method, 0.1)
+        if fault.kind in ("slow reward", "reward process dies"):
+            (self.folder / ("slow" if fault.kind == "slow reward" else "dead")).touch()
+        elif fault.kind == "full disk":
+            for place in ranks.places:
+                resource.prlimit(place.process, resource.RLIMIT_FSIZE, (FULL_DISK_BYTES, resource.RLIM_INFINITY))
+        else:
+            if fault.kind == "damaged checkpoint, worker killed":
+                damage_last_checkpoint(self.folder)
+            number = signal.SIGSTOP if fault.kind == "worker stopped" else signal.SIGKILL
+            threading.Timer(delay, signal_if_there, (process, number)).start()
+
+    def after(self, ranks: Ranks, method: str, seconds: float) -> None:
+        """Gives the disk its room back, and remembers how long stages take."""
+        self.seconds[method] = seconds
+        if method == "save":
+            for place in ranks.places:
+                limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+                with contextlib.suppress(ProcessLookupError):
+                    resource.prlimit(place.process, resource.RLIMIT_FSIZE, limits)
+
+
+INJECTOR = Injector(Path())
+
+
+class FaultyRanks(Ranks):
+    """The ranks of a run, with the injector at the door."""
+
+    def build(self, contents: Sequence[bytes]) -> list[Any]:
+        INJECTOR.before(self, "build")
+        return super().build(contents)
+
+    def call(self, method: str, messages: Sequence[bytes], *, what: str, **options: Any) -> list[Any]:
+        INJECTOR.before(self, method)
+        start = time.monotonic()
+        try:
+            return super().call(method, messages, what=what, **options)
+        finally:
+            INJECTOR.after(self, method, time.monotonic() - start)
+
+
+def damage_last_checkpoint(folder: Path) -> None:
+    """Turns one bit in the middle of its largest file."""
+    last = max(folder.glob("run/global_step_*"), key=lambda path: int(path.name.rpartition("_")[2]))
+    largest = max((path for path in last.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+
+
+def signal_if_there(process: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def planned_runs() -> dict[str, list[Fault]]:
+    """A run per stage with a kill in each step from the second on, and runs with the other faults."""
+    chance = random.Random(1)
+
+    def fault(kind: str, step: int, stage: str) -> Fault:
+        return Fault(kind=kind, step=step, stage=stage, rank=chance.randrange(2), part=chance.random())
+
+    runs = {
+        f"worker killed: {stage}": [fault("worker killed", step, stage) for step in range(2, NUM_STEPS + 1)]
+        for stage in STAGES
+    }
+    runs["worker killed: loading"] = [
+        fault("worker killed", 0, "build"),
+        fault("worker killed", 2, "scoring"),
+        fault("worker killed", 2, "build"),
+    ]
+    runs["hung rank"] = [fault("worker stopped", 2, "update"), fault("worker stopped", 4, "sampling")]
+    runs["damaged checkpoint"] = [
+        fault("damaged checkpoint, worker killed", step, "update") for step in range(3, NUM_STEPS + 1, 2)
+    ]
+    runs["full disk"] = [fault("full disk", step, "checkpoint") for step in (1, 3, 4)]
+    runs["reward"] = [
+        fault(kind, step, "sampling") for step, kind in enumerate(["slow reward", "reward process dies"] * 2, start=1)
+    ]
+    return runs
+
+
+def arguments_of(folder: Path, given: Sequence[str]) -> list[str]:
+    """Tiny batches on two workers, in float32, with the generator that repeats itself bit for bit."""
+    config = next((each for each in given if each.startswith("config=")), f"config={ROOT}/configs/microgeo/base.yaml")
+    reward = folder / "reward.py"
+    reward.write_text(REWARD, encoding="utf-8")
+    return [
+        config,
+        "data.val_files=null",
+        "data.max_response_length=24",
+        "data.rollout_batch_size=4",
+        "worker.actor.global_batch_size=4",
+        "worker.rollout.name=transformers",
+        "worker.rollout.n=4",
+        f"worker.reward.reward_function={reward}:compute_score",
+        "trainer.val_before_train=false",
+        "trainer.logger=[file]",
+        f"trainer.max_steps={NUM_STEPS}",
+        "trainer.save_freq=1",
+        "trainer.save_limit=3",
+        "trainer.n_gpus_per_node=2",
+        "trainer.max_restarts=20",
+        "trainer.stage_timeout_seconds=30",
+        *(each for each in given if not each.startswith("config=")),
+        f"trainer.save_checkpoint_path={folder / 'run'}",
+    ]
+
+
+def tensors_of(checkpoint: Path) -> dict[str, Any]:
+    """Every tensor of the actor's state by name: weights, optimizer, teacher weights."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    folder = str(checkpoint / "actor" / "distributed")
+    entries = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    tensors = {
+        name: torch.zeros(entry.size, dtype=entry.properties.dtype)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    dcp.load(tensors, checkpoint_id=folder, no_dist=True)
+    return tensors
+
+
+def differences(folder: Path, undisturbed: Path) -> list[str]:
+    """What is not as in the undisturbed run; empty for a run that ended as if nothing had happened."""
+    import torch
+
+    rows, expected = (
+        [json.loads(line) for line in (each / "run" / "metrics.jsonl").read_text().splitlines()]
+        for each in (folder, undisturbed)
+    )
+    found = [] if [row["step"] for row in rows] == list(range(1, NUM_STEPS + 1)) else ["steps recorded"]
+    for row, other in zip(rows, expected, strict=False):
+        names = {name for name in {*row, *other} if not name.startswith(("timing_s/", "work/bytes", "faults/"))}
+        found += [f"{name} in step {row['step']}" for name in sorted(names) if row.get(name) != other.get(name)]
+    one, two = (tensors_of(each / "run" / f"global_step_{NUM_STEPS}") for each in (folder, undisturbed))
+    return found + [name for name in sorted({*one, *two}) if not torch.equal(one[name], two[name])]
+
+
+def disturbed_run(folder: Path, faults: list[Fault], given: Sequence[str]) -> None:
+    """One run in this process, under the injector."""
+    global INJECTOR
+    INJECTOR = Injector(folder, waiting=list(faults), seconds=INJECTOR.seconds)
+    config = load_config(arguments_of(folder, given))
+    check_config(config)
+    train(config)
+    assert run_folder(config).is_dir()
+
+
+def killed_trainer_run(folder: Path, given: Sequence[str], kills: Sequence[float]) -> None:
+    """The command in a process of its own, killed some seconds after its next checkpoint, and given again."""
+    command = [sys.executable, "-m", "cepo.train", *arguments_of(folder, given)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    with (folder / "command.log").open("a") as log:
+        for number, seconds in enumerate(kills, start=1):
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            while process.poll() is None and not (folder / "run" / f"global_step_{2 * number}").is_dir():
+                time.sleep(0.05)
+            time.sleep(seconds)
+            print(f"  trainer killed {seconds:.2f} s after checkpoint {2 * number}", flush=True)
+            process.kill()
+            process.wait()
+        subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
+
+
+def main() -> int:
+    """Runs everything and writes faults.json and faults.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--only", help="runs whose name contains this")
+    parser.add_argument("settings", nargs="*", help="config=FILE and a.b.c=value")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)
+    ray_backend.Ranks = FaultyRanks
+    plain_step = Trainer.train_step
+
+    def train_step(self: Trainer, step: int) -> None:
+        INJECTOR.step = step + 1
+        plain_step(self, step)
+
+    Trainer.train_step = train_step
+    scratch = Path(tempfile.mkdtemp(prefix="cepo-faults-"))
+    undisturbed = scratch / "undisturbed"
+    undisturbed.mkdir()
+    print("undisturbed", flush=True)
+    disturbed_run(undisturbed, [], options.settings)
+    outcomes = []
+    runs = {name: faults for name, faults in planned_runs().items() if (options.only or "") in name}
+    for name, faults in runs.items():
+        print(name, flush=True)
+        folder = scratch / name.replace(":", "").replace(" ", "-")
+        folder.mkdir()
+        start = time.monotonic()
+        disturbed_run(folder, faults, options.settings)
+        outcomes.append(outcome(name, len(INJECTOR.struck), len(faults), folder, undisturbed, time.monotonic() - start))
+    if (options.only or "") in "trainer killed":
+        print("trainer killed", flush=True)
+        folder = scratch / "trainer-killed"
+        folder.mkdir()
+        start = time.monotonic()
+        killed_trainer_run(folder, options.settings, kills=(0.3, 0.9))
+        outcomes.append(outcome("trainer killed", 2, 2, folder, undisturbed, time.monotonic() - start))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "faults.json").write_text(json.dumps(outcomes, indent=2) + "\n")
+    (options.out / "faults.md").write_text(table(outcomes))
+    print(table(outcomes))
+    shutil.rmtree(scratch)
+    return int(any(each["differences"] or each["faults"] != each["planned"] for each in outcomes))
+
+
+def outcome(name: str, faults: int, planned: int, folder: Path, undisturbed: Path, seconds: float) -> dict[str, Any]:
+    """What a run came to."""
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    found = differences(folder, undisturbed)
+    restarts = int(max(row.get("faults/restarts", 0) for row in rows))
+    print(f"  {faults} faults, {restarts} restarts, {len(found)} differences, {seconds:.0f} s", flush=True)
+    return {
+        "run": name,
+        "faults": faults,
+        "planned": planned,
+        "restarts": restarts,
+        "steps_recorded": len(rows),
+        "differences": found,
+        "seconds": round(seconds, 1),
+    }
+
+
+def table(outcomes: Sequence[dict[str, Any]]) -> str:
+    """The outcomes as Markdown."""
+    lines = [
+        "| run | faults | restarts of the workers | steps recorded | differs from the undisturbed run in |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for each in outcomes:
+        differs = ", ".join(each["differences"][:3]) or "nothing"
+        lines.append(
+            f"| {each['run']} | {each['faults']} | {each['restarts']} | {each['steps_recorded']} | {differs} |"
+        )
+    total = sum(each["faults"] for each in outcomes)
+    lines.append(f"| all | {total} | {sum(each['restarts'] for each in outcomes)} | | |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""What a run will do, in words, before it does it."""
+
+from __future__ import annotations
+
+from cepo.algorithms import estimator_class
+from cepo.config.derived import chosen_launcher, needs_critic, num_devices, resolved_critic, run_folder
+from cepo.config.schema import RunConfig
+
+
+def plan_lines(config: RunConfig) -> list[str]:
+    """What the run will do, derived from its settings."""
+    data, actor, rollout, trainer = config.data, config.worker.actor, config.worker.rollout, config.trainer
+    samples = data.rollout_batch_size * rollout.n
+    devices = num_devices(config)
+    updates = data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
+    per_update = actor.global_batch_size * rollout.n
+    size = actor.micro_batch_size_per_device_for_update
+    if actor.dynamic_batching:
+        passes = f"passes of at most {size * (data.max_prompt_length + data.max_response_length)} tokens"
+    else:
+        passes = f"{-(-per_update // size)} micro-batches of at most {size}"
+    views = estimator_class(config.algorithm.adv_estimator).views
+    lora = actor.model.lora
+    lines = [
+        f"method: {config.algorithm.adv_estimator}, teacher views: {', '.join(views) or 'none'}",
+        f"samples per step: {data.rollout_batch_size} prompts x {rollout.n} responses = {samples}"
+        + (f", on each of {devices} devices at most {-(-samples // devices)}" if devices > 1 else ""),
+        f"optimizer updates per step: {updates}, each over {per_update} samples in {passes}",
+        f"tokens per sample: at most {data.max_prompt_length} + {data.max_response_length} = "
+        f"{data.max_prompt_length + data.max_response_length}",
+        f"trained weights: {f'LoRA, rank {lora.rank}, scale {lora.alpha / lora.rank:g}' if lora.rank else 'all'}"
+        f"{', vision tower frozen' if actor.model.freeze_vision_tower else ''}",
+        f"length: {trainer.total_epochs} epochs" if trainer.max_steps is None else f"length: {trainer.max_steps} steps",
+        f"learning rate: {actor.optim.lr:g}, {actor.optim.lr_scheduler_type}, "
+        + (
+            f"{actor.optim.lr_warmup_ratio:g} of the steps warm-up"
+            if actor.optim.lr_warmup_steps is None
+            else f"{actor.optim.lr_warmup_steps} warm-up steps"
+        ),
+        f"devices: {_devices_in_words(config)}",
+        f"run folder: {run_folder(config)}",
+    ]
+    if needs_critic(config):
+        critic = resolved_critic(config.worker)
+        assert critic.global_batch_size is not None
+        steps = data.rollout_batch_size // critic.global_batch_size * critic.ppo_epochs
+        lines.append(
+            f"critic: all weights of {critic.model.model_path}, {steps} optimizer updates per step, "
+            f"learning rate {critic.optim.lr:g}"
+        )
+    lines += [f"note: {line}" for line in _settings_not_read(config)]
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        lines.append("note: top_p or top_k truncates the sampled distribution; log-probs are of the whole one")
+    return lines
+
+
+def _settings_not_read(config: RunConfig) -> list[str]:
+    """Settings of `algorithm` that were changed and that the chosen method does not have, or has another value of."""
+    algorithm = config.algorithm
+    name, shared = algorithm.adv_estimator, estimator_class(algorithm.adv_estimator).shared_settings
+    lines: list[str] = []
+    for key in ("gamma", "lam"):
+        value = getattr(algorithm, key)
+        if value != 1.0 and key not in shared:
+            lines.append(f"algorithm.{key}={value:g} has no effect: {name} has no such setting")
+        elif value != 1.0 and algorithm.methods[name][shared[key]] != value:
+            lines.append(f"algorithm.{key}={value:g} has no effect: algorithm.{name}.{shared[key]} wins")
+    return lines
+
+
+def _devices_in_words(config: RunConfig) -> str:
+    trainer, devices = config.trainer, num_devices(config)
+    if chosen_launcher(config) == "local":
+        return "one, in this process"
+    words = f"{devices} ({trainer.nnodes} x {trainer.n_gpus_per_node}), one worker each under Ray"
+    if config.worker.actor.global_batch_size < devices:
+        idle = devices - config.worker.actor.global_batch_size
+        words += (
+            f"; an optimizer step's {config.worker.actor.global_batch_size} prompts leave {idle} of them without work"
+        )
+    return words

@@ -1,0 +1,76 @@
+"""The pictures of a row, wherever rows are read: by the trainer with its problems, by a worker on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from cepo.config.schema import DataConfig
+from cepo.data.images import load_rgb
+from cepo.data.sources import read_source, without_decoding
+from cepo.models.processing import ImageInputs, PictureSource, Processing
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+def listed(row: Mapping[str, Any], key: str) -> list[Any]:
+    """What a cell holds: none, one, or a list."""
+    value = row.get(key)
+    if value is None or value == "":
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def decoded_pictures(row: Mapping[str, Any], config: DataConfig) -> tuple[Image, ...]:
+    """A row's pictures in RGB, within the pixel limits.
+
+    Raises:
+        DataError: one cannot be decoded.
+    """
+    return tuple(
+        load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels)
+        for value in listed(row, config.image_key)
+    )
+
+
+class PictureStore:
+    """Pictures by the place they stand at, read and prepared once while they are kept.
+
+    What it gives is what the trainer's own reading gives, bit for bit: the same functions over the same rows.
+    """
+
+    def __init__(self, config: DataConfig, processing: Processing) -> None:
+        self._config, self._processing = config, processing
+        self._rows: dict[str, Any] = {}
+        self._images: dict[PictureSource, tuple[Image, ...]] = {}
+        self._inputs: dict[PictureSource, ImageInputs] = {}
+
+    def images(self, source: PictureSource) -> tuple[Image, ...]:
+        """Decoded pictures, for the rollout engine.
+
+        Raises:
+            ConfigError, DataError: the data set or the row cannot be read here.
+        """
+        if source not in self._images:
+            self._images[source] = decoded_pictures(self._data(source.data)[source.row], self._config)
+        return self._images[source]
+
+    def inputs(self, source: PictureSource) -> ImageInputs:
+        """The same pictures as the vision tower takes them."""
+        if source not in self._inputs:
+            inputs = self._processing.load_images(self.images(source), source)
+            assert inputs is not None, f"row {source.row} of {source.data} has no picture"
+            self._inputs[source] = inputs
+        return self._inputs[source]
+
+    def keep(self, sources: Collection[PictureSource]) -> None:
+        """Frees the pictures of all others; the data sets stay open."""
+        self._images = {source: images for source, images in self._images.items() if source in sources}
+        self._inputs = {source: inputs for source, inputs in self._inputs.items() if source in sources}
+
+    def _data(self, name: str) -> Any:
+        if name not in self._rows:
+            text_columns = (self._config.prompt_key, self._config.answer_key)
+            self._rows[name] = without_decoding(read_source(name, text_columns=text_columns), self._config.image_key)
+        return self._rows[name]

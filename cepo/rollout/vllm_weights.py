@@ -1,0 +1,96 @@
+"""New weights for a running vLLM engine in this process: from tensor to tensor, with no file and no second full copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cepo.errors import EngineError
+from cepo.rollout.adapters import plain_config
+from cepo.rollout.base import AdapterWeights, FullWeights
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+
+def load_full(llm: LLM, weights: FullWeights) -> None:
+    """Overwrites the engine's weights one tensor at a time, as the mapping yields them.
+
+    Raises:
+        EngineError: the output head is tied to the embeddings and missing.
+    """
+    tied = llm.model_config.hf_config.get_text_config().tie_word_embeddings
+    if tied and "lm_head.weight" not in weights.tensors:
+        raise EngineError(
+            "the model's output head is tied to its embeddings and 'lm_head.weight' is not among the weights, which "
+            "would leave vLLM's head as it was; take them from state_dict(), not from named_parameters()"
+        )
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.tensors.items())})
+
+
+def load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
+    """Puts the adapter, numbered `identifier`, in the place of all earlier ones; the base weights stay as they are.
+
+    Raises:
+        EngineError: tensors for the vision tower, for modules the model does not have, or halves of pairs.
+    """
+    towers = sorted(name for name in weights.tensors if ".visual." in name)
+    if towers:
+        raise EngineError(
+            f"vLLM serves adapters of the language model only and would ignore {len(towers)} tensors, the first "
+            f"'{towers[0]}'; set worker.actor.model.lora.exclude_modules='.*visual.*', or "
+            "worker.rollout.name=transformers"
+        )
+    llm.collective_rpc(_load_adapter, args=(weights, identifier))
+
+
+def clear_caches(llm: LLM) -> None:
+    """Drops keys, values and picture embeddings that older weights have made.
+
+    Raises:
+        EngineError: vLLM keeps some because requests are still being served.
+    """
+    if not llm.reset_prefix_cache():
+        raise EngineError("vLLM kept keys and values of the old weights: requests are still being served")
+    llm.reset_mm_cache()
+    llm.llm_engine.reset_encoder_cache()
+
+
+def _load_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None:
+    """In vLLM's worker: what it does with an adapter's folder, from the tensors themselves."""
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    manager = worker.model_runner.lora_manager
+    adapters = manager._adapter_manager
+    helper = PEFTHelper.from_dict(plain_config(weights))
+    helper.validate_legal(manager.lora_config)
+    mapper = getattr(adapters.model, "hf_to_vllm_mapper", None)
+    adapter = LoRAModel.from_lora_tensors(
+        identifier,
+        # vLLM scales one factor of each pair in place, which must not reach the trainer's weights.
+        {name: tensor.detach().cpu().clone() for name, tensor in weights.tensors.items()},
+        helper,
+        device="cpu",
+        dtype=manager.lora_config.lora_dtype,
+        model_vocab_size=manager.vocab_size,
+        weights_mapper=None if mapper is None else mapper.get_rename_mapper(),
+    )
+    _check_fit(adapter.loras, adapters)
+    manager.remove_all_adapters()
+    adapters.add_adapter(adapter)
+    adapters.activate_adapter(identifier)
+
+
+def _check_fit(pairs: Any, adapters: Any) -> None:
+    served = set(adapters.modules) | {part for parts in adapters.packed_modules.values() for part in parts}
+    unknown = sorted(set(pairs) - served)
+    torn = sorted(
+        name
+        for name, pair in pairs.items()
+        if pair.lora_a is None or pair.lora_b is None or not pair.lora_a.shape[0] == pair.rank == pair.lora_b.shape[1]
+    )
+    if unknown or torn:
+        raise EngineError(
+            f"the adapter does not fit the model: {len(unknown)} of its {len(pairs)} modules are unknown to vLLM "
+            f"({', '.join(unknown[:3])}), {len(torn)} lack a factor of their rank ({', '.join(torn[:3])})"
+        )

@@ -1,0 +1,190 @@
+"""The backend of many devices: the trainer's calls, spread over the ranks and put together again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cepo.config import RunConfig, run_folder
+from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
+from cepo.errors import WorkerLostError
+from cepo.metrics import Metric, Metrics, max_value, mean_value, merge_metrics
+from cepo.models.processing import PictureSource
+from cepo.rollout.base import Generation, GenerationRequest, OnFinished, SamplingSettings
+from cepo.runtime import dispatch
+from cepo.runtime.ray.cluster import connect, reserve
+from cepo.runtime.ray.ranks import Ranks
+from cepo.runtime.wire import Sender, encode
+from cepo.workers.worker import WorkerFacts
+
+logger = logging.getLogger(__name__)
+
+
+class RayBackend:
+    """`cepo.trainer.backend.Backend` over one worker process per device.
+
+    Args:
+        picture_probe: one row of the training set; ranks that can read it read all pictures themselves. None: no data set.
+
+    Raises:
+        ConfigError, EngineError: no cluster, too few devices, no common storage, or a worker that cannot be built.
+        WorkerLostError: a worker process died while it was built.
+    """
+
+    def __init__(self, config: RunConfig, facts: WorkerFacts, picture_probe: PictureSource | None) -> None:
+        connect(config.trainer)
+        self.ranks = Ranks(config.trainer, reserve(config.trainer), run_folder(config))
+        self._is_whole = True
+        number = self.ranks.number
+        try:
+            answers = self.ranks.build([encode((config, facts, picture_probe))] * number)
+        except BaseException:
+            self.ranks.end()
+            raise
+        self.generator_name: str = answers[0][0]
+        self._senders = [Sender(by_source=reads) for _, reads in answers]
+        self._assignment = dispatch.Assignment(number, prompts_per_update=config.worker.actor.global_batch_size)
+        self._ranks_per_engine = config.worker.rollout.tensor_parallel_size
+        self._prompts_per_update = config.worker.actor.global_batch_size
+        self._kept = dispatch.KeptPlaces({}, {})
+        self._bytes, self._tokens = [0] * number, [0] * number
+        machines, size = sorted({place.machine for place in self.ranks.places}), self._ranks_per_engine
+        shared = "each with its own" if size == 1 else f"each {size} sharing a"
+        logger.info("%d workers on %s, %s %s engine", number, ", ".join(machines), shared, self.generator_name)
+
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        settings: SamplingSettings,
+        on_finished: OnFinished | None = None,
+    ) -> list[list[Generation]]:
+        self._begin_step()
+        size = self._ranks_per_engine
+        places = dispatch.request_places(requests, settings, self.ranks.number // size)
+        arguments = [(part, settings) for part in dispatch.take(requests, places) for _ in range(size)]
+
+        def arrived(rank: int, groups: Sequence[list[Generation]]) -> None:
+            if on_finished is not None and rank % size == 0:
+                for index, group in zip(places[rank // size], groups, strict=True):
+                    on_finished(index, group)
+
+        return dispatch.in_order(self.call("generate", arguments, arrived=arrived)[::size], places)
+
+    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
+        places = self._places(rows)
+        if keep_states:
+            self._kept = dispatch.KeptPlaces(dispatch.own_places(places), self._kept.reference)
+        return self._pass("score", rows, places, as_teacher=as_teacher, keep_states=keep_states)
+
+    def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
+        places = self._places(rows)
+        if keep_states:
+            self._kept = dispatch.KeptPlaces(self._kept.teacher, dispatch.own_places(places))
+        return self._pass("score_reference", rows, places, keep_states=keep_states)
+
+    def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        return self._pass("reference_divergence", rows, self._places(rows))
+
+    def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        return self._pass("values", rows, self._places(rows))
+
+    def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
+        parts = dispatch.split_optimizer_batches(batches, self._assignment, self._kept, self.ranks.number)
+        return merge_metrics([*self.call("update", [(part,) for part in parts], step=step), self._work()])
+
+    def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
+        parts = dispatch.split_critic_batches(batches, self._assignment, self.ranks.number)
+        return merge_metrics(self.call("update_critic", [(part,) for part in parts], step=step))
+
+    def finish_step(self, step: int) -> None:
+        self._everywhere("finish_step", step)
+
+    def synchronise_rollout(self) -> None:
+        self._everywhere("synchronise_rollout")
+
+    def save(self, folder: Path) -> None:
+        self._everywhere("save", folder.absolute())
+
+    def load(self, folder: Path) -> None:
+        self._everywhere("load", folder.absolute())
+
+    def close(self) -> None:
+        if self._is_whole:
+            try:
+                self._everywhere("close")
+            except WorkerLostError as error:
+                logger.warning("while closing: %s", error)
+        self.ranks.end()
+
+    def _begin_step(self) -> None:
+        """Prompts get numbers anew: nothing of the last step's is kept, pictures included."""
+        number = self.ranks.number
+        self._assignment = dispatch.Assignment(number, prompts_per_update=self._prompts_per_update)
+        self._kept = dispatch.KeptPlaces({}, {})
+        for sender in self._senders:
+            sender.forget()
+
+    def _places(self, rows: Sequence[ScoringRow]) -> dispatch.Places:
+        places = self._assignment.places(rows)
+        for rank, indices in enumerate(places):
+            self._tokens[rank] += sum(rows[index].num_tokens for index in indices)
+        return places
+
+    def _pass(self, method: str, rows: Sequence[ScoringRow], places: dispatch.Places, **keywords: Any) -> list[Tensor]:
+        arguments = [(part,) for part in dispatch.take(rows, places)]
+        return dispatch.in_order(self.call(method, arguments, **keywords), places)
+
+    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        return self.call(method, [arguments] * self.ranks.number)
+
+    def call(
+        self,
+        method: str,
+        arguments: Sequence[tuple[Any, ...]],
+        arrived: Callable[[int, Any], None] | None = None,
+        **keywords: Any,
+    ) -> list[Any]:
+        """Each rank's result of a worker method, with its own arguments and common keywords; see `Ranks.call`."""
+        messages = [sender.encode((part, keywords)) for sender, part in zip(self._senders, arguments, strict=True)]
+        self._bytes = [sent + len(message) for sent, message in zip(self._bytes, messages, strict=True)]
+        try:
+            return self.ranks.call(method, messages, what=_STAGES.get(method, method), arrived=arrived)
+        except BaseException:  # ranks may be in the middle of anything: nothing more is asked of them
+            self._is_whole = False
+            raise
+
+    def _work(self) -> Metrics:
+        """What each rank was sent and scored since the last update."""
+        metrics = {
+            "work/bytes_sent_per_rank": _mean(self._bytes),
+            "work/bytes_sent_max": max_value(max(self._bytes)),
+            "work/tokens_scored_per_rank": _mean(self._tokens),
+            "work/tokens_scored_max": max_value(max(self._tokens)),
+        }
+        self._bytes, self._tokens = [0] * self.ranks.number, [0] * self.ranks.number
+        return metrics
+
+
+def _mean(counts: Sequence[int]) -> Metric:
+    """The mean over ranks."""
+    return mean_value(sum(counts) / len(counts))
+
+
+_STAGES = {
+    "generate": "sampling responses",
+    "score": "scoring",
+    "score_reference": "scoring with the reference weights",
+    "reference_divergence": "measuring the divergence from the reference",
+    "values": "asking the critic",
+    "update": "updating the policy",
+    "update_critic": "updating the critic",
+    "finish_step": "finishing the step",
+    "synchronise_rollout": "handing weights to the rollout engine",
+    "save": "writing a checkpoint",
+    "load": "reading a checkpoint",
+    "close": "closing the engine",
+}

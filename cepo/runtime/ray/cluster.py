@@ -1,0 +1,159 @@
+"""The cluster: joined where one runs, else started here; and the devices of it that a run reserves."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+
+from cepo.config.schema import TrainerConfig
+from cepo.errors import ConfigError, EngineError
+from cepo.models.cpu_torch import repair_this_process_and_its_children
+
+logger = logging.getLogger(__name__)
+
+_PASSED_ON = ("HF_", "VLLM_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "XDG_CACHE_HOME")
+_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+_SAY_AGAIN_SECONDS = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What one worker takes of its machine."""
+
+    cpus: float
+    gpus: int
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A run's devices: one bundle per machine. Worker `rank` lives in bundle `rank // devices per machine`."""
+
+    group: PlacementGroup
+    share: Share
+
+    def release(self) -> None:
+        """Gives the devices back."""
+        remove_placement_group(self.group)
+
+
+def connect(trainer: TrainerConfig) -> None:
+    """Joins the cluster of `trainer.ray_address` or RAY_ADDRESS, or starts one here that ends with this process.
+
+    A process that is connected already stays so.
+
+    Raises:
+        ConfigError: no cluster answers at the address.
+        EngineError: Ray does not start here.
+    """
+    if ray.is_initialized():
+        return
+    repair_this_process_and_its_children()
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    address = trainer.ray_address or os.environ.get("RAY_ADDRESS")
+    if address:
+        logger.info("joining the Ray cluster at %s", address)
+        try:
+            ray.init(address=address, **common)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"no Ray cluster answers at '{address}' ({error}). Start one with `ray start --head`, and give the address "
+                "it prints as trainer.ray_address or RAY_ADDRESS; with neither a cluster is started on this machine."
+            ) from error
+        return
+    if trainer.nnodes > 1:
+        raise ConfigError(
+            f"trainer.nnodes={trainer.nnodes}, but there is no address of a Ray cluster: set trainer.ray_address or "
+            "RAY_ADDRESS (docs/multi-node.md has the commands)"
+        )
+    folder = tempfile.mkdtemp(
+        prefix="cepo-ray-", dir="/tmp" if os.path.isdir("/tmp") else None
+    )  # socket paths are short
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # runs after Ray's own handler, which comes later
+    try:
+        ray.init(address="local", include_dashboard=False, num_cpus=os.cpu_count(), _temp_dir=folder, **common)
+    except Exception as error:
+        raise EngineError(f"Ray does not start on this machine: {type(error).__name__}: {error}") from error
+    logger.info("started Ray on this machine, its files in %s", folder)
+
+
+def reserve(trainer: TrainerConfig) -> Reservation:
+    """Waits until every machine of the run has its devices free, and takes them.
+
+    Raises:
+        EngineError: they were not free within `trainer.start_timeout_seconds`, with what the cluster has.
+    """
+    machines, devices = trainer.nnodes, trainer.n_gpus_per_node
+    share = _share(devices)
+    bundle = {"CPU": share.cpus * devices} | ({"GPU": float(devices)} if share.gpus else {})
+    group = placement_group(
+        [bundle] * machines, strategy="STRICT_SPREAD" if machines > 1 else "STRICT_PACK", name="cepo"
+    )
+    wanted = f"{machines} machine{'s' * (machines > 1)} with {_in_words(bundle)} each"
+    start, said = time.monotonic(), time.monotonic()
+    while not group.wait(timeout_seconds=1):
+        waited = time.monotonic() - start
+        if waited > trainer.start_timeout_seconds or _never_fits(machines, bundle, trainer):
+            remove_placement_group(group)
+            raise EngineError(
+                f"waited {waited:.0f} s for {wanted}; the cluster has {_cluster_in_words()}. Add machines with `ray start "
+                "--address=...`, end what else runs there, or lower trainer.nnodes and trainer.n_gpus_per_node"
+            )
+        if time.monotonic() - said > _SAY_AGAIN_SECONDS:
+            said = time.monotonic()
+            logger.info("waiting for %s since %.0f s; the cluster has %s", wanted, waited, _cluster_in_words())
+    return Reservation(group, share)
+
+
+def worker_environment(devices_per_machine: int) -> dict[str, str]:
+    """Variables that worker processes get from this one. Secrets stay here: give those to `ray start`."""
+    passed = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_PASSED_ON) and not any(word in name for word in _SECRET)
+    }
+    cores = os.cpu_count() or 1
+    passed.setdefault("OMP_NUM_THREADS", str(max(1, cores // devices_per_machine)))
+    for name in ("PYTHONPATH", "PYTHONHASHSEED"):
+        if name in os.environ:
+            passed[name] = os.environ[name]
+    return passed
+
+
+def _share(devices_per_machine: int) -> Share:
+    """A whole core for each worker where every machine has so many, else an equal part of what it has."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    with_gpus = [resources for resources in nodes if resources.get("GPU", 0) > 0]
+    fewest = min((resources.get("CPU", 0.0) for resources in with_gpus or nodes), default=1.0)
+    cpus = min(1.0, int(100 * fewest / devices_per_machine) / 100)
+    return Share(cpus=max(cpus, 0.01), gpus=1 if with_gpus else 0)
+
+
+def _never_fits(machines: int, bundle: dict[str, float], trainer: TrainerConfig) -> bool:
+    """Whether nothing can change any more: a cluster that was started here gets no further machine."""
+    joined = trainer.ray_address or os.environ.get("RAY_ADDRESS")
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    fitting = [node for node in nodes if all(node.get(name, 0.0) >= amount - 1e-6 for name, amount in bundle.items())]
+    return not joined and len(fitting) < machines
+
+
+def _cluster_in_words() -> str:
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    each = "; ".join(_in_words({name: node.get(name, 0.0) for name in ("CPU", "GPU")}) for node in nodes)
+    free = ray.available_resources()
+    return f"{len(nodes)} machine{'s' * (len(nodes) != 1)} ({each}), free: {_in_words(free)}"
+
+
+def _in_words(resources: dict[str, Any]) -> str:
+    words = [f"{resources[name]:g} {name}s" for name in ("GPU", "CPU") if resources.get(name)]
+    return " and ".join(words) or "nothing"

@@ -1,0 +1,177 @@
+"""The process of one device: torch.distributed, a worker, and calls to it by name."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from cepo.config import RunConfig
+from cepo.errors import CepoError, EngineError
+from cepo.models.cpu_torch import repair_this_process_and_its_children
+from cepo.runtime.wire import Receiver, decode, encode
+from cepo.workers.worker import Worker, load_processing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank's process is."""
+
+    machine: str
+    node_id: str
+    process: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """How the ranks find each other."""
+
+    rank: int
+    num_ranks: int
+    address: str
+    port: int
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """An exception that a call raised. `error` is the exception itself where the user is meant to see it."""
+
+    message: str
+    details: str = field(repr=False)
+    error: CepoError | None = None
+
+
+class RankProcess:
+    """Built by Ray on its device. Every answer is bytes of `cepo.runtime.wire`: a result, or a `Failure`.
+
+    Args:
+        folder: the driver's working directory, from which relative paths of the configuration are read.
+        log_file: where the process writes what it has to say, its libraries' own last words included.
+    """
+
+    def __init__(self, folder: str, log_file: str) -> None:
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        self._log_file = log_file
+        self._worker: Worker | None = None
+        self._receiver: Receiver | None = None
+
+    def place(self) -> Place:
+        """This process's machine and number."""
+        import ray
+
+        context = ray.get_runtime_context()
+        return Place(machine=ray.util.get_node_ip_address(), node_id=context.get_node_id(), process=os.getpid())
+
+    def free_port(self) -> int:
+        """A port of this machine that nothing listens on."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return probe.getsockname()[1]
+
+    def sees(self, file: str) -> bool:
+        """Whether a file that the driver wrote is there for this process too."""
+        return os.path.isfile(file)
+
+    def build(self, content: bytes, meeting: Meeting) -> bytes:
+        """Meets the other ranks and builds the worker; answers the generator's name and whether it can read the data."""
+        return self._answered(lambda: self._build(content, meeting))
+
+    def call(self, method: str, message: bytes) -> bytes:
+        """Calls the worker's method with the arguments in `message`."""
+        return self._answered(lambda: self._call(method, message))
+
+    def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
+        self._speak_into_log()
+        config, facts, probe = decode(content)
+        _meet(meeting)
+        _hide_loading_bars()
+        processing = load_processing(config)
+        self._worker = Worker(config, facts, processing)
+        self._receiver, reads = _receiver(config, probe, processing)
+        return self._worker.generator_name, reads
+
+    def _call(self, method: str, message: bytes) -> Any:
+        assert self._worker is not None and self._receiver is not None, "the worker is built before it is called"
+        arguments, keywords = self._receiver.decode(message)
+        return getattr(self._worker, method)(*arguments, **keywords)
+
+    def _answered(self, work: Any) -> bytes:
+        try:
+            return encode(work())
+        except Exception as error:
+            logging.getLogger("cepo").exception("the call failed")
+            shown = error if isinstance(error, CepoError) else None
+            failure = Failure(message=f"{type(error).__name__}: {error}", details=traceback.format_exc(), error=shown)
+            return encode(failure)
+
+    def _speak_into_log(self) -> None:
+        file = Path(self._log_file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as stream:
+            for standard in (sys.stdout, sys.stderr):
+                standard.flush()
+                os.dup2(stream.fileno(), standard.fileno())
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+        logging.getLogger("cepo").setLevel(logging.INFO)
+
+
+def _meet(meeting: Meeting) -> None:
+    """Starts torch.distributed over all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    from cepo.workers.distributed import process_group_backend, this_device
+
+    names: Mapping[str, object] = {
+        "RANK": meeting.rank,
+        "WORLD_SIZE": meeting.num_ranks,
+        "LOCAL_RANK": 0,
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": meeting.port,
+    }
+    os.environ.update({name: str(value) for name, value in names.items()})
+    if torch.cuda.is_available():
+        torch.cuda.set_device(0)  # Ray shows each worker its own GPU alone
+    try:
+        dist.init_process_group(
+            process_group_backend(this_device()),
+            init_method=f"tcp://{meeting.address}:{meeting.port}",
+            rank=meeting.rank,
+            world_size=meeting.num_ranks,
+            timeout=timedelta(seconds=meeting.timeout_seconds),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise EngineError(
+            f"rank {meeting.rank} does not reach rank 0 at {meeting.address}:{meeting.port} ({error}); the machines of a run "
+            "must reach each other on all ports, and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names their network"
+        ) from error
+
+
+def _hide_loading_bars() -> None:
+    """A log file holds the last words, not the bars that libraries draw."""
+    from transformers.utils import logging as transformers_logging
+
+    repair_this_process_and_its_children()
+    transformers_logging.disable_progress_bar()
+
+
+def _receiver(config: RunConfig, probe: Any, processing: Any) -> tuple[Receiver, bool]:
+    """What decodes messages, and whether it can read the run's pictures: `probe` stands for one of them."""
+    from cepo.data.pictures import PictureStore
+
+    store = PictureStore(config.data, processing)
+    try:
+        reads = probe is not None and store.images(probe) is not None
+    except Exception as error:  # whatever stands in the way, pictures are then sent
+        logging.getLogger("cepo").warning("%s cannot be read here (%s): its pictures are sent", probe, error)
+        reads = False
+    return Receiver(store), reads

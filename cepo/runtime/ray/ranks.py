@@ -1,0 +1,249 @@
+"""All ranks' processes as one thing to call: started together, called together, watched, and ended whatever state they are in."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from cepo.config.schema import TrainerConfig
+from cepo.errors import CepoError, EngineError, WorkerLostError
+from cepo.runtime.ray.cluster import Reservation, worker_environment
+from cepo.runtime.ray.rank_process import Failure, Meeting, Place, RankProcess
+from cepo.runtime.wire import decode
+
+logger = logging.getLogger(__name__)
+
+_GRACE_SECONDS = 20.0
+"""After one rank's exception: how long others may take to show whether the cause was the death of one of them."""
+_STORAGE_SECONDS = 60.0
+"""How long a network file system may take to show a new file."""
+_LAST_LINES = 8
+
+
+class Ranks:
+    """One process per device of a reservation.
+
+    Args:
+        run_folder: on storage that all machines share; logs of the processes go to `logs/rank_<N>.log` in it.
+
+    Raises:
+        EngineError: a process does not start, or does not see the run folder.
+    """
+
+    def __init__(self, trainer: TrainerConfig, reservation: Reservation, run_folder: Path) -> None:
+        self._trainer, self._reservation = trainer, reservation
+        self._run_folder = run_folder.absolute()
+        self.number = trainer.nnodes * trainer.n_gpus_per_node
+        self._logs = [self._run_folder / "logs" / f"rank_{rank}.log" for rank in range(self.number)]
+        self._places: list[Place] = []
+        self._processes: list[Any] = []
+        self._is_built = False
+        environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
+        share = reservation.share
+        for rank in range(self.number):
+            where = PlacementGroupSchedulingStrategy(
+                reservation.group, placement_group_bundle_index=rank // trainer.n_gpus_per_node
+            )
+            options: dict[str, Any] = {
+                "num_cpus": share.cpus,
+                "num_gpus": share.gpus,
+                "scheduling_strategy": where,
+                "runtime_env": environment,
+                "max_restarts": 0,
+                "name": f"cepo-rank-{rank}-{uuid.uuid4().hex[:8]}",
+            }
+            actor: Any = ray.remote(RankProcess).options(**options)
+            self._processes.append(actor.remote(os.getcwd(), str(self._logs[rank])))
+        try:
+            self._places = self._simple_call("place", what="start")
+            self._require_common_storage()
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """Where each rank's process is."""
+        return self._places
+
+    def build(self, contents: Sequence[bytes]) -> list[Any]:
+        """Lets the ranks meet and build their workers; each rank's answer."""
+        address = self._places[0].machine
+        (port,) = ray.get([self._processes[0].free_port.remote()], timeout=self._trainer.start_timeout_seconds)
+        meetings = [
+            Meeting(
+                rank=rank,
+                num_ranks=self.number,
+                address=address,
+                port=port,
+                # Longer than the driver waits: its error names who hangs, a collective's only who waited for it.
+                timeout_seconds=self._trainer.stage_timeout_seconds + _GRACE_SECONDS,
+            )
+            for rank in range(self.number)
+        ]
+        calls = [
+            process.build.remote(content, meeting)
+            for process, content, meeting in zip(self._processes, contents, meetings, strict=True)
+        ]
+        answers = self._answers(calls, what="building the workers", seconds=self._trainer.start_timeout_seconds)
+        self._is_built = True
+        return answers
+
+    def call(
+        self, method: str, messages: Sequence[bytes], *, what: str, arrived: Callable[[int, Any], None] | None = None
+    ) -> list[Any]:
+        """Calls a worker method on all ranks; each rank's result, which `arrived` gets with the rank as soon as it is there.
+
+        Raises:
+            WorkerLostError: a process died, or was not done within `trainer.stage_timeout_seconds`.
+            CepoError: what the method raised.
+        """
+        calls = [
+            process.call.remote(method, message) for process, message in zip(self._processes, messages, strict=True)
+        ]
+        return self._answers(calls, what=what, seconds=self._trainer.stage_timeout_seconds, arrived=arrived)
+
+    def end(self) -> None:
+        """Ends all processes, also hung ones, and waits until they are gone; the devices are given back."""
+        for process in self._processes:
+            ray.kill(process, no_restart=True)
+        for place in self._places:
+            _kill(place)
+        self._processes, self._places = [], []
+        self._reservation.release()
+
+    def _answers(
+        self, calls: Sequence[Any], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
+    ) -> list[Any]:
+        deadline = time.monotonic() + seconds
+        results: dict[int, Any] = {}
+        failures: dict[int, Failure] = {}
+        pending = {call: rank for rank, call in enumerate(calls)}
+        while pending:
+            left = deadline - time.monotonic()
+            ready, _ = ray.wait(list(pending), timeout=max(left, 0.0))
+            if not ready:
+                break
+            for call in ready:
+                rank = pending.pop(call)
+                try:
+                    answer = decode(ray.get(call))
+                except RayError as error:
+                    raise self._lost(rank, what, error) from error
+                if isinstance(answer, Failure):
+                    failures[rank] = answer
+                    # What a rank raises may be the echo of another one's death, which Ray reports a little later.
+                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+                else:
+                    results[rank] = answer
+                    if arrived is not None:
+                        arrived(rank, answer)
+        if failures:
+            raise self._failed(failures, what, waiting=sorted(pending.values()))
+        if pending:
+            late = ", ".join(self._name(rank) for rank in sorted(pending.values()))
+            raise WorkerLostError(
+                f"{late}: not done with {what} after {seconds:g} s (trainer.stage_timeout_seconds, or "
+                "trainer.start_timeout_seconds while building)"
+            )
+        return [results[rank] for rank in range(self.number)]
+
+    def _failed(self, failures: dict[int, Failure], what: str, *, waiting: Sequence[int]) -> CepoError:
+        """What to raise for the exceptions of living ranks: the user's own error first, then that of all ranks alike.
+
+        `waiting` ranks wait for the failed ones in vain, and with them the run cannot go on.
+        """
+        for failure in failures.values():
+            if failure.error is not None and (not waiting or not self._is_built):
+                return failure.error
+        rank, failure = min(failures.items())
+        message = f"{self._name(rank)} failed while {what}: {failure.message}"
+        if len(failures) == self.number and "onnection" not in failure.message:
+            return EngineError(f"{message}\n{failure.details}")
+        return WorkerLostError(message)
+
+    def _lost(self, rank: int, what: str, error: RayError) -> WorkerLostError:
+        died = "died" if isinstance(error, RayActorError) else f"does not answer ({type(error).__name__})"
+        words = f"{self._name(rank)} {died} while {what}"
+        lines = self._last_lines(rank)
+        return WorkerLostError(words + (f"; the last lines of {self._logs[rank]}:\n{lines}" if lines else ""))
+
+    def _last_lines(self, rank: int) -> str:
+        try:
+            text = self._logs[rank].read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        return "\n".join(text.splitlines()[-_LAST_LINES:])
+
+    def _name(self, rank: int) -> str:
+        if rank >= len(self._places):
+            return f"rank {rank}"
+        place = self._places[rank]
+        return f"rank {rank} (machine {place.machine}, process {place.process})"
+
+    def _require_common_storage(self) -> None:
+        probe = self._run_folder / f".probe-{uuid.uuid4().hex}"
+        self._run_folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        try:
+            deadline = time.monotonic() + _STORAGE_SECONDS
+            while True:
+                seen = self._simple_call("sees", str(probe), what="look for a file")
+                if all(seen):
+                    return
+                if time.monotonic() > deadline:
+                    break
+                logger.info("waiting until all workers see %s", probe)
+                time.sleep(2)
+        finally:
+            probe.unlink(missing_ok=True)
+        blind = ", ".join(self._name(rank) for rank, sees in enumerate(seen) if not sees)
+        raise EngineError(
+            f"{blind} does not see {probe}, which was written here {_STORAGE_SECONDS:g} s ago. Checkpoints need a run folder "
+            "on storage that all machines share under the same path: set trainer.save_checkpoint_path"
+        )
+
+    def _simple_call(self, method: str, *arguments: Any, what: str) -> list[Any]:
+        calls = [getattr(process, method).remote(*arguments) for process in self._processes]
+        try:
+            return ray.get(calls, timeout=self._trainer.start_timeout_seconds)
+        except GetTimeoutError as error:
+            raise EngineError(
+                f"worker processes did not {what} within trainer.start_timeout_seconds="
+                f"{self._trainer.start_timeout_seconds:g}"
+            ) from error
+        except RayError as error:
+            raise WorkerLostError(f"a worker process could not {what}: {error}") from error
+
+
+def _kill(place: Place) -> None:
+    """SIGKILL, which ends a stopped or hung process too, and waits until it is gone."""
+    if place.node_id == ray.get_runtime_context().get_node_id():
+        _kill_here(place.process)
+        return
+    on_its_machine = NodeAffinitySchedulingStrategy(place.node_id, soft=False)
+    remote: Any = ray.remote(_kill_here).options(num_cpus=0, scheduling_strategy=on_its_machine)
+    try:
+        ray.get(remote.remote(place.process), timeout=30)
+    except RayError as error:  # the machine itself is gone, and the process with it
+        logger.warning("process %d on %s could not be ended: %s", place.process, place.machine, type(error).__name__)
+
+
+def _kill_here(process: int) -> None:
+    """Ray has asked the process to end; a healthy one does so at once."""
+    for number in range(150):
+        try:
+            os.kill(process, 0 if number < 20 else signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)

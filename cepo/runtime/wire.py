@@ -1,0 +1,133 @@
+"""What travels between the trainer and a worker, as bytes: pictures at most once per step, or as a handle only."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cepo.data.pictures import PictureStore
+from cepo.models.processing import ImageInputs, PictureSource
+from cepo.rollout.base import GenerationRequest
+
+
+class Sender:
+    """Encodes for one receiver and remembers which pictures it has, until `forget`.
+
+    Args:
+        by_source: the receiver reads pictures itself, wherever a picture says where it stands.
+    """
+
+    def __init__(self, *, by_source: bool) -> None:
+        self._by_source = by_source
+        self._sent: dict[int, ImageInputs] = {}
+        self._forgets = False
+
+    def forget(self) -> None:
+        """A new step: with the next message the receiver forgets its pictures too."""
+        self._sent.clear()
+        self._forgets = True
+
+    def encode(self, value: Any) -> bytes:
+        """`value` as bytes for `Receiver.decode`."""
+        buffer = io.BytesIO()
+        _Pickler(buffer, self._by_source, self._sent).dump((self._forgets, value))
+        self._forgets = False
+        return buffer.getvalue()
+
+
+class Receiver:
+    """Decodes what one `Sender` encoded, message by message."""
+
+    def __init__(self, pictures: PictureStore) -> None:
+        self._pictures = pictures
+        self._received: dict[int, ImageInputs] = {}
+
+    def decode(self, message: bytes) -> Any:
+        """The value that was sent. Pictures of a step are the same objects in all of its messages.
+
+        Raises:
+            ConfigError, DataError: a picture that was sent as a handle cannot be read here.
+        """
+        unpickler = _Unpickler(io.BytesIO(message), self._pictures, self._received)
+        forgets, value = unpickler.load()
+        if forgets:  # the message's own pictures are kept by `value`; later messages of the step send a handle for them
+            unpickler.keep_only_new()
+        return value
+
+
+def encode(value: Any) -> bytes:
+    """`value` as bytes for `decode`, without pictures: what a worker answers."""
+    return Sender(by_source=False).encode(value)
+
+
+def decode(message: bytes) -> Any:
+    """What `encode` encoded."""
+    _, value = pickle.loads(message)
+    return value
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, buffer: io.BytesIO, by_source: bool, sent: dict[int, ImageInputs]) -> None:
+        super().__init__(buffer, protocol=5)
+        self._by_source, self._sent = by_source, sent
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Pictures by handle; anything else by value."""
+        if isinstance(obj, ImageInputs):
+            if self._by_source and obj.source is not None:
+                return ("source", obj.source)
+            key = id(obj)
+            if key in self._sent:
+                return ("sent", key)
+            self._sent[key] = obj  # kept alive, so that no other picture gets its identity
+            return ("new", key, obj.pixel_values, obj.grid_thw, obj.source)
+        if isinstance(obj, GenerationRequest) and self._by_source and obj.images and obj.picture_source is not None:
+            return ("request", dataclasses.replace(obj, images=()))
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        """A tensor with its own elements alone: pickled as it is, a slice would bring the storage it was cut from."""
+        if isinstance(obj, Tensor):
+            flat = obj.detach().cpu().contiguous().reshape(-1)
+            return _tensor, (flat.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape))
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, buffer: io.BytesIO, pictures: PictureStore, received: dict[int, ImageInputs]) -> None:
+        super().__init__(buffer)
+        self._pictures, self._received = pictures, received
+        self._new: dict[int, ImageInputs] = {}
+        self._used: set[PictureSource] = set()
+
+    def persistent_load(self, pid: Any) -> Any:
+        kind, *content = pid
+        if kind == "source":
+            self._used.add(content[0])
+            return self._pictures.inputs(content[0])
+        if kind == "request":
+            request: GenerationRequest = content[0]
+            assert request.picture_source is not None
+            self._used.add(request.picture_source)
+            return dataclasses.replace(request, images=self._pictures.images(request.picture_source))
+        if kind == "new":
+            key, pixel_values, grid_thw, source = content
+            inputs = ImageInputs(pixel_values=pixel_values, grid_thw=grid_thw, source=source)
+            self._received[key] = self._new[key] = inputs
+            return inputs
+        return self._received[content[0]]
+
+    def keep_only_new(self) -> None:
+        """Forgets what earlier messages brought."""
+        self._received.clear()
+        self._received.update(self._new)
+        self._pictures.keep(self._used)
+
+
+def _tensor(flat: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(flat).view(dtype).reshape(shape)

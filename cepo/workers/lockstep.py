@@ -1,0 +1,88 @@
+"""Ranks in step: all make the same passes through the same blocks, whatever rows they have, so that no collective hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cepo.data.batch import ScoringRow
+from cepo.models import family
+from cepo.models.processing import EncodedPrompt, ImageInputs
+
+_ANY_TOKEN = 0
+"""Fillers are made of it; every vocabulary has it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPass:
+    """This rank's part of a pass that all ranks make together.
+
+    Attributes:
+        indices: its rows; may be empty.
+        filler: a row behind them whose results are dropped and whose loss has weight 0; None where the rank's own rows run
+            through every block that another rank runs through.
+    """
+
+    indices: list[int]
+    filler: ScoringRow | None
+
+    def rows(self, rows: Sequence[ScoringRow]) -> list[ScoringRow]:
+        """What passes through the model."""
+        own = [rows[index] for index in self.indices]
+        return own if self.filler is None else [*own, self.filler]
+
+    def places(self, places: Sequence[int]) -> list[int]:
+        """`places` of the rank's own rows among kept states, and -1, for none, of the filler."""
+        return list(places) if self.filler is None else [*places, -1]
+
+
+class Lockstep:
+    """Agrees over all ranks on the passes of a call.
+
+    A pass gathers and reduces the weights of each block it runs through, which takes all ranks. So all ranks make as many
+    passes as the one with most, and where any rank has pictures in a pass, every rank sends one through the vision tower.
+
+    Args:
+        model_config: the Hugging Face configuration of the model that the rows pass through.
+        image_token_id: None for text models.
+        device: where the ranks' messages live.
+    """
+
+    def __init__(self, model_config: Any, *, image_token_id: int | None, device: torch.device) -> None:
+        self._device = device
+        self._text = ScoringRow(context=_context((_ANY_TOKEN,), None), response_ids=(_ANY_TOKEN,))
+        self._picture = self._text
+        if image_token_id is not None:
+            images = family.smallest_picture(model_config)
+            context = _context((_ANY_TOKEN, image_token_id), images)
+            self._picture = ScoringRow(context=context, response_ids=(_ANY_TOKEN,))
+
+    def passes(self, rows: Sequence[ScoringRow], micro_batches: Sequence[list[int]]) -> list[RankPass]:
+        """One entry for each pass of the rank that has most. Collective: every rank calls it, also without rows."""
+        (count,) = self._largest([len(micro_batches)])
+        own = [*micro_batches, *([] for _ in range(count - len(micro_batches)))]
+        seen = [any(rows[index].context.images is not None for index in indices) for indices in own]
+        anywhere = self._largest([int(pictures) for pictures in seen])
+        return [
+            RankPass(indices=indices, filler=self._filler(bool(indices), here, bool(there)))
+            for indices, here, there in zip(own, seen, anywhere, strict=True)
+        ]
+
+    def _filler(self, has_rows: bool, pictures_here: bool, pictures_anywhere: bool) -> ScoringRow | None:
+        if pictures_anywhere and not pictures_here:
+            return self._picture
+        return None if has_rows else self._text
+
+    def _largest(self, values: list[int]) -> list[int]:
+        tensor = torch.tensor(values, dtype=torch.long, device=self._device)
+        if values:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return tensor.tolist()
+
+
+def _context(token_ids: tuple[int, ...], images: ImageInputs | None) -> EncodedPrompt:
+    return EncodedPrompt(token_ids=token_ids, engine_ids=token_ids, images=images)

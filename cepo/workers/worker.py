@@ -1,0 +1,252 @@
+"""All that one device does: the policy, a critic where the method wants one, and the rollout engine beside them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
+
+from cepo.algorithms import Estimator
+from cepo.algorithms.settings import TeacherConfig
+from cepo.config import RunConfig, resolved_critic
+from cepo.config.schema import RolloutConfig
+from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
+from cepo.errors import CheckpointError
+from cepo.losses.objective import ObjectiveSettings
+from cepo.losses.policy import ClipRange, PolicyLossSettings
+from cepo.metrics import Metrics, merge_metrics
+from cepo.models.processing import Processing
+from cepo.rollout.base import Generation, GenerationRequest, Generator, OnFinished, SamplingSettings
+from cepo.rollout.factory import build_generator
+from cepo.rollout.sleeping import sleeps_between_phases
+from cepo.workers.actor import Actor
+from cepo.workers.checkpoint import load_actor, load_critic, save_actor, save_critic
+from cepo.workers.critic import Critic
+from cepo.workers.distributed import this_device
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFacts:
+    """What a worker must know beyond the configuration; plain values, so that they reach another process.
+
+    Attributes:
+        teacher: whose weights teacher passes run with.
+        needs_values: whether the method learns from a critic.
+        total_steps: horizon of the learning-rate schedules.
+        most_visuals: the most pictures and the most videos that a prompt has.
+        update_bytes: estimate of what updates take on a device beyond the weights; 0 where nothing depends on it.
+    """
+
+    teacher: TeacherConfig
+    needs_values: bool
+    total_steps: int
+    most_visuals: tuple[int, int]
+    update_bytes: int = 0
+
+    @classmethod
+    def of(cls, estimator: Estimator, *, total_steps: int, most_visuals: tuple[int, int]) -> WorkerFacts:
+        """Those of a run with this method."""
+        return cls(
+            teacher=estimator.teacher,
+            needs_values=estimator.needs_values,
+            total_steps=total_steps,
+            most_visuals=most_visuals,
+        )
+
+
+class Worker:
+    """The side of `cepo.trainer.backend.Backend` that runs on each device, with this rank's own rows.
+
+    With several ranks each runs in a process of its own, with torch.distributed started before. All ranks call the same
+    methods in the same order, a rank without rows with none; denominators of losses are totals over all ranks.
+
+    Raises:
+        ConfigError, EngineError: a model cannot be loaded, or the rollout engine does not start.
+    """
+
+    def __init__(self, config: RunConfig, facts: WorkerFacts, processing: Processing) -> None:
+        longest_row = config.data.max_prompt_length + config.data.max_response_length
+        self.actor = Actor(
+            config.worker.actor,
+            processing,
+            temperature=config.worker.rollout.temperature,
+            teacher=facts.teacher,
+            objective_settings=objective_settings(config),
+            with_reference=not config.algorithm.disable_kl,
+            total_steps=facts.total_steps,
+            seed=config.trainer.seed,
+            longest_row=longest_row,
+        )
+        self.critic: Critic | None = None
+        if facts.needs_values:
+            settings = resolved_critic(config.worker)
+            self.critic = Critic(
+                settings,
+                processing,
+                total_steps=facts.total_steps,
+                seed=config.trainer.seed,
+                longest_row=longest_row,
+            )
+        self.generator = _generator(config, facts, processing)
+        self.generator_name = self.generator.name
+
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        settings: SamplingSettings,
+        on_finished: OnFinished | None = None,
+    ) -> list[list[Generation]]:
+        """Responses to this rank's requests; what is trained may leave the device meanwhile."""
+        self.actor.rest()
+        if self.critic is not None:
+            self.critic.rest()
+        return self.generator.generate(requests, settings, on_finished) if requests else []
+
+    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
+        """See `Actor.score`."""
+        self.generator.rest()
+        return self.actor.score(rows, as_teacher=as_teacher, keep_states=keep_states)
+
+    def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
+        """See `Actor.score_reference`."""
+        self.generator.rest()
+        return self.actor.score_reference(rows, keep_states=keep_states)
+
+    def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """See `Actor.reference_divergence`."""
+        return self.actor.reference_divergence(rows)
+
+    def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
+        """See `Actor.update`; with what the engine counted since the last one."""
+        self.generator.rest()
+        return merge_metrics([self.actor.update(batches, step=step), self.generator.drain_metrics()])
+
+    def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """See `Critic.values`."""
+        self.generator.rest()
+        return self._its_critic.values(rows)
+
+    def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
+        """See `Critic.update`."""
+        self.generator.rest()
+        return self._its_critic.update(batches, step=step)
+
+    def finish_step(self, step: int) -> None:
+        """See `Actor.finish_step`."""
+        self.actor.finish_step(step)
+
+    def synchronise_rollout(self) -> None:
+        """Gives this rank's engine the current weights."""
+        self.generator.sync_weights(self.actor.rollout_weights())
+
+    def save(self, folder: Path) -> None:
+        """Writes this rank's part of the checkpoint.
+
+        Raises:
+            CheckpointError: a file cannot be written.
+        """
+        try:
+            save_actor(self.actor, folder / "actor")
+            if self.critic is not None:
+                save_critic(self.critic, folder / "critic")
+        except OSError as error:
+            raise CheckpointError(str(error)) from error
+        except CheckpointException as error:  # what a rank's write raised, told to all ranks; no `Exception`
+            causes = dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
+            # torch's writer buries the system's refusal under an error of its own.
+            raise CheckpointError(f"{'; '.join(causes)} (is there room on the disk?)") from error
+
+    def load(self, folder: Path) -> None:
+        """Restores it."""
+        load_actor(self.actor, folder / "actor")
+        if self.critic is not None:
+            load_critic(self.critic, folder / "critic")
+
+    def close(self) -> None:
+        """Frees the engine."""
+        self.generator.close()
+
+    @property
+    def _its_critic(self) -> Critic:
+        assert self.critic is not None, "a critic is built for methods with needs_values"
+        return self.critic
+
+
+def objective_settings(config: RunConfig) -> ObjectiveSettings:
+    """What the actor's update minimises."""
+    actor, algorithm = config.worker.actor, config.algorithm
+    in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
+    return ObjectiveSettings(
+        loss_type=actor.loss_type,
+        policy=PolicyLossSettings(
+            clip=ClipRange(actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_dual),
+            tau_positive=actor.tau_positive,
+            tau_negative=actor.tau_negative,
+        ),
+        kl_penalty=algorithm.kl_penalty,
+        kl_coefficient=algorithm.kl_coef if in_loss else 0.0,
+    )
+
+
+def load_processing(config: RunConfig) -> Processing:
+    """Tokenizer, template and image processor of the run."""
+    model, template = config.worker.actor.model, config.data.override_chat_template
+    return Processing(
+        model.tokenizer_path or model.model_path,
+        trust_remote_code=model.trust_remote_code,
+        chat_template=None if template is None else Path(template).read_text(encoding="utf-8"),
+    )
+
+
+def _generator(config: RunConfig, facts: WorkerFacts, processing: Processing) -> Generator:
+    rollout, model = config.worker.rollout, config.worker.actor.model
+    length = config.data.max_prompt_length + config.data.max_response_length
+    return build_generator(
+        rollout.name,
+        model_path=model.model_path,
+        dtype=rollout.dtype,
+        device=this_device().type,
+        max_model_len=rollout.max_model_len or length,
+        seed=rollout.seed,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        enforce_eager=rollout.enforce_eager,
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+        limit_images=rollout.limit_images or facts.most_visuals[0],
+        limit_videos=facts.most_visuals[1],
+        lora_rank=model.lora.rank,
+        banned_token_ids=processing.banned_token_ids,
+        eos_token_ids=processing.eos_token_ids,
+        trust_remote_code=model.trust_remote_code,
+        sleeps=_sleeps(config.worker.rollout, facts),
+        tensor_parallel_size=rollout.tensor_parallel_size,
+        show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
+        processing=processing,
+    )
+
+
+def _sleeps(rollout: RolloutConfig, facts: WorkerFacts) -> bool:
+    """Called with the trained models on the device, before the engine takes its share."""
+    device = this_device()
+    if device.type != "cuda":
+        return False
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    left = free - int(rollout.gpu_memory_utilization * total)
+    sleeps = sleeps_between_phases(rollout.sleep, free_bytes=left, update_bytes=facts.update_bytes)
+    if sleeps:
+        logger.info(
+            "vLLM sleeps while the trainer works (worker.rollout.sleep=%s): beside it %.1f GiB are free, an update may "
+            "take %.1f",
+            rollout.sleep,
+            left / 2**30,
+            facts.update_bytes / 2**30,
+        )
+    return sleeps

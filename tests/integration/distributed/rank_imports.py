@@ -1,0 +1,19 @@
+"""What every rank imports, for the server that ranks are forked from: seconds for each rank otherwise."""
+
+# ruff: noqa: E402, F401, I001  (the repair comes before anything that imports transformers)
+
+from cepo.models.cpu_torch import repair_this_process_and_its_children
+
+repair_this_process_and_its_children()
+
+import peft
+import torch._dynamo
+import torch.distributed.checkpoint
+import transformers.models.qwen2_vl.image_processing_qwen2_vl
+import transformers.models.qwen3_vl.modeling_qwen3_vl
+import transformers.models.qwen3_vl.processing_qwen3_vl
+
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+
+import cepo.algorithms
+import rank_scenarios

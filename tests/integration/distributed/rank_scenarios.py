@@ -1,0 +1,369 @@
+"""What a rank does: the same rows, signals and seeds whatever the number of ranks, each rank with its share of the rows."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+from PIL import Image
+from torch import Tensor
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.config import load_config, resolved_critic
+from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
+from cepo.losses.objective import ObjectiveSettings
+from cepo.losses.policy import LossDenominators
+from cepo.metrics import Metrics
+from cepo.models.processing import EncodedPrompt, Processing
+from cepo.rollout.base import AdapterWeights, Weights
+from cepo.types import DivergenceConfig
+from cepo.workers.actor import Actor
+from cepo.workers.checkpoint import load_actor, save_actor
+from cepo.workers.critic import Critic
+from cepo.workers.gathering import whole_tensor
+
+LENGTHS = ((9, 3, 11), (14, 1), (6, 12, 2), (8, 5))
+"""Response lengths of each prompt's rows. Prompts have 1, 0, 2 and 0 pictures."""
+
+SHARES: Mapping[int, Mapping[str, Sequence[Sequence[int]]]] = {
+    1: {"mixed": [[0, 1, 2, 3]], "one empty": [[0, 1, 2, 3]]},
+    2: {"mixed": [[0, 2], [1, 3]], "one empty": [[], [0, 1, 2, 3]]},
+    4: {"mixed": [[2], [1], [0], [3]], "one empty": [[3, 0], [], [2], [1]]},
+}
+"""Which prompts each rank gets. In `mixed` some ranks have no picture; in `one empty` one has no row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One configuration of a worker. `settings` are dotted keys below its section."""
+
+    settings: Mapping[str, Any]
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    share: str = "mixed"
+    distils: bool = False
+    full_reference: bool = False
+    loss_type: str = "default"
+    num_steps: int = 1
+    saves: bool = False
+
+
+_SMALL_PASSES = {"micro_batch_size_per_device_for_update": 2, "micro_batch_size_per_device_for_experience": 3}
+ALL_WEIGHTS = "all weights, distilled from a moving average"
+ADAPTER = "an adapter, read by the first rank, with a KL over the vocabulary"
+ACTORS: Mapping[str, Scenario] = {
+    ALL_WEIGHTS: Scenario(
+        settings=_SMALL_PASSES,
+        teacher=TeacherConfig(source="ema", ema_decay=0.5),
+        distils=True,
+        num_steps=2,
+        saves=True,
+    ),
+    "all weights but the vision tower's, gathered until the backward, not recomputed": Scenario(
+        settings={
+            **_SMALL_PASSES,
+            "fsdp.enable_full_shard": False,
+            "model.enable_gradient_checkpointing": False,
+            "model.freeze_vision_tower": True,
+        },
+        share="one empty",
+    ),
+    ADAPTER: Scenario(
+        settings={**_SMALL_PASSES, "model.lora.rank": 4, "fsdp.enable_rank0_init": True, "optim.lr": "1e-3"},
+        teacher=TeacherConfig(source="reference"),
+        share="one empty",
+        full_reference=True,
+        num_steps=2,
+        saves=True,
+    ),
+    "shards over 2 ranks with copies, read by the first rank": Scenario(
+        settings={**_SMALL_PASSES, "fsdp.fsdp_size": 2, "fsdp.enable_rank0_init": True},
+        teacher=TeacherConfig(source="snapshot"),
+        loss_type="gspo",
+    ),
+}
+CRITICS: Mapping[str, Scenario] = {
+    "a critic": Scenario(settings=_SMALL_PASSES, num_steps=2),
+    "a critic read by the first rank, one rank without rows": Scenario(
+        settings={**_SMALL_PASSES, "fsdp.enable_rank0_init": True, "model.enable_gradient_checkpointing": False},
+        share="one empty",
+    ),
+}
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What a rank found. Scores are by row number; weights and gradients are whole."""
+
+    initial: dict[str, Tensor] = field(default_factory=dict)
+    scores: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    metrics: list[Metrics] = field(default_factory=list)
+    gradients: list[dict[str, Tensor]] = field(default_factory=list)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    rollout: dict[str, Tensor] = field(default_factory=dict)
+    most_whole_weights: int = 0
+    drawn: list[float] = field(default_factory=list)
+    refused: Metrics = field(default_factory=dict)
+    refused_changed: list[str] = field(default_factory=list)
+
+
+def all_rows(processing: Processing) -> list[list[ScoringRow]]:
+    """Rows by prompt."""
+    questions = ("Find x of this figure, please.", "What is 2 + 3?", "Which is larger?", "Name a prime.")
+    pictures = ([_picture(1)], [], [_picture(2, (96, 64)), _picture(3, (128, 96))], [])
+    rows, number = [], 0
+    for question, images, lengths in zip(questions, pictures, LENGTHS, strict=True):
+        context = _encoded(processing, question, *images)
+        rows.append([])
+        for length in lengths:
+            rows[-1].append(ScoringRow(context=context, response_ids=_response(length, seed=number)))
+            number += 1
+    return rows
+
+
+def hinted(processing: Processing, rows: Sequence[ScoringRow]) -> list[ScoringRow]:
+    """The same responses behind a context that says more, with the same pictures."""
+    contexts: dict[int, EncodedPrompt] = {}
+    for row in rows:
+        if id(row.context) not in contexts:
+            images = row.context.images
+            count = 0 if images is None else len(images.grid_thw)
+            contexts[id(row.context)] = processing.encode("<image>" * count + "A hint: 7. Now say it.", images)
+    return [ScoringRow(context=contexts[id(row.context)], response_ids=row.response_ids) for row in rows]
+
+
+class Share:
+    """The rows of this rank, and the signals that belong to them."""
+
+    def __init__(self, processing: Processing, share: str) -> None:
+        groups = all_rows(processing)
+        numbers = iter(range(sum(map(len, groups))))
+        numbered = [[(next(numbers), row) for row in group] for group in groups]
+        mine = SHARES[dist.get_world_size()][share][dist.get_rank()]
+        chosen = [each for group in mine for each in numbered[group]]
+        self.numbers = [number for number, _ in chosen]
+        self.rows = [row for _, row in chosen]
+        self.num_rows = sum(map(len, groups))
+        self.num_tokens = sum(map(sum, LENGTHS))
+        self.longest = max(map(max, LENGTHS))
+        self.mask = torch.arange(self.longest) < torch.tensor([len(row.response_ids) for row in self.rows]).view(-1, 1)
+
+    def signal(self, seed: int, spread: float = 1.0) -> Tensor:
+        """(rows, T): a number for each token of all rows, of which this rank takes its own."""
+        drawn = torch.randn(self.num_rows, self.longest, generator=torch.Generator().manual_seed(seed))
+        return (spread * drawn[self.numbers]).where(self.mask, 0.0)
+
+    def padded(self, values: Sequence[Tensor]) -> Tensor:
+        result = torch.zeros(self.mask.shape)
+        if values:
+            result[self.mask] = torch.cat(list(values))
+        return result
+
+    @property
+    def denominators(self) -> LossDenominators:
+        return LossDenominators(self.num_tokens, self.num_rows, 20)
+
+    def by_number(self, values: Sequence[Tensor]) -> dict[int, Tensor]:
+        return dict(zip(self.numbers, values, strict=True))
+
+
+def build_actor(folder: Path, scenario: Scenario) -> tuple[Actor, Processing]:
+    tree = {"model.model_path": folder, "fsdp.mp_param_dtype": "fp32", **scenario.settings}
+    config = load_config(
+        ["config=configs/microgeo/base.yaml", *(f"worker.actor.{name}={value}" for name, value in tree.items())]
+    )
+    processing = Processing(str(folder))
+    actor = Actor(
+        config.worker.actor,
+        processing,
+        temperature=0.9,
+        teacher=scenario.teacher,
+        objective_settings=ObjectiveSettings(
+            loss_type=scenario.loss_type, kl_penalty="full", kl_coefficient=0.1 if scenario.full_reference else 0.0
+        ),
+        with_reference=scenario.full_reference,
+        total_steps=10,
+        seed=1,
+    )
+    return actor, processing
+
+
+def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
+    """Training steps of two optimizer steps each; the gradients are those of each step's last one.
+
+    Scenarios that save do so after their first step. At the end comes an update with an infinite advantage on one rank.
+    """
+    scenario = ACTORS[name]
+    actor, processing = build_actor(folder, scenario)
+    share, outcome = Share(processing, scenario.share), Outcome(initial=whole_parameters(actor))
+    for step in range(scenario.num_steps):
+        actor_step(actor, processing, share, scenario, outcome, step)
+        if scenario.saves and step == 0:
+            torch.manual_seed(100 + dist.get_rank())
+            save_actor(actor, saved_folder(saved, name, dist.get_world_size()))
+            outcome.drawn = torch.rand(3).tolist()
+    outcome.parameters = whole_parameters(actor)
+    outcome.buffers = {name: buffer.clone() for name, buffer in actor.module.named_buffers()}
+    weights = actor.rollout_weights()
+    assert isinstance(weights, AdapterWeights) == ("model.lora.rank" in scenario.settings)
+    _read(weights, outcome)
+    outcome.refused = actor.update([_infinite(share)], step=scenario.num_steps)
+    after = whole_parameters(actor)
+    outcome.refused_changed = [name for name in after if not torch.equal(after[name], outcome.parameters[name])]
+    return outcome
+
+
+def _infinite(share: Share) -> OptimizerBatch:
+    advantages = share.signal(20)
+    if 0 in share.numbers:
+        advantages[share.numbers.index(0), 0] = math.inf
+    return OptimizerBatch(
+        rows=share.rows,
+        old_log_probs=share.signal(10, 0.1) - 6.0,
+        advantages=advantages,
+        response_mask=share.mask,
+        denominators=share.denominators,
+    )
+
+
+def saved_folder(saved: Path, name: str, num_ranks: int) -> Path:
+    return saved / f"{name}, saved by {num_ranks}"
+
+
+def resumed_run(folder: Path, name: str, saved: Path, saved_by: int) -> Outcome:
+    """The second step of a scenario, from the checkpoint that another number of ranks wrote after the first."""
+    scenario = ACTORS[name]
+    actor, processing = build_actor(folder, scenario)
+    load_actor(actor, saved_folder(saved, name, saved_by))
+    outcome = Outcome(drawn=torch.rand(3).tolist())
+    actor_step(actor, processing, Share(processing, scenario.share), scenario, outcome, 1)
+    outcome.parameters = whole_parameters(actor)
+    return outcome
+
+
+def resumed_runs(folder: Path, saved: Path, names: Sequence[str], saved_by: Sequence[int]) -> dict[str, Outcome]:
+    """By scenario and number of ranks that saved."""
+    return {f"{name} {number}": resumed_run(folder, name, saved, number) for name in names for number in saved_by}
+
+
+def actor_step(
+    actor: Actor, processing: Processing, share: Share, scenario: Scenario, outcome: Outcome, step: int
+) -> None:
+    batches = _optimizer_batches(actor, processing, share, scenario, outcome, step)
+    outcome.metrics.append(actor.update(batches, step=step))
+    outcome.gradients.append(whole_gradients(actor))
+    actor.finish_step(step)
+
+
+def _read(weights: Weights, outcome: Outcome) -> None:
+    """As an engine does, which keeps no tensor but its own copy."""
+    lent: list[weakref.ref[Tensor]] = []
+    for name in weights.tensors:
+        tensor = weights.tensors[name]
+        outcome.rollout[name] = tensor.clone()
+        lent.append(weakref.ref(tensor))
+        outcome.most_whole_weights = max(outcome.most_whole_weights, sum(ref() is not None for ref in lent))
+
+
+def whole_gradients(worker: Actor | Critic) -> dict[str, Tensor]:
+    return {
+        name: whole_tensor(parameter.grad).clone()
+        for name, parameter in worker.module.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def whole_parameters(worker: Actor | Critic) -> dict[str, Tensor]:
+    return {
+        name: whole_tensor(parameter.detach()).clone()
+        for name, parameter in worker.module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def _optimizer_batches(
+    actor: Actor, processing: Processing, share: Share, scenario: Scenario, outcome: Outcome, step: int
+) -> list[OptimizerBatch]:
+    scores = actor.score(share.rows)
+    teacher = actor.score(hinted(processing, share.rows), as_teacher=True, keep_states=scenario.distils)
+    outcome.scores |= {f"student {step}": share.by_number(scores), f"teacher {step}": share.by_number(teacher)}
+    reference = None
+    if scenario.full_reference:
+        reference = actor.score_reference(share.rows, keep_states=True)
+        divergence = actor.reference_divergence(share.rows)
+        outcome.scores |= {f"reference {step}": share.by_number(reference)}
+        outcome.scores |= {f"divergence {step}": share.by_number(divergence)}
+    distillation = None
+    if scenario.distils:
+        distillation = DistillationRows(
+            divergence=DivergenceConfig(kind="jsd"),
+            token_weight=share.signal(7).abs(),
+            # One row of each prompt learns from no teacher.
+            state_index=[-1 if number in (0, 3, 5, 8) else place for place, number in enumerate(share.numbers)],
+        )
+    return [
+        OptimizerBatch(
+            rows=share.rows,
+            old_log_probs=share.padded(scores) + share.signal(10 + part, 0.1),
+            advantages=share.signal(20 + part),
+            response_mask=share.mask,
+            denominators=share.denominators,
+            reference_log_probs=None if reference is None else share.padded(reference),
+            reference_index=None if reference is None else list(range(len(share.rows))),
+            distillation=distillation,
+        )
+        for part in range(2)
+    ]
+
+
+def every_run(folder: Path, saved: Path) -> dict[str, Outcome]:
+    """All scenarios in one process group, and a resumed run from the checkpoint of half as many ranks."""
+    runs = {name: actor_run(folder, name, saved) for name in ACTORS}
+    runs |= {name: critic_run(folder, scenario) for name, scenario in CRITICS.items()}
+    half = dist.get_world_size() // 2
+    return runs | resumed_runs(folder, saved, [ALL_WEIGHTS], [half] if half else [])
+
+
+def critic_run(folder: Path, scenario: Scenario) -> Outcome:
+    """As `actor_run`, for the critic."""
+    tree = {"fsdp.mp_param_dtype": "fp32", "optim.lr": "1e-3", **scenario.settings}
+    arguments = [f"worker.critic.{name}={value}" for name, value in tree.items()]
+    config = load_config(["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={folder}", *arguments])
+    processing = Processing(str(folder))
+    critic = Critic(resolved_critic(config.worker), processing, total_steps=10, seed=1)
+    share, outcome = Share(processing, scenario.share), Outcome(initial=whole_parameters(critic))
+    for step in range(scenario.num_steps):
+        values = critic.values(share.rows)
+        outcome.scores[f"values {step}"] = share.by_number(values)
+        batch = CriticBatch(
+            rows=share.rows,
+            old_values=share.padded(values),
+            returns=share.signal(30),
+            response_mask=share.mask,
+            denominators=share.denominators,
+        )
+        outcome.metrics.append(critic.update([batch, batch], step=step))
+        outcome.gradients.append(whole_gradients(critic))
+    outcome.parameters = whole_parameters(critic)
+    outcome.buffers = {name: buffer.clone() for name, buffer in critic.module.named_buffers()}
+    return outcome
+
+
+def _picture(seed: int, size: tuple[int, int] = (64, 64)) -> Image.Image:
+    pixels = numpy.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=numpy.uint8)
+    return Image.fromarray(pixels)
+
+
+def _encoded(processing: Processing, text: str, *images: Image.Image) -> EncodedPrompt:
+    return processing.encode("<image>" * len(images) + text, processing.load_images(images))
+
+
+def _response(length: int, seed: int) -> tuple[int, ...]:
+    return tuple(numpy.random.default_rng(seed).integers(0, 256, length).tolist())

@@ -1,0 +1,173 @@
+"""1, 2 and 4 ranks over gloo find the same scores, gradients, weights and metrics: FSDP2 in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+from rank_processes import run_ranks
+from rank_scenarios import ACTORS, ADAPTER, ALL_WEIGHTS, CRITICS, Outcome, every_run, resumed_runs, saved_folder
+from torch import Tensor
+
+from cepo.metrics import Metrics, merge_metrics
+
+pytestmark = pytest.mark.heavy
+
+NUM_RANKS = (1, 2, 4)
+SCENARIOS = (*ACTORS, *CRITICS)
+Key = TypeVar("Key", str, int)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Outcomes by number of ranks, then rank, then scenario; and those resumed from checkpoints of more ranks."""
+
+    whole: Mapping[int, list[dict[str, Outcome]]]
+    resumed: Mapping[int, list[dict[str, Outcome]]]
+    saved: Path
+
+    def one(self, name: str) -> Outcome:
+        return self.whole[1][0][name]
+
+    def of(self, num_ranks: int, name: str) -> list[Outcome]:
+        return [outcomes[name] for outcomes in self.whole[num_ranks]]
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """One start of processes for each number of ranks, and one more for those that resume what more ranks saved."""
+    saved = tmp_path_factory.mktemp("saved")
+    whole = {number: run_ranks(every_run, number, tiny_model_folder, saved) for number in NUM_RANKS}
+    resumed = {
+        1: run_ranks(resumed_runs, 1, tiny_model_folder, saved, (ALL_WEIGHTS, ADAPTER), (2, 4)),
+        2: run_ranks(resumed_runs, 2, tiny_model_folder, saved, (ALL_WEIGHTS,), (4,)),
+    }
+    for number in (2, 4):
+        earlier = [{key: value for key, value in each.items() if key not in SCENARIOS} for each in whole[number]]
+        more = resumed.get(number, [{} for _ in earlier])
+        resumed[number] = [one | other for one, other in zip(earlier, more, strict=True)]
+    return Runs(whole, resumed, saved)
+
+
+def gap(left: Mapping[Key, Tensor], right: Mapping[Key, Tensor]) -> float:
+    """Length of the difference as a share of the length of `left`."""
+    assert left.keys() == right.keys()
+    difference = sum(float((left[name] - right[name]).double().square().sum()) for name in left)
+    length = sum(float(tensor.double().square().sum()) for tensor in left.values())
+    return (difference / length) ** 0.5 if length else difference
+
+
+def together(outcomes: list[Outcome], kind: str) -> dict[int, Tensor]:
+    """All ranks' scores by row number; no row has two."""
+    merged: dict[int, Tensor] = {}
+    for outcome in outcomes:
+        assert not merged.keys() & outcome.scores[kind].keys()
+        merged |= outcome.scores[kind]
+    return merged
+
+
+def assert_same_metrics(one: Metrics, many: Metrics) -> None:
+    assert many.keys() == one.keys()
+    for name, metric in one.items():
+        if metric.reduction == "mean":
+            assert many[name].weight == pytest.approx(metric.weight), name
+        # A mean of small numbers of both signs keeps the rounding of the larger ones.
+        assert many[name].result == pytest.approx(metric.result, rel=1e-5, abs=1e-6), name
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scores_are_those_of_one_rank_to_1e_5(runs: Runs, name: str, num_ranks: int) -> None:
+    one = runs.one(name)
+    assert one.scores
+    for kind, scores in one.scores.items():
+        assert gap(scores, together(runs.of(num_ranks, name), kind)) < 1e-5
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_gradients_and_updated_weights_are_those_of_one_rank_to_1e_5(runs: Runs, name: str, num_ranks: int) -> None:
+    one = runs.one(name)
+    for outcome in runs.of(num_ranks, name):
+        assert outcome.initial.keys() == one.initial.keys()
+        assert all(torch.equal(one.initial[weight], outcome.initial[weight]) for weight in one.initial)
+        assert gap(one.gradients[0], outcome.gradients[0]) < 1e-5
+        assert gap(one.parameters, outcome.parameters) < 1e-6
+        # Adam gives small gradients whole steps, so rounding shows in what moved: still far below a step.
+        moved = {weight: one.parameters[weight] - one.initial[weight] for weight in one.initial}
+        also_moved = {weight: outcome.parameters[weight] - outcome.initial[weight] for weight in one.initial}
+        assert gap(moved, also_moved) < 1e-3
+        assert gap(one.initial, one.parameters) > 1e-4
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_merged_metrics_of_all_ranks_are_those_of_one_rank(runs: Runs, name: str, num_ranks: int) -> None:
+    outcomes = runs.of(num_ranks, name)
+    for step, metrics in enumerate(runs.one(name).metrics):
+        assert_same_metrics(metrics, merge_metrics([outcome.metrics[step] for outcome in outcomes]))
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", ACTORS)
+def test_every_rank_gets_all_weights_for_its_engine_one_whole_tensor_at_a_time(
+    runs: Runs, name: str, num_ranks: int
+) -> None:
+    one = runs.one(name)
+    for outcome in runs.of(num_ranks, name):
+        assert ("lm_head.weight" in outcome.rollout) == (name != ADAPTER)
+        assert gap(one.rollout, outcome.rollout) < 1e-6
+        if name != ADAPTER:
+            assert outcome.most_whole_weights == 1
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_buffers_that_no_checkpoint_holds_are_bit_for_bit_those_of_one_rank(
+    runs: Runs, name: str, num_ranks: int
+) -> None:
+    one = runs.one(name)
+    assert any("inv_freq" in buffer for buffer in one.buffers)
+    for outcome in runs.of(num_ranks, name):
+        assert outcome.buffers.keys() == one.buffers.keys()
+        assert all(torch.equal(one.buffers[buffer], outcome.buffers[buffer]) for buffer in one.buffers)
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+@pytest.mark.parametrize("name", ACTORS)
+def test_an_infinite_gradient_of_one_rank_is_skipped_by_all_and_counted_once(
+    runs: Runs, name: str, num_ranks: int
+) -> None:
+    outcomes = runs.of(num_ranks, name)
+    assert [outcome.refused_changed for outcome in outcomes] == [[]] * num_ranks
+    assert merge_metrics([outcome.refused for outcome in outcomes])["actor/skipped_updates"].result == 1
+
+
+@pytest.mark.parametrize(("saved_by", "num_ranks"), [(1, 2), (2, 4), (2, 1), (4, 1), (4, 2)])
+def test_a_checkpoint_goes_on_with_another_number_of_ranks(runs: Runs, saved_by: int, num_ranks: int) -> None:
+    names = (ALL_WEIGHTS, ADAPTER) if num_ranks == 1 else (ALL_WEIGHTS,)
+    for name in names:
+        one = runs.one(name)
+        outcomes = [outcomes[f"{name} {saved_by}"] for outcomes in runs.resumed[num_ranks]]
+        drawn = [outcome.drawn for outcome in runs.of(saved_by, name)]
+        for rank, outcome in enumerate(outcomes):
+            assert outcome.drawn == drawn[rank if rank < saved_by else 0]
+            assert gap(one.parameters, outcome.parameters) < 1e-6
+            assert gap(one.gradients[1], outcome.gradients[0]) < 1e-4
+        for kind in ("student 1", "teacher 1"):
+            assert gap(one.scores[kind], together(outcomes, kind)) < 1e-5
+        assert_same_metrics(one.metrics[1], merge_metrics([outcome.metrics[0] for outcome in outcomes]))
+
+
+def test_four_ranks_write_one_adapter_and_a_random_state_each(runs: Runs) -> None:
+    folder = saved_folder(runs.saved, ADAPTER, 4)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "distributed",
+        "lora_adapter",
+        "random_state.pt",
+        *(f"random_state_of_rank_{rank}.pt" for rank in (1, 2, 3)),
+    ]

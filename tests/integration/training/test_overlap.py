@@ -1,0 +1,81 @@
+"""Rewards of finished groups while others are still generated: the same run, earlier."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_runs import differing, run
+
+from cepo.rollout.base import Generation
+from cepo.trainer.loop import Trainer
+
+pytestmark = pytest.mark.heavy
+
+MARKING_REWARD = """
+from pathlib import Path
+
+def parity(samples):
+    Path(__file__).with_name("a_reward_began").touch()
+    verdicts = [float(sum(map(ord, sample["response"])) % 2 == 0) for sample in samples]
+    return [{"overall": verdict, "accuracy": verdict} for verdict in verdicts]
+"""
+ONE_STEP = ["algorithm.adv_estimator=grpo", "trainer.max_steps=1"]
+
+
+def seconds_until_there(file: Path) -> float:
+    start = time.monotonic()
+    while not file.exists() and time.monotonic() - start < 30:
+        time.sleep(0.01)
+    return time.monotonic() - start
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_the_first_groups_reward_begins_before_the_last_groups_generation_ends(
+    tiny_run: list[str], tmp_path: Path, engine: str
+) -> None:
+    if engine == "vllm":
+        pytest.importorskip("vllm", reason="vLLM is not installed")
+    (tmp_path / "marking.py").write_text(MARKING_REWARD, encoding="utf-8")
+    announced: list[int] = []
+    waited: list[float] = []
+
+    def prepare(trainer: Trainer) -> None:
+        generate = trainer.backend.generate
+
+        def generate_and_watch(
+            requests: Any, settings: Any, on_finished: Callable[[int, list[Generation]], None]
+        ) -> Any:
+            def watch(index: int, group: list[Generation]) -> None:
+                announced.append(index)
+                if len(announced) == len(requests):
+                    waited.append(seconds_until_there(tmp_path / "a_reward_began"))
+                on_finished(index, group)
+
+            return generate(requests, settings, watch)
+
+        trainer.backend.generate = generate_and_watch  # type: ignore[method-assign]
+
+    reward = [f"worker.reward.reward_function={tmp_path / 'marking.py'}:parity", f"worker.rollout.name={engine}"]
+    finished = run(tiny_run, *ONE_STEP, *reward, folder=tmp_path / "run", prepare=prepare)
+    assert sorted(announced) == [0, 1, 2, 3]
+    assert waited[0] < 30
+    assert 0 < finished.metrics[0]["work/rollout_prefix_hits"] <= 3 / 4
+
+
+def test_a_backend_that_announces_no_group_ends_with_the_same_rollouts_rewards_and_parameters(
+    tiny_run: list[str], tmp_path: Path
+) -> None:
+    def silent(trainer: Trainer) -> None:
+        generate = trainer.backend.generate
+        trainer.backend.generate = lambda requests, settings, _=None: generate(requests, settings)  # type: ignore[method-assign]
+
+    early = run(tiny_run, "algorithm.adv_estimator=cepo", folder=tmp_path / "early")
+    late = run(tiny_run, "algorithm.adv_estimator=cepo", folder=tmp_path / "late", prepare=silent)
+    assert len(early.rollouts) == 8
+    assert early.rollouts == late.rollouts
+    assert [row["reward/mean"] for row in early.metrics] == [row["reward/mean"] for row in late.metrics]
+    assert not differing(early.parameters, late.parameters)

@@ -1,0 +1,129 @@
+"""Two worker processes under Ray: the same run as one process, and one that outlives the death of a worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, checked_config, json_lines, run
+
+from cepo.config import RunConfig
+from cepo.errors import EngineError, WorkerLostError
+from cepo.train import train
+
+pytestmark = pytest.mark.heavy
+ray = pytest.importorskip("ray")
+
+TWO_TEACHERS = ["algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES]
+TWO_WORKERS = ["trainer.n_gpus_per_node=2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster_ends_with_these_tests() -> Iterator[None]:
+    yield
+    ray.shutdown()
+
+
+def kill_rank_1(monkeypatch: pytest.MonkeyPatch, *, method: str, call: int, with_signal: int) -> list[int]:
+    """Ends rank 1 a moment after the `call`-th call of a worker method has begun; gives the killed process's number."""
+    from cepo.runtime.ray import RayBackend
+
+    killed: list[int] = []
+    plain, calls = RayBackend.call, []
+
+    def faulty(self: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+        calls.extend([name] * (name == method))
+        if len(calls) == call and not killed:
+            killed.append(self.ranks.places[1].process)
+            threading.Timer(0.02, os.kill, (killed[0], with_signal)).start()
+        return plain(self, name, *arguments, **keywords)
+
+    monkeypatch.setattr(RayBackend, "call", faulty)
+    return killed
+
+
+def config_of(arguments: list[str], *overrides: str, folder: Path) -> RunConfig:
+    return checked_config([*arguments, *overrides, f"trainer.save_checkpoint_path={folder}"])
+
+
+def responses(folder: Path) -> list[Any]:
+    return [
+        (group["step"], group["prompt_id"], [rollout["tokens"] for rollout in group["rollouts"]])
+        for group in json_lines(folder / "rollouts.jsonl")
+    ]
+
+
+def test_1_and_2_workers_sample_the_same_responses_as_this_process_and_learn_the_same(
+    tiny_run: list[str], tmp_path: Path
+) -> None:
+    here = run(tiny_run, *TWO_TEACHERS, folder=tmp_path / "local")
+    for number in (1, 2):
+        folder = tmp_path / f"ray-{number}"
+        train(
+            config_of(
+                tiny_run, *TWO_TEACHERS, "trainer.launcher=ray", f"trainer.n_gpus_per_node={number}", folder=folder
+            )
+        )
+        assert responses(folder) == responses(here.folder)
+        for row, expected in zip(json_lines(folder / "metrics.jsonl"), here.metrics, strict=True):
+            compared = [name for name in expected if name.startswith(("actor/", "reward/", "evidence/"))]
+            assert {name: row[name] for name in compared} == pytest.approx(
+                {name: expected[name] for name in compared}, rel=1e-3, abs=1e-5
+            )
+            assert len(compared) > 10
+            assert row["work/bytes_sent_max"] < 20_000  # 4 prompts' pixels alone would be more
+
+
+def test_vllm_on_2_workers_trains_on_after_a_worker_was_killed_with_every_step_accounted_for(
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    killed = kill_rank_1(monkeypatch, method="update", call=2, with_signal=signal.SIGKILL)
+    options = ["worker.rollout.name=vllm", "trainer.max_steps=3", "trainer.save_freq=1"]
+    caplog.set_level("INFO", logger="cepo")
+    train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, *options, folder=tmp_path))
+    assert len(killed) == 1
+    rows = json_lines(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row.get("faults/restarts") for row in rows] == [None, 1.0, 1.0]
+    assert [group[0] for group in responses(tmp_path)] == [1] * 4 + [2] * 4 + [3] * 4
+    assert (tmp_path / "global_step_3" / "trainer_state.json").is_file()
+    assert f"process {killed[0]}) died while updating the policy" in caplog.text
+    assert "restart 1 of 2" in caplog.text
+    assert f"resumed from {tmp_path}/global_step_1: goes on with step 2 of 3" in caplog.text
+    assert all(row["work/teacher_rows"] > 0 for row in rows)
+
+
+def test_an_engine_that_2_workers_share_samples_what_one_process_samples(tiny_run: list[str], tmp_path: Path) -> None:
+    options = [*TWO_TEACHERS, "trainer.max_steps=1"]
+    here = run(tiny_run, *options, folder=tmp_path / "local")
+    shared = ["worker.rollout.name=vllm", "worker.rollout.tensor_parallel_size=2"]
+    train(config_of(tiny_run, *options, *TWO_WORKERS, *shared, folder=tmp_path / "shared"))
+    assert responses(tmp_path / "shared") == responses(here.folder)
+    (row,) = json_lines(tmp_path / "shared" / "metrics.jsonl")
+    assert row["rollout/log_prob_gap_max"] < 1e-4
+
+
+def test_a_rank_that_hangs_is_found_by_the_time_limit_and_without_restarts_left_the_run_ends(
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = kill_rank_1(monkeypatch, method="score", call=1, with_signal=signal.SIGSTOP)
+    options = ["trainer.stage_timeout_seconds=10", "trainer.max_restarts=0"]
+    with pytest.raises(WorkerLostError, match=r"rank 1 \(machine .*\): not done with .* after 10 s"):
+        train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, *options, folder=tmp_path))
+    with pytest.raises(ProcessLookupError):
+        os.kill(stopped[0], 0)
+
+
+def test_more_devices_than_the_machine_has_are_refused_at_once_with_what_there_is(
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cepo.runtime.ray.cluster import Share
+
+    monkeypatch.setattr("cepo.runtime.ray.cluster._share", lambda devices: Share(cpus=1.0, gpus=1))
+    with pytest.raises(EngineError, match=r"1 machine with 64 GPUs and 64 CPUs each; the cluster has 1 machine \("):
+        train(config_of(tiny_run, "trainer.n_gpus_per_node=64", folder=tmp_path))

@@ -1,0 +1,54 @@
+"""Groups of rows are spread over ranks by their cost, and stay whole."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepo.runtime.balance import balance_groups
+
+COSTS = st.lists(st.integers(min_value=0, max_value=10_000), max_size=60)
+
+
+def loads(costs: list[int], groups: list[list[int]]) -> list[int]:
+    return [sum(costs[index] for index in group) for group in groups]
+
+
+@given(COSTS, st.integers(min_value=1, max_value=9))
+def test_every_group_is_on_exactly_one_rank_and_a_ranks_groups_are_in_order(costs: list[int], num_ranks: int) -> None:
+    groups = balance_groups(costs, num_ranks)
+    assert len(groups) == num_ranks
+    assert sorted(index for group in groups for index in group) == list(range(len(costs)))
+    assert all(group == sorted(group) for group in groups)
+
+
+@given(COSTS.filter(bool), st.integers(min_value=1, max_value=9))
+def test_no_load_exceeds_the_mean_by_more_than_one_group(costs: list[int], num_ranks: int) -> None:
+    highest = max(loads(costs, balance_groups(costs, num_ranks)))
+    assert highest <= sum(costs) / num_ranks + (1 - 1 / num_ranks) * max(costs) + 1e-9
+
+
+@given(st.lists(st.integers(min_value=0, max_value=50), min_size=1, max_size=6), st.integers(min_value=1, max_value=3))
+def test_the_highest_load_is_within_four_thirds_of_the_best_possible(costs: list[int], num_ranks: int) -> None:
+    best = min(
+        max(
+            sum(cost for cost, chosen in zip(costs, choice, strict=True) if chosen == rank) for rank in range(num_ranks)
+        )
+        for choice in product(range(num_ranks), repeat=len(costs))
+    )
+    highest = max(loads(costs, balance_groups(costs, num_ranks)))
+    assert 3 * num_ranks * highest <= (4 * num_ranks - 1) * best
+
+
+def test_a_worked_example_goes_longest_first() -> None:
+    assert balance_groups([5, 9, 4, 4, 6], 2) == [[1, 2], [0, 3, 4]]
+
+
+def test_groups_without_cost_are_spread_by_number() -> None:
+    assert balance_groups([0, 0, 0, 0], 2) == [[0, 2], [1, 3]]
+
+
+def test_ranks_beyond_the_groups_get_none() -> None:
+    assert balance_groups([3], 3) == [[0], [], []]

@@ -1,0 +1,225 @@
+"""Rows over ranks: prompts stay together, passes of a step agree, results come back in order, pictures travel once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from cepo.config import RunConfig, load_config
+from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
+from cepo.data.pictures import PictureStore
+from cepo.losses.policy import LossDenominators
+from cepo.models.processing import EncodedPrompt, ImageInputs, PictureSource
+from cepo.rollout.base import GenerationRequest, SamplingSettings
+from cepo.runtime import dispatch
+from cepo.runtime.wire import Receiver, Sender, decode, encode
+from cepo.types import DivergenceConfig
+
+NOTHING_KEPT = dispatch.KeptPlaces({}, {})
+
+
+def row(prompt: int, length: int = 1, images: ImageInputs | None = None) -> ScoringRow:
+    context = EncodedPrompt(token_ids=(1,) * (length - 1), engine_ids=(1,), images=images)
+    return ScoringRow(context=context, response_ids=(2,), prompt=prompt)
+
+
+def optimizer_batch(
+    rows: Sequence[ScoringRow], *, first: int = 0, state_index: Sequence[int] | None = None
+) -> OptimizerBatch:
+    values = torch.arange(first, first + len(rows), dtype=torch.float32).unsqueeze(1)
+    return OptimizerBatch(
+        rows=rows,
+        old_log_probs=values,
+        advantages=10 * values,
+        response_mask=torch.ones(len(rows), 1, dtype=torch.bool),
+        denominators=LossDenominators(num_tokens=99, num_sequences=33, max_response_length=7),
+        reference_log_probs=-values,
+        distillation=None
+        if state_index is None
+        else DistillationRows(divergence=DivergenceConfig(), token_weight=values, state_index=state_index),
+    )
+
+
+@given(
+    prompts=st.lists(st.integers(0, 6), max_size=30),
+    lengths=st.lists(st.integers(2, 50), min_size=30, max_size=30),
+    num_ranks=st.integers(1, 5),
+    per_update=st.integers(1, 4),
+)
+def test_every_row_goes_to_one_rank_prompts_stay_together_and_results_come_back_in_order(
+    prompts: list[int], lengths: list[int], num_ranks: int, per_update: int
+) -> None:
+    rows = [row(prompt, length) for prompt, length in zip(prompts, lengths, strict=False)]
+    assignment = dispatch.Assignment(num_ranks, prompts_per_update=per_update)
+    places = assignment.places(rows)
+    assert sorted(index for indices in places for index in indices) == list(range(len(rows)))
+    homes = {(rows[index].prompt, rank) for rank, indices in enumerate(places) for index in indices}
+    assert len(homes) == len(set(prompts[: len(rows)]))
+    parts = dispatch.take([f"row {index}" for index in range(len(rows))], places)
+    assert dispatch.in_order(parts, places) == [f"row {index}" for index in range(len(rows))]
+    later = assignment.places(rows[::-1])
+    assert {(rows[::-1][index].prompt, rank) for rank, indices in enumerate(later) for index in indices} == homes
+
+
+def test_tokens_are_balanced_within_each_optimizer_step_not_only_over_the_whole() -> None:
+    """Prompts of 8, 2, 2, 8 tokens, two per update: over the whole 0+1 against 2+3 would be even, and within no update."""
+    rows = [row(0, 8), row(1, 2), row(2, 2), row(3, 8)]
+    places = dispatch.Assignment(2, prompts_per_update=2).places(rows)
+    assert places == [[0, 2], [1, 3]]
+    together = dispatch.Assignment(2, prompts_per_update=4).places([row(0, 9), row(1, 4), row(2, 3), row(3, 2)])
+    assert together == [[0], [1, 2, 3]]
+
+
+def test_prompts_seen_later_go_to_the_rank_with_less_work() -> None:
+    assignment = dispatch.Assignment(2, prompts_per_update=8)
+    assert assignment.places([row(0, 5), row(1, 9)]) == [[1], [0]]
+    assert assignment.places([row(2, 3), row(1, 2), row(0, 2)]) == [[1], [0, 2]]
+
+
+def test_an_optimizer_batch_is_cut_along_the_ranks_with_its_totals_left_whole() -> None:
+    rows = [row(0, 5), row(1, 5), row(0, 5), row(1, 5)]
+    batch = optimizer_batch(rows)
+    (first,), (second,) = dispatch.split_optimizer_batches(
+        [batch], dispatch.Assignment(2, prompts_per_update=2), NOTHING_KEPT, 2
+    )
+    assert (first.rows, second.rows) == ([rows[0], rows[2]], [rows[1], rows[3]])
+    assert first.advantages.flatten().tolist() == [0.0, 20.0]
+    assert second.old_log_probs.flatten().tolist() == [1.0, 3.0]
+    assert second.reference_log_probs is not None
+    assert second.reference_log_probs.flatten().tolist() == [-1.0, -3.0]
+    assert first.denominators == second.denominators == batch.denominators
+
+
+def test_a_rank_without_rows_gets_an_empty_part_of_the_same_width() -> None:
+    _, (empty,) = dispatch.split_optimizer_batches(
+        [optimizer_batch([row(0, 5)])], dispatch.Assignment(2, prompts_per_update=1), NOTHING_KEPT, 2
+    )
+    assert empty.rows == []
+    assert empty.advantages.shape == (0, 1)
+
+
+def test_places_of_kept_states_become_the_ranks_own() -> None:
+    """Rows of prompts 0, 1, 0, 1 are kept as 0, 1 on each rank; rows 3, 2 and one without a teacher learn."""
+    assignment = dispatch.Assignment(2, prompts_per_update=2)
+    kept = dispatch.own_places(assignment.places([row(0, 5), row(1, 5), row(0, 5), row(1, 5)]))
+    batch = optimizer_batch([row(1, 5), row(0, 5), row(0, 5)], state_index=[3, 2, -1])
+    (first,), (second,) = dispatch.split_optimizer_batches([batch], assignment, dispatch.KeptPlaces(kept, {}), 2)
+    assert first.distillation is not None
+    assert second.distillation is not None
+    assert (first.distillation.state_index, second.distillation.state_index) == ([1, -1], [1])
+    assert first.distillation.token_weight.flatten().tolist() == [1.0, 2.0]
+
+
+def test_a_batch_of_several_epochs_is_cut_once_and_travels_once() -> None:
+    batch = optimizer_batch([row(0, 400), row(1, 400)])
+    parts = dispatch.split_optimizer_batches([batch] * 3, dispatch.Assignment(2, prompts_per_update=2), NOTHING_KEPT, 2)
+    assert parts[0][0] is parts[0][2]
+    assert len(encode(parts[0])) < 1.1 * len(encode(parts[0][:1]))
+
+
+def test_a_critics_batch_is_cut_alike() -> None:
+    values = torch.tensor([[1.0], [2.0], [3.0]])
+    batch = CriticBatch(
+        rows=[row(0, 5), row(1, 5), row(1, 5)],
+        old_values=values,
+        returns=2 * values,
+        response_mask=torch.ones(3, 1, dtype=torch.bool),
+        denominators=LossDenominators(num_tokens=3, num_sequences=3, max_response_length=1),
+    )
+    (first,), (second,) = dispatch.split_critic_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
+    assert first.returns.flatten().tolist() == [4.0, 6.0]
+    assert second.old_values.flatten().tolist() == [1.0]
+
+
+def test_requests_are_spread_by_the_tokens_they_may_come_to() -> None:
+    """4 samples of at most 10 tokens: prompts of 100, 10, 20, 30 come to 140, 50, 60, 70."""
+    requests = [
+        GenerationRequest(prompt_ids=(1,), num_prompt_tokens=length, images=(), seed=0) for length in (100, 10, 20, 30)
+    ]
+    settings = SamplingSettings(num_samples=4, max_response_length=10)
+    assert dispatch.request_places(requests, settings, 2) == [[0], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
+def test_tensors_arrive_bit_for_bit_and_a_slice_without_what_it_was_cut_from(dtype: torch.dtype) -> None:
+    whole = torch.arange(4000).reshape(1000, 4).to(dtype)
+    sent = {"slice": whole[3:5], "empty": whole[:0], "scalar": whole[1, 1], "column": whole[:3, 1]}
+    message = encode(sent)
+    assert len(message) < 1500
+    arrived = decode(message)
+    assert all(torch.equal(arrived[name], tensor) and arrived[name].dtype == dtype for name, tensor in sent.items())
+    arrived["slice"] += torch.ones((), dtype=dtype)  # arrived tensors can be written to
+
+
+@pytest.fixture
+def config() -> RunConfig:
+    return load_config(["config=configs/microgeo/base.yaml"])
+
+
+class _Reading:
+    """Stands for the processor: a picture's inputs are its brightness."""
+
+    def load_images(self, images: Sequence[Image.Image], source: PictureSource | None = None) -> ImageInputs:
+        pixels = torch.tensor([[float(image.getpixel((0, 0))[0])] for image in images])  # type: ignore[index]
+        return ImageInputs(pixel_values=pixels, grid_thw=torch.ones(len(images), 3), source=source)
+
+
+@pytest.fixture
+def store(config: RunConfig) -> PictureStore:
+    return PictureStore(config.data, _Reading())  # type: ignore[arg-type]
+
+
+def test_pictures_that_are_sent_travel_once_per_step_whatever_the_number_of_rows_and_passes(
+    store: PictureStore,
+) -> None:
+    images = ImageInputs(pixel_values=torch.zeros(100, 1000), grid_thw=torch.ones(1, 3))
+    sender, receiver = Sender(by_source=False), Receiver(store)
+    score = sender.encode([row(0, 5, images) for _ in range(8)])
+    update = sender.encode([row(0, 5, images)])
+    assert 400_000 < len(score) < 405_000
+    assert len(update) < 1000
+    arrived = receiver.decode(score)
+    assert len({id(one.context.images) for one in arrived}) == 1
+    assert receiver.decode(update)[0].context.images is arrived[0].context.images
+    sender.forget()
+    assert len(sender.encode([row(0, 5, images)])) > 400_000
+
+
+def test_pictures_of_a_data_set_travel_as_a_handle_and_are_read_there(store: PictureStore, tmp_path: Path) -> None:
+    from datasets import Dataset, Features, List, Value
+    from datasets import Image as ImageFeature
+
+    pictures = [[Image.new("RGB", (8, 8), (shade, 0, 0))] for shade in (10, 20, 30)]
+    columns = {"images": pictures, "problem": ["<image>?"] * 3, "answer": ["1"] * 3}
+    features = Features({"images": List(ImageFeature()), "problem": Value("string"), "answer": Value("string")})
+    file = str(tmp_path / "train.parquet")
+    Dataset.from_dict(columns, features=features).to_parquet(file)
+    source = PictureSource(data=file, row=1)
+    large = ImageInputs(pixel_values=torch.zeros(100, 1000), grid_thw=torch.ones(1, 3), source=source)
+    request = GenerationRequest(
+        prompt_ids=(1,), num_prompt_tokens=1, images=(Image.new("RGB", (500, 500)),), seed=0, picture_source=source
+    )
+    sender, receiver = Sender(by_source=True), Receiver(store)
+    message = sender.encode(([request], [row(0, 5, large)]))
+    assert len(message) < 1500
+    (arrived,), (scored,) = receiver.decode(message)
+    assert arrived.images[0].getpixel((0, 0)) == (20, 0, 0)
+    assert scored.context.images.pixel_values.tolist() == [[20.0]]
+    assert dataclasses.replace(arrived, images=()) == dataclasses.replace(request, images=())
+
+
+def test_a_new_step_frees_the_pictures_of_the_last_one(store: PictureStore) -> None:
+    sender, receiver = Sender(by_source=False), Receiver(store)
+    for shade in range(3):
+        images = ImageInputs(pixel_values=torch.full((1, 1), float(shade)), grid_thw=torch.ones(1, 3))
+        sender.forget()
+        arrived = receiver.decode(sender.encode([row(0, 5, images)]))
+        assert arrived[0].context.images.pixel_values.item() == shade
+        assert len(receiver._received) == 1
