@@ -336,6 +336,9 @@ class TrainerConfig:
     val_freq: int = option(-1, "Validate every so many steps.", minimum=1, off=-1)
     val_before_train: bool = option(True, "Validate before the first step.")
     val_only: bool = option(False, "Stop after that validation.")
+    val_max_samples: int = option(
+        -1, "Held-out problems per validation, drawn once by trainer.seed; -1: all.", minimum=1, off=-1
+    )
     val_generations_to_log: int = option(0, "Validation responses recorded each time.", minimum=0)
     leak_probe_size: int = option(
         64,

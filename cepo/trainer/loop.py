@@ -163,9 +163,17 @@ class Trainer:
         return RolloutBatch(step=step, problems=problems, prompts=prompts, generations=generations)
 
     def reward(self, batch: RolloutBatch, rewarding: Rewarding) -> RolloutBatch:
-        """Scores every response; the stage's time is what generation has not covered."""
+        """Scores every response and tells right from wrong; a reward that raises or hangs costs its own sample.
+
+        The stage's time is what generation has not covered.
+        """
+        algorithm = self.config.algorithm
         with self.clock.stage("reward"):
-            rewarding.finish(batch)
+            batch.responses, outcome = rewarding.finish(batch.generations_by_group())
+            batch.scores = outcome.scores
+            batch.num_raised, batch.num_timed_out = outcome.num_raised, outcome.num_timed_out
+            batch.rewards = torch.tensor([score["overall"] for score in batch.scores])
+            batch.correct = measures.correctness(batch.scores, algorithm.correct_key, algorithm.correct_threshold)
         return batch
 
     def greedy_rewards(self, batch: RolloutBatch) -> Tensor:

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import TracebackType
 
-import torch
-
 from cepo.config import RunConfig
 from cepo.data.dataset import Problem
 from cepo.models.processing import Processing
-from cepo.rewards import RewardPool
+from cepo.rewards import RewardOutcome, RewardPool
 from cepo.rollout.base import Generation
 from cepo.trainer import measures
-from cepo.trainer.rollouts import RolloutBatch
 
 
 class Rewarding:
@@ -48,19 +45,13 @@ class Rewarding:
             ],
         )
 
-    def finish(self, batch: RolloutBatch) -> None:
-        """Waits for all scores and tells right from wrong; a reward that raises or hangs costs its own sample.
+    def finish(self, groups: Sequence[Sequence[Generation]]) -> tuple[list[str], RewardOutcome]:
+        """Waits for all scores; the decoded responses and their scores, problem by problem.
 
         Groups that the backend has not announced while it generated are scored now.
         """
-        size = batch.group_size
-        for index in range(len(self._problems)):
+        for index, group in enumerate(groups):
             if index not in self._stream:
-                self.begin(index, batch.generations[index * size : (index + 1) * size])
+                self.begin(index, group)
         outcome = self._stream.outcome()
-        algorithm = self._config.algorithm
-        batch.responses = [text for index in range(len(self._problems)) for text in self._responses[index]]
-        batch.scores = outcome.scores
-        batch.num_raised, batch.num_timed_out = outcome.num_raised, outcome.num_timed_out
-        batch.rewards = torch.tensor([score["overall"] for score in batch.scores])
-        batch.correct = measures.correctness(batch.scores, algorithm.correct_key, algorithm.correct_threshold)
+        return [text for index in range(len(groups)) for text in self._responses[index]], outcome

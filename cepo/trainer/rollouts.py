@@ -102,6 +102,11 @@ class RolloutBatch:
         """G, rollouts per prompt."""
         return len(self.generations) // len(self.problems)
 
+    def generations_by_group(self) -> list[list[Generation]]:
+        """The rollouts of each prompt."""
+        size = self.group_size
+        return [self.generations[number * size : (number + 1) * size] for number in range(len(self.problems))]
+
     def split_groups(self) -> list[RolloutBatch]:
         """One batch per prompt, with what the reward stage has filled."""
         size = self.group_size
@@ -110,13 +115,13 @@ class RolloutBatch:
                 step=self.step,
                 problems=[self.problems[number]],
                 prompts=[self.prompts[number]],
-                generations=self.generations[number * size : (number + 1) * size],
+                generations=group,
                 responses=self.responses[number * size : (number + 1) * size],
                 scores=self.scores[number * size : (number + 1) * size],
                 rewards=self.rewards[number * size : (number + 1) * size],
                 correct=self.correct[number * size : (number + 1) * size],
             )
-            for number in range(len(self.problems))
+            for number, group in enumerate(self.generations_by_group())
         ]
 
     def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:

@@ -16,7 +16,8 @@ from cepo.models.processing import Processing
 from cepo.rewards import RewardPool
 from cepo.trainer.backend import Backend
 from cepo.trainer.leak import ValidationSample, leak_metrics
-from cepo.trainer.measures import correctness, reward_input
+from cepo.trainer.measures import correctness
+from cepo.trainer.rewarding import Rewarding
 from cepo.trainer.sampling import generation_request, validation_settings
 
 VALIDATION_STEP = -1
@@ -24,7 +25,9 @@ VALIDATION_STEP = -1
 
 
 class Validator:
-    """Samples `n` responses to each held-out problem and scores them.
+    """Samples `n` responses to each held-out problem and scores them, finished groups while others are still sampled.
+
+    Under `trainer.val_max_samples` a part of the problems, the same at every validation.
 
     Args:
         config: `worker.rollout` with `val_override_config` on top says how to sample.
@@ -41,8 +44,14 @@ class Validator:
         self._problems, self._config = problems, config
         self._contexts, self._processing, self._rewards = contexts, processing, rewards
         self._settings = validation_settings(config)
-        recorded = min(config.trainer.val_generations_to_log, len(problems))
-        self._recorded = set(random.Random(config.trainer.seed).sample(range(len(problems)), recorded))
+        self._asked = list(range(len(problems)))
+        if 0 < config.trainer.val_max_samples < len(problems):
+            drawn = random.Random(f"validation/{config.trainer.seed}").sample(
+                self._asked, config.trainer.val_max_samples
+            )
+            self._asked = sorted(drawn)
+        recorded = min(config.trainer.val_generations_to_log, len(self._asked))
+        self._recorded = set(random.Random(config.trainer.seed).sample(range(len(self._asked)), recorded))
 
     def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, Any]]]:
         """Metrics `val/*` (means over all samples) and the recorded responses."""
@@ -55,33 +64,35 @@ class Validator:
                 generation_request(problem, prompt, seed=seed, step=VALIDATION_STEP)
                 for problem, prompt in zip(problems, prompts, strict=True)
             ]
-            groups = backend.generate(requests, self._settings)
+            with Rewarding(problems, self._config, self._processing, self._rewards) as rewarding:
+                groups = backend.generate(requests, self._settings, rewarding.begin)
+                responses, outcome = rewarding.finish(groups)
             samples = [
                 ValidationSample(problem, prompt, one)
                 for problem, prompt, group in zip(problems, prompts, groups, strict=True)
                 for one in group
             ]
-            metrics, recorded = self._score(samples, backend, first=start * self._settings.num_samples)
+            first = start * self._settings.num_samples
+            metrics, recorded = self._measure(samples, responses, outcome.scores, backend, first=first)
             parts.append(metrics)
             rows += recorded
         return merge_metrics(parts), rows
 
     def _batches(self) -> Iterable[tuple[int, list[Problem]]]:
         size = self._config.data.val_batch_size
-        size = len(self._problems) if size < 0 else size
-        for start in range(0, len(self._problems), size):
-            yield start, self._problems[start : start + size]
+        size = len(self._asked) if size < 0 else size
+        for start in range(0, len(self._asked), size):
+            yield start, [self._problems[index] for index in self._asked[start : start + size]]
 
-    def _score(
-        self, samples: list[ValidationSample], backend: Backend, *, first: int
+    def _measure(
+        self,
+        samples: list[ValidationSample],
+        responses: list[str],
+        scores: list[dict[str, float]],
+        backend: Backend,
+        *,
+        first: int,
     ) -> tuple[Metrics, list[Mapping[str, Any]]]:
-        skip = self._config.worker.reward.skip_special_tokens
-        responses = [self._processing.decode(one.response_ids, skip_special_tokens=skip) for _, _, one in samples]
-        inputs = [
-            reward_input(problem, response, len(one.response_ids))
-            for (problem, _, one), response in zip(samples, responses, strict=True)
-        ]
-        scores = self._rewards.score(inputs).scores
         algorithm = self._config.algorithm
         correct = correctness(scores, algorithm.correct_key, algorithm.correct_threshold).float()
         metrics: Metrics = {

@@ -79,3 +79,33 @@ def test_a_backend_that_announces_no_group_ends_with_the_same_rollouts_rewards_a
     assert early.rollouts == late.rollouts
     assert [row["reward/mean"] for row in early.metrics] == [row["reward/mean"] for row in late.metrics]
     assert not differing(early.parameters, late.parameters)
+
+
+def test_a_capped_validation_asks_the_same_problems_every_time_and_no_more(
+    tiny_run: list[str], problem_file: Path, tmp_path: Path
+) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def listen(trainer: Trainer) -> None:
+        assert trainer.validator is not None
+        generate = trainer.backend.generate
+
+        def note(requests: Any, settings: Any, on_finished: Any) -> Any:
+            if settings.max_response_length == 10 and len(requests) != 4:
+                asked.append(tuple(request.seed for request in requests))
+            return generate(requests, settings, on_finished)
+
+        trainer.backend.generate = note  # type: ignore[method-assign]
+
+    validation = [
+        f"data.val_files={problem_file}",
+        "trainer.val_before_train=true",
+        "trainer.val_freq=1",
+        "trainer.val_max_samples=3",
+    ]
+    finished = run(tiny_run, "algorithm.adv_estimator=grpo", *validation, folder=tmp_path, prepare=listen)
+    validated = [row for row in finished.metrics if "val/num_samples" in row]
+    assert [row["step"] for row in validated] == [0, 1, 2]
+    assert len(set(asked)) == 1
+    assert [len(seeds) for seeds in asked] == [3, 3, 3]
+    assert len({row["val/num_samples"] for row in validated}) == 1
