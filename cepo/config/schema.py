@@ -146,8 +146,12 @@ class FsdpConfig:
 class OffloadConfig:
     """`worker.actor.offload.*` and `worker.critic.offload.*`: what leaves the device while it is not used."""
 
-    offload_params: bool = option(False, "Weights leave the device while responses are sampled; without effect on a CPU.")
-    offload_optimizer: bool = option(False, "Optimizer state leaves the device outside of updates; without effect on a CPU.")
+    offload_params: bool = option(
+        False, "Weights leave the device while responses are sampled; without effect on a CPU."
+    )
+    offload_optimizer: bool = option(
+        False, "Optimizer state leaves the device outside of updates; without effect on a CPU."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
