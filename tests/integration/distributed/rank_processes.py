@@ -22,7 +22,7 @@ MODULES_OF_A_RANK = ["rank_imports"]
 """Imported once, by the server that the ranks are forked from."""
 
 
-def run_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, seconds: float = 240.0) -> list[Any]:
+def run_ranks(function: Callable[..., Any], num_ranks: int, *arguments: Any, seconds: float = 540.0) -> list[Any]:
     """What `function(*arguments)` returns on each of `num_ranks` ranks of a process group over gloo.
 
     Raises:
@@ -90,7 +90,7 @@ def _rank(
     torch.set_num_threads(1)
     try:
         address = f"tcp://127.0.0.1:{port}"
-        limit = datetime.timedelta(seconds=60)
+        limit = datetime.timedelta(seconds=240)
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=num_ranks, timeout=limit)
         packed = io.BytesIO()  # tensors in a queue would be handles on a process that is gone when they are read
         torch.save(function(*arguments), packed)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_actor import ADVANTAGES, optimizer_batch
 from torch import Tensor
-from training_runs import differing, encoded, largest_gap, parameters_of, picture, random_response
+from training_runs import differing, encoded, largest_gap, parameters_of, picture, random_response, whole
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
@@ -103,13 +103,13 @@ def test_the_average_after_n_steps_beside_a_constant_student_is_decay_to_n_of_th
     build_actor: BuildActor, rows: list[ScoringRow], dtype: str, decay: float
 ) -> None:
     actor = build_actor(teacher=TeacherConfig(source="ema", ema_decay=decay), fsdp__torch_dtype=dtype, optim__lr="1e-2")
-    start = actor.teacher_weights.state_dict()
+    start = {name: whole(copy) for name, copy in actor.teacher_weights.state_dict().items()}
     actor.update([optimizer_batch(actor, rows, ADVANTAGES)], step=0)
     student = {name: tensor.float() for name, tensor in parameters_of(actor).items()}
     assert parameters_of(actor)[next(iter(student))].dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
     for step in range(5):
         actor.finish_step(step)
-    average = actor.teacher_weights.state_dict()
+    average = {name: whole(copy) for name, copy in actor.teacher_weights.state_dict().items()}
     expected = {name: decay**5 * start[name] + (1 - decay**5) * student[name] for name in start}
     assert largest_gap(average.values(), expected.values()) < 1e-6
     # In bfloat16 itself an average at 0.999 would stand still.
@@ -133,6 +133,6 @@ def test_a_pass_of_the_average_uses_the_average_and_gives_the_students_bits_back
     twin = build_actor(optim__lr="1e-3")
     weights: dict[str, Any] = dict(twin.module.named_parameters())
     for name, average in actor.teacher_weights.state_dict().items():
-        weights[name].data.to_local().copy_(average)
+        weights[name].data.copy_(average)
     assert largest_gap(twin.score(rows), taught) < 1e-6
     assert largest_gap(student, taught) > 1e-3

@@ -101,7 +101,7 @@ def whole(tensor: Any) -> Tensor:
 def differing(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> list[str]:
     """Names whose values are not equal bit for bit."""
     assert left.keys() == right.keys()
-    return [name for name in left if not torch.equal(left[name], right[name])]
+    return [name for name in left if not torch.equal(whole(left[name]), whole(right[name]))]
 
 
 def largest_gap(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
