@@ -217,22 +217,22 @@ class TransformersGenerator:
         """Samples every row of `batch` to its end."""
         import torch
 
-        from cepo.rollout.token_sampling import draw_tokens
+        from cepo.rollout.decode_cache import DecodeCache
 
         active = list(batch)
-        cache, mask = _join(active, self._model.config.get_text_config())
+        requests = sorted({row.request for row in active})
+        caches = {row.request: row.cache for row in active}
+        cache = DecodeCache(
+            [caches[request] for request in requests],
+            [requests.index(row.request) for row in active],
+            new_tokens=settings.max_response_length,
+            text_config=self._model.config.get_text_config(),
+        )
         logits = torch.cat([row.logits for row in active])
         uniforms = torch.stack([row.uniforms for row in active]).to(self._device)
         positions = torch.tensor([row.next_position for row in active], device=self._device)
         for step in range(settings.max_response_length):
-            tokens = draw_tokens(
-                logits,
-                uniforms[:, step],
-                self._banned,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
-            )
+            tokens = self._draw(active, logits, uniforms[:, step], settings)
             log_probs = logits.log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
             for row, token, log_prob in zip(active, tokens.tolist(), log_probs.tolist(), strict=True):
                 if not row.finished:
@@ -244,18 +244,30 @@ class TransformersGenerator:
                 return
             if 2 * len(unfinished) <= len(active):
                 keep = torch.tensor(unfinished, device=self._device)
-                cache.batch_select_indices(keep)
+                cache.select(keep)
                 active = [active[index] for index in unfinished]
-                tokens, mask, uniforms, positions = tokens[keep], mask[keep], uniforms[keep], positions[keep]
-            mask = torch.cat([mask, mask.new_ones(len(active), 1)], dim=1)
+                tokens, uniforms, positions = tokens[keep], uniforms[keep], positions[keep]
             output = self._model(
                 input_ids=tokens[:, None],
-                attention_mask=mask,
+                attention_mask=cache.next_mask(),
                 position_ids=self._positions((positions + step).expand(3, -1)[:, :, None]),
-                past_key_values=cache,
+                past_key_values=cache.states,
                 use_cache=True,
             )
             logits = output.logits[:, -1].float()
+
+    def _draw(self, rows: Sequence[_Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
+        """The next token of each row."""
+        from cepo.rollout.token_sampling import draw_tokens
+
+        return draw_tokens(
+            logits,
+            uniforms,
+            self._banned,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+        )
 
     def _load_adapter(self, weights: AdapterWeights) -> None:
         import peft
@@ -280,26 +292,6 @@ class TransformersGenerator:
             self._model.load_state_dict(dict(weights.tensors))
         except RuntimeError as error:
             raise EngineError(f"the full weights do not fit the model: {error}") from error
-
-
-def _join(rows: Sequence[_Row], text_config: Any) -> tuple[Any, Tensor]:
-    """The rows' prompt caches as one, padded on the left, and its attention mask (rows, longest prompt)."""
-    import torch
-    from transformers import DynamicCache
-
-    longest = max(row.length for row in rows)
-    lengths = torch.tensor([row.length for row in rows], device=rows[0].logits.device)
-    mask = (torch.arange(longest, device=lengths.device) >= longest - lengths[:, None]).long()
-    cache = DynamicCache(config=text_config)
-    for layer in range(len(rows[0].cache)):
-        keys, values = (
-            torch.cat(
-                [torch.nn.functional.pad(row.cache[layer][part], (0, 0, longest - row.length, 0)) for row in rows]
-            )
-            for part in (0, 1)
-        )
-        cache.update(keys, values, layer)
-    return cache, mask
 
 
 def _collect(batch: Sequence[_Row], results: list[list[Generation]]) -> None:
