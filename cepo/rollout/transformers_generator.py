@@ -25,6 +25,11 @@ from cepo.rollout.base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from cepo.models.fused_decoding import FusedDecoder, FusedDecoding
+
+_SHARE_THAT_GOES_ON = 0.75
+"""Finished rows are dropped once no more than this share of the rows is unfinished: dropping copies what is kept."""
+
 
 @dataclass(kw_only=True)
 class _Row:
@@ -89,6 +94,8 @@ class TransformersGenerator:
         self._device = torch.device(device)
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
         self._wrapped = False
+        self._decoder: FusedDecoder | None = None
+        self._decoder_is_current = False
         self._eos_token_ids = frozenset(eos_token_ids)
         banned = sorted(set(banned_token_ids) - self._eos_token_ids)
         self._banned = torch.tensor(banned, dtype=torch.long, device=self._device)
@@ -128,6 +135,7 @@ class TransformersGenerator:
             EngineError: the weights' names or shapes do not fit the model, or their kind changed.
         """
         self._check_open()
+        self._decoder, self._decoder_is_current = None, False
         if isinstance(weights, AdapterWeights):
             self._load_adapter(weights)
         else:
@@ -137,7 +145,7 @@ class TransformersGenerator:
         """Drops the model."""
         import torch
 
-        self._model = None
+        self._model = self._decoder = None
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -217,17 +225,8 @@ class TransformersGenerator:
         """Samples every row of `batch` to its end."""
         import torch
 
-        from cepo.rollout.decode_cache import DecodeCache
-
         active = list(batch)
-        requests = sorted({row.request for row in active})
-        caches = {row.request: row.cache for row in active}
-        cache = DecodeCache(
-            [caches[request] for request in requests],
-            [requests.index(row.request) for row in active],
-            new_tokens=settings.max_response_length,
-            text_config=self._model.config.get_text_config(),
-        )
+        decoding = self._begin(active)
         logits = torch.cat([row.logits for row in active])
         uniforms = torch.stack([row.uniforms for row in active]).to(self._device)
         positions = torch.tensor([row.next_position for row in active], device=self._device)
@@ -242,19 +241,24 @@ class TransformersGenerator:
             unfinished = [index for index, row in enumerate(active) if not row.finished]
             if not unfinished or step + 1 == settings.max_response_length:
                 return
-            if 2 * len(unfinished) <= len(active):
+            if len(unfinished) <= _SHARE_THAT_GOES_ON * len(active):
                 keep = torch.tensor(unfinished, device=self._device)
-                cache.select(keep)
+                decoding.select(keep)
                 active = [active[index] for index in unfinished]
                 tokens, uniforms, positions = tokens[keep], uniforms[keep], positions[keep]
-            output = self._model(
-                input_ids=tokens[:, None],
-                attention_mask=cache.next_mask(),
-                position_ids=self._positions((positions + step).expand(3, -1)[:, :, None]),
-                past_key_values=cache.states,
-                use_cache=True,
-            )
-            logits = output.logits[:, -1].float()
+            logits = decoding.logits(tokens, positions + step).float()
+
+    def _begin(self, rows: Sequence[_Row]) -> FusedDecoding | _PlainDecoding:
+        """The rows' prompts, ready for their first sampled tokens."""
+        from cepo.models.fused_decoding import FusedDecoding, fused_decoder
+
+        if not self._decoder_is_current:
+            self._decoder, self._decoder_is_current = fused_decoder(self._model), True
+        if self._decoder is None:
+            return _PlainDecoding(self._model, rows, three_axes=self._processing.image_token_id is not None)
+        prompts = {row.request: row.cache for row in rows}
+        places = {request: place for place, request in enumerate(prompts)}
+        return FusedDecoding(self._decoder, list(prompts.values()), [places[row.request] for row in rows])
 
     def _draw(self, rows: Sequence[_Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
         """The next token of each row."""
@@ -292,6 +296,53 @@ class TransformersGenerator:
             self._model.load_state_dict(dict(weights.tensors))
         except RuntimeError as error:
             raise EngineError(f"the full weights do not fit the model: {error}") from error
+
+
+class _PlainDecoding:
+    """Decoding by the model's own forward pass, prompts padded on the left: for every model that transformers loads."""
+
+    def __init__(self, model: Any, rows: Sequence[_Row], *, three_axes: bool) -> None:
+        self._model, self._three_axes = model, three_axes
+        self._cache, self._mask = _join(rows, model.config.get_text_config())
+
+    def logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Reads one token per row, at its position; the logits of the next, (rows, vocabulary)."""
+        import torch
+
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        output = self._model(
+            input_ids=tokens[:, None],
+            attention_mask=self._mask,
+            position_ids=positions.expand(3, -1)[:, :, None] if self._three_axes else positions[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return output.logits[:, -1]
+
+    def select(self, rows: Tensor) -> None:
+        """Goes on with these rows alone."""
+        self._cache.batch_select_indices(rows)
+        self._mask = self._mask[rows]
+
+
+def _join(rows: Sequence[_Row], text_config: Any) -> tuple[Any, Tensor]:
+    """The rows' prompt caches as one, padded on the left, and its attention mask (rows, longest prompt)."""
+    import torch
+    from transformers import DynamicCache
+
+    longest = max(row.length for row in rows)
+    lengths = torch.tensor([row.length for row in rows], device=rows[0].logits.device)
+    mask = (torch.arange(longest, device=lengths.device) >= longest - lengths[:, None]).long()
+    cache = DynamicCache(config=text_config)
+    for layer in range(len(rows[0].cache)):
+        keys, values = (
+            torch.cat(
+                [torch.nn.functional.pad(row.cache[layer][part], (0, 0, longest - row.length, 0)) for row in rows]
+            )
+            for part in (0, 1)
+        )
+        cache.update(keys, values, layer)
+    return cache, mask
 
 
 def _collect(batch: Sequence[_Row], results: list[list[Generation]]) -> None:
