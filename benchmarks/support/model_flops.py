@@ -62,7 +62,9 @@ class ModelFlops:
         shape = self.shape
         patches, width = 4 * shape.image_tokens, shape.vision_hidden
         layer = 2 * patches * (4 * width**2 + 2 * width * shape.vision_intermediate) + 4 * width * patches**2
-        mergers = (1 + len(shape.deepstack_layers)) * 2 * shape.image_tokens * ((4 * width) ** 2 + 4 * width * shape.hidden)
+        mergers = (
+            (1 + len(shape.deepstack_layers)) * 2 * shape.image_tokens * ((4 * width) ** 2 + 4 * width * shape.hidden)
+        )
         return 2 * patches * PATCH_VALUES * width + shape.vision_layers * layer + mergers
 
     def generate(self, prompt: int, responses: list[int]) -> int:

@@ -48,7 +48,8 @@ class StepProcess:
         Raises:
             RuntimeError: it ended instead.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         try:
             self._process.stdin.write("step\n")
             self._process.stdin.flush()

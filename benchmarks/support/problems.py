@@ -1,4 +1,4 @@
-"""Problems of an exact prompt length, and what is answered to them: lengths, right and wrong answers, in every compared program alike."""
+"""Problems of an exact prompt length, and how long and how right the responses to them are, in every compared program alike."""
 
 from __future__ import annotations
 

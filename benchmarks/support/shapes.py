@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,9 @@ MICRO = Shape(
 )
 """The embedded model's own sizes."""
 
+TINY = dataclasses.replace(MICRO, name="tiny", picture=(8, 8), prompt_tokens=96, shortest=32, longest=240)
+"""The same model with a picture of 64 tokens and responses of about 100."""
+
 SMALL = Shape(
     name="small",
     vocabulary=10_240,
@@ -130,7 +134,7 @@ QWEN3_VL_4B = Shape(
     shortest=50,
     longest=800,
 )
-SHAPES = {shape.name: shape for shape in (MICRO, SMALL, QWEN3_VL_2B, QWEN3_VL_4B)}
+SHAPES = {shape.name: shape for shape in (MICRO, TINY, SMALL, QWEN3_VL_2B, QWEN3_VL_4B)}
 
 
 def model_config(shape: Shape) -> Qwen3VLConfig:

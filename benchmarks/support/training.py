@@ -40,6 +40,7 @@ class TrainingOptions:
     Attributes:
         folder: for the model, the problems and the run.
         method: the estimator's name.
+        run: name of the run's folder; the method's if empty.
         overrides: further `a.b.c=value` settings, which win.
     """
 
@@ -52,6 +53,7 @@ class TrainingOptions:
     lora_rank: int = 16
     micro_batch: int = 8
     gradient_checkpointing: bool = False
+    run: str = ""
     overrides: list[str] = field(default_factory=list)
 
 
@@ -82,7 +84,7 @@ def settings(options: TrainingOptions, model: Path, problems: Path) -> list[str]
         "trainer.logger=[file]",
         "trainer.val_before_train=false",
         "trainer.find_last_checkpoint=false",
-        f"trainer.save_checkpoint_path={Path(options.folder) / ('run-' + options.method)}",
+        f"trainer.save_checkpoint_path={Path(options.folder) / ('run-' + (options.run or options.method))}",
         *options.overrides,
     ]
 
@@ -136,25 +138,22 @@ class MeasuredTraining:
         folder = Path(options.folder)
         model = write_checkpoint(shape, folder / "models" / shape.name)
         processing = Processing(str(model))
-        problems = write_problems(
-            shape, folder / f"{shape.name}.parquet", processing, count=4 * options.prompts
-        )
+        problems = write_problems(shape, folder / f"{shape.name}.parquet", processing, count=4 * options.prompts)
         config = load_config(settings(options, model, problems))
         check_config(config)
         self.script = Script(shape=shape, prompts=options.prompts, dead_share=options.dead_share)
         self.config: RunConfig = config
         stack.enter_context(scripted_generation(self.script, processing))
         self.trainer: Trainer = build_trainer(config, stack)
-        self.trainer.backend.synchronise_rollout()
         self._metrics: Mapping[str, float] = {}
         self._batch: RolloutBatch | None = None
         self._observe()
 
     def step(self, number: int) -> Record:
         """One training step and what it did."""
-        start = time.perf_counter()
+        start, processor_start = time.perf_counter(), time.process_time()
         self.trainer.train_step(number)
-        seconds = time.perf_counter() - start
+        seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor_start
         metrics = self._metrics
         stages = {
             name.partition("/")[2]: value
@@ -164,6 +163,7 @@ class MeasuredTraining:
         tokens = {name.partition("/")[2]: value for name, value in metrics.items() if name.startswith("tokens/")}
         return {
             "seconds": seconds,
+            "processor_seconds": processor_seconds,
             "stages": stages,
             "tokens": tokens,
             "flops": self._flops(),
@@ -171,6 +171,7 @@ class MeasuredTraining:
                 "responses": len(self._its_batch.generations),
                 "live_rows": int(self._its_batch.live.sum()),
                 "teacher_rows": metrics.get("work/teacher_rows", 0.0),
+                **{name: value for name, value in metrics.items() if name.startswith("work/tokens_")},
             },
             "active": self.trainer.estimator.needs_teacher(step=number),
         }
@@ -227,6 +228,7 @@ def main() -> None:
     options = TrainingOptions(**json.loads(sys.argv[1]))
     with ExitStack() as stack:
         training = MeasuredTraining(options, stack)
+        training.trainer.backend.synchronise_rollout()
         serve(training.step)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.model_flops import ModelFlops
 from benchmarks.support.paired import Record, StepServer
 from benchmarks.support.problems import Script, write_problems
 from benchmarks.support.shapes import SHAPES, write_checkpoint
@@ -60,14 +61,14 @@ class PeerTraining:
         self.tokens: dict[str, float] = {}
         self.generations = 0
         self.server = StepServer()
-        self.began: float | None = None
+        self.began = (0.0, 0.0)
 
     def serve(self) -> None:
         """Trains, one step whenever one is asked for."""
         trainer = self._trainer()
         self._observe(trainer)
         if self.server.wait():
-            self.began = time.perf_counter()
+            self.began = (time.perf_counter(), time.process_time())
             trainer.train()
 
     def _trainer(self) -> Any:
@@ -186,15 +187,15 @@ class PeerTraining:
 
         class TurnTaker(TrainerCallback):
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                assert peer.began is not None
-                peer.server.report(peer.record(time.perf_counter() - peer.began))
+                wall, processor = peer.began
+                peer.server.report(peer.record(time.perf_counter() - wall, time.process_time() - processor))
                 if not peer.server.wait():
                     control.should_training_stop = True
-                peer.began = time.perf_counter()
+                peer.began = (time.perf_counter(), time.process_time())
 
         return TurnTaker()
 
-    def record(self, seconds: float) -> Record:
+    def record(self, seconds: float, processor_seconds: float) -> Record:
         """What the step that just ended did; the counters start anew."""
         found: Mapping[str, float] = dict(self.stages)
         stages = {"generate": found["generate"], "update": seconds - found["generate"]}
@@ -203,12 +204,21 @@ class PeerTraining:
         self.tokens.clear()
         return {
             "seconds": seconds,
+            "processor_seconds": processor_seconds,
             "stages": stages,
             "parts": {"forward": found.get("forward", 0.0), "loss": found.get("loss", 0.0)},
             "tokens": tokens,
-            "flops": {},
+            "flops": self._flops(self.generations - 1),
             "counts": {"responses": self.options.prompts * self.shape.group_size},
         }
+
+    def _flops(self, step: int) -> dict[str, float]:
+        """Every sample reads its own prompt and picture; rows that have ended go on, and are padded, to the longest."""
+        costs, options, prompt = ModelFlops(self.shape, self.options.lora_rank), self.options, self.shape.prompt_tokens
+        lengths = [length for group in self.script.lengths(step) for length in group]
+        longest, rows = max(lengths), len(lengths)
+        update = costs.update(prompt, [longest] * rows, checkpointing=options.gradient_checkpointing, pictures=rows)
+        return {"generate": float(rows * costs.generate(prompt, [longest])), "update": float(update)}
 
 
 def _conversation(row: Mapping[str, Any]) -> dict[str, Any]:
