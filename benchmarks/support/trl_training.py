@@ -123,7 +123,7 @@ class PeerTraining:
             callbacks=[self._turn_taker()],
         )
 
-    def _rewards(self, completions: Sequence[Any], **_: Any) -> list[float]:
+    def _rewards(self, completions: Sequence[Any], **_: Any) -> list[float | None]:
         size = self.shape.group_size
         return [float(self.script.is_right(row // size, row % size)) for row in range(len(completions))]
 
@@ -132,9 +132,9 @@ class PeerTraining:
 
         stages, tokens = self.stages, self.tokens
 
-        def keep(context: Any, duration: float) -> None:
+        def keep(self: Any, duration: float) -> None:
             for ending, name in STAGES.items():
-                if context.name.endswith(ending):
+                if self.name.endswith(ending):
                     stages[name] = stages.get(name, 0.0) + duration
 
         profiling.ProfilingContext._log_metrics = keep

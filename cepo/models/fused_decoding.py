@@ -52,7 +52,7 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
     """The decoder of `model`; None where it is of another kind, type or form than is known here."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     text_model = getattr(base.model, "language_model", base.model)
-    embedding = getattr(text_model, "embed_tokens", None)
+    embedding: Any = getattr(text_model, "embed_tokens", None)
     known = type(text_model).__name__ in _DECODERS and type(embedding) is nn.Embedding
     if not known or embedding.weight.dtype is not torch.float32 or text_model.config.hidden_act != "silu":
         return None
