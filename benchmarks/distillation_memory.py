@@ -83,9 +83,6 @@ def build_batch(vocabulary: int, hidden: int, tokens: int) -> tuple[CollatedRows
         position_ids=torch.arange(tokens + 1).expand(3, 1, -1),
         response_index=torch.arange(tokens),
         targets=input_ids[0, 1:],
-        pixel_values=None,
-        grid_thw=None,
-        image_order=(),
     )
     teacher = TeacherStates(
         hidden=torch.randn(tokens, hidden, generator=generator),

@@ -147,6 +147,7 @@ def build_backend(
     from cepo.workers.actor import Actor
     from cepo.workers.critic import Critic
 
+    longest_row = config.data.max_prompt_length + config.data.max_response_length
     actor = Actor(
         config.worker.actor,
         processing,
@@ -156,10 +157,14 @@ def build_backend(
         with_reference=not config.algorithm.disable_kl,
         total_steps=total_steps,
         seed=config.trainer.seed,
+        longest_row=longest_row,
     )
     critic = None
     if estimator.needs_values:
-        critic = Critic(resolved_critic(config.worker), processing, total_steps=total_steps, seed=config.trainer.seed)
+        settings = resolved_critic(config.worker)
+        critic = Critic(
+            settings, processing, total_steps=total_steps, seed=config.trainer.seed, longest_row=longest_row
+        )
     return LocalBackend(actor, _generator(config, processing, most_images), critic)
 
 

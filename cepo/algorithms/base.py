@@ -29,7 +29,9 @@ class Estimator(ABC):
 
     `distilled_view`: the view whose whole distribution the update needs, not its log-probs of sampled tokens alone.
     `needs_group`: compares the responses to one prompt, so at least two are needed. `needs_baseline`: reads the reward of a
-    greedy response to each prompt. `needs_values`: reads a critic's values, and returns its targets.
+    greedy response to each prompt. `needs_values`: reads a critic's values, and returns its targets. `reads_old_log_probs`:
+    the signal of a row depends on `old_log_probs` (for a method with views: of a row with a reference); where it does not,
+    rows whose update starts from the weights that sampled them get no pass for them.
 
     A subclass is registered by name, declares its `views` (teacher contexts, in a fixed order) and holds no state between
     steps: everything random or scheduled is a function of its config and the step.
@@ -42,6 +44,7 @@ class Estimator(ABC):
     needs_group: bool = False  # a class's own, unless its settings decide
     needs_baseline: ClassVar[bool] = False
     needs_values: ClassVar[bool] = False
+    reads_old_log_probs: ClassVar[bool] = True
 
     def __init__(self, config: Any) -> None:
         self.config = config

@@ -32,6 +32,7 @@ class Cepo(EvidenceEstimator):
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     views = ("correct", "wrong")
+    reads_old_log_probs = False
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """The right answer and one wrong answer, the same for all rollouts of the group."""

@@ -29,6 +29,7 @@ class Gae(Estimator):
 
     config: Config
     needs_values = True
+    reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Whitened advantages for the policy, plain returns for the critic; both 0 on padding."""

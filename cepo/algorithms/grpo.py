@@ -17,6 +17,8 @@ class Grpo(GroupRelativeEstimator):
     Config = GroupAdvantageConfig
     config: GroupAdvantageConfig
 
+    reads_old_log_probs = False
+
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """The group advantage on every response token, 0 on padding."""
         from cepo.algorithms import credit  # needs torch, which reading a config must not load

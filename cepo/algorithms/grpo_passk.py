@@ -23,6 +23,7 @@ class GrpoPassK(Estimator):
     Config = GroupAdvantageConfig
     config: GroupAdvantageConfig
     needs_group = True
+    reads_old_log_probs = False
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """The best rollouts of groups with a single best one."""

@@ -27,6 +27,8 @@ class ReinforcePlusPlus(Estimator):
 
     config: Config
 
+    reads_old_log_probs = False
+
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """The whitened return of every response token, 0 on padding."""
         from cepo.algorithms import credit  # needs torch, which reading a config must not load

@@ -20,6 +20,7 @@ class ReMax(Estimator):
         """Nothing to set."""
 
     needs_baseline = True
+    reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """The reward above the greedy one on every response token, 0 on padding."""

@@ -19,6 +19,8 @@ class Rloo(GroupRelativeEstimator):
     class Config:
         """Nothing to set."""
 
+    reads_old_log_probs = False
+
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """The leave-one-out advantage on every response token, 0 on padding."""
         from cepo.algorithms import credit  # needs torch, which reading a config must not load

@@ -245,14 +245,17 @@ def plan_lines(config: RunConfig) -> list[str]:
     samples = data.rollout_batch_size * rollout.n
     updates = data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
     per_update = actor.global_batch_size * rollout.n
-    passes = -(-per_update // actor.micro_batch_size_per_device_for_update)
+    size = actor.micro_batch_size_per_device_for_update
+    if actor.dynamic_batching:
+        passes = f"passes of at most {size * (data.max_prompt_length + data.max_response_length)} tokens"
+    else:
+        passes = f"{-(-per_update // size)} micro-batches of at most {size}"
     views = estimator_class(config.algorithm.adv_estimator).views
     lora = actor.model.lora
     lines = [
         f"method: {config.algorithm.adv_estimator}, teacher views: {', '.join(views) or 'none'}",
         f"samples per step: {data.rollout_batch_size} prompts x {rollout.n} responses = {samples}",
-        f"optimizer updates per step: {updates}, each over {per_update} samples in {passes} micro-batches of at most "
-        f"{actor.micro_batch_size_per_device_for_update}",
+        f"optimizer updates per step: {updates}, each over {per_update} samples in {passes}",
         f"tokens per sample: at most {data.max_prompt_length} + {data.max_response_length} = "
         f"{data.max_prompt_length + data.max_response_length}",
         f"trained weights: {f'LoRA, rank {lora.rank}, scale {lora.alpha / lora.rank:g}' if lora.rank else 'all'}"

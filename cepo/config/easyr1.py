@@ -31,8 +31,6 @@ _DERIVED = "it follows from other keys"
 
 _OF_A_TRAINED_MODEL: Mapping[str, EngineKey] = {
     "strategy": EngineKey("FSDP2 is the only strategy"),
-    "padding_free": EngineKey("how sequences are batched is not a setting of this release"),
-    "dynamic_batching": EngineKey("micro-batches have the fixed sizes that are set"),
     "ulysses_size": EngineKey("sequences are not split", (1,), "Sequence parallelism is not available."),
     "global_batch_size_per_device": EngineKey(_DERIVED),
     "optim.training_steps": EngineKey(_DERIVED),

@@ -140,6 +140,14 @@ class ActorConfig:
     global_batch_size: int = option(32, "Prompts per optimizer step.", minimum=1)
     micro_batch_size_per_device_for_update: int = option(4, "Samples per forward and backward pass.", minimum=1)
     micro_batch_size_per_device_for_experience: int = option(16, "Samples per log-prob pass.", minimum=1)
+    padding_free: bool = option(
+        True, "Pack rows without padding and compute tokens that rows share once; false: padded rows."
+    )
+    dynamic_batching: bool = option(
+        True,
+        "Fill passes up to a number of tokens: the micro-batch size times the longest prompt with the longest response. "
+        "false: passes of micro-batch size samples.",
+    )
     max_grad_norm: float = option(1.0, "Gradient norm is clipped to this.", above=0)
     clip_ratio_low: float = option(0.2, "The probability ratio is clipped below at 1 - this.", minimum=0, maximum=1)
     clip_ratio_high: float = option(0.28, "The probability ratio is clipped above at 1 + this.", minimum=0)
@@ -182,6 +190,14 @@ class CriticConfig:
     )
     micro_batch_size_per_device_for_update: int = option(4, "Samples per forward and backward pass.", minimum=1)
     micro_batch_size_per_device_for_experience: int = option(16, "Samples per pass that predicts values.", minimum=1)
+    padding_free: bool = option(
+        False, "Pack rows without padding and compute tokens that rows share once; false: padded rows."
+    )
+    dynamic_batching: bool = option(
+        True,
+        "Fill passes up to a number of tokens: the micro-batch size times the longest prompt with the longest response. "
+        "false: passes of micro-batch size samples.",
+    )
     max_grad_norm: float = option(1.0, "Gradient norm is clipped to this.", above=0)
     cliprange_value: float = option(0.5, "A value counts at most this far from the one before the update.", above=0)
     loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = option(

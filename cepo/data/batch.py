@@ -17,10 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringRow:
-    """A response behind a context. Rows of one prompt share the context object, and with it the pictures."""
+    """A response behind a context. Rows of one prompt share the context object, and with it the pictures.
+
+    `keep_state`: whether a pass that keeps states keeps this row's; an empty one stands in its place otherwise.
+    """
 
     context: EncodedPrompt
     response_ids: tuple[int, ...]
+    keep_state: bool = True
 
     @property
     def num_tokens(self) -> int:
@@ -53,6 +57,9 @@ class OptimizerBatch:
         old_log_probs, advantages: (R, T).
         response_mask: (R, T).
         denominators: totals over every row of the step, rows without gradient included.
+        on_policy: the weights at the start of this optimizer step are those that sampled the rows, and no earlier pass has
+            scored them: their old log-probs are the update's own, without gradient. `old_log_probs` then holds the rollout
+            engine's, to compare with.
         reference_log_probs: (R, T) of the initial weights, None without a KL in the loss.
         reference_index: each row's place among the kept reference states, for a KL over the vocabulary in the loss.
         distillation: None for methods whose only loss is the policy loss.
@@ -63,6 +70,7 @@ class OptimizerBatch:
     advantages: Float[Tensor, "R T"]
     response_mask: Bool[Tensor, "R T"]
     denominators: LossDenominators
+    on_policy: bool = False
     reference_log_probs: Float[Tensor, "R T"] | None = None
     reference_index: Sequence[int] | None = None
     distillation: DistillationRows | None = None

@@ -10,7 +10,7 @@ from torch import Tensor
 from cepo.losses.divergence import distillation_losses, distillation_metrics
 from cepo.losses.kl import kl_penalty
 from cepo.losses.policy import PolicyLossSettings, policy_loss, policy_metrics
-from cepo.metrics import Metrics, mean_of, sum_value
+from cepo.metrics import Metrics, max_value, mean_of, sum_value
 from cepo.types import DivergenceConfig
 
 
@@ -77,3 +77,19 @@ def objective(
         metrics["actor/distillation_loss"] = sum_value(float(distillation.detach()))
         total = total + distillation
     return total, metrics
+
+
+def agreement_metrics(
+    sampled: Float[Tensor, "R T"], scored: Float[Tensor, "R T"], counted: Bool[Tensor, "R T"], temperature: float
+) -> Metrics:
+    """|log P of the rollout engine - log P of the trainer| in nats over the counted tokens.
+
+    Comparable at temperature 1 alone: the engine's are of logits that are not divided.
+    """
+    if temperature != 1.0 or not bool(counted.any()):
+        return {}
+    gap = (sampled - scored).abs()
+    return {
+        "rollout/log_prob_gap_mean": mean_of(gap, counted),
+        "rollout/log_prob_gap_max": max_value(float(gap[counted].max())),
+    }

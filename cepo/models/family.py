@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import ConfigError, EngineError
@@ -77,18 +79,63 @@ def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> N
     tower.requires_grad_(False)
 
 
-def encode_images(model: Any, pixel_values: Tensor, grid_thw: Tensor, order: Sequence[int]) -> dict[str, Any]:
-    """Runs the vision tower once per distinct picture and lays its features out in the order the rows need them.
+def share_segments(model: Any) -> bool:
+    """Lets the language model take packed rows (`cepo.models.segments`); other calls run as before.
+
+    False, and nothing is changed, where a layer is not full causal attention: a token's result would then depend on more
+    than the tokens that it sees.
+    """
+    from transformers import AttentionInterface
+
+    from cepo.models.segments import ATTENTION_NAME, segment_attention
+
+    config = model.get_decoder().config
+    kinds = set(getattr(config, "layer_types", None) or ())
+    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if kinds - {"full_attention"} or sliding:
+        return False
+    AttentionInterface.register(ATTENTION_NAME, segment_attention)
+    config._attn_implementation = ATTENTION_NAME
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureFeatures:
+    """What the language model takes of one picture.
+
+    Attributes:
+        embeddings: (image tokens, H), in place of the placeholders' embeddings.
+        levels: (image tokens, H) each, added behind the first decoder layers.
+    """
+
+    embeddings: Tensor
+    levels: tuple[Tensor, ...]
+
+
+def picture_features(model: Any, pixel_values: Tensor, grid_thw: Tensor) -> list[PictureFeatures]:
+    """Runs the vision tower.
 
     Args:
-        pixel_values: patches of the distinct pictures, concatenated.
-        grid_thw: (distinct pictures, 3).
-        order: for each picture in the batch, row by row, its index among the distinct ones.
-
-    Returns:
-        The keyword argument of the model's forward pass.
+        pixel_values: patches of the pictures, concatenated.
+        grid_thw: (pictures, 3).
     """
     output = model.model.get_image_features(pixel_values, grid_thw, return_dict=True)
-    output.pooler_output = tuple(output.pooler_output[index] for index in order)
-    output.deepstack_features = [tuple(level[index] for index in order) for level in output.deepstack_features]
+    return [
+        PictureFeatures(embeddings=embeddings, levels=tuple(levels))
+        for embeddings, *levels in zip(output.pooler_output, *output.deepstack_features, strict=True)
+    ]
+
+
+def picture_inputs(features: Sequence[PictureFeatures]) -> dict[str, Any]:
+    """The pictures, in the order of their placeholders, as the model's forward pass takes them."""
+    output = SimpleNamespace(
+        pooler_output=tuple(one.embeddings for one in features),
+        deepstack_features=[tuple(level) for level in zip(*(one.levels for one in features), strict=True)],
+    )
     return {"mm_encoder_outputs": {"image": output}}
+
+
+def trains_vision_tower(model: Any) -> bool:
+    """Whether a weight of the vision tower gets a gradient."""
+    tower = getattr(model.model, "visual", None)
+    return tower is not None and any(parameter.requires_grad for parameter in tower.parameters())

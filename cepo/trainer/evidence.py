@@ -1,26 +1,20 @@
-"""Groups for the choice of references, and the consultation of teachers: one loop over a method's views."""
+"""Groups for the choice of references, and which rows need a pass of the student or of a teacher."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+
+import torch
 
 from cepo.algorithms import Estimator
-from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.metrics import Metrics, fraction, sum_value
 from cepo.models.processing import EncodedPrompt
 from cepo.rewards import RewardPool, extract_answer
 from cepo.teacher.hints import sanitise_reference
 from cepo.teacher.references import wrong_candidates, wrong_rollouts
-from cepo.trainer.rollouts import RolloutBatch
+from cepo.trainer.rollouts import RolloutBatch, View
 from cepo.types import Reference, Rollout, RolloutGroup
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Scorer = Callable[[Sequence[ScoringRow], bool], "list[Tensor]"]
-"""Log-probs of rows under the teacher's weights; the flag asks to keep the states for distillation."""
 
 
 def rollout_groups(
@@ -64,34 +58,57 @@ def rollout_groups(
     return groups
 
 
-def consult_teachers(
-    batch: RolloutBatch, estimator: Estimator, contexts: ContextBuilder, score: Scorer
-) -> tuple[Metrics, int]:
-    """Fills `batch.teacher_log_probs` and `batch.references` for every view; returns metrics and tokens scored.
-
-    Only live rows with a reference get a pass. Every other row's view is the student's own log-prob.
-    """
-    size, num_tokens = batch.group_size, 0
+def plan_views(batch: RolloutBatch, estimator: Estimator, contexts: ContextBuilder) -> list[View]:
+    """What every view shows to whom."""
+    size = batch.group_size
     chosen = [estimator.references(group) for group in batch.groups]
     shown = _ReferenceContexts(batch, contexts)
-    metrics: Metrics = {}
-    for view in estimator.views:
-        references = [reference for group in chosen for reference in group[view]]
+    views = []
+    for name in estimator.views:
+        references = [reference for group in chosen for reference in group[name]]
         texts = [None if reference is None else shown.text(reference) for reference in references]
         rows = [row for row, text in enumerate(texts) if text is not None and batch.live[row]]
-        scoring_rows = [batch.scoring_row(row, shown.context(row // size, str(texts[row]))) for row in rows]
+        distilled = name == estimator.distilled_view
+        scoring_rows = [
+            batch.scoring_row(row, shown.context(row // size, str(texts[row])), keep_state=distilled) for row in rows
+        ]
+        views.append(View(name=name, references=texts, rows=rows, scoring_rows=scoring_rows, distilled=distilled))
+    return views
+
+
+def student_rows(batch: RolloutBatch, estimator: Estimator, views: Sequence[View], *, every: bool) -> list[int]:
+    """Live rows whose student log-probs something reads.
+
+    Those of an on-policy optimizer step are the update's own, so that here only a signal can read them: a method's that does
+    so by itself, and one that sets a teacher's view against a view that is the student's own. Where all of a row's views
+    are the student's own they are equal whatever they are.
+    """
+    has_reference = torch.zeros(len(batch.live), dtype=torch.bool)
+    lacks_reference = has_reference.clone()
+    for view in views:
+        shown = torch.tensor([text is not None for text in view.references])
+        has_reference |= shown
+        lacks_reference |= ~shown
+    read = has_reference & lacks_reference
+    if estimator.reads_old_log_probs:
+        read |= has_reference if estimator.views else True
+    needed = batch.live if every else batch.live & (read | ~batch.on_policy)
+    return needed.nonzero().flatten().tolist()
+
+
+def fill_views(batch: RolloutBatch, views: Sequence[View]) -> Metrics:
+    """Brings the views' log-probs into `batch`; every row without a pass holds the student's own."""
+    metrics: Metrics = {"work/teacher_rows": sum_value(sum(len(view.rows) for view in views))}
+    for view in views:
         log_probs = batch.old_log_probs.clone()
-        distilled = view == estimator.distilled_view
-        if distilled:
-            batch.state_index = {row: place for place, row in enumerate(rows)}
-        for row, values in zip(rows, score(scoring_rows, distilled) if rows else [], strict=True):
+        for row, values in zip(view.rows, view.log_probs, strict=True):
             log_probs[row, : len(values)] = values
-        batch.teacher_log_probs[view] = log_probs
-        batch.references[view] = texts
-        num_tokens += sum(row.num_tokens for row in scoring_rows)
-        metrics[f"references/{view}_used"] = fraction(len(rows), int(batch.live.sum()))
-        metrics["work/teacher_rows"] = sum_value(len(rows)).merge(metrics.get("work/teacher_rows", sum_value(0)))
-    return metrics, num_tokens
+        batch.teacher_log_probs[view.name] = log_probs
+        batch.references[view.name] = view.references
+        if view.distilled:
+            batch.state_index = {row: view.first_place + place for place, row in enumerate(view.rows)}
+        metrics[f"references/{view.name}_used"] = fraction(len(view.rows), int(batch.live.sum()))
+    return metrics
 
 
 def fallback_metrics(groups: Sequence[RolloutGroup]) -> Metrics:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cepo.algorithms import Estimator
 from cepo.config import RunConfig, resolved_critic
+from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.order import problem_indices
@@ -28,7 +29,7 @@ from cepo.trainer.filtering import collect_batch
 from cepo.trainer.optimizer_batches import actor_batches, critic_batches
 from cepo.trainer.penalty import penalise
 from cepo.trainer.records import group_records
-from cepo.trainer.rollouts import RolloutBatch
+from cepo.trainer.rollouts import RolloutBatch, View
 from cepo.trainer.sampling import generation_request, training_settings
 from cepo.trainer.state import TrainerState
 from cepo.trainer.validation import Validator
@@ -176,45 +177,68 @@ class Trainer:
         return batch
 
     def score(self, batch: RolloutBatch) -> Metrics:
-        """Student log-probs of the rows that can carry a signal, under the weights that start the update.
+        """Log-probs under the weights that start the update, of live rows that something reads.
 
-        A KL penalty gives every row one, and its reference log-probs.
+        Live teachers have the student's weights: their views are scored in the same pass, which computes the prompt that all
+        contexts begin with once. A KL penalty gives every row a signal, and its reference log-probs.
         """
         with_kl = not self.config.algorithm.disable_kl
-        batch.old_log_probs = batch.padded([generation.log_probs for generation in batch.generations])
-        sampled = batch.old_log_probs.clone()
+        batch.sampled_log_probs = batch.padded([generation.log_probs for generation in batch.generations])
+        batch.old_log_probs = batch.sampled_log_probs.clone()
         batch.live = self.estimator.live_rows(batch.rewards, batch.group_ids) | with_kl
-        live = batch.live.nonzero().flatten().tolist()
-        rows = [batch.scoring_row(row) for row in live]
-        with self.clock.stage("score"):
-            for row, log_probs in zip(live, self.backend.score(rows) if rows else [], strict=True):
-                batch.old_log_probs[row, : len(log_probs)] = log_probs
+        batch.on_policy = self._on_policy_rows(batch)
+        if self.estimator.needs_teacher(step=batch.step):
+            batch.views = evidence.plan_views(batch, self.estimator, self.contexts)
+        needed = evidence.student_rows(batch, self.estimator, batch.views, every=with_kl)
+        rows = [batch.scoring_row(row, keep_state=False) for row in needed]
+        together = batch.views if self.estimator.teacher.source == "actor" else []
+        scored = self._log_probs([rows, *(view.scoring_rows for view in together)], together)
+        for row, log_probs in zip(needed, scored[0], strict=True):
+            batch.old_log_probs[row, : len(log_probs)] = log_probs
         self.clock.count_tokens("score", sum(row.num_tokens for row in rows))
-        metrics = measures.agreement_metrics(batch, sampled, self.config.worker.rollout.temperature)
+        is_scored = torch.zeros_like(batch.live).index_fill(0, torch.tensor(needed, dtype=torch.long), True)
+        metrics = measures.work_metrics(batch, is_scored, self.config.worker.rollout.temperature)
         if with_kl:
-            with self.clock.stage("score"):
-                over_vocabulary = self.config.algorithm.kl_penalty == "full"
-                batch.reference_log_probs = batch.padded(
-                    self.backend.score_reference(rows, keep_states=over_vocabulary)
-                )
-                if over_vocabulary:
-                    batch.reference_divergence = batch.padded(self.backend.reference_divergence(rows))
-            metrics |= penalise(batch, self.config.algorithm, self.state)
+            metrics |= self._penalty(batch, [batch.scoring_row(row) for row in needed])
         return metrics
+
+    def _on_policy_rows(self, batch: RolloutBatch) -> Tensor:
+        """(B,) rows of the step's first optimizer batch, if no later epoch needs what they were then."""
+        actor = self.config.worker.actor
+        first = actor.global_batch_size * batch.group_size if actor.ppo_epochs == 1 else 0
+        return torch.arange(len(batch.generations)) < first
+
+    def _log_probs(
+        self, parts: Sequence[Sequence[ScoringRow]], views: Sequence[View], *, as_teacher: bool = False
+    ) -> list[list[Tensor]]:
+        """One pass over all parts, the last of which are those of `views`; the views get theirs."""
+        rows = [row for part in parts for row in part]
+        keep = any(view.distilled for view in views)
+        with self.clock.stage("teachers" if as_teacher else "score"):
+            scored = iter(self.backend.score(rows, as_teacher=as_teacher, keep_states=keep) if rows else [])
+        results = [[next(scored) for _ in part] for part in parts]
+        first = len(parts) - len(views)
+        for number, view in enumerate(views, first):
+            view.log_probs, view.first_place = results[number], sum(len(part) for part in parts[:number])
+        return results
+
+    def _penalty(self, batch: RolloutBatch, rows: Sequence[ScoringRow]) -> Metrics:
+        """Log-probs under the initial weights, and the KL's share in the rewards."""
+        over_vocabulary = self.config.algorithm.kl_penalty == "full"
+        with self.clock.stage("score"):
+            batch.reference_log_probs = batch.padded(self.backend.score_reference(rows, keep_states=over_vocabulary))
+            if over_vocabulary:
+                batch.reference_divergence = batch.padded(self.backend.reference_divergence(rows))
+        return penalise(batch, self.config.algorithm, self.state)
 
     def consult_teachers(self, batch: RolloutBatch) -> Metrics:
         """log-probs of the same responses behind contexts that hold a right or a wrong answer."""
         if not self.estimator.needs_teacher(step=batch.step):
             return {"work/teacher_rows": sum_value(0)} if self.estimator.views else {}
-        with self.clock.stage("teachers"):
-            metrics, num_tokens = evidence.consult_teachers(
-                batch,
-                self.estimator,
-                self.contexts,
-                lambda rows, keep: self.backend.score(rows, as_teacher=True, keep_states=keep),
-            )
-        self.clock.count_tokens("teachers", num_tokens)
-        return metrics | evidence.fallback_metrics(batch.groups)
+        if self.estimator.teacher.source != "actor":
+            self._log_probs([view.scoring_rows for view in batch.views], batch.views, as_teacher=True)
+        self.clock.count_tokens("teachers", sum(view.num_tokens for view in batch.views))
+        return evidence.fill_views(batch, batch.views) | evidence.fallback_metrics(batch.groups)
 
     def value(self, batch: RolloutBatch) -> None:
         """The critic's values, for methods that learn from them."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cepo.data.dataset import Problem
 from cepo.errors import RewardError
+from cepo.losses.objective import agreement_metrics
 from cepo.metrics import Metrics, fraction, max_value, mean_of, mean_value, min_value, sum_value
 from cepo.trainer.rollouts import RolloutBatch
 
@@ -69,15 +70,15 @@ def reward_metrics(batch: RolloutBatch) -> Metrics:
     return metrics
 
 
-def agreement_metrics(batch: RolloutBatch, sampled: Tensor, temperature: float) -> Metrics:
-    """|log P of the engine - log P of the trainer| in nats on live rows; comparable at temperature 1 alone.
+def work_metrics(batch: RolloutBatch, scored: Tensor, temperature: float) -> Metrics:
+    """The shares of rows that get any pass at all and a scoring pass, and how engine and trainer agree on the scored ones.
 
-    `work/live_fraction` is the share of rows that get any pass at all.
+    Rows of an on-policy optimizer batch are compared when they are updated.
     """
-    metrics: Metrics = {"work/live_fraction": mean_of(batch.live.float())}
-    counted = batch.response_mask & batch.live.unsqueeze(1)
-    if temperature == 1.0 and bool(counted.any()):
-        gap = (sampled - batch.old_log_probs).abs()
-        metrics["rollout/log_prob_gap_mean"] = mean_of(gap, counted)
-        metrics["rollout/log_prob_gap_max"] = max_value(float(gap[counted].max()))
-    return metrics
+    compared = scored & ~batch.on_policy
+    return {
+        "work/live_fraction": mean_of(batch.live.float()),
+        "work/scored_fraction": mean_of(scored.float()),
+    } | agreement_metrics(
+        batch.sampled_log_probs, batch.old_log_probs, batch.response_mask & compared.unsqueeze(1), temperature
+    )

@@ -21,10 +21,12 @@ def actor_batches(
     for rows, denominators in _cuts(batch, num_prompts, max_response_length):
         live = rows[batch.live[rows]]
         reference = batch.reference_log_probs
+        on_policy = bool(batch.on_policy[rows].all())
         parts.append(
             OptimizerBatch(
                 rows=[batch.scoring_row(int(row)) for row in live],
-                old_log_probs=batch.old_log_probs[live],
+                old_log_probs=(batch.sampled_log_probs if on_policy else batch.old_log_probs)[live],
+                on_policy=on_policy,
                 advantages=signal.advantages[live],
                 response_mask=batch.response_mask[live],
                 denominators=denominators,

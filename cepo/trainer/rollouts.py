@@ -16,6 +16,33 @@ from cepo.types import RolloutGroup, TokenBatch, TokenSignal
 
 
 @dataclass(kw_only=True)
+class View:
+    """One of a method's views of a batch.
+
+    Attributes:
+        references: the text shown to the teacher of each row, None where the view is the student's own.
+        rows: live rows that a reference is shown for; only they get a pass.
+        scoring_rows: those rows behind the teacher's contexts.
+        distilled: whether the update needs the teacher's states.
+        log_probs: of `scoring_rows`, once a pass has run.
+        first_place: of the view's rows among all rows of that pass.
+    """
+
+    name: str
+    references: list[str | None]
+    rows: list[int]
+    scoring_rows: list[ScoringRow]
+    distilled: bool
+    log_probs: list[Tensor] = field(default_factory=list)
+    first_place: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the rows, contexts included."""
+        return sum(row.num_tokens for row in self.scoring_rows)
+
+
+@dataclass(kw_only=True)
 class RolloutBatch:
     """Prompts and their sampled responses, then what each stage adds.
 
@@ -30,10 +57,13 @@ class RolloutBatch:
         penalised_rewards: (B, T) token rewards less a KL in the reward; None without one.
         values: (B, T) the critic's value before each token, for methods with a critic.
         live: (B,) rows whose signal can be non-zero; the others get no pass.
-        old_log_probs: (B, T); rows that are not live hold the rollout engine's own.
+        on_policy: (B,) rows whose optimizer step starts from the weights that sampled them.
+        sampled_log_probs: (B, T) the rollout engine's own.
+        old_log_probs: (B, T); rows that nothing scored hold the rollout engine's own.
+        views: what the method's teachers are shown at this step.
         references: view -> the text shown to the teacher of each row, None where the view is the student's own.
         teacher_log_probs: view -> (B, T).
-        state_index: row -> its place among the rows whose teacher states are kept for distillation.
+        state_index: row -> its place in the pass that kept teacher states for distillation.
     """
 
     step: int
@@ -53,7 +83,10 @@ class RolloutBatch:
     penalised_rewards: Tensor | None = None
     values: Tensor | None = None
     live: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    on_policy: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    sampled_log_probs: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     old_log_probs: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    views: list[View] = field(default_factory=list)
     references: dict[str, list[str | None]] = field(default_factory=dict)
     teacher_log_probs: dict[str, Tensor] = field(default_factory=dict)
     state_index: dict[int, int] = field(default_factory=dict)
@@ -92,10 +125,10 @@ class RolloutBatch:
         result[self.response_mask] = torch.cat([torch.as_tensor(row, dtype=torch.float32) for row in rows])
         return result
 
-    def scoring_row(self, row: int, context: EncodedPrompt | None = None) -> ScoringRow:
+    def scoring_row(self, row: int, context: EncodedPrompt | None = None, *, keep_state: bool = True) -> ScoringRow:
         """Row `row` behind the student's prompt, or behind another context."""
         prompt = context or self.prompts[row // self.group_size]
-        return ScoringRow(context=prompt, response_ids=self.generations[row].response_ids)
+        return ScoringRow(context=prompt, response_ids=self.generations[row].response_ids, keep_state=keep_state)
 
     def outcome_rewards(self) -> Tensor:
         """(B, T) the outcome reward on the last response token, 0 elsewhere."""

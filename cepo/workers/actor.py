@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import ActorConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
-from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective
+from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective
 from cepo.losses.policy import token_weights
 from cepo.metrics import Metrics, mean_value, merge_metrics
 from cepo.models.processing import Processing
@@ -22,8 +22,9 @@ from cepo.types import DivergenceConfig
 from cepo.workers.distillation import KeptStates
 from cepo.workers.distributed import data_parallel_mesh, reshard, this_device
 from cepo.workers.loading import build_scoring_model
-from cepo.workers.optimizing import build_optimizer, clipped_step, micro_batches, set_learning_rate, zero_gradients
-from cepo.workers.scoring_model import CollatedRows, TeacherStates, collate
+from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
+from cepo.workers.passes import Passes
+from cepo.workers.scoring_model import CollatedRows, TeacherStates
 from cepo.workers.teacher_weights import TeacherWeights
 
 FULL_KL = DivergenceConfig(kind="reverse_kl")
@@ -41,6 +42,7 @@ class Actor:
         with_reference: whether the initial weights are needed for a KL penalty.
         total_steps: horizon of the learning-rate schedule.
         seed: of the adapter's initial weights.
+        longest_row: tokens of the longest prompt with the longest response, the unit of `dynamic_batching`.
     """
 
     def __init__(
@@ -54,11 +56,19 @@ class Actor:
         with_reference: bool,
         total_steps: int,
         seed: int,
+        longest_row: int | None = None,
     ) -> None:
         self._config, self._processing, self._total_steps = config, processing, total_steps
         self.device = this_device()
         self.module = build_scoring_model(
             config, mesh=data_parallel_mesh(), device=self.device, temperature=temperature, seed=seed
+        )
+        self.passes = Passes(
+            config,
+            processing,
+            device=self.device,
+            takes_segments=self.module.takes_segments,
+            longest_row=longest_row,
         )
         self.optimizer = build_optimizer(self.module, config.optim)
         self.teacher_weights = TeacherWeights(self.module, teacher)
@@ -98,16 +108,18 @@ class Actor:
         self.module.eval()
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
-        for indices in micro_batches(rows, self._config.micro_batch_size_per_device_for_experience):
+        self.passes.check(rows, self._log_probs)
+        for indices in self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience):
             lengths = [len(rows[index].response_ids) for index in indices]
             teacher = None if beside is None else beside.states_for(lengths, indices, FULL_KL)
             log_probs, (other, *_) = self.module(
-                self._collate([rows[index] for index in indices]), () if teacher is None else (teacher,)
+                self.passes.collate([rows[index] for index in indices]), () if teacher is None else (teacher,)
             )
             values = log_probs if teacher is None else other
             results |= dict(zip(indices, values.float().cpu().split(lengths), strict=True))
             if keep is not None:
-                states |= dict(zip(indices, other.cpu().split(lengths), strict=True))
+                parts = zip(indices, other.cpu().split(lengths), strict=True)
+                states |= {index: part if rows[index].keep_state else part[:0].clone() for index, part in parts}
         if keep is not None:
             keep.keep([states[index] for index in range(len(rows))], self.module)
         reshard(self.module)
@@ -117,12 +129,13 @@ class Actor:
         """One optimizer step for each batch, at the learning rate of the 0-based training step."""
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
         parts = [self._optimizer_step(batch) for batch in batches]
-        return merge_metrics([*parts, {"actor/lr": mean_value(learning_rate)}])
+        return merge_metrics([*parts, self.passes.metrics(), {"actor/lr": mean_value(learning_rate)}])
 
     def finish_step(self, step: int) -> None:
-        """Refreshes teacher weights after the update of the 0-based step, and forgets the states kept for it."""
+        """Refreshes teacher weights after the update of the 0-based step, and forgets what was kept for it."""
         self._teacher_states.forget()
         self._reference_states.forget()
+        self.module.encoder.forget()
         self.teacher_weights.after_update(step)
 
     def rollout_weights(self) -> Weights:
@@ -142,11 +155,13 @@ class Actor:
         )
 
     def _optimizer_step(self, batch: OptimizerBatch) -> Metrics:
+        self.module.eval()
+        self.passes.check(batch.rows, self._log_probs)
         self.module.train()
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        parts = [self._accumulate_gradient(batch, weights, indices) for indices in micro_batches(batch.rows, size)]
+        parts = [self._accumulate_gradient(batch, weights, indices) for indices in self.passes.cut(batch.rows, size)]
         parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="actor"))
         return merge_metrics(parts)
 
@@ -155,24 +170,23 @@ class Actor:
             return None if tensor is None else tensor[indices].to(self.device)
 
         distillation = batch.distillation
+        rows = [batch.rows[index] for index in indices]
+        teachers = self._teachers(batch, indices, [len(row.response_ids) for row in rows])
+        flat, beside = self.module(self.passes.collate(rows), tuple(teachers.values()))
+        given, mask = batch.old_log_probs[indices].to(self.device), batch.response_mask[indices].to(self.device)
+        blank = torch.zeros_like(given)
+        log_probs = blank.masked_scatter(mask, flat)
         terms = ObjectiveTerms(
-            old_log_probs=batch.old_log_probs[indices].to(self.device),
+            old_log_probs=log_probs.detach() if batch.on_policy else given,
             advantages=batch.advantages[indices].to(self.device),
-            response_mask=batch.response_mask[indices].to(self.device),
+            response_mask=mask,
             weight=weights[indices].to(self.device),
             reference_log_probs=here(batch.reference_log_probs),
             divergence_weight=here(None if distillation is None else distillation.token_weight),
         )
-        rows = [batch.rows[index] for index in indices]
-        teachers = self._teachers(batch, indices, [len(row.response_ids) for row in rows])
-        flat, beside = self.module(self._collate(rows), tuple(teachers.values()))
-        blank = torch.zeros_like(terms.old_log_probs)
-        divergences = {
-            name: blank.masked_scatter(terms.response_mask, values)
-            for name, values in zip(teachers, beside, strict=False)
-        }
+        divergences = {name: blank.masked_scatter(mask, values) for name, values in zip(teachers, beside, strict=False)}
         loss, metrics = objective(
-            blank.masked_scatter(terms.response_mask, flat),
+            log_probs,
             terms,
             self._objective,
             teacher_divergence=divergences.get("teacher"),
@@ -180,6 +194,8 @@ class Actor:
             reference_divergence=divergences.get("reference"),
         )
         loss.backward()
+        if batch.on_policy:
+            metrics |= agreement_metrics(given, log_probs.detach(), mask, self.module.temperature)
         return metrics
 
     def _teachers(self, batch: OptimizerBatch, indices: list[int], lengths: list[int]) -> dict[str, TeacherStates]:
@@ -193,5 +209,5 @@ class Actor:
             found["reference"] = self._reference_states.states_for(lengths, places, FULL_KL)
         return {name: states for name, states in found.items() if states is not None}
 
-    def _collate(self, rows: Sequence[ScoringRow]) -> CollatedRows:
-        return collate(rows, processing=self._processing, device=self.device)
+    def _log_probs(self, batch: CollatedRows) -> Tensor:
+        return self.module(batch)[0]

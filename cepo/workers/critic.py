@@ -15,8 +15,8 @@ from cepo.metrics import Metrics, fraction, mean_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.workers.distributed import data_parallel_mesh, reshard, this_device
 from cepo.workers.loading import build_value_model
-from cepo.workers.optimizing import build_optimizer, clipped_step, micro_batches, set_learning_rate, zero_gradients
-from cepo.workers.scoring_model import CollatedRows, collate
+from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
+from cepo.workers.passes import Passes
 
 
 class Critic:
@@ -27,15 +27,31 @@ class Critic:
         processing: the actor's; the critic reads the same tokens.
         total_steps: horizon of the learning-rate schedule.
         seed: of the value head's initial weights.
+        longest_row: as the actor's.
 
     Raises:
         ConfigError: the model cannot be loaded, or reads other tokens than the actor's.
     """
 
-    def __init__(self, config: CriticConfig, processing: Processing, *, total_steps: int, seed: int) -> None:
-        self._config, self._processing, self._total_steps = config, processing, total_steps
+    def __init__(
+        self,
+        config: CriticConfig,
+        processing: Processing,
+        *,
+        total_steps: int,
+        seed: int,
+        longest_row: int | None = None,
+    ) -> None:
+        self._config, self._total_steps = config, total_steps
         self.device = this_device()
         self.module = build_value_model(config, processing, mesh=data_parallel_mesh(), device=self.device, seed=seed)
+        self.passes = Passes(
+            config,
+            processing,
+            device=self.device,
+            takes_segments=self.module.takes_segments,
+            longest_row=longest_row,
+        )
         self.optimizer = build_optimizer(self.module, config.optim)
 
     @torch.no_grad()
@@ -43,10 +59,13 @@ class Critic:
         """The value before each response token, (response length,) float32 on the CPU, in the order of `rows`."""
         self.module.eval()
         results: dict[int, Tensor] = {}
-        for indices in micro_batches(rows, self._config.micro_batch_size_per_device_for_experience):
+        self.passes.check(rows, self.module)
+        for indices in self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience):
             micro_batch = [rows[index] for index in indices]
             lengths = [len(row.response_ids) for row in micro_batch]
-            results |= dict(zip(indices, self.module(self._collate(micro_batch)).cpu().split(lengths), strict=True))
+            results |= dict(
+                zip(indices, self.module(self.passes.collate(micro_batch)).cpu().split(lengths), strict=True)
+            )
         reshard(self.module)
         return [results[index] for index in range(len(rows))]
 
@@ -54,6 +73,7 @@ class Critic:
         """One optimizer step for each batch, at the learning rate of the 0-based training step."""
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
         parts = [self._optimizer_step(batch) for batch in batches]
+        self.module.encoder.forget()
         return merge_metrics([*parts, {"critic/lr": mean_value(learning_rate)}])
 
     def _optimizer_step(self, batch: CriticBatch) -> Metrics:
@@ -61,7 +81,7 @@ class Critic:
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        parts = [self._accumulate_gradient(batch, weights, indices) for indices in micro_batches(batch.rows, size)]
+        parts = [self._accumulate_gradient(batch, weights, indices) for indices in self.passes.cut(batch.rows, size)]
         parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="critic"))
         return merge_metrics(parts)
 
@@ -70,7 +90,7 @@ class Critic:
             tensor[indices].to(self.device)
             for tensor in (batch.response_mask, batch.old_values, batch.returns, weights)
         )
-        flat = self.module(self._collate([batch.rows[index] for index in indices]))
+        flat = self.module(self.passes.collate([batch.rows[index] for index in indices]))
         values = torch.zeros_like(old_values).masked_scatter(mask, flat)
         clip = self._config.cliprange_value
         loss = (value_loss(values, old_values, returns, clip) * weight).sum()
@@ -79,6 +99,3 @@ class Critic:
         # The shares of a batch's micro-batches add up to 1, so that merging gives the mean loss of the optimizer steps.
         metrics["critic/vf_loss"] = fraction(float(loss.detach()), len(indices) / batch.denominators.num_sequences)
         return metrics
-
-    def _collate(self, rows: Sequence[ScoringRow]) -> CollatedRows:
-        return collate(rows, processing=self._processing, device=self.device)

@@ -13,7 +13,7 @@ from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig, LoraConfig
 from cepo.errors import ConfigError
 from cepo.models import family
 from cepo.models.processing import Processing
-from cepo.workers.scoring_model import ScoringModel
+from cepo.workers.scoring_model import PictureEncoder, ScoringModel
 from cepo.workers.value_model import ValueModel
 
 
@@ -30,14 +30,21 @@ def build_scoring_model(
         trust_remote_code=config.model.trust_remote_code,
         override_config=config.model.override_config,
     )
+    takes_segments = family.share_segments(model)
     blocks = family.sharded_blocks(model)
     if config.model.freeze_vision_tower:
         family.freeze_vision_tower(model)
+    base = model
     if with_adapter:
         model = add_adapter(model, config.model.lora, dtype=trained_dtype, seed=seed)
     if config.model.enable_gradient_checkpointing:
         _checkpoint_gradients(model)
-    scoring_model = ScoringModel(model.to(device), temperature=temperature)
+    scoring_model = ScoringModel(
+        model.to(device),
+        temperature=temperature,
+        encoder=_picture_encoder(base, mesh),
+        takes_segments=takes_segments,
+    )
     _shard(scoring_model, blocks, config.fsdp, mesh)
     return scoring_model
 
@@ -61,16 +68,26 @@ def build_value_model(
     )
     _require_vocabulary(model, processing, key=f"{section}.model_path", path=settings.model_path)
     del model.lm_head
+    takes_segments = family.share_segments(model)
     blocks = family.sharded_blocks(model)
     if settings.freeze_vision_tower:
         family.freeze_vision_tower(model, section=section)
     if settings.enable_gradient_checkpointing:
         _checkpoint_gradients(model)
-    value_model = ValueModel(model, seed=seed).to(device)
+    encoder = _picture_encoder(model, mesh)
+    value_model = ValueModel(model, seed=seed, encoder=encoder, takes_segments=takes_segments).to(device)
     # A group of its own: under the root's policy the head would be cast to the type that the body computes in.
     fully_shard(value_model.head, mesh=mesh)
     _shard(value_model, blocks, config.fsdp, mesh)
     return value_model
+
+
+def _picture_encoder(model: Any, mesh: DeviceMesh) -> PictureEncoder:
+    """Features are kept where no weight of the tower is trained.
+
+    With several devices every pass runs the tower: its sharded weights are gathered by all of them or by none.
+    """
+    return PictureEncoder(keep=mesh.size() == 1 and not family.trains_vision_tower(model))
 
 
 def _require_vocabulary(model: Any, processing: Processing, *, key: str, path: str) -> None:

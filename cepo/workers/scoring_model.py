@@ -15,7 +15,8 @@ from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
 from cepo.models import family
 from cepo.models.positions import context_positions, sequence_positions
-from cepo.models.processing import ImageInputs, Processing
+from cepo.models.processing import EncodedPrompt, ImageInputs, Processing
+from cepo.models.segments import SegmentLayout
 from cepo.types import DivergenceConfig
 
 HEAD_CHUNK_ELEMENTS = 2**25
@@ -26,75 +27,134 @@ DIVERGENCE_CHUNK_ELEMENTS = 9 * 2**20
 32 MiB up to which glibc keeps freed blocks on its heap, where they would add up to the memory of a dense computation."""
 
 
+class DistinctPictures:
+    """The pictures of a batch, each content once.
+
+    Not a dataclass: FSDP rebuilds those that reach its modules, with every float in them cast.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[int, ImageInputs]] = {}
+        self._count = 0
+
+    def first(self, images: ImageInputs) -> int:
+        """The index of the first picture of `images` among the batch's."""
+        key = images.content_key
+        if key not in self._found:
+            self._found[key] = (self._count, images)
+            self._count += len(images.grid_thw)
+        return self._found[key][0]
+
+    def by_key(self) -> dict[str, ImageInputs]:
+        """By content, in the order of the indices."""
+        return {key: images for key, (_, images) in self._found.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class CollatedRows:
     """Right-padded rows. Padding stands behind everything it could influence, so causal attention needs no mask.
+
+    Or, with `segments`, one packed row without padding (`cepo.workers.packing`): R is 1.
 
     Attributes:
         input_ids: (R, L).
         position_ids: (3, R, L).
         response_index: (N,) places in the flattened (R * L) hidden states that predict the N response tokens, row by row.
         targets: (N,) the response tokens.
-        pixel_values, grid_thw: of the distinct pictures; None without any.
-        image_order: for each picture, row by row, its index among the distinct ones.
+        pictures: None without any.
+        image_order: for each picture in the input, row by row, its index among `pictures`.
+        segments: who sees whom in a packed row; None for padded rows.
     """
 
     input_ids: Int64[Tensor, "R L"]
     position_ids: Int64[Tensor, "3 R L"]
     response_index: Int64[Tensor, " N"]
     targets: Int64[Tensor, " N"]
-    pixel_values: Tensor | None
-    grid_thw: Tensor | None
-    image_order: tuple[int, ...]
+    pictures: DistinctPictures | None = None
+    image_order: tuple[int, ...] = ()
+    segments: SegmentLayout | None = None
 
 
 def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device) -> CollatedRows:
-    """Brings rows into tensors on `device`; contexts and pictures that rows share are handled once."""
+    """Brings rows into padded tensors on `device`; contexts and pictures that rows share are handled once."""
     longest = max(row.num_tokens for row in rows)
     input_ids = torch.full((len(rows), longest), processing.pad_token_id)
     position_ids = torch.zeros(3, len(rows), longest, dtype=torch.long)
     places: list[Tensor] = []
     positions: dict[int, Tensor] = {}
-    distinct: dict[int, tuple[int, ImageInputs]] = {}
+    pictures = DistinctPictures()
     order: list[int] = []
-    num_images = 0
     for index, row in enumerate(rows):
         context, length = row.context, row.num_tokens
         if id(context) not in positions:
-            positions[id(context)] = context_positions(
-                context.token_ids,
-                context.images,
-                image_token_id=processing.image_token_id,
-                merge_size=processing.merge_size,
-            )
+            positions[id(context)] = positions_of(context, processing)
         input_ids[index, :length] = torch.tensor((*context.token_ids, *row.response_ids))
         position_ids[:, index, :length] = sequence_positions(positions[id(context)], len(row.response_ids))
         places.append(torch.arange(len(context.token_ids) - 1, length - 1) + index * longest)
         if context.images is not None:
-            if id(context.images) not in distinct:
-                distinct[id(context.images)] = (num_images, context.images)
-                num_images += len(context.images.grid_thw)
-            first = distinct[id(context.images)][0]
+            first = pictures.first(context.images)
             order.extend(range(first, first + len(context.images.grid_thw)))
-    images = [image for _, image in distinct.values()]
     return CollatedRows(
         input_ids=input_ids.to(device),
         position_ids=position_ids.to(device),
         response_index=torch.cat(places).to(device),
         targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
-        pixel_values=torch.cat([image.pixel_values for image in images]).to(device) if images else None,
-        grid_thw=torch.cat([image.grid_thw for image in images]).to(device) if images else None,
+        pictures=pictures if order else None,
         image_order=tuple(order),
     )
 
 
-def response_states(base: Any, batch: CollatedRows) -> Float[Tensor, "N H"]:
+def positions_of(context: EncodedPrompt, processing: Processing) -> Int64[Tensor, "3 L"]:
+    """Position ids of a context's tokens."""
+    return context_positions(
+        context.token_ids,
+        context.images,
+        image_token_id=processing.image_token_id,
+        merge_size=processing.merge_size,
+    )
+
+
+class PictureEncoder:
+    """The vision tower, once for each picture of a batch; under frozen weights, once for each picture of a step.
+
+    Args:
+        keep: whether features are kept until `forget`. Only for a tower without gradient, whose features depend on the
+            picture alone.
+    """
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self._keep = keep
+        self._known: dict[str, list[family.PictureFeatures]] = {}
+
+    def features(self, base: Any, pictures: DistinctPictures, device: torch.device) -> list[family.PictureFeatures]:
+        """Of all pictures, one after the other."""
+        known, wanted = dict(self._known), pictures.by_key()
+        missing = {key: images for key, images in wanted.items() if key not in known}
+        if missing:
+            pixel_values = torch.cat([images.pixel_values for images in missing.values()]).to(device)
+            grid_thw = torch.cat([images.grid_thw for images in missing.values()]).to(device)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not self._keep):
+                features = iter(family.picture_features(base, pixel_values, grid_thw))
+            for key, images in missing.items():
+                known[key] = [next(features) for _ in images.grid_thw]
+        if self._keep:
+            self._known = known
+        return [one for key in wanted for one in known[key]]
+
+    def forget(self) -> None:
+        """Frees everything."""
+        self._known = {}
+
+
+def response_states(base: Any, batch: CollatedRows, encoder: PictureEncoder) -> Float[Tensor, "N H"]:
     """The last hidden states before the N response tokens, row by row, of the Hugging Face model `base`."""
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
     inputs["position_ids"] = batch.position_ids if family.is_multimodal(base.config) else batch.position_ids[0]
-    if batch.pixel_values is not None:
-        assert batch.grid_thw is not None
-        inputs |= family.encode_images(base, batch.pixel_values, batch.grid_thw, batch.image_order)
+    if batch.segments is not None:
+        inputs["segments"] = batch.segments
+    if batch.pictures is not None:
+        features = encoder.features(base, batch.pictures, batch.input_ids.device)
+        inputs |= family.picture_inputs([features[index] for index in batch.image_order])
     hidden = base.model(**inputs).last_hidden_state
     return hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
 
@@ -120,12 +180,25 @@ class ScoringModel(nn.Module):
     `log_probs_n = z_n[y_n] - logsumexp(z_n)` with `z_n = W h_n / temperature` in float32, W the LM head and h_n the last
     hidden state before token y_n. The head runs on response positions alone, in chunks, and is recomputed in the backward
     pass: no tensor of tokens x vocabulary outlives its chunk.
+
+    Args:
+        encoder: of the pictures.
+        takes_segments: whether a batch may be a packed row.
     """
 
-    def __init__(self, model: nn.Module, *, temperature: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        temperature: float,
+        encoder: PictureEncoder | None = None,
+        takes_segments: bool = False,
+    ) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
+        self.encoder = encoder or PictureEncoder()
+        self.takes_segments = takes_segments
 
     @property
     def base(self) -> Any:
@@ -140,7 +213,7 @@ class ScoringModel(nn.Module):
 
         without teachers the hidden states (N, H) they come from, else the divergence (N,) from each teacher.
         """
-        hidden = response_states(self.base, batch)
+        hidden = response_states(self.base, batch, self.encoder)
         if not teachers:
             return self._head(hidden, batch.targets), (hidden,)
         parts = [self._divergence(hidden, teacher, batch.targets) for teacher in teachers]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from cepo.workers.scoring_model import CollatedRows, response_states
+from cepo.workers.scoring_model import CollatedRows, PictureEncoder, response_states
 
 HEAD_SCALE = 0.01
 """Standard deviation of an untrained value, for hidden states of unit size: the first values say next to nothing."""
@@ -20,11 +20,17 @@ class ValueModel(nn.Module):
 
     `V_n = w . h_n + b` in float32, h_n the last hidden state before token n: the one that predicts it. `w` is drawn from
     `seed`, `b` starts at 0; both are kept in float32 whatever the body's type.
+
+    `encoder` and `takes_segments` are those of a `ScoringModel`.
     """
 
-    def __init__(self, model: Any, *, seed: int) -> None:
+    def __init__(
+        self, model: Any, *, seed: int, encoder: PictureEncoder | None = None, takes_segments: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
+        self.encoder = encoder or PictureEncoder()
+        self.takes_segments = takes_segments
         width = model.get_input_embeddings().weight.shape[1]
         self.head = nn.Linear(width, 1, dtype=torch.float32)
         drawn = torch.randn(1, width, generator=torch.Generator().manual_seed(seed))
@@ -34,5 +40,5 @@ class ValueModel(nn.Module):
 
     def forward(self, batch: CollatedRows) -> Float[Tensor, " N"]:
         """Values of all response tokens of the batch, row by row."""
-        values = self.head(response_states(self.model, batch).float())
+        values = self.head(response_states(self.model, batch, self.encoder).float())
         return values.squeeze(1).clone()  # FSDP2 hooks into what its root returns, and warns of a view

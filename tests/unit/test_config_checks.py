@@ -112,10 +112,19 @@ def test_the_plan_counts_samples_updates_and_micro_batches() -> None:
         )
     )
     assert "24 prompts x 4 responses = 96" in plan
-    assert "updates per step: 6, each over 32 samples in 7 micro-batches of at most 5" in plan
+    assert "updates per step: 6, each over 32 samples in passes of at most 1600 tokens" in plan  # 5 x 320
     assert "256 + 64 = 320" in plan
     assert "LoRA, rank 16, scale 4" in plan
     assert "top_p or top_k truncates" in plan
+    counted = [
+        "data.rollout_batch_size=24",
+        "worker.actor.global_batch_size=8",
+        "worker.rollout.n=4",
+        "worker.actor.dynamic_batching=false",
+        "worker.actor.micro_batch_size_per_device_for_update=5",
+    ]
+    plan = "\n".join(check_config(load_config([BASE, *counted])))
+    assert "each over 32 samples in 7 micro-batches of at most 5" in plan
 
 
 def test_the_run_folder_is_project_and_experiment_unless_named() -> None:

@@ -429,7 +429,6 @@ def test_no_module_of_the_config_knows_a_method() -> None:
         ("worker.actor.strategy=fsdp", "FSDP2"),
         ("worker.actor.fsdp.use_orig_params=false", "FSDP2"),
         ("worker.actor.use_torch_compile=true", "not"),
-        ("worker.actor.padding_free=true", "not a setting"),
         ("worker.actor.ulysses_size=1", "not split"),
         ("worker.rollout.disable_log_stats=true", "statistics"),
         ("data.filter_overlong_prompts_workers=4", "one process"),

@@ -18,6 +18,8 @@ from cepo.trainer.loop import Trainer
 pytestmark = pytest.mark.heavy
 
 ROW_BY_ROW = [
+    "worker.actor.padding_free=false",
+    "worker.actor.dynamic_batching=false",
     "worker.actor.micro_batch_size_per_device_for_update=1",
     "worker.actor.micro_batch_size_per_device_for_experience=1",
 ]
@@ -25,15 +27,15 @@ ROW_BY_ROW = [
 
 
 def counting(teacher_rows: list[int]) -> Callable[[Trainer], None]:
-    """Notes the number of rows of every teacher pass."""
+    """Notes the number of rows that every pass scores behind another context than the student's."""
 
     def prepare(trainer: Trainer) -> None:
-        score = trainer.backend.score
+        score, decode = trainer.backend.score, trainer.processing.decode
 
-        def counted(rows: Sequence[ScoringRow], *, as_teacher: bool = False, **options: Any) -> list[Tensor]:
-            if as_teacher:
-                teacher_rows.append(len(rows))
-            return score(rows, as_teacher=as_teacher, **options)
+        def counted(rows: Sequence[ScoringRow], **options: Any) -> list[Tensor]:
+            taught = sum("Here is a sample answer" in decode(row.context.token_ids) for row in rows)
+            teacher_rows.extend([taught] if taught else [])
+            return score(rows, **options)
 
         trainer.backend.score = counted  # type: ignore[method-assign]
 

@@ -68,7 +68,7 @@ def merge(*arguments: object) -> int:
 def trained_logits(finished: FinishedRun, row: ScoringRow) -> Tensor:
     """(response length, V) of the run's own worker, adapter apart and shards gathered as they were in training."""
     module = finished.actor.module.eval()
-    _, (states,) = module(finished.actor._collate([row]))
+    _, (states,) = module(finished.actor.passes.collate([row]))
     reshard(module)
     return states.float() @ whole(module.base.lm_head.weight).float().T
 

@@ -1,0 +1,242 @@
+"""Which tokens of a pass are the same: the contexts of a prompt share a beginning, its responses share a context.
+
+Token ids come in, a plan comes out. Rows become a forest: a token's ancestors are exactly the tokens before it in its row,
+so a causal model that runs each segment once, behind its ancestors, gives every row the numbers it has by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+
+MIN_SHARED_TOKENS = 16
+"""A shorter common beginning is repeated: what it would save is less than what one more segment costs in attention."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRow:
+    """A response behind a context.
+
+    Attributes:
+        context, response: token ids, neither empty.
+        pictures: equal exactly where the pictures are; rows share no token where it differs, because placeholder tokens of
+            different pictures look alike.
+    """
+
+    context: tuple[int, ...]
+    response: tuple[int, ...]
+    pictures: Hashable = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Tokens `start` to `stop` of row `row` (context and response in one count), computed once for all rows they belong to.
+
+    Attributes:
+        parent: the segment right before, -1 for none. Parents stand before their children.
+        num_descendants: of all generations; they follow the segment directly.
+    """
+
+    row: int
+    start: int
+    stop: int
+    parent: int
+    num_descendants: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenForest:
+    """The plan of a pass.
+
+    The last token of a response predicts nothing and is left out.
+
+    Attributes:
+        segments: depth first.
+        context_ends: for each row the segment that ends with its context's last token.
+        leaves: for each row the segment with its response, -1 for a response of one token.
+    """
+
+    segments: tuple[Segment, ...]
+    context_ends: tuple[int, ...]
+    leaves: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are computed."""
+        return sum(len(segment) for segment in self.segments)
+
+
+def plan_forest(
+    rows: Sequence[TokenRow], *, placeholders: Collection[int] = (), min_shared: int = MIN_SHARED_TOKENS
+) -> TokenForest:
+    """Shares every common beginning of at least `min_shared` tokens, and each whole context among its responses.
+
+    Args:
+        placeholders: the tokens that stand for parts of pictures; no segment ends inside a run of them.
+    """
+    return _Planner(rows, frozenset(placeholders), min_shared).plan()
+
+
+@dataclass(frozen=True)
+class _Context:
+    token_ids: tuple[int, ...]
+    rows: list[int]
+
+
+class _Planner:
+    def __init__(self, rows: Sequence[TokenRow], placeholders: frozenset[int], min_shared: int) -> None:
+        self._rows, self._placeholders, self._min_shared = rows, placeholders, min_shared
+        self._segments: list[tuple[int, int, int, int]] = []
+        self._context_ends = [-1] * len(rows)
+        self._leaves = [-1] * len(rows)
+
+    def plan(self) -> TokenForest:
+        by_pictures: dict[Hashable, dict[tuple[int, ...], _Context]] = {}
+        for index, row in enumerate(self._rows):
+            assert row.context and row.response, f"row {index} has no context or no response"
+            contexts = by_pictures.setdefault(row.pictures, {})
+            contexts.setdefault(row.context, _Context(row.context, [])).rows.append(index)
+        for contexts in by_pictures.values():
+            self._grow(list(contexts.values()), start=0, parent=-1)
+        return TokenForest(
+            segments=tuple(
+                Segment(row=row, start=start, stop=stop, parent=parent, num_descendants=count)
+                for (row, start, stop, parent), count in zip(self._segments, self._num_descendants(), strict=True)
+            ),
+            context_ends=tuple(self._context_ends),
+            leaves=tuple(self._leaves),
+        )
+
+    def _grow(self, contexts: Sequence[_Context], *, start: int, parent: int) -> None:
+        """Adds the contexts' tokens from `start` on."""
+        if len(contexts) == 1:
+            self._finish(contexts[0], start, parent)
+            return
+        common = _num_common([context.token_ids for context in contexts])
+        cut = max(self._before_pictures(contexts, common), start)
+        if cut - start >= self._min_shared:
+            parent, start = self._add(contexts[0].rows[0], start, cut, parent), cut
+        branches: dict[int | None, list[_Context]] = {}
+        for context in contexts:
+            branches.setdefault(context.token_ids[common] if len(context.token_ids) > common else None, []).append(
+                context
+            )
+        for branch in branches.values():
+            self._grow(branch, start=start, parent=parent)
+
+    def _finish(self, context: _Context, start: int, parent: int) -> None:
+        length = len(context.token_ids)
+        if length > start:
+            parent = self._add(context.rows[0], start, length, parent)
+        for row in context.rows:
+            self._context_ends[row] = parent
+            num_inputs = len(self._rows[row].response) - 1
+            if num_inputs > 0:
+                self._leaves[row] = self._add(row, length, length + num_inputs, parent)
+
+    def _before_pictures(self, contexts: Sequence[_Context], cut: int) -> int:
+        """`cut`, or the start of the pictures that it would go through in some context."""
+        token_ids = contexts[0].token_ids
+        if any(
+            context.token_ids[cut : cut + 1] and context.token_ids[cut] in self._placeholders for context in contexts
+        ):
+            while cut > 0 and token_ids[cut - 1] in self._placeholders:
+                cut -= 1
+        return cut
+
+    def _add(self, row: int, start: int, stop: int, parent: int) -> int:
+        self._segments.append((row, start, stop, parent))
+        return len(self._segments) - 1
+
+    def _num_descendants(self) -> list[int]:
+        counts = [0] * len(self._segments)
+        for index in range(len(self._segments) - 1, -1, -1):
+            parent = self._segments[index][3]
+            if parent >= 0:
+                counts[parent] += counts[index] + 1
+        return counts
+
+
+def _num_common(sequences: Sequence[tuple[int, ...]]) -> int:
+    """How many first tokens all have; the smallest and the largest in lexicographic order differ first."""
+    first, last = min(sequences), max(sequences)
+    return next((index for index, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+
+
+def families(forest: TokenForest) -> list[list[int]]:
+    """Row indices of each tree of the forest: rows of different families share no token. Rows are in depth-first order."""
+    return [piece.rows for piece in _Cutter(forest, budget=forest.num_tokens).pieces()]
+
+
+def pack_rows(forest: TokenForest, *, budget: int) -> list[list[int]]:
+    """Row indices of passes of at most `budget` computed tokens, as few passes as first-fit over falling sizes needs.
+
+    Rows that share tokens stay together unless they alone exceed the budget; then the largest branches that fit stay whole
+    and every pass repeats what stands before its own. A single row above the budget gets a pass of its own.
+    """
+    pieces = _Cutter(forest, budget).pieces()
+    order = sorted(range(len(pieces)), key=lambda index: (-pieces[index].num_tokens, index))
+    packs: list[_Piece] = []
+    for index in order:
+        piece = pieces[index]
+        room = next((pack for pack in packs if pack.num_tokens + piece.num_tokens <= budget), None)
+        if room is None:
+            packs.append(_Piece(list(piece.rows), piece.num_tokens))
+        else:
+            room.rows.extend(piece.rows)
+            room.num_tokens += piece.num_tokens
+    return [sorted(pack.rows) for pack in packs]
+
+
+@dataclass
+class _Piece:
+    rows: list[int]
+    num_tokens: int
+
+
+class _Cutter:
+    """Cuts a forest into branches of at most `budget` tokens, what stands before them included."""
+
+    def __init__(self, forest: TokenForest, budget: int) -> None:
+        self._segments, self._budget = forest.segments, budget
+        self._children: list[list[int]] = [[] for _ in forest.segments]
+        self._ending: list[list[int]] = [[] for _ in forest.segments]
+        for index, segment in enumerate(forest.segments):
+            if segment.parent >= 0:
+                self._children[segment.parent].append(index)
+        for row, (end, leaf) in enumerate(zip(forest.context_ends, forest.leaves, strict=True)):
+            self._ending[end if leaf < 0 else leaf].append(row)
+
+    def pieces(self) -> list[_Piece]:
+        roots = [index for index, segment in enumerate(self._segments) if segment.parent < 0]
+        return [piece for root in roots for piece in self._cut(root, before=0)]
+
+    def _cut(self, node: int, *, before: int) -> list[_Piece]:
+        """Pieces of the branch at `node`, behind `before` tokens that each of them repeats."""
+        whole = _Piece(self._rows(node), before + self._size(node))
+        if whole.num_tokens <= self._budget or not self._children[node]:
+            return [whole]
+        before += len(self._segments[node])
+        pieces: list[_Piece] = []
+        open_piece = _Piece(list(self._ending[node]), before)
+        for child in self._children[node]:
+            if open_piece.rows and open_piece.num_tokens + self._size(child) > self._budget:
+                pieces.append(open_piece)
+                open_piece = _Piece([], before)
+            if before + self._size(child) > self._budget:
+                pieces += self._cut(child, before=before)
+            else:
+                open_piece.rows += self._rows(child)
+                open_piece.num_tokens += self._size(child)
+        return [*pieces, open_piece] if open_piece.rows else pieces
+
+    def _size(self, node: int) -> int:
+        branch = self._segments[node : node + 1 + self._segments[node].num_descendants]
+        return sum(len(segment) for segment in branch)
+
+    def _rows(self, node: int) -> list[int]:
+        last = node + 1 + self._segments[node].num_descendants
+        return [row for index in range(node, last) for row in self._ending[index]]

@@ -1,0 +1,105 @@
+"""Rows as one packed row of segments: shared tokens and pictures once, no padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cepo.data.batch import ScoringRow
+from cepo.models.positions import sequence_positions
+from cepo.models.processing import ImageInputs, Processing
+from cepo.models.segments import SegmentLayout
+from cepo.teacher.sequences import TokenForest, TokenRow, pack_rows, plan_forest
+from cepo.workers.scoring_model import CollatedRows, DistinctPictures, positions_of
+
+
+def forest_of(rows: Sequence[ScoringRow], processing: Processing) -> TokenForest:
+    """What the rows share. Equal pictures are known by their content, whatever objects hold them."""
+    placeholders = () if processing.image_token_id is None else (processing.image_token_id,)
+    return plan_forest(
+        [
+            TokenRow(
+                context=row.context.token_ids,
+                response=row.response_ids,
+                pictures=None if row.context.images is None else row.context.images.content_key,
+            )
+            for row in rows
+        ],
+        placeholders=placeholders,
+    )
+
+
+def packs(rows: Sequence[ScoringRow], *, processing: Processing, budget: int) -> list[list[int]]:
+    """Row indices of the passes, each of at most `budget` computed tokens."""
+    return pack_rows(forest_of(rows, processing), budget=budget)
+
+
+def collate_packed(rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device) -> CollatedRows:
+    """The rows' forest as one packed row on `device`.
+
+    Every segment has the position ids that its tokens have in their own rows, so a tail goes on from its prefix and a
+    response from its tail.
+    """
+    forest = forest_of(rows, processing)
+    layout = _layout(forest)
+    token_ids: list[int] = []
+    positions: list[Tensor] = []
+    pictures = DistinctPictures()
+    order: list[int] = []
+    known: dict[int, Tensor] = {}
+    for segment in forest.segments:
+        row = rows[segment.row]
+        context = row.context
+        token_ids += (*context.token_ids, *row.response_ids)[segment.start : segment.stop]
+        if id(context) not in known:
+            known[id(context)] = positions_of(context, processing)
+        whole = sequence_positions(known[id(context)], len(row.response_ids))
+        positions.append(whole[:, segment.start : segment.stop])
+        if context.images is not None and segment.start < len(context.token_ids):
+            first = pictures.first(context.images)
+            inside = _pictures_inside(context.token_ids, context.images, segment.start, segment.stop, processing)
+            order.extend(first + index for index in inside)
+    return CollatedRows(
+        input_ids=torch.tensor(token_ids).unsqueeze(0).to(device),
+        position_ids=torch.cat(positions, dim=1).unsqueeze(1).to(device),
+        response_index=_response_index(rows, forest, layout).to(device),
+        targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
+        pictures=pictures if order else None,
+        image_order=tuple(order),
+        segments=layout,
+    )
+
+
+def _layout(forest: TokenForest) -> SegmentLayout:
+    starts = [0]
+    for segment in forest.segments:
+        starts.append(starts[-1] + len(segment))
+    return SegmentLayout(
+        starts=tuple(starts),
+        parents=tuple(segment.parent for segment in forest.segments),
+        branch_ends=tuple(starts[index + 1 + segment.num_descendants] for index, segment in enumerate(forest.segments)),
+    )
+
+
+def _response_index(rows: Sequence[ScoringRow], forest: TokenForest, layout: SegmentLayout) -> Tensor:
+    """A response's first token is predicted by its context's last one, every other by the token before."""
+    places: list[Tensor] = []
+    for row, end, leaf in zip(rows, forest.context_ends, forest.leaves, strict=True):
+        places.append(torch.tensor([layout.starts[end + 1] - 1]))
+        if leaf >= 0:
+            places.append(torch.arange(layout.starts[leaf], layout.starts[leaf] + len(row.response_ids) - 1))
+    return torch.cat(places)
+
+
+def _pictures_inside(
+    token_ids: Sequence[int], images: ImageInputs, start: int, stop: int, processing: Processing
+) -> range:
+    """Indices of the context's pictures whose placeholders stand in [start, stop)."""
+    sizes = [int(grid.prod()) // processing.merge_size**2 for grid in images.grid_thw]
+    before = sum(token == processing.image_token_id for token in token_ids[:start])
+    here = sum(token == processing.image_token_id for token in token_ids[start:stop])
+    ends = torch.tensor(sizes).cumsum(0).tolist()
+    first = sum(end <= before for end in ends)
+    return range(first, first + sum(before < end <= before + here for end in ends))

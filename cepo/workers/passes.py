@@ -1,0 +1,143 @@
+"""Which rows pass together, in which form: packed segments or padded rows, and the check that both give the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cepo.config.schema import ActorConfig, CriticConfig
+from cepo.data.batch import ScoringRow
+from cepo.metrics import Metrics, fraction, sum_value
+from cepo.models.processing import Processing
+from cepo.teacher.sequences import families
+from cepo.workers.optimizing import micro_batches
+from cepo.workers.packing import collate_packed, forest_of, packs
+from cepo.workers.scoring_model import CollatedRows, collate
+
+logger = logging.getLogger(__name__)
+
+ROWS_OF_A_CHECK = 8
+"""Per family of rows that share tokens; two families are checked."""
+
+GAPS = ("mean", "99th percentile", "largest")
+FLOAT32_LIMIT = 1e-4
+"""Largest gap in nats between the numbers of packed and padded rows."""
+
+HALF_LIMITS = (1e-2, 5e-2, 0.25)
+"""The same for 16-bit computation: its mean, its 99th percentile and the largest."""
+
+
+class Passes:
+    """Cuts rows into passes and brings a pass into tensors.
+
+    Args:
+        config: `worker.actor` or `worker.critic`; its micro-batch sizes come with each call.
+        takes_segments: whether the model can compute packed rows.
+        longest_row: tokens of the longest prompt with the longest response; with `dynamic_batching` a pass holds at most
+            the micro-batch size times this many tokens. None: a pass holds the micro-batch size of rows.
+    """
+
+    def __init__(
+        self,
+        config: ActorConfig | CriticConfig,
+        processing: Processing,
+        *,
+        device: torch.device,
+        takes_segments: bool,
+        longest_row: int | None,
+    ) -> None:
+        self._processing, self._device = processing, device
+        self._longest_row = longest_row if config.dynamic_batching else None
+        self._exact = config.fsdp.mp_param_dtype == "fp32"
+        self.packed = config.padding_free
+        self._checked = False
+        self._computed = self._asked = 0
+        if self.packed and not takes_segments:
+            self._pad("a layer of this model is not full causal attention")
+
+    def cut(self, rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
+        """Row indices of each pass."""
+        if not rows:
+            return []
+        if self._longest_row is None:
+            if not self.packed:
+                return micro_batches(rows, size)
+            order = [row for family in families(forest_of(rows, self._processing)) for row in family]
+            return [order[start : start + size] for start in range(0, len(order), size)]
+        budget = size * self._longest_row
+        return packs(rows, processing=self._processing, budget=budget) if self.packed else padded_batches(rows, budget)
+
+    def collate(self, rows: Sequence[ScoringRow]) -> CollatedRows:
+        """The rows of one pass on the device."""
+        form = collate_packed if self.packed else collate
+        batch = form(rows, processing=self._processing, device=self._device)
+        self._computed += batch.input_ids.numel()
+        self._asked += sum(row.num_tokens for row in rows)
+        return batch
+
+    @torch.no_grad()
+    def check(self, rows: Sequence[ScoringRow], outputs: Callable[[CollatedRows], Tensor]) -> None:
+        """Once in a run: some rows in both forms; from then on padded rows where they do not agree.
+
+        Args:
+            outputs: one number per response token, in nats.
+        """
+        if self._checked or not self.packed or not rows:
+            return
+        self._checked = True
+        sample = [rows[index] for index in self._sample(rows)]
+        processing, device = self._processing, self._device
+        try:
+            packed = outputs(collate_packed(sample, processing=processing, device=device))
+        except RuntimeError as error:  # a kernel that this device, driver or torch build cannot run
+            self._pad(f"packed rows cannot be computed here: {type(error).__name__}: {error}")
+            return
+        gaps = (packed - outputs(collate(sample, processing=processing, device=device))).abs().double()
+        self._judge(torch.stack([gaps.mean(), gaps.quantile(0.99), gaps.max()]).cpu())
+
+    def metrics(self) -> Metrics:
+        """Tokens computed since the last call, padding included, and which share of the rows' tokens sharing saved."""
+        computed, asked, self._computed, self._asked = self._computed, self._asked, 0, 0
+        return {
+            "work/tokens_computed": sum_value(computed),
+            "work/tokens_saved": fraction(asked - computed, asked),
+        }
+
+    def _sample(self, rows: Sequence[ScoringRow]) -> list[int]:
+        """Rows spread over the contexts of the first two families."""
+        sample: list[int] = []
+        for family in families(forest_of(rows, self._processing))[:2]:
+            sample += family[:: -(-len(family) // ROWS_OF_A_CHECK)]
+        return sample
+
+    def _judge(self, gaps: Tensor) -> None:
+        """Compares the mean, the 99th percentile and the largest of the gaps with their limits; all ranks decide alike."""
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            gaps = gaps.to(self._device)
+            dist.all_reduce(gaps, op=dist.ReduceOp.MAX)
+        limits = (FLOAT32_LIMIT,) * 3 if self._exact else HALF_LIMITS
+        measured = ", ".join(f"{name} {gap:.1e}" for name, gap in zip(GAPS, gaps.tolist(), strict=True))
+        if all(gap <= limit for gap, limit in zip(gaps.tolist(), limits, strict=True)):
+            logger.info("packed and padded rows give the same; gaps in nats: %s", measured)
+            return
+        allowed = ", ".join(f"{name} {limit:.0e}" for name, limit in zip(GAPS, limits, strict=True))
+        self._pad(f"packed and padded rows differ, in nats: {measured}; allowed are {allowed}")
+
+    def _pad(self, reason: str) -> None:
+        self.packed = False
+        logger.warning("padding_free is switched off for this run: %s. Rows are padded instead.", reason)
+
+
+def padded_batches(rows: Sequence[ScoringRow], budget: int) -> list[list[int]]:
+    """Row indices, longest rows together, each batch of at most `budget` tokens with its padding."""
+    batches: list[list[int]] = []
+    for index in sorted(range(len(rows)), key=lambda index: (-rows[index].num_tokens, index)):
+        if batches and rows[batches[-1][0]].num_tokens * (len(batches[-1]) + 1) <= budget:
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches

@@ -1,0 +1,108 @@
+"""Attention over packed segments against attention with the whole mask."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts, block_mask
+
+
+def random_layout(seed: int, *, num_segments: int, longest: int) -> SegmentLayout:
+    """A forest in depth-first order: each segment hangs below one of the last segment's ancestors, itself or none."""
+    draw = random.Random(seed)
+    parents, path = [-1], [0]
+    for index in range(1, num_segments):
+        path = path[: draw.randint(0, len(path))]
+        parents.append(path[-1] if path else -1)
+        path = [*path, index]
+    starts = [0]
+    for _ in parents:
+        starts.append(starts[-1] + draw.randint(1, longest))
+    ends = [starts[index + 1] for index in range(num_segments)]
+    for index in range(num_segments - 1, 0, -1):
+        if parents[index] >= 0:
+            ends[parents[index]] = max(ends[parents[index]], ends[index])
+    return SegmentLayout(starts=tuple(starts), parents=tuple(parents), branch_ends=tuple(ends))
+
+
+def whole_mask(layout: SegmentLayout) -> Tensor:
+    """(L, L), from the definition alone: a token sees itself and what stands before it in its own or an ancestor's segment."""
+    owner = [
+        index for index in range(len(layout.parents)) for _ in range(layout.starts[index], layout.starts[index + 1])
+    ]
+    ancestors: list[set[int]] = []
+    for index, parent in enumerate(layout.parents):
+        ancestors.append({index} | (ancestors[parent] if parent >= 0 else set()))
+    return torch.tensor(
+        [
+            [key <= query and owner[key] in ancestors[owner[query]] for key in range(len(owner))]
+            for query in range(len(owner))
+        ]
+    )
+
+
+def tensors(layout: SegmentLayout, dtype: torch.dtype) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((1, 6, layout.num_tokens, 8), (1, 2, layout.num_tokens, 8), (1, 2, layout.num_tokens, 8))
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+def dense(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout) -> Tensor:
+    weights = query @ key.repeat_interleave(3, dim=1).transpose(2, 3) * 0.3
+    weights = weights.masked_fill(~whole_mask(layout), float("-inf")).softmax(dim=3)
+    return weights @ value.repeat_interleave(3, dim=1)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 6e-2)])
+@pytest.mark.parametrize("seed", range(4))
+def test_attention_by_parts_has_the_values_and_gradients_of_the_whole_mask(
+    seed: int, dtype: torch.dtype, limit: float
+) -> None:
+    layout = random_layout(seed, num_segments=9, longest=12)
+    inputs = tensors(layout, dtype)
+    expected_inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    output = attend_by_parts(inputs[0], inputs[1], inputs[2], layout, 0.3)
+    expected = dense(expected_inputs[0], expected_inputs[1], expected_inputs[2], layout)
+    assert float((output - expected).detach().abs().max()) < limit
+    weight = torch.randn(output.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    gradients = torch.autograd.grad((output * weight.to(dtype)).sum(), inputs)
+    expected_gradients = torch.autograd.grad((expected * weight).sum(), expected_inputs)
+    for gradient, wanted in zip(gradients, expected_gradients, strict=True):
+        assert float((gradient - wanted).norm() / wanted.norm()) < limit
+
+
+def test_parts_name_every_visible_pair_exactly_once_and_no_other() -> None:
+    layout = random_layout(7, num_segments=12, longest=6)
+    times = torch.zeros(layout.num_tokens, layout.num_tokens, dtype=torch.long)
+    for part in layout.parts():
+        queries = torch.arange(layout.num_tokens)[part.queries]
+        keys = torch.arange(layout.num_tokens)[part.keys]
+        named = (
+            (keys[None] <= queries[:, None]) if part.causal else torch.ones(len(queries), len(keys), dtype=torch.bool)
+        )
+        times[part.queries, part.keys] += named.long()
+    assert torch.equal(times, whole_mask(layout).long())
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_the_block_mask_shows_what_the_whole_mask_shows_over_several_blocks(seed: int) -> None:
+    layout = random_layout(seed, num_segments=7, longest=150)
+    mask = block_mask(layout, torch.device("cpu"))
+    assert mask.kv_num_blocks.shape[2] == -(-layout.num_tokens // 128) >= 3
+    query, key, value = (tensor.detach() for tensor in tensors(layout, torch.float32))
+    expected = dense(query, key, value, layout)
+    assert float((attend_by_blocks(query, key, value, layout, 0.3) - expected).abs().max()) < 1e-5
+
+
+def test_blocks_that_see_each_other_fully_need_no_mask_and_blind_ones_are_left_out() -> None:
+    # 256 tokens of prefix, then two branches of 256: 21 pairs of blocks are not above the diagonal.
+    layout = SegmentLayout(starts=(0, 256, 512, 768), parents=(-1, 0, 0), branch_ends=(768, 512, 768))
+    mask = block_mask(layout, torch.device("cpu"))
+    assert mask.kv_num_blocks.flatten().tolist() == [1] * 6  # the diagonal
+    assert mask.full_kv_num_blocks is not None
+    assert mask.full_kv_num_blocks.flatten().tolist() == [0, 1, 2, 3, 2, 3]
