@@ -6,8 +6,9 @@ The method with teachers is measured while it asks them (an active step) and aft
 one), each step beside one of the method without, on the same problems, lengths and rewards. The overhead of a schedule of
 `--schedule` steps follows from the two medians and from how many of its steps are active, which the method itself is asked.
 
-A third run beside them is the method without teachers on the plain path: padded rows, nothing shared (`--plain-overrides`), and
-no prompt with equal rewards, so that nothing is skipped. What a step with teachers costs against it is reported too.
+A third run beside them is the method without teachers on the plain path: padded rows, nothing shared (`--plain-overrides`), all
+rows scored before the update, and no prompt with equal rewards, so that nothing is skipped. What a step with teachers costs
+against it is reported too.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dead-share", type=float, default=0.34, help="share of prompts with equal rewards")
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--overrides", nargs="*", default=[], help="a.b.c=value, of both optimised sides")
-    parser.add_argument("--plain-overrides", nargs="*", default=[], help="a.b.c=value, of the plain side")
+    parser.add_argument(
+        "--plain-overrides", nargs="*", default=["worker.actor.padding_free=false"], help="of the plain side"
+    )
     parser.add_argument("--no-plain", action="store_true", help="leave the plain side out")
     parser.add_argument("--out", type=Path, default=RESULTS / "overhead.json")
     return parser.parse_args()
@@ -68,7 +71,11 @@ def sides_of(options: argparse.Namespace, folder: str) -> dict[str, tuple[str, d
         WITHOUT: shared | without | {"overrides": options.overrides, "run": "without"},
     }
     if not options.no_plain:
-        told[PLAIN] = shared | without | {"overrides": options.plain_overrides, "dead_share": 0.0, "run": "plain"}
+        told[PLAIN] = (
+            shared
+            | without
+            | {"overrides": options.plain_overrides, "dead_share": 0.0, "score_all": True, "run": "plain"}
+        )
     return {name: (module, what) for name, what in told.items()}
 
 

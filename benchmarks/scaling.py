@@ -47,7 +47,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--micro-batch", type=int, default=8, help="responses per pass")
     parser.add_argument("--overrides", nargs="*", default=[], help="a.b.c=value, of the optimised side")
-    parser.add_argument("--plain-overrides", nargs="*", default=[], help="a.b.c=value, of the plain side")
+    parser.add_argument(
+        "--plain-overrides", nargs="*", default=["worker.actor.padding_free=false"], help="of the plain side"
+    )
     parser.add_argument("--vocabulary", type=int, nargs="*", default=[32_768, 65_536, 151_936], help="none: no memory")
     parser.add_argument("--tokens", type=int, nargs="*", default=[2_048, 4_096, 8_192], help="of the memory grid")
     parser.add_argument("--hidden", type=int, default=256, help="of the memory grid's model")

@@ -40,10 +40,10 @@ def stage_rows(sides: dict[str, dict[str, Any]]) -> list[list[str]]:
     """One row per side and stage: seconds, tokens, FLOPs."""
     rows = []
     for name, side in sides.items():
-        for stage, seconds in side["stage_seconds"].items():
-            tokens, flops = side["tokens"].get(stage), side["flops"].get(stage)
+        for stage in dict.fromkeys([*side["stage_seconds"], *side["tokens"]]):
+            seconds, tokens, flops = (side[key].get(stage) for key in ("stage_seconds", "tokens", "flops"))
             counted = ["" if tokens is None else f"{tokens:,.0f}", "" if flops is None else f"{flops / 1e9:,.2f}"]
-            rows.append([name, stage, f"{seconds:.3f}", *counted])
+            rows.append([name, stage, "" if seconds is None else f"{seconds:.3f}", *counted])
     return rows
 
 

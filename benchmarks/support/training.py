@@ -41,6 +41,7 @@ class TrainingOptions:
         folder: for the model, the problems and the run.
         method: the estimator's name.
         run: name of the run's folder; the method's if empty.
+        score_all: score live rows before the update also where the update starts from the weights that sampled them.
         overrides: further `a.b.c=value` settings, which win.
     """
 
@@ -54,6 +55,7 @@ class TrainingOptions:
     micro_batch: int = 8
     gradient_checkpointing: bool = False
     run: str = ""
+    score_all: bool = False
     overrides: list[str] = field(default_factory=list)
 
 
@@ -148,6 +150,15 @@ class MeasuredTraining:
         self._metrics: Mapping[str, float] = {}
         self._batch: RolloutBatch | None = None
         self._observe()
+        if options.score_all:
+            self._score_all()
+
+    def _score_all(self) -> None:
+        import torch
+
+        trainer: Any = self.trainer
+        assert hasattr(trainer, "_on_policy_rows"), "the trainer decides elsewhere which rows need no scoring"
+        trainer._on_policy_rows = lambda batch: torch.zeros(len(batch.generations), dtype=torch.bool)
 
     def step(self, number: int) -> Record:
         """One training step and what it did."""
@@ -209,9 +220,12 @@ class MeasuredTraining:
         ]
         live_groups = [group for group in live_groups if group]
         prompt, checkpointing = shape.prompt_tokens, self.config.worker.actor.model.enable_gradient_checkpointing
+        # Rows that nothing reads the log-probs of are not scored.
+        live_tokens = sum(prompt + length for group in live_groups for length in group)
+        scored = self._metrics.get("tokens/score", 0.0) / live_tokens if live_tokens else 0.0
         found = {
             "generate": float(sum(costs.generate(prompt, group) for group in groups)),
-            "score": float(sum(costs.score(prompt, group) for group in live_groups)),
+            "score": scored * sum(costs.score(prompt, group) for group in live_groups),
             "update": float(sum(costs.update(prompt, group, checkpointing=checkpointing) for group in live_groups)),
         }
         rows = self._metrics.get("work/teacher_rows", 0.0)
