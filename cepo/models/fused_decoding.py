@@ -114,9 +114,7 @@ class FusedDecoding:
     Scores against the prompt are one product for all samples of a prompt, (samples x heads, width) with (width, prompt).
     """
 
-    def __init__(
-        self, decoder: FusedDecoder, prompts: Sequence[KeysAndValues], prompt_of_row: Sequence[int]
-    ) -> None:
+    def __init__(self, decoder: FusedDecoder, prompts: Sequence[KeysAndValues], prompt_of_row: Sequence[int]) -> None:
         self._decoder = decoder
         lengths = torch.tensor([prompt[0][0].shape[2] for prompt in prompts])
         self._longest = int(lengths.max())
