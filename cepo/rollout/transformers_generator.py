@@ -29,6 +29,11 @@ from cepo.rollout.base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from cepo.models.fused_decoding import FusedDecoder, FusedDecoding
+
+_SHARE_THAT_GOES_ON = 0.75
+"""Finished rows are dropped once no more than this share of the rows is unfinished: dropping copies what is kept."""
+
 
 @dataclass(kw_only=True)
 class _Row:
@@ -93,6 +98,8 @@ class TransformersGenerator:
         self._device = torch.device(device)
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
         self._wrapped = False
+        self._decoder: FusedDecoder | None = None
+        self._decoder_is_current = False
         self._eos_token_ids = frozenset(eos_token_ids)
         banned = sorted(set(banned_token_ids) - self._eos_token_ids)
         self._banned = torch.tensor(banned, dtype=torch.long, device=self._device)
@@ -142,6 +149,7 @@ class TransformersGenerator:
             EngineError: the weights' names or shapes do not fit the model, or their kind changed.
         """
         self._check_open()
+        self._decoder, self._decoder_is_current = None, False
         if isinstance(weights, AdapterWeights):
             self._load_adapter(weights)
         else:
@@ -162,7 +170,7 @@ class TransformersGenerator:
         """Drops the model."""
         import torch
 
-        self._model = None
+        self._model = self._decoder = None
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -237,22 +245,13 @@ class TransformersGenerator:
         """Samples every row of `batch` to its end."""
         import torch
 
-        from cepo.rollout.token_sampling import draw_tokens
-
         active = list(batch)
-        cache, mask = _join(active, self._model.config.get_text_config())
+        decoding = self._begin(active)
         logits = torch.cat([row.logits for row in active])
         uniforms = torch.stack([row.uniforms for row in active]).to(self._device)
         positions = torch.tensor([row.next_position for row in active], device=self._device)
         for step in range(settings.max_response_length):
-            tokens = draw_tokens(
-                logits,
-                uniforms[:, step],
-                self._banned,
-                temperature=settings.temperature,
-                top_p=settings.top_p,
-                top_k=settings.top_k,
-            )
+            tokens = self._draw(active, logits, uniforms[:, step], settings)
             log_probs = logits.log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
             for row, token, log_prob in zip(active, tokens.tolist(), log_probs.tolist(), strict=True):
                 if not row.finished:
@@ -262,20 +261,37 @@ class TransformersGenerator:
             unfinished = [index for index, row in enumerate(active) if not row.finished]
             if not unfinished or step + 1 == settings.max_response_length:
                 return
-            if 2 * len(unfinished) <= len(active):
+            if len(unfinished) <= _SHARE_THAT_GOES_ON * len(active):
                 keep = torch.tensor(unfinished, device=self._device)
-                cache.batch_select_indices(keep)
+                decoding.select(keep)
                 active = [active[index] for index in unfinished]
-                tokens, mask, uniforms, positions = tokens[keep], mask[keep], uniforms[keep], positions[keep]
-            mask = torch.cat([mask, mask.new_ones(len(active), 1)], dim=1)
-            output = self._model(
-                input_ids=tokens[:, None],
-                attention_mask=mask,
-                position_ids=self._positions((positions + step).expand(3, -1)[:, :, None]),
-                past_key_values=cache,
-                use_cache=True,
-            )
-            logits = output.logits[:, -1].float()
+                tokens, uniforms, positions = tokens[keep], uniforms[keep], positions[keep]
+            logits = decoding.logits(tokens, positions + step).float()
+
+    def _begin(self, rows: Sequence[_Row]) -> FusedDecoding | _PlainDecoding:
+        """The rows' prompts, ready for their first sampled tokens."""
+        from cepo.models.fused_decoding import FusedDecoding, fused_decoder
+
+        if not self._decoder_is_current:
+            self._decoder, self._decoder_is_current = fused_decoder(self._model), True
+        if self._decoder is None:
+            return _PlainDecoding(self._model, rows, three_axes=self._processing.image_token_id is not None)
+        prompts = {row.request: row.cache for row in rows}
+        places = {request: place for place, request in enumerate(prompts)}
+        return FusedDecoding(self._decoder, list(prompts.values()), [places[row.request] for row in rows])
+
+    def _draw(self, rows: Sequence[_Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
+        """The next token of each row."""
+        from cepo.rollout.token_sampling import draw_tokens
+
+        return draw_tokens(
+            logits,
+            uniforms,
+            self._banned,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+        )
 
     def _load_adapter(self, weights: AdapterWeights) -> None:
         import peft
@@ -304,6 +320,33 @@ class TransformersGenerator:
                     f"{tuple(own[name].shape)}"
                 )
             own[name].copy_(tensor)
+
+
+class _PlainDecoding:
+    """Decoding by the model's own forward pass, prompts padded on the left: for every model that transformers loads."""
+
+    def __init__(self, model: Any, rows: Sequence[_Row], *, three_axes: bool) -> None:
+        self._model, self._three_axes = model, three_axes
+        self._cache, self._mask = _join(rows, model.config.get_text_config())
+
+    def logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Reads one token per row, at its position; the logits of the next, (rows, vocabulary)."""
+        import torch
+
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        output = self._model(
+            input_ids=tokens[:, None],
+            attention_mask=self._mask,
+            position_ids=positions.expand(3, -1)[:, :, None] if self._three_axes else positions[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return output.logits[:, -1]
+
+    def select(self, rows: Tensor) -> None:
+        """Goes on with these rows alone."""
+        self._cache.batch_select_indices(rows)
+        self._mask = self._mask[rows]
 
 
 def _join(rows: Sequence[_Row], text_config: Any) -> tuple[Any, Tensor]:

@@ -1,0 +1,66 @@
+"""Problems of an exact prompt length, and how long and how right the responses to them are, in every compared program alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.support.shapes import Shape, prompt_text, random_picture, response_lengths
+
+if TYPE_CHECKING:
+    from cepo.models.processing import Processing
+
+RIGHT, WRONG = "7", "8"
+"""Every problem's answer, and what a wrong response says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """How responses end. The same numbers for the same step, wherever they are asked for.
+
+    Attributes:
+        prompts: per step.
+        dead_share: share of the prompts, rounded, whose responses are all wrong; in the others every second one is right.
+    """
+
+    shape: Shape
+    prompts: int
+    dead_share: float = 0.0
+
+    def lengths(self, step: int) -> list[list[int]]:
+        """Response tokens of each sample of each prompt."""
+        size = self.shape.group_size
+        flat = response_lengths(self.shape, self.prompts * size, seed=step)
+        return [flat[start : start + size] for start in range(0, len(flat), size)]
+
+    def is_right(self, prompt: int, sample: int) -> bool:
+        return not self.is_dead(prompt) and sample % 2 == 0
+
+    def is_dead(self, prompt: int) -> bool:
+        return prompt < round(self.dead_share * self.prompts)
+
+    def ending(self, processing: Processing, *, right: bool) -> list[int]:
+        """The tokens a response ends with: an answer and the end of the turn."""
+        return [*processing.encode_text(rf"\boxed{{{RIGHT if right else WRONG}}}"), processing.eos_token_ids[0]]
+
+
+def write_problems(shape: Shape, file: Path, processing: Processing, *, count: int) -> Path:
+    """A parquet file of Geo3k's form, each problem with a picture of its own; an existing one of the same kind is kept."""
+    from datasets import Dataset, Features, Image, List, Value
+
+    kind = file.with_suffix(".json")
+    wanted = json.dumps({"shape": repr(shape), "count": count})
+    if file.is_file() and kind.is_file() and kind.read_text(encoding="utf-8") == wanted:
+        return file
+    columns = {
+        "images": [[random_picture(shape, index)] for index in range(count)],
+        "problem": [prompt_text(shape, processing, index) for index in range(count)],
+        "answer": [RIGHT] * count,
+    }
+    features = Features({"images": List(Image()), "problem": Value("string"), "answer": Value("string")})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Dataset.from_dict(columns, features=features).to_parquet(str(file))
+    kind.write_text(wanted, encoding="utf-8")
+    return file

@@ -1,0 +1,228 @@
+"""Shapes that are measured: random Qwen3-VL checkpoints of a given size, prompts of an exact length, skewed response lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import Qwen3VLConfig
+
+    from cepo.models.processing import Processing
+
+PIXELS_PER_TOKEN_SIDE = 32
+"""An image token stands for 2 x 2 patches of 16 x 16 pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A model's sizes and the work it gets.
+
+    Attributes:
+        picture: width and height in image tokens; 32 x 32 pixels each.
+        prompt_tokens: of the whole prompt, the picture's and the template's included.
+        shortest, longest: response tokens; see `response_lengths`.
+    """
+
+    name: str
+    vocabulary: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    key_value_heads: int
+    head_width: int
+    vision_hidden: int
+    vision_intermediate: int
+    vision_layers: int
+    vision_heads: int
+    deepstack_layers: tuple[int, ...]
+    picture: tuple[int, int]
+    prompt_tokens: int
+    shortest: int
+    longest: int
+    group_size: int = 8
+
+    @property
+    def image_tokens(self) -> int:
+        return self.picture[0] * self.picture[1]
+
+
+MICRO = Shape(
+    name="micro",
+    vocabulary=500,
+    hidden=128,
+    intermediate=384,
+    layers=4,
+    heads=4,
+    key_value_heads=2,
+    head_width=32,
+    vision_hidden=64,
+    vision_intermediate=128,
+    vision_layers=2,
+    vision_heads=4,
+    deepstack_layers=(0, 1),
+    picture=(2, 2),
+    prompt_tokens=64,
+    shortest=16,
+    longest=64,
+)
+"""The embedded model's own sizes."""
+
+TINY = dataclasses.replace(MICRO, name="tiny", picture=(8, 8), prompt_tokens=96, shortest=32, longest=240)
+"""The same model with a picture of 64 tokens and responses of about 100."""
+
+SMALL = Shape(
+    name="small",
+    vocabulary=10_240,
+    hidden=512,
+    intermediate=1536,
+    layers=8,
+    heads=8,
+    key_value_heads=4,
+    head_width=64,
+    vision_hidden=256,
+    vision_intermediate=1024,
+    vision_layers=6,
+    vision_heads=4,
+    deepstack_layers=(1, 3, 5),
+    picture=(20, 15),
+    prompt_tokens=400,
+    shortest=50,
+    longest=800,
+)
+"""42 million parameters; head, layers and vision tower in about the proportions of Qwen3-VL-2B."""
+
+QWEN3_VL_2B = Shape(
+    name="qwen3-vl-2b",
+    vocabulary=151_936,
+    hidden=2048,
+    intermediate=6144,
+    layers=28,
+    heads=16,
+    key_value_heads=8,
+    head_width=128,
+    vision_hidden=1024,
+    vision_intermediate=4096,
+    vision_layers=24,
+    vision_heads=16,
+    deepstack_layers=(5, 11, 17),
+    picture=(20, 15),
+    prompt_tokens=400,
+    shortest=50,
+    longest=800,
+)
+QWEN3_VL_4B = Shape(
+    name="qwen3-vl-4b",
+    vocabulary=151_936,
+    hidden=2560,
+    intermediate=9728,
+    layers=36,
+    heads=32,
+    key_value_heads=8,
+    head_width=128,
+    vision_hidden=1024,
+    vision_intermediate=4096,
+    vision_layers=24,
+    vision_heads=16,
+    deepstack_layers=(5, 11, 17),
+    picture=(20, 15),
+    prompt_tokens=400,
+    shortest=50,
+    longest=800,
+)
+SHAPES = {shape.name: shape for shape in (MICRO, TINY, SMALL, QWEN3_VL_2B, QWEN3_VL_4B)}
+
+
+def model_config(shape: Shape) -> Qwen3VLConfig:
+    """The architecture, with the embedded tokenizer's special ids; ids beyond its last token are never sampled."""
+    from transformers import Qwen3VLConfig
+
+    from cepo.microgeo.model import model_config as embedded_config
+    from cepo.microgeo.tokenizer import build_tokenizer
+
+    config = embedded_config(build_tokenizer()).to_dict()
+    text: dict[str, Any] = config["text_config"]
+    half = shape.head_width // 2
+    sections = [half - 2 * (half * 5 // 16), half * 5 // 16, half * 5 // 16]
+    text |= {
+        "vocab_size": max(shape.vocabulary, text["vocab_size"]),
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.key_value_heads,
+        "head_dim": shape.head_width,
+        "rope_parameters": text["rope_parameters"] | {"mrope_section": sections},
+        "max_position_embeddings": max(text["max_position_embeddings"], shape.prompt_tokens + shape.longest),
+    }
+    text.pop("layer_types", None)
+    config["vision_config"] |= {
+        "depth": shape.vision_layers,
+        "hidden_size": shape.vision_hidden,
+        "intermediate_size": shape.vision_intermediate,
+        "num_heads": shape.vision_heads,
+        "out_hidden_size": shape.hidden,
+        "num_position_embeddings": 48**2,
+        "deepstack_visual_indexes": list(shape.deepstack_layers),
+    }
+    return Qwen3VLConfig(**config)
+
+
+def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0) -> Path:
+    """A checkpoint folder with random float32 weights, the embedded tokenizer and its processor; an existing one is kept."""
+    from cepo.models.cpu_torch import repair_this_process_and_its_children
+
+    if (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file():
+        return folder
+    repair_this_process_and_its_children()
+    import torch
+    from transformers import GenerationConfig, Qwen3VLForConditionalGeneration
+
+    from cepo.microgeo.model import build_processor
+    from cepo.microgeo.tokenizer import build_tokenizer
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    config = model_config(shape)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3VLForConditionalGeneration(config).float()
+    end_of_turn, end_of_text = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
+    model.generation_config = GenerationConfig(
+        do_sample=True, top_k=0, pad_token_id=end_of_text, eos_token_id=[end_of_turn, end_of_text]
+    )
+    build_processor(tokenizer).save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+def random_picture(shape: Shape, seed: int) -> Image:
+    """Noise of exactly the shape's image tokens."""
+    import numpy
+    from PIL import Image
+
+    width, height = (side * PIXELS_PER_TOKEN_SIDE for side in shape.picture)
+    pixels = numpy.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=numpy.uint8)
+    return Image.fromarray(pixels)
+
+
+def prompt_text(shape: Shape, processing: Processing, seed: int) -> str:
+    """One `<image>` and random digits, a token each, so that the whole templated prompt has exactly `prompt_tokens`."""
+    import numpy
+
+    fixed = len(processing.template_ids("<image>\n")) - 1 + shape.image_tokens
+    digits = numpy.random.default_rng(seed).integers(0, 10, shape.prompt_tokens - fixed)
+    assert len(digits) > 0, f"a prompt of {shape.prompt_tokens} tokens has no room for text beside {fixed} fixed ones"
+    return "<image>\n" + "".join(map(str, digits))
+
+
+def response_lengths(shape: Shape, count: int, *, seed: int) -> list[int]:
+    """`shortest + (longest - shortest) * u^2` with u uniform: the mean is a third of the way up, the median a quarter."""
+    import numpy
+
+    uniform = numpy.random.default_rng(seed).random(count)
+    return [round(shape.shortest + (shape.longest - shape.shortest) * float(u) ** 2) for u in uniform]

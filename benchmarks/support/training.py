@@ -1,0 +1,250 @@
+"""A measured process of this package's own training: whole steps at a shape, with scripted responses, asked for one by one.
+
+    python -m benchmarks.support.training OPTIONS-AS-JSON
+
+Everything runs as `cepo train` runs it. What differs: the drawn token is replaced where the script says that a response ends, so
+that compared runs have the same lengths and the same right and wrong answers at every step, whatever their weights are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.support.machine import ROOT
+from benchmarks.support.model_flops import ModelFlops
+from benchmarks.support.paired import Record, serve
+from benchmarks.support.problems import Script, write_problems
+from benchmarks.support.shapes import SHAPES, write_checkpoint
+
+if TYPE_CHECKING:
+    from cepo.config import RunConfig
+    from cepo.models.processing import Processing
+    from cepo.trainer.loop import Trainer
+    from cepo.trainer.rollouts import RolloutBatch
+
+HINT_ROOM = 64
+"""Tokens by which a teacher's context may be longer than the prompt."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """What a measured training is told.
+
+    Attributes:
+        folder: for the model, the problems and the run.
+        method: the estimator's name.
+        run: name of the run's folder; the method's if empty.
+        score_all: score live rows before the update also where the update starts from the weights that sampled them.
+        overrides: further `a.b.c=value` settings, which win.
+    """
+
+    folder: str
+    shape: str
+    method: str
+    prompts: int
+    steps: int
+    dead_share: float = 0.0
+    lora_rank: int = 16
+    micro_batch: int = 8
+    gradient_checkpointing: bool = False
+    run: str = ""
+    score_all: bool = False
+    overrides: list[str] = field(default_factory=list)
+
+
+def settings(options: TrainingOptions, model: Path, problems: Path) -> list[str]:
+    """The command line of the run."""
+    shape, actor = SHAPES[options.shape], "worker.actor"
+    return [
+        f"config={ROOT}/configs/microgeo/base.yaml",
+        f"data.train_files={problems}",
+        "data.val_files=null",
+        "data.format_prompt=null",
+        "data.shuffle=false",
+        f"data.max_prompt_length={shape.prompt_tokens + HINT_ROOM}",
+        f"data.max_response_length={shape.longest}",
+        f"data.rollout_batch_size={options.prompts}",
+        f"algorithm.adv_estimator={options.method}",
+        f"{actor}.global_batch_size={options.prompts}",
+        f"{actor}.micro_batch_size_per_device_for_update={options.micro_batch}",
+        f"{actor}.micro_batch_size_per_device_for_experience={options.micro_batch}",
+        f"{actor}.model.model_path={model}",
+        f"{actor}.model.enable_gradient_checkpointing={str(options.gradient_checkpointing).lower()}",
+        f"{actor}.model.lora.rank={options.lora_rank}",
+        f"{actor}.model.lora.alpha={2 * max(1, options.lora_rank)}",
+        f"{actor}.optim.lr=1.0e-6",
+        "worker.rollout.name=transformers",
+        f"worker.rollout.n={shape.group_size}",
+        f"trainer.max_steps={options.steps}",
+        "trainer.logger=[file]",
+        "trainer.val_before_train=false",
+        "trainer.find_last_checkpoint=false",
+        f"trainer.save_checkpoint_path={Path(options.folder) / ('run-' + (options.run or options.method))}",
+        *options.overrides,
+    ]
+
+
+@contextmanager
+def scripted_generation(script: Script, processing: Processing) -> Iterator[None]:
+    """Inside, the transformers generator that a run builds ends its responses as the script says."""
+    import torch
+
+    from cepo.rollout import transformers_generator as module
+
+    plain = module.TransformersGenerator
+    endings = {right: script.ending(processing, right=right) for right in (False, True)}
+    stand_in = int(processing.encode_text("0")[0])
+    ends = torch.tensor(processing.eos_token_ids)
+
+    class Scripted(plain):
+        calls = -1
+
+        def generate(self, requests: Any, settings: Any) -> Any:
+            self.calls += 1
+            self.lengths = script.lengths(self.calls)
+            return super().generate(requests, settings)
+
+        def _draw(self, rows: Sequence[Any], logits: Any, uniforms: Any, settings: Any) -> Any:
+            tokens = super()._draw(rows, logits, uniforms, settings)
+            tokens[torch.isin(tokens, ends.to(tokens.device))] = stand_in
+            for place, row in enumerate(rows):
+                ending = endings[script.is_right(row.request, row.sample)]
+                begun = len(row.tokens) + len(ending) - self.lengths[row.request][row.sample]
+                if 0 <= begun < len(ending):
+                    tokens[place] = ending[begun]
+            return tokens
+
+    module.TransformersGenerator = Scripted
+    try:
+        yield
+    finally:
+        module.TransformersGenerator = plain
+
+
+class MeasuredTraining:
+    """A trainer that counts what its steps do."""
+
+    def __init__(self, options: TrainingOptions, stack: ExitStack) -> None:
+        from cepo.config import check_config, load_config
+        from cepo.models.processing import Processing
+        from cepo.train import build_trainer
+
+        shape = SHAPES[options.shape]
+        folder = Path(options.folder)
+        model = write_checkpoint(shape, folder / "models" / shape.name)
+        processing = Processing(str(model))
+        problems = write_problems(shape, folder / f"{shape.name}.parquet", processing, count=4 * options.prompts)
+        config = load_config(settings(options, model, problems))
+        check_config(config)
+        self.script = Script(shape=shape, prompts=options.prompts, dead_share=options.dead_share)
+        self.config: RunConfig = config
+        stack.enter_context(scripted_generation(self.script, processing))
+        self.trainer: Trainer = build_trainer(config, stack)
+        self._metrics: Mapping[str, float] = {}
+        self._batch: RolloutBatch | None = None
+        self._observe()
+        if options.score_all:
+            self._score_all()
+
+    def _score_all(self) -> None:
+        import torch
+
+        trainer: Any = self.trainer
+        assert hasattr(trainer, "_on_policy_rows"), "the trainer decides elsewhere which rows need no scoring"
+        trainer._on_policy_rows = lambda batch: torch.zeros(len(batch.generations), dtype=torch.bool)
+
+    def step(self, number: int) -> Record:
+        """One training step and what it did."""
+        start, processor_start = time.perf_counter(), time.process_time()
+        self.trainer.train_step(number)
+        seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor_start
+        metrics = self._metrics
+        stages = {
+            name.partition("/")[2]: value
+            for name, value in metrics.items()
+            if name.startswith("timing_s/") and name != "timing_s/step"
+        }
+        tokens = {name.partition("/")[2]: value for name, value in metrics.items() if name.startswith("tokens/")}
+        return {
+            "seconds": seconds,
+            "processor_seconds": processor_seconds,
+            "stages": stages,
+            "tokens": tokens,
+            "flops": self._flops(),
+            "counts": {
+                "responses": len(self._its_batch.generations),
+                "live_rows": int(self._its_batch.live.sum()),
+                "teacher_rows": metrics.get("work/teacher_rows", 0.0),
+                **{name: value for name, value in metrics.items() if name.startswith("work/tokens_")},
+            },
+            "active": self.trainer.estimator.needs_teacher(step=number),
+        }
+
+    @property
+    def _its_batch(self) -> RolloutBatch:
+        assert self._batch is not None, "a step was taken"
+        return self._batch
+
+    def _observe(self) -> None:
+        trainer: Any = self.trainer
+        record, log_metrics = trainer.record, trainer.tracker.log_metrics
+
+        def observing_record(batch: RolloutBatch, parts: Any) -> None:
+            self._batch = batch
+            record(batch, parts)
+
+        def observing_log(step: int, values: Mapping[str, float]) -> None:
+            self._metrics = dict(values)
+            log_metrics(step, values)
+
+        trainer.record, trainer.tracker.log_metrics = observing_record, observing_log
+
+    def _flops(self) -> dict[str, float]:
+        """Of the plain path, which passes every row with its own context; the picture once for each group and pass."""
+        batch, shape = self._its_batch, self.script.shape
+        costs = ModelFlops(shape, self.config.worker.actor.model.lora.rank)
+        size = batch.group_size
+        lengths = [len(generation.response_ids) for generation in batch.generations]
+        groups = [lengths[start : start + size] for start in range(0, len(lengths), size)]
+        live = batch.live.tolist()
+        live_groups = [
+            [length for length, alive in zip(group, live[start : start + size], strict=True) if alive]
+            for start, group in zip(range(0, len(lengths), size), groups, strict=True)
+        ]
+        live_groups = [group for group in live_groups if group]
+        prompt, checkpointing = shape.prompt_tokens, self.config.worker.actor.model.enable_gradient_checkpointing
+        # Rows that nothing reads the log-probs of are not scored.
+        live_tokens = sum(prompt + length for group in live_groups for length in group)
+        scored = self._metrics.get("tokens/score", 0.0) / live_tokens if live_tokens else 0.0
+        found = {
+            "generate": float(sum(costs.generate(prompt, group) for group in groups)),
+            "score": scored * sum(costs.score(prompt, group) for group in live_groups),
+            "update": float(sum(costs.update(prompt, group, checkpointing=checkpointing) for group in live_groups)),
+        }
+        rows = self._metrics.get("work/teacher_rows", 0.0)
+        if rows:
+            passes = rows / sum(map(len, live_groups))
+            responses = passes * sum(map(sum, live_groups))
+            context = round((self._metrics["tokens/teachers"] - responses) / rows)
+            found["teachers"] = passes * sum(costs.score(context, group) for group in live_groups)
+        return found
+
+
+def main() -> None:
+    """Serves steps of the training described by the first argument."""
+    options = TrainingOptions(**json.loads(sys.argv[1]))
+    with ExitStack() as stack:
+        training = MeasuredTraining(options, stack)
+        training.trainer.backend.synchronise_rollout()
+        serve(training.step)
+
+
+if __name__ == "__main__":
+    main()

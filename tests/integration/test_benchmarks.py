@@ -1,0 +1,91 @@
+"""The measured processes behind the benchmarks: what they say they do is what they do."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.scaling import exponent, memory_fit
+from benchmarks.support.paired import Record, paired_ratio, side_by_side, summary, take_turns
+from benchmarks.support.problems import Script
+from benchmarks.support.shapes import MICRO
+
+
+def test_a_paired_ratio_is_the_median_of_ratios_and_not_the_ratio_of_medians() -> None:
+    # A slow minute hits both sides of the second pair alike.
+    found = paired_ratio([2.0, 30.0, 2.2], [1.0, 10.0, 1.0])
+    assert (found.median, found.count) == (2.2, 3)
+    assert (found.lower_quartile, found.upper_quartile) == (pytest.approx(2.1), pytest.approx(2.6))
+    assert summary([4.0]).record == {"median": 4.0, "lower_quartile": 4.0, "upper_quartile": 4.0, "count": 1}
+
+
+def test_an_exponent_is_found_in_a_power_law_and_a_bilinear_term_in_memory() -> None:
+    assert exponent([2, 4, 8, 16], [3 * size**1.5 for size in (2, 4, 8, 16)]) == pytest.approx(1.5)
+    grid = [(vocabulary, tokens) for vocabulary in (10_000, 50_000, 150_000) for tokens in (1_000, 2_000, 8_000)]
+    dense = [{"vocabulary": v, "tokens": t, "bytes": 10**6 + 7 * v + 300 * t + 4 * v * t} for v, t in grid]
+    fit = memory_fit(dense)
+    assert fit["bytes_per_vocabulary_entry_and_token"] == pytest.approx(4, rel=1e-6)
+    assert fit["largest_residual_bytes"] < 1e-3 * max(each["bytes"] for each in dense)
+
+
+def test_a_script_gives_the_same_lengths_for_the_same_step_and_kills_2_of_5_prompts() -> None:
+    script = Script(shape=MICRO, prompts=5, dead_share=0.4)
+    assert script.lengths(3) == script.lengths(3) != script.lengths(4)
+    right = [sum(script.is_right(prompt, sample) for sample in range(8)) for prompt in range(5)]
+    assert right == [0, 0, 4, 4, 4]
+
+
+def turns(folder: Path, sides: dict[str, dict[str, Any]], modules: dict[str, str]) -> dict[str, list[Record]]:
+    shared = {"folder": str(folder), "shape": "micro", "prompts": 2, "steps": 2, "dead_share": 0.5}
+    told = {name: (modules[name], shared | own) for name, own in sides.items()}
+    with side_by_side(told, threads=1, folder=folder) as processes:
+        return take_turns(processes, steps=2)
+
+
+@pytest.mark.heavy
+def test_measured_steps_have_the_scripts_lengths_and_rewards_with_and_without_teachers(tmp_path: Path) -> None:
+    module = "benchmarks.support.training"
+    sides = {
+        "with": {"method": "cepo", "overrides": ["algorithm.cepo.lambda_decay_steps=1"]},
+        "without": {"method": "grpo"},
+    }
+    records = turns(tmp_path, sides, dict.fromkeys(sides, module))
+    script = Script(shape=MICRO, prompts=2, dead_share=0.5)
+    for step in (0, 1):
+        lengths = script.lengths(step)
+        for side in sides:
+            record = records[side][step]
+            assert record["tokens"]["generate"] == sum(map(sum, lengths))
+            # The second prompt alone has differing rewards: its 8 rows are updated, each with its prompt of 64 tokens.
+            assert record["counts"]["live_rows"] == 8
+            assert record["tokens"]["update"] == sum(lengths[1]) + 8 * 64
+    assert [record["active"] for record in records["with"]] == [True, False]
+    assert [record["counts"]["teacher_rows"] for record in records["with"]] == [16, 0]
+    assert [record["active"] for record in records["without"]] == [False, False]
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed (extra `benchmarks`)")
+def test_trl_generates_and_updates_exactly_as_many_tokens_as_this_package(tmp_path: Path) -> None:
+    sides: dict[str, dict[str, Any]] = {"ours": {"method": "grpo"}, "trl": {}}
+    modules = {"ours": "benchmarks.support.training", "trl": "benchmarks.support.trl_training"}
+    records = turns(tmp_path, {name: own | {"dead_share": 0.0} for name, own in sides.items()}, modules)
+    for ours, theirs in zip(records["ours"], records["trl"], strict=True):
+        assert ours["tokens"]["generate"] == theirs["tokens"]["generate"] > 0
+        assert ours["tokens"]["update"] == theirs["tokens"]["update"] > 0
+        assert theirs["tokens"]["update, padding included"] > theirs["tokens"]["update"]
+        assert math.isfinite(theirs["seconds"])
+
+
+def test_a_measured_process_that_dies_says_why(tmp_path: Path) -> None:
+    with (
+        side_by_side(
+            {"broken": ("benchmarks.support.training", {"no": "option"})}, threads=1, folder=tmp_path
+        ) as found,
+        pytest.raises(RuntimeError, match="unexpected keyword argument 'no'"),
+    ):
+        found["broken"].step()

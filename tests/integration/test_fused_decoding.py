@@ -1,0 +1,99 @@
+"""Decoding with fused weights against the model's own uncached forward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cepo.models.cpu_torch import repair_this_process
+from cepo.models.fused_decoding import FusedDecoding, fused_decoder
+
+repair_this_process()
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
+
+
+def text_model(**changes: Any) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(3)
+    model = Qwen3ForCausalLM(Qwen3Config(**(SIZES | changes))).float().eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return model
+
+
+def adapted(model: Any) -> Any:
+    import peft
+
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=3, lora_alpha=6, target_modules="all-linear")).eval()
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name:
+            parameter.data.normal_(std=0.2)
+    return wrapped.requires_grad_(False)
+
+
+def last_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    return model(input_ids=torch.tensor([ids])).logits[0, -1]
+
+
+@torch.no_grad()
+def largest_gap(model: Any) -> float:
+    """Over 80 tokens of 5 rows behind prompts of 9, 4 and 6 tokens; rows 1 and 3 end after 30 tokens, row 4 after 50."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(97, (length,), generator=generator).tolist() for length in (9, 4, 6)]
+    of_row = [0, 0, 1, 2, 2]
+    responses = torch.randint(97, (5, 80), generator=generator)
+    caches = []
+    for prompt in prompts:
+        states = model(input_ids=torch.tensor([prompt]), use_cache=True).past_key_values
+        caches.append([(layer.keys, layer.values) for layer in states.layers])
+    decoder = fused_decoder(model)
+    assert decoder is not None
+    decoding = FusedDecoding(decoder, caches, of_row)
+    rows, gap = [0, 1, 2, 3, 4], 0.0
+    for step in range(80):
+        for after, staying in ((30, [0, 2, 4]), (50, [0, 2])):
+            if step == after:
+                decoding.select(torch.tensor([rows.index(row) for row in staying]))
+                rows = staying
+        positions = torch.tensor([len(prompts[of_row[row]]) + step for row in rows])
+        found = decoding.logits(responses[rows, step], positions)
+        for place, row in enumerate(rows):
+            whole = prompts[of_row[row]] + responses[row, : step + 1].tolist()
+            gap = max(gap, float((found[place] - last_logits(model, whole)).abs().max()))
+    return gap
+
+
+@pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 6}])
+def test_logits_of_ragged_prompts_and_rows_that_end_early_are_those_of_the_whole_text_to_1e_5(
+    change: dict[str, Any],
+) -> None:
+    assert largest_gap(text_model(**change)) < 1e-5
+
+
+def test_an_adapter_is_in_the_fused_weights_to_1e_5() -> None:
+    plain, wrapped = text_model(), adapted(text_model())
+    assert float((last_logits(plain, [1, 2, 3]) - last_logits(wrapped, [1, 2, 3])).abs().max()) > 1e-2
+    assert largest_gap(wrapped) < 1e-5
+
+
+def test_what_is_not_known_is_left_to_the_models_own_pass() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    assert fused_decoder(LlamaForCausalLM(LlamaConfig(**SIZES))) is None
+    assert fused_decoder(text_model().bfloat16()) is None
+    assert fused_decoder(text_model(attention_bias=True)) is None
+    assert fused_decoder(text_model(use_sliding_window=True, sliding_window=4, max_window_layers=1)) is None
+    assert fused_decoder(text_model()) is not None
