@@ -36,7 +36,7 @@ from cepo.train import train
 from cepo.trainer.loop import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
-NUM_STEPS = 6
+NUM_STEPS = 5
 STAGES = {
     "sampling": "generate",
     "scoring": "score",
@@ -83,9 +83,11 @@ class Injector:
     struck: list[Fault] = field(default_factory=list)
     step: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
+    visited: set[tuple[int, str]] = field(default_factory=set)
 
     def before(self, ranks: Ranks, method: str) -> None:
-        """Strikes with what is due as the ranks begin `method`."""
+        """Strikes with what is due as the ranks begin `method`, and remembers where the run has been."""
+        self.visited.add((self.step, method))
         for fault in list(self.waiting):
             if fault.step == self.step and STAGES.get(fault.stage, fault.stage) == method:
                 self.waiting.remove(fault)
@@ -150,20 +152,25 @@ def signal_if_there(process: int, number: int) -> None:
         os.kill(process, number)
 
 
-def planned_runs() -> dict[str, list[Fault]]:
-    """A run per stage with a kill in each step from the second on, and runs with the other faults."""
+def planned_runs(visited: set[tuple[int, str]]) -> dict[str, list[Fault]]:
+    """A run per stage with a kill in each step from the second on, and runs with the other faults.
+
+    `visited` are the steps and methods of the undisturbed run: a step whose groups all agree scores nothing.
+    """
     chance = random.Random(1)
 
     def fault(kind: str, step: int, stage: str) -> Fault:
         return Fault(kind=kind, step=step, stage=stage, rank=chance.randrange(2), part=chance.random())
 
     runs = {
-        f"worker killed: {stage}": [fault("worker killed", step, stage) for step in range(2, NUM_STEPS + 1)]
-        for stage in STAGES
+        f"worker killed: {stage}": [
+            fault("worker killed", step, stage) for step in range(2, NUM_STEPS + 1) if (step, method) in visited
+        ]
+        for stage, method in STAGES.items()
     }
     runs["worker killed: loading"] = [
         fault("worker killed", 0, "build"),
-        fault("worker killed", 2, "scoring"),
+        fault("worker killed", 2, "update"),
         fault("worker killed", 2, "build"),
     ]
     runs["hung rank"] = [fault("worker stopped", 2, "update"), fault("worker stopped", 4, "sampling")]
@@ -285,7 +292,7 @@ def main() -> int:
     print("undisturbed", flush=True)
     disturbed_run(undisturbed, [], options.settings)
     outcomes = []
-    runs = {name: faults for name, faults in planned_runs().items() if (options.only or "") in name}
+    runs = {name: faults for name, faults in planned_runs(INJECTOR.visited).items() if (options.only or "") in name}
     for name, faults in runs.items():
         print(name, flush=True)
         folder = scratch / name.replace(":", "").replace(" ", "-")

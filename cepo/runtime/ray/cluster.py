@@ -6,9 +6,14 @@ import atexit
 import logging
 import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -23,6 +28,7 @@ logger = logging.getLogger(__name__)
 _PASSED_ON = ("HF_", "VLLM_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "XDG_CACHE_HOME")
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _SAY_AGAIN_SECONDS = 15.0
+_FOLDER = "cepo-ray-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,11 @@ def connect(trainer: TrainerConfig) -> None:
     """
     if ray.is_initialized():
         return
+    with _signals_left_alone():
+        _connect(trainer)
+
+
+def _connect(trainer: TrainerConfig) -> None:
     repair_this_process_and_its_children()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -76,15 +87,47 @@ def connect(trainer: TrainerConfig) -> None:
             f"trainer.nnodes={trainer.nnodes}, but there is no address of a Ray cluster: set trainer.ray_address or "
             "RAY_ADDRESS (docs/multi-node.md has the commands)"
         )
-    folder = tempfile.mkdtemp(
-        prefix="cepo-ray-", dir="/tmp" if os.path.isdir("/tmp") else None
-    )  # socket paths are short
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # runs after Ray's own handler, which comes later
+    parent = Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())  # socket paths must be short
+    _remove_left_behind(parent)
+    folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=parent)
+    atexit.register(_end, folder)
     try:
         ray.init(address="local", include_dashboard=False, num_cpus=os.cpu_count(), _temp_dir=folder, **common)
     except Exception as error:
         raise EngineError(f"Ray does not start on this machine: {type(error).__name__}: {error}") from error
     logger.info("started Ray on this machine, its files in %s", folder)
+
+
+def _end(folder: str) -> None:
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _signals_left_alone() -> Iterator[None]:
+    """Ray ends the process on SIGTERM in its own way; the run's way says how to resume."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _remove_left_behind(parent: Path) -> None:
+    """Folders of clusters whose process was killed and could not tidy up."""
+    for folder in parent.glob(f"{_FOLDER}*"):
+        number = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if number.isdecimal() and folder.stat().st_uid == os.getuid() and not _is_alive(int(number)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def reserve(trainer: TrainerConfig) -> Reservation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -117,6 +118,17 @@ def test_a_rank_that_hangs_is_found_by_the_time_limit_and_without_restarts_left_
         train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, *options, folder=tmp_path))
     with pytest.raises(ProcessLookupError):
         os.kill(stopped[0], 0)
+
+
+def test_a_model_that_workers_cannot_load_ends_the_run_with_their_error(
+    tiny_run: list[str], tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_model_folder, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    model = f"worker.actor.model.model_path={tmp_path / 'model'}"
+    with pytest.raises(EngineError, match=r"failed while building the workers: SafetensorError"):
+        train(config_of(tiny_run, *TWO_WORKERS, model, folder=tmp_path / "run"))
 
 
 def test_more_devices_than_the_machine_has_are_refused_at_once_with_what_there_is(

@@ -1,0 +1,57 @@
+"""What a Ray cluster's processes are given, and what a killed one leaves behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from cepo.runtime.ray.cluster import _remove_left_behind, _share, worker_environment
+
+
+def test_workers_get_the_engines_variables_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"HF_HOME": "/hub", "NCCL_SOCKET_IFNAME": "eth1", "VLLM_CPU_KVCACHE_SPACE": "2", "PYTHONPATH": "/code"}
+    kept_back = {"HF_TOKEN": "x", "VLLM_API_KEY": "x", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "0"}
+    for name, value in (given | kept_back).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    passed = worker_environment(devices_per_machine=8)
+    assert given.items() <= passed.items()
+    assert not kept_back.keys() & passed.keys()
+    assert passed["OMP_NUM_THREADS"] == "1"
+    assert worker_environment(devices_per_machine=3)["OMP_NUM_THREADS"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("machines", "devices", "cpus", "gpus"),
+    [
+        ([{"CPU": 2.0}], 4, 0.5, 0),
+        ([{"CPU": 2.0}], 2, 1.0, 0),
+        ([{"CPU": 64.0, "GPU": 8.0}, {"CPU": 32.0, "GPU": 8.0}], 8, 1.0, 1),
+        ([{"CPU": 1.0}, {"CPU": 6.0, "GPU": 8.0}], 8, 0.75, 1),  # a head without a GPU does not count
+    ],
+)
+def test_workers_share_the_cores_of_the_smallest_machine_and_take_a_gpu_each(
+    monkeypatch: pytest.MonkeyPatch, machines: list[dict[str, float]], devices: int, cpus: float, gpus: int
+) -> None:
+    nodes = [{"Alive": True, "Resources": resources} for resources in machines]
+    monkeypatch.setattr("ray.nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 0.1}}])
+    share = _share(devices)
+    assert (share.cpus, share.gpus) == (cpus, gpus)
+
+
+def test_folders_of_killed_clusters_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    living, dead = tmp_path / f"cepo-ray-{os.getpid()}-a", tmp_path / f"cepo-ray-{ended.pid}-b"
+    others = tmp_path / "cepo-ray-notes"
+    for folder in (living, dead, others):
+        folder.mkdir()
+    _remove_left_behind(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([living, others])
