@@ -36,6 +36,8 @@ class ModelShape:
         text, vision: the two stacks; vision is None for a text model.
         vocabulary: rows of the output head.
         patches_per_token: patches of a picture behind one of its tokens.
+        vision_outside_blocks: those of `outside_blocks` in the vision tower.
+        adapts_vision: whether a layer of the vision tower is among `adapted`.
     """
 
     parameters: int
@@ -47,6 +49,8 @@ class ModelShape:
     vision: Layers | None
     vocabulary: int
     patches_per_token: int = 4
+    vision_outside_blocks: int = 0
+    adapts_vision: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +67,7 @@ class TrainingShape:
         rows, prompt_tokens, response_tokens: of a micro-batch of the update, each row at its longest.
         head_chunk_elements: logits held at once.
         weight_copies: copies of the trained weights kept beside them (teacher, reference).
-        devices: over which FSDP shards weights, gradients, optimizer and copies.
+        devices: over which FSDP shards weights, gradients, optimizer and copies, but not a vision tower without gradient.
     """
 
     lora_rank: int
@@ -120,10 +124,17 @@ def trained_parameters(model: ModelShape, training: TrainingShape) -> int:
     return model.parameters - (model.vision_parameters if training.freeze_vision_tower else 0)
 
 
+def whole_parameters(model: ModelShape, training: TrainingShape) -> int:
+    """Those of a vision tower without gradient, which is not sharded."""
+    adapted = training.lora_rank > 0 and not model.adapts_vision
+    return model.vision_parameters if training.freeze_vision_tower or adapted else 0
+
+
 def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
     """Bytes for one trained model on one device.
 
-    - weights: all in the trained type; under LoRA the base in the compute type and the adapter in the trained type.
+    - weights: a share of all in the trained type; under LoRA of the base in the compute type and of the adapter in the trained
+      type. A vision tower without gradient is whole, in the compute type.
     - gathered: what FSDP holds in the compute type: the weights outside the blocks, and two blocks (the one at work and the
       next), or all of them without full sharding.
     - gradients: one per trained weight, in the trained type; optimizer: see `optimizer_bytes_per_weight`.
@@ -132,15 +143,16 @@ def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
     """
     trained_bytes, compute_bytes = VALUE_BYTES[training.trained_type], VALUE_BYTES[training.compute_type]
     trained = trained_parameters(model, training)
-    if training.lora_rank > 0:
-        weights = model.parameters * compute_bytes + trained * trained_bytes
-    else:
-        weights = model.parameters * trained_bytes
-    blocks = 2 * model.largest_block if training.full_shard else model.parameters - model.outside_blocks
-    gathered = min(model.outside_blocks + blocks, model.parameters) * compute_bytes
+    whole = whole_parameters(model, training)
+    sharded = model.parameters - whole
+    with_adapter = training.lora_rank > 0
+    weights = sharded * (compute_bytes if with_adapter else trained_bytes) + with_adapter * trained * trained_bytes
+    blocks = 2 * model.largest_block if training.full_shard else sharded
+    outside = model.outside_blocks - (model.vision_outside_blocks if whole else 0)
+    gathered = min(outside + blocks, sharded) * compute_bytes
     shares = -(-trained // training.devices)
     return Estimate(
-        weights=-(-weights // training.devices),
+        weights=-(-weights // training.devices) + whole * compute_bytes,
         gathered=gathered,
         gradients=shares * trained_bytes,
         optimizer=shares * optimizer_bytes_per_weight(training.trained_type, training.optimizer),

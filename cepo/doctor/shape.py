@@ -51,31 +51,39 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
             model: Any = auto.from_config(config, trust_remote_code=trust_remote_code)
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"no model can be built from this configuration: {error}") from error
-    blocks = [sum(each.numel() for each in block.parameters()) for block in family.sharded_blocks(model)]
-    total = sum(parameter.numel() for parameter in model.parameters())
-    tower = getattr(model.model, "visual", None) if multimodal else None
+    tower = family.vision_tower(model) if multimodal else None
+    blocks = [_size(block) for block in family.sharded_blocks(model)]
+    text_blocks = [_size(block) for block in family.sharded_blocks(model, without=tower)]
+    total, vision = _size(model), 0 if tower is None else _size(tower)
+    adapted = _adapted(model, lora)
     return ModelShape(
         parameters=total,
-        vision_parameters=0 if tower is None else sum(parameter.numel() for parameter in tower.parameters()),
+        vision_parameters=vision,
         largest_block=max(blocks, default=0),
         outside_blocks=total - sum(blocks),
-        adapted=adapted_layers(model, lora),
+        adapted=tuple((module.in_features, module.out_features) for module in adapted),
         text=_text_layers(config.get_text_config()),
         vision=_vision_layers(config.vision_config) if multimodal else None,
         vocabulary=model.get_output_embeddings().weight.shape[0],
         patches_per_token=getattr(config.vision_config, "spatial_merge_size", 2) ** 2 if multimodal else 1,
+        vision_outside_blocks=vision - (sum(blocks) - sum(text_blocks)),
+        adapts_vision=tower is not None and not set(tower.modules()).isdisjoint(adapted),
     )
 
 
-def adapted_layers(model: Any, lora: LoraConfig) -> tuple[tuple[int, int], ...]:
-    """(inputs, outputs) of the linear layers that PEFT would adapt under these settings; none where the rank is 0."""
+def _size(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _adapted(model: Any, lora: LoraConfig) -> list[Any]:
+    """The linear layers that PEFT would adapt under these settings; none where the rank is 0."""
     import torch
 
     if lora.rank == 0:
-        return ()
+        return []
     targets = [part.strip() for part in lora.target_modules.split(",")]
     head = model.get_output_embeddings()
-    sizes: list[tuple[int, int]] = []
+    found: list[Any] = []
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear):
             continue
@@ -83,8 +91,8 @@ def adapted_layers(model: Any, lora: LoraConfig) -> tuple[tuple[int, int], ...]:
             continue
         named = any(name == target or name.endswith(f".{target}") for target in targets)
         if named or (targets == ["all-linear"] and module is not head):
-            sizes.append((module.in_features, module.out_features))
-    return tuple(sizes)
+            found.append(module)
+    return found
 
 
 def _text_layers(config: Any) -> Layers:

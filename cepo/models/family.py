@@ -79,15 +79,16 @@ def is_multimodal(config: Any) -> bool:
     return getattr(config, "vision_config", None) is not None
 
 
-def sharded_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated blocks that FSDP gathers one at a time: decoder layers and vision blocks."""
+def sharded_blocks(model: nn.Module, *, without: nn.Module | None = None) -> list[nn.Module]:
+    """The repeated blocks that FSDP gathers one at a time: decoder layers and vision blocks, but those inside `without`."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    excluded = set() if without is None else set(without.modules())
+    return [module for module in model.modules() if type(module).__name__ in names and module not in excluded]
 
 
 def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> None:
     """Excludes the vision tower, merger included, from training. `section` names the settings in the error."""
-    tower = getattr(model.model, "visual", None)
+    tower = vision_tower(model)
     if tower is None:
         raise ConfigError(f"{section}.freeze_vision_tower is true, but the model has no vision tower")
     tower.requires_grad_(False)
@@ -166,7 +167,13 @@ def picture_inputs(features: Sequence[PictureFeatures], is_frame: Sequence[bool]
     return {"mm_encoder_outputs": found}
 
 
-def trains_vision_tower(model: Any) -> bool:
-    """Whether a weight of the vision tower gets a gradient."""
-    tower = getattr(model.model, "visual", None)
-    return tower is not None and any(parameter.requires_grad for parameter in tower.parameters())
+def vision_tower(model: Any) -> nn.Module | None:
+    """The vision tower, merger included; None for a text model."""
+    return getattr(model.model, "visual", None)
+
+
+def frozen_vision_tower(model: Any) -> nn.Module | None:
+    """The vision tower if none of its weights gets a gradient."""
+    tower = vision_tower(model)
+    trained = tower is None or any(parameter.requires_grad for parameter in tower.parameters())
+    return None if trained else tower

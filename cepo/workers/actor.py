@@ -14,7 +14,7 @@ from cepo.config.schema import ActorConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective
 from cepo.losses.policy import token_weights
-from cepo.metrics import Metrics, mean_value, merge_metrics
+from cepo.metrics import Metrics, mean_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rollout.base import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
@@ -73,7 +73,8 @@ class Actor:
             temperature=temperature,
             seed=seed,
         )
-        self._lockstep = Lockstep(self.module.base.config, image_token_id=processing.image_token_id, device=self.device)
+        in_step = None if self.module.encoder.keeps else processing.image_token_id
+        self._lockstep = Lockstep(self.module.base.config, image_token_id=in_step, device=self.device)
         self.passes = Passes(
             config,
             processing,
@@ -151,7 +152,8 @@ class Actor:
         self.offload.optimizer_here()
         parts = [self._optimizer_step(batch) for batch in batches]
         self.offload.optimizer_away()
-        return merge_metrics([*parts, self.passes.metrics(), on_first_rank({"actor/lr": mean_value(learning_rate)})])
+        work = self.passes.metrics() | {"work/pictures_encoded": sum_value(self.module.encoder.drain_count())}
+        return merge_metrics([*parts, work, on_first_rank({"actor/lr": mean_value(learning_rate)})])
 
     def finish_step(self, step: int) -> None:
         """Refreshes teacher weights after the update of the 0-based step, and forgets what was kept for it."""

@@ -48,11 +48,11 @@ class Critic:
         self.device = this_device()
         mesh = data_parallel_mesh(config.fsdp.fsdp_size)
         self.module = build_value_model(config, processing, mesh=mesh, device=self.device, seed=seed)
-        model_config = self.module.model.config
+        in_step = None if self.module.encoder.keeps else processing.image_token_id
         self.passes = Passes(
             config,
             processing,
-            Lockstep(model_config, image_token_id=processing.image_token_id, device=self.device),
+            Lockstep(self.module.model.config, image_token_id=in_step, device=self.device),
             device=self.device,
             takes_segments=self.module.takes_segments,
             longest_row=longest_row,

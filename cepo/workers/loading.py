@@ -36,7 +36,6 @@ def build_scoring_model(
         with_weights=_reads_weights(config.fsdp),
     )
     takes_segments = family.share_segments(model)
-    blocks = family.sharded_blocks(model)
     if config.model.freeze_vision_tower:
         family.freeze_vision_tower(model)
     base = model
@@ -44,9 +43,11 @@ def build_scoring_model(
         model = add_adapter(model, config.model.lora, dtype=trained_dtype, seed=seed)
     if config.model.enable_gradient_checkpointing:
         _checkpoint_gradients(model)
-    encoder = _picture_encoder(base, mesh)
+    tower = family.frozen_vision_tower(base)
+    encoder = PictureEncoder(keep=tower is not None)
     scoring_model = ScoringModel(model, temperature=temperature, encoder=encoder, takes_segments=takes_segments)
-    _distribute(scoring_model, blocks, config.fsdp, mesh, device)
+    blocks = family.sharded_blocks(base, without=tower)
+    _distribute(scoring_model, blocks, config.fsdp, mesh, device, whole_tower=tower)
     return scoring_model
 
 
@@ -71,23 +72,16 @@ def build_value_model(
     _require_vocabulary(model, processing, key=f"{section}.model_path", path=settings.model_path)
     del model.lm_head
     takes_segments = family.share_segments(model)
-    blocks = family.sharded_blocks(model)
     if settings.freeze_vision_tower:
         family.freeze_vision_tower(model, section=section)
     if settings.enable_gradient_checkpointing:
         _checkpoint_gradients(model)
-    encoder = _picture_encoder(model, mesh)
+    tower = family.frozen_vision_tower(model)
+    encoder = PictureEncoder(keep=tower is not None)
     value_model = ValueModel(model, seed=seed, encoder=encoder, takes_segments=takes_segments)
-    _distribute(value_model, blocks, config.fsdp, mesh, device, exact=[value_model.head])
+    blocks = family.sharded_blocks(model, without=tower)
+    _distribute(value_model, blocks, config.fsdp, mesh, device, exact=[value_model.head], whole_tower=tower)
     return value_model
-
-
-def _picture_encoder(model: Any, mesh: DeviceMesh) -> PictureEncoder:
-    """Features are kept where no weight of the tower is trained.
-
-    With several devices every pass runs the tower: its sharded weights are gathered by all of them or by none.
-    """
-    return PictureEncoder(keep=mesh.size() == 1 and not family.trains_vision_tower(model))
 
 
 def _require_vocabulary(model: Any, processing: Processing, *, key: str, path: str) -> None:
@@ -158,20 +152,30 @@ def _distribute(
     device: torch.device,
     *,
     exact: Sequence[nn.Module] = (),
+    whole_tower: nn.Module | None = None,
 ) -> None:
     """Shards the model; where only the first rank has read the weights, the others get theirs from it.
 
-    Parts in `exact` compute in the type they are kept in.
+    Parts in `exact` compute in the type they are kept in. A vision tower without gradient is whole on every device, in the
+    type it computes in: no pass through it takes all ranks, so each keeps the features of its own pictures.
     """
+    if whole_tower is not None:
+        for parameter in whole_tower.parameters():
+            parameter.data = parameter.data.to(family.torch_dtype(fsdp.mp_param_dtype))
     offload = offload_policy(fsdp, device)
     whole = root.state_dict() if fsdp.enable_rank0_init and dist.get_rank() == 0 else {}
-    _shard(root, blocks, fsdp, mesh, offload, exact)
-    if not fsdp.enable_rank0_init:
-        return
-    if dist.get_rank() != 0:
-        _materialise(root, torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else device)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    set_model_state_dict(root, whole, options=options)
+    _shard(
+        root, blocks, fsdp, mesh, offload, exact, ignored=set() if whole_tower is None else {*whole_tower.parameters()}
+    )
+    if fsdp.enable_rank0_init:
+        home = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else device
+        if dist.get_rank() != 0:
+            _materialise(root, home)
+        elif whole_tower is not None:
+            whole_tower.to(home)  # where the shards are: weights are broadcast to one kind of device
+        set_model_state_dict(root, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    if whole_tower is not None:
+        whole_tower.to(device)
 
 
 def _materialise(root: nn.Module, device: torch.device) -> None:
@@ -189,8 +193,9 @@ def _shard(
     mesh: DeviceMesh,
     offload: OffloadPolicy,
     exact: Sequence[nn.Module],
+    ignored: set[nn.Parameter],
 ) -> None:
-    """FSDP2: one group per repeated block, and the rest (embeddings, merger, head) in the root's.
+    """FSDP2: one group per repeated block, and the rest (embeddings, merger, head) in the root's; but nothing `ignored`.
 
     Each group moves to the mesh's device as it is cut, so that no device holds the whole model. Gradients of the ranks are
     added up, where FSDP's default is their mean: each rank's loss is its share of a sum with global denominators.
@@ -204,7 +209,7 @@ def _shard(
         fully_shard(part, **common)
     for block in blocks:
         fully_shard(block, mp_policy=policy, reshard_after_forward=fsdp.enable_full_shard, **common)
-    fully_shard(root, mp_policy=policy, reshard_after_forward=False, **common)
+    fully_shard(root, mp_policy=policy, reshard_after_forward=False, ignored_params=ignored, **common)
     for part in root.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)

@@ -44,18 +44,19 @@ class Lockstep:
     """Agrees over all ranks on the passes of a call.
 
     A pass gathers and reduces the weights of each block it runs through, which takes all ranks. So all ranks make as many
-    passes as the one with most, and where any rank has pictures in a pass, every rank sends one through the vision tower.
+    passes as the one with most, and where any rank has pictures in a pass, every rank sends one through a sharded vision
+    tower.
 
     Args:
         model_config: the Hugging Face configuration of the model that the rows pass through.
-        image_token_id: None for text models.
+        image_token_id: None for text models, and where each rank has the whole vision tower.
         device: where the ranks' messages live.
     """
 
     def __init__(self, model_config: Any, *, image_token_id: int | None, device: torch.device) -> None:
         self._device = device
         self._text = ScoringRow(context=_context((_ANY_TOKEN,), None), response_ids=(_ANY_TOKEN,))
-        self._picture = self._text
+        self._picture: ScoringRow | None = None
         if image_token_id is not None:
             images = family.smallest_picture(model_config)
             context = _context((_ANY_TOKEN, image_token_id), images)
@@ -65,6 +66,8 @@ class Lockstep:
         """One entry for each pass of the rank that has most. Collective: every rank calls it, also without rows."""
         (count,) = self._largest([len(micro_batches)])
         own = [*micro_batches, *([] for _ in range(count - len(micro_batches)))]
+        if self._picture is None:
+            return [RankPass(indices=indices, filler=None if indices else self._text) for indices in own]
         seen = [any(rows[index].context.images is not None for index in indices) for indices in own]
         anywhere = self._largest([int(pictures) for pictures in seen])
         return [

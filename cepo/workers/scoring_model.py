@@ -129,8 +129,9 @@ class PictureEncoder:
     """
 
     def __init__(self, *, keep: bool = False) -> None:
-        self._keep = keep
+        self.keeps = keep
         self._known: dict[str, list[family.PictureFeatures]] = {}
+        self._encoded = 0
 
     def features(self, base: Any, pictures: DistinctPictures, device: torch.device) -> list[family.PictureFeatures]:
         """Of all pictures, one after the other."""
@@ -139,17 +140,23 @@ class PictureEncoder:
         if missing:
             pixel_values = torch.cat([images.pixel_values for images in missing.values()]).to(device)
             grid_thw = torch.cat([images.grid_thw for images in missing.values()]).to(device)
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not self._keep):
+            self._encoded += len(grid_thw)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not self.keeps):
                 features = iter(family.picture_features(base, pixel_values, grid_thw))
             for key, images in missing.items():
                 known[key] = [next(features) for _ in images.grid_thw]
-        if self._keep:
+        if self.keeps:
             self._known = known
         return [one for key in wanted for one in known[key]]
 
     def forget(self) -> None:
         """Frees everything."""
         self._known = {}
+
+    def drain_count(self) -> int:
+        """Pictures that went through the tower since the last call."""
+        count, self._encoded = self._encoded, 0
+        return count
 
 
 def response_states(base: Any, batch: CollatedRows, encoder: PictureEncoder) -> Float[Tensor, "N H"]:

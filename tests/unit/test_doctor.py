@@ -125,14 +125,14 @@ def test_qwen3_vl_2b_with_lora_needs_4_3_gb_of_weights_and_at_most_3_9_gb_of_act
     shape = qwen3_vl_2b(LoraConfig(rank=16))
     estimate = training_memory(shape, training(lora_rank=16, compute_type="bf16"))
     assert estimate.weights == 2 * 2_127_532_032 + 4 * 17_432_576 == 4_324_794_368
-    assert estimate.gathered == 2 * (415_814_656 + 2 * 50_336_000)
+    assert estimate.gathered == 2 * (151936 * 2048 + 2048 + 2 * 50_336_000)
     assert (estimate.gradients, estimate.optimizer, estimate.copies) == (69_730_304, 139_460_608, 0)
     tokens = 4 * 3072
     inputs = 28 * tokens * 2048 * 2
     one_block = tokens * (2 * (6 * 2048 + 4 * 2048 + 5 * 1024 + 4 * 6144) + 4 * (4 * 2048 + 2 * 3072))
     logits = 4 * 4 * 2**25
     assert estimate.activations == inputs + one_block + logits == 3_883_925_504
-    assert estimate.total == 9_450_884_096
+    assert estimate.total == 9_241_588_736
 
 
 def test_full_fine_tuning_of_qwen3_vl_2b_needs_16_bytes_per_weight_and_half_of_that_on_2_devices() -> None:
@@ -143,6 +143,22 @@ def test_full_fine_tuning_of_qwen3_vl_2b_needs_16_bytes_per_weight_and_half_of_t
     assert one.gathered == two.gathered
     teacher = training_memory(shape, training(freeze_vision_tower=True, weight_copies=1))
     assert teacher.copies == teacher.gradients == 4 * (2_127_532_032 - 406_957_056)
+
+
+@pytest.mark.parametrize(
+    ("lora", "vision_is_whole"),
+    [
+        (LoraConfig(rank=16), True),
+        (LoraConfig(rank=16, exclude_modules=None), False),  # its layers get adapters too
+    ],
+)
+def test_a_vision_tower_without_gradient_is_whole_on_each_of_8_devices(lora: LoraConfig, vision_is_whole: bool) -> None:
+    shape = qwen3_vl_2b(lora)
+    assert shape.adapts_vision == (not vision_is_whole)
+    estimate = training_memory(shape, training(lora_rank=16, compute_type="bf16", devices=8))
+    whole = 406_957_056 if vision_is_whole else 0
+    adapter = adapter_parameters(shape.adapted, 16)
+    assert estimate.weights == 2 * whole - (-(2 * (2_127_532_032 - whole) + 4 * adapter) // 8)
 
 
 def test_adamw_bf16_takes_8_bytes_per_weight_where_bf16_moments_take_4() -> None:

@@ -30,7 +30,9 @@ from cepo.workers.critic import Critic
 from cepo.workers.gathering import whole_tensor
 
 LENGTHS = ((9, 3, 11), (14, 1), (6, 12, 2), (8, 5))
-"""Response lengths of each prompt's rows. Prompts have 1, 0, 2 and 0 pictures."""
+"""Response lengths of each prompt's rows."""
+NUM_PICTURES = (1, 0, 2, 0)
+"""Of each prompt."""
 
 SHARES: Mapping[int, Mapping[str, Sequence[Sequence[int]]]] = {
     1: {"mixed": [[0, 1, 2, 3]], "one empty": [[0, 1, 2, 3]]},
@@ -56,6 +58,7 @@ class Scenario:
 
 _SMALL_PASSES = {"micro_batch_size_per_device_for_update": 2, "micro_batch_size_per_device_for_experience": 3}
 ALL_WEIGHTS = "all weights, distilled from a moving average"
+FROZEN_TOWER = "all weights but the vision tower's, gathered until the backward, not recomputed"
 ADAPTER = "an adapter, read by the first rank, with a KL over the vocabulary"
 ACTORS: Mapping[str, Scenario] = {
     ALL_WEIGHTS: Scenario(
@@ -65,7 +68,7 @@ ACTORS: Mapping[str, Scenario] = {
         num_steps=2,
         saves=True,
     ),
-    "all weights but the vision tower's, gathered until the backward, not recomputed": Scenario(
+    FROZEN_TOWER: Scenario(
         settings={
             **_SMALL_PASSES,
             "fsdp.enable_full_shard": False,

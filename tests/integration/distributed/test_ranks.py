@@ -10,7 +10,19 @@ from typing import TypeVar
 import pytest
 import torch
 from rank_processes import run_ranks
-from rank_scenarios import ACTORS, ADAPTER, ALL_WEIGHTS, CRITICS, Outcome, every_run, resumed_runs, saved_folder
+from rank_scenarios import (
+    ACTORS,
+    ADAPTER,
+    ALL_WEIGHTS,
+    CRITICS,
+    FROZEN_TOWER,
+    NUM_PICTURES,
+    SHARES,
+    Outcome,
+    every_run,
+    resumed_runs,
+    saved_folder,
+)
 from torch import Tensor
 
 from cepo.metrics import Metrics, merge_metrics
@@ -71,8 +83,11 @@ def together(outcomes: list[Outcome], kind: str) -> dict[int, Tensor]:
 
 
 def assert_same_metrics(one: Metrics, many: Metrics) -> None:
+    """What was learned; the work depends on which rows share a rank."""
     assert many.keys() == one.keys()
     for name, metric in one.items():
+        if name.startswith("work/"):
+            continue
         if metric.reduction == "mean":
             assert many[name].weight == pytest.approx(metric.weight), name
         # A mean of small numbers of both signs keeps the rounding of the larger ones.
@@ -110,6 +125,29 @@ def test_merged_metrics_of_all_ranks_are_those_of_one_rank(runs: Runs, name: str
     outcomes = runs.of(num_ranks, name)
     for step, metrics in enumerate(runs.one(name).metrics):
         assert_same_metrics(metrics, merge_metrics([outcome.metrics[step] for outcome in outcomes]))
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+@pytest.mark.parametrize("name", [FROZEN_TOWER, ADAPTER])
+def test_a_tower_without_gradient_encodes_a_picture_once_a_step_on_its_rank_and_nothing_elsewhere(
+    runs: Runs, name: str, num_ranks: int
+) -> None:
+    shares = SHARES[num_ranks][ACTORS[name].share]
+    own = [sum(NUM_PICTURES[prompt] for prompt in prompts) for prompts in shares]
+    assert sum(own) == 3
+    for step in range(ACTORS[name].num_steps):
+        counted = [outcome.metrics[step]["work/pictures_encoded"].result for outcome in runs.of(num_ranks, name)]
+        assert counted == own  # though the rows pass for scores, for a teacher, and twice for the update
+
+
+@pytest.mark.parametrize("num_ranks", NUM_RANKS)
+def test_a_trained_tower_encodes_pictures_anew_in_every_pass_also_on_ranks_that_have_none(
+    runs: Runs, num_ranks: int
+) -> None:
+    for outcome in runs.of(num_ranks, ALL_WEIGHTS):
+        for metrics in outcome.metrics:
+            # Scores, a teacher's, two updates: at least one pass with a picture each.
+            assert (metrics["work/pictures_encoded"].result or 0) >= 4
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
