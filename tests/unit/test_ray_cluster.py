@@ -16,6 +16,7 @@ from cepo.runtime.ray.cluster import _remove_left_behind, _share, worker_environ
 
 def test_workers_get_the_engines_variables_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"HF_HOME": "/hub", "NCCL_SOCKET_IFNAME": "eth1", "VLLM_CPU_KVCACHE_SPACE": "2", "PYTHONPATH": "/code"}
+    given |= {"TOKENIZERS_PARALLELISM": "false"}  # a token of another kind
     kept_back = {"HF_TOKEN": "x", "VLLM_API_KEY": "x", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "0"}
     for name, value in (given | kept_back).items():
         monkeypatch.setenv(name, value)

@@ -163,7 +163,7 @@ def worker_environment(devices_per_machine: int) -> dict[str, str]:
     passed = {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(_PASSED_ON) and not any(word in name for word in _SECRET)
+        if name.startswith(_PASSED_ON) and not any(word in name.removeprefix("TOKENIZERS_") for word in _SECRET)
     }
     cores = os.cpu_count() or 1
     passed.setdefault("OMP_NUM_THREADS", str(max(1, cores // devices_per_machine)))
