@@ -14,7 +14,7 @@ from cepo.config.schema import ActorConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective
 from cepo.losses.policy import token_weights
-from cepo.metrics import Metrics, mean_value, merge_metrics, sum_value
+from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rollout.base import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
@@ -152,8 +152,10 @@ class Actor:
         self.offload.optimizer_here()
         parts = [self._optimizer_step(batch) for batch in batches]
         self.offload.optimizer_away()
-        work = self.passes.metrics() | {"work/pictures_encoded": sum_value(self.module.encoder.drain_count())}
-        return merge_metrics([*parts, work, on_first_rank({"actor/lr": mean_value(learning_rate)})])
+        encoded = self.module.encoder.drain_count()
+        pictures = {"work/pictures_encoded": sum_value(encoded), "work/pictures_encoded_max": max_value(encoded)}
+        common = on_first_rank({"actor/lr": mean_value(learning_rate)})
+        return merge_metrics([*parts, self.passes.metrics(), pictures, common])
 
     def finish_step(self, step: int) -> None:
         """Refreshes teacher weights after the update of the 0-based step, and forgets what was kept for it."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cepo.config.schema import ActorConfig, CriticConfig
 from cepo.data.batch import ScoringRow
-from cepo.metrics import Metrics, fraction, sum_value
+from cepo.metrics import Metrics, fraction, max_value, sum_value
 from cepo.models.processing import Processing
 from cepo.teacher.sequences import families
 from cepo.workers.lockstep import Lockstep, RankPass
@@ -119,11 +119,15 @@ class Passes:
         self._judge(torch.stack([gaps.mean(), gaps.quantile(0.99), gaps.max()]).cpu())
 
     def metrics(self) -> Metrics:
-        """Tokens computed since the last call, padding included, and which share of the rows' tokens sharing saved."""
+        """Tokens computed since the last call, padding and fillers included, and which share of the rows' tokens sharing saved.
+
+        `_max` is that of the rank with most, once merged over ranks.
+        """
         computed, asked = self.tokens_computed - self._reported[0], self.tokens_asked - self._reported[1]
         self._reported = (self.tokens_computed, self.tokens_asked)
         return {
             "work/tokens_computed": sum_value(computed),
+            "work/tokens_computed_max": max_value(computed),
             "work/tokens_saved": fraction(asked - computed, asked),
         }
 

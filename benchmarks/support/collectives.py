@@ -1,0 +1,169 @@
+"""Bytes that a rank sends to other ranks: by arithmetic over the weights' shapes, and as they are sent.
+
+Counted as a ring sends them: an all-gather of shards of b bytes sends `(ranks - 1) b`, a reduce-scatter of B bytes
+`(ranks - 1) / ranks B`. Left out are the messages of some bytes that keep ranks in step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from cepo.workers.actor import Actor
+
+SCORING, UPDATE, SYNCHRONISATION = "scoring passes", "update passes", "weights to the generators"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightBytes:
+    """Whole weights with the padding of their shards: gathered in the compute type; reduced if trained, in that type."""
+
+    gathered: int
+    reduced: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """What is sharded: the repeated blocks together, what is outside of them, and what goes to the generators."""
+
+    blocks: WeightBytes
+    outside: WeightBytes
+    synchronised: int
+
+
+@dataclass(kw_only=True)
+class Calls:
+    """Forward passes through the model, and calls of scoring methods, each of which gathers what is outside the blocks once."""
+
+    scoring_calls: int = 0
+    scoring_passes: int = 0
+    update_passes: int = 0
+    synchronisations: int = 0
+
+
+def expected_bytes(sharding: Sharding, calls: Calls, ranks: int) -> dict[str, int]:
+    """Bytes a rank sends, by what for. Blocks are freed after their forward pass and gathered again for the backward pass."""
+
+    def sent(whole: int) -> int:
+        return whole * (ranks - 1) // ranks
+
+    blocks, outside = sharding.blocks, sharding.outside
+    update = 2 * blocks.gathered + outside.gathered + blocks.reduced + outside.reduced
+    return {
+        SCORING: sent(calls.scoring_passes * blocks.gathered + calls.scoring_calls * outside.gathered),
+        UPDATE: sent(calls.update_passes * update),
+        SYNCHRONISATION: sent(calls.synchronisations * sharding.synchronised),
+    }
+
+
+def sharding_of(actor: Actor, ranks: int, *, value_bytes: int = 4) -> Sharding:
+    """Read off the shapes of the actor's sharded weights; `value_bytes` of each, whatever it is for."""
+    from torch.distributed.fsdp import FSDPModule
+
+    blocks = [each for each in actor.module.modules() if isinstance(each, FSDPModule) and each is not actor.module]
+    in_blocks = {id(parameter) for block in blocks for parameter in block.parameters()}
+    sharded = [parameter for parameter in actor.module.parameters() if hasattr(parameter, "placements")]
+    sizes: Counter[str] = Counter()
+    for parameter in sharded:
+        size = value_bytes * padded_size(parameter, ranks)
+        place = "blocks" if id(parameter) in in_blocks else "outside"
+        sizes[f"{place} gathered"] += size
+        sizes[f"{place} reduced"] += size * parameter.requires_grad
+    # An adapter alone, or all weights by name, of which a tied head has two.
+    synchronised = [each for each in sharded if each.requires_grad]
+    if not hasattr(actor.module.model, "peft_config"):
+        synchronised = [each for each in actor.module.state_dict().values() if hasattr(each, "placements")]
+    return Sharding(
+        blocks=WeightBytes(gathered=sizes["blocks gathered"], reduced=sizes["blocks reduced"]),
+        outside=WeightBytes(gathered=sizes["outside gathered"], reduced=sizes["outside reduced"]),
+        synchronised=sum(value_bytes * padded_size(each, ranks) for each in synchronised),
+    )
+
+
+def padded_size(parameter: Tensor, ranks: int) -> int:
+    """Elements once the first axis is a multiple of the ranks."""
+    rows = parameter.shape[0]
+    return parameter.numel() // rows * -(-rows // ranks) * ranks
+
+
+@dataclass
+class Count:
+    """What has been sent, by what for, and what was called."""
+
+    calls: Calls = field(default_factory=Calls)
+    sent: Counter[str] = field(default_factory=Counter)
+
+    def drain(self) -> dict[str, Any]:
+        """Since the last call."""
+        found = {
+            "calls": asdict(self.calls),
+            "sent": {key: self.sent[key] for key in (SCORING, UPDATE, SYNCHRONISATION)},
+        }
+        self.calls, self.sent = Calls(), Counter()
+        return found
+
+
+def install(count: Count) -> None:
+    """From now on `count` counts what this process sends and calls."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+
+    from cepo.workers import gathering
+    from cepo.workers.actor import Actor
+    from cepo.workers.scoring_model import ScoringModel
+
+    stage = [SCORING]
+
+    def replace(owner: Any, name: str, before: Callable[..., None]) -> None:
+        plain = getattr(owner, name)
+
+        def counting(*arguments: Any, **keywords: Any) -> Any:
+            before(*arguments, **keywords)
+            return plain(*arguments, **keywords)
+
+        setattr(owner, name, counting)
+
+    def gather(_: Any, output_tensor: Any, input_tensor: Any, group: Any, *__: Any, **___: Any) -> None:
+        count.sent[stage[0]] += input_tensor.nbytes * (group.size() - 1)
+
+    def scatter(_: Any, output_tensor: Any, input_tensor: Any, group: Any, *__: Any, **___: Any) -> None:
+        count.sent[stage[0]] += input_tensor.nbytes // group.size() * (group.size() - 1)
+
+    def whole(tensor: Any) -> None:
+        if hasattr(tensor, "to_local"):
+            # A shard is padded to the size of the largest one before it is sent.
+            count.sent[SYNCHRONISATION] += (
+                padded_size(tensor, dist.get_world_size())
+                // dist.get_world_size()
+                * (tensor.element_size() * (dist.get_world_size() - 1))
+            )
+
+    def forward(*_: Any, **__: Any) -> None:
+        if torch.is_grad_enabled():
+            count.calls.update_passes += 1
+        else:
+            count.calls.scoring_passes += 1
+
+    def scoring(*_: Any, **__: Any) -> None:
+        stage[0] = SCORING
+        count.calls.scoring_calls += 1
+
+    def updating(*_: Any, **__: Any) -> None:
+        stage[0] = UPDATE
+
+    def synchronising(*_: Any, **__: Any) -> None:
+        count.calls.synchronisations += 1
+
+    replace(collectives.DefaultAllGather, "__call__", gather)
+    replace(collectives.DefaultReduceScatter, "__call__", scatter)
+    replace(gathering, "whole_tensor", whole)
+    replace(ScoringModel, "forward", forward)
+    replace(Actor, "_pass", scoring)
+    replace(Actor, "_optimizer_step", updating)
+    replace(Actor, "rollout_weights", synchronising)
