@@ -44,10 +44,13 @@ VARIANTS = {
     "adapters": ["worker.actor.model.lora.rank=8"],
     "all weights": ["worker.actor.model.lora.rank=0"],
 }
-GPUS = (
-    Gpu(name="RTX PRO 6000", operations=0.40 * 500e12, memory=1.79e12, link=50e9, network=50e9),
-    Gpu(name="H200", operations=0.45 * 790e12, memory=4.8e12, link=450e9, network=50e9),
-)
+GPUS = {
+    gpu.name.lower().replace(" ", "-"): gpu
+    for gpu in (
+        Gpu(name="RTX PRO 6000", operations=0.40 * 500e12, memory=1.79e12, link=50e9, network=50e9),
+        Gpu(name="H200", operations=0.45 * 790e12, memory=4.8e12, link=450e9, network=50e9),
+    )
+}
 """Shares reached of nominal bf16 rates, and nominal bandwidths: assumptions, not measurements."""
 TEACHERS, HINT_TOKENS = 2, 20
 TOLERANCE = 0.01
@@ -64,7 +67,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--group-size", type=int, default=4)
     parser.add_argument("--overrides", nargs="*", default=[], help="a.b.c=value")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-vl-2b", help="of the model of a step's time")
-    parser.add_argument("--stages", type=Path, help="JSON of benchmarks/stages.py on the device the model is about")
+    parser.add_argument("--gpus", nargs="+", choices=GPUS, default=list(GPUS), help="of the model of a step's time")
+    parser.add_argument("--stages", type=Path, help="JSON of benchmarks/stages.py on the one GPU that --gpus names")
     parser.add_argument("--only-model", action="store_true", help="train nothing")
     parser.add_argument("--out", type=Path, default=RESULTS / "ranks.json")
     return parser.parse_args()
@@ -166,7 +170,7 @@ def work_table(rows: Sequence[dict[str, Any]]) -> str:
         computed, pictures, peers = row["tokens_computed"], row["pictures_encoded"], row["to_other_ranks"]
         line = [row["variant"], row["ranks"], f"{row['tokens_scored']['max']:,.0f}", f"{computed['max']:,.0f}"]
         line += [f"{computed['max'] * row['ranks'] / computed['sum']:.2f}"]
-        line += [f"{pictures['sum']:,.0f}", f"{pictures['max']:,.0f}", f"{row['bytes_sent']['max']:,.0f}"]
+        line += [f"{pictures['sum']:,.1f}", f"{pictures['max']:,.1f}", f"{row['bytes_sent']['max']:,.0f}"]
         line += [f"{sent / 1e6:,.1f}" for sent in peers["counted"].values()]
         lines.append([*line, f"{sum(peers['by_arithmetic'].values()) / 1e6:,.1f}"])
     return table(head, lines)
@@ -176,9 +180,9 @@ def modelled(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Seconds of a step by the model, for each GPU, number of GPUs and size of the batch."""
     model = ModelFlops(SHAPES[options.shape], lora_rank=16)
     paper = Batch()
-    larger = replace(paper, prompts=512, prompts_per_update=256)
+    larger = replace(paper, prompts=512, prompts_per_update=512)
     found = []
-    for gpu in GPUS:
+    for gpu in (GPUS[name] for name in options.gpus):
         costs = costs_from_operations(model, paper, gpu, teachers=TEACHERS, hint=HINT_TOKENS)
         source = "operation counts and assumed rates"
         if options.stages is not None:
@@ -217,6 +221,9 @@ def main() -> int:
     options = arguments()
     if options.method is None and not options.only_model:
         print("--method is missing: the name of an estimator", file=sys.stderr)
+        return 2
+    if options.stages is not None and len(options.gpus) != 1:
+        print("--stages was measured on one GPU: name it with --gpus", file=sys.stderr)
         return 2
     logging.basicConfig(level=logging.ERROR)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

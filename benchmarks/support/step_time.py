@@ -50,7 +50,7 @@ class Batch:
     prompts: int = 32
     group_size: int = 8
     live_share: float = 0.6
-    prompts_per_update: int = 16
+    prompts_per_update: int = 32
     prompt_tokens: int = 400
     mean_response: float = 400.0
     longest_response: int = 2048

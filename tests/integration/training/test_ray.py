@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, checked_config, json_lines, run
+from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, REPOSITORY, checked_config, json_lines, run
 
 from cepo.config import RunConfig
 from cepo.errors import EngineError, WorkerLostError
@@ -19,6 +19,8 @@ from cepo.train import train
 
 pytestmark = pytest.mark.heavy
 ray = pytest.importorskip("ray")
+from benchmarks.ranks import between_ranks  # noqa: E402
+from benchmarks.support.counting_rank import CountingRank  # noqa: E402
 
 TWO_TEACHERS = ["algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES]
 TWO_WORKERS = ["trainer.n_gpus_per_node=2"]
@@ -60,8 +62,10 @@ def responses(folder: Path) -> list[Any]:
 
 
 def test_1_and_2_workers_sample_the_same_responses_as_this_process_and_learn_the_same(
-    tiny_run: list[str], tmp_path: Path
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # where the counting workers' own module is found
+    monkeypatch.setattr("cepo.runtime.ray.ranks.RankProcess", CountingRank)
     here = run(tiny_run, *TWO_TEACHERS, folder=tmp_path / "local")
     for number in (1, 2):
         folder = tmp_path / f"ray-{number}"
@@ -78,6 +82,9 @@ def test_1_and_2_workers_sample_the_same_responses_as_this_process_and_learn_the
             )
             assert len(compared) > 10
             assert row["work/bytes_sent_max"] < 20_000  # 4 prompts' pixels alone would be more
+        sent = between_ranks(number, folder)
+        assert sent["counted"] == sent["by_arithmetic"]
+        assert all((bytes_sent > 0) == (number > 1) for bytes_sent in sent["counted"].values())
 
 
 def test_vllm_on_2_workers_trains_on_after_a_worker_was_killed_with_every_step_accounted_for(
