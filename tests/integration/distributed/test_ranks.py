@@ -83,10 +83,9 @@ def together(outcomes: list[Outcome], kind: str) -> dict[int, Tensor]:
 
 
 def assert_same_metrics(one: Metrics, many: Metrics) -> None:
-    """What was learned; the work depends on which rows share a rank."""
     assert many.keys() == one.keys()
     for name, metric in one.items():
-        if name.startswith("work/"):
+        if name.startswith("work/"):  # what ranks compute depends on which rows each of them packs
             continue
         if metric.reduction == "mean":
             assert many[name].weight == pytest.approx(metric.weight), name
