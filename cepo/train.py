@@ -159,7 +159,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     )
     store.require_writable()  # last of the checks: a run that is refused leaves no folder
     facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=_most_visuals(problems, held_out))
-    backend = build_backend(config, processing, facts, problems[0].picture_source)
+    backend = build_backend(config, processing, facts, problems.picture_probe())
     stack.callback(backend.close)
     if checkpoint is not None:
         backend.load(checkpoint)
