@@ -139,5 +139,6 @@ def test_more_devices_than_the_machine_has_are_refused_at_once_with_what_there_i
     from cepo.runtime.ray.cluster import Share
 
     monkeypatch.setattr("cepo.runtime.ray.cluster._share", lambda devices: Share(cpus=1.0, gpus=1))
+    config = config_of(tiny_run, "trainer.n_gpus_per_node=64", "worker.rollout.n=64", folder=tmp_path)
     with pytest.raises(EngineError, match=r"1 machine with 64 GPUs and 64 CPUs each; the cluster has 1 machine \("):
-        train(config_of(tiny_run, "trainer.n_gpus_per_node=64", folder=tmp_path))
+        train(config)
