@@ -171,9 +171,12 @@ def estimate_needs(config: RunConfig, *, cpu_engine: bool) -> Needs:
     )
     critic = _critic_estimate(config, common) if estimator.needs_values else None
     trained, trained_type = trained_parameters(model, training), actor.fsdp.torch_dtype or "fp32"
-    checkpoint = checkpoint_bytes(trained, trained_type, training.weight_copies, training.optimizer)
+    weights_only = config.trainer.save_model_only
+    checkpoint = checkpoint_bytes(
+        trained, trained_type, training.weight_copies, training.optimizer, weights_only=weights_only
+    )
     if critic is not None:
-        checkpoint += training.devices * (critic.weights + critic.optimizer)
+        checkpoint += training.devices * (critic.weights + (0 if weights_only else critic.optimizer))
     own_cache = _cpu_cache_bytes() if cpu_engine else 0
     return Needs(
         model=model,

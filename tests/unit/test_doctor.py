@@ -197,6 +197,7 @@ def test_a_generator_of_qwen3_vl_2b_with_one_request_of_3072_tokens_needs_4_6_gb
 
 def test_a_checkpoint_of_1000_float32_weights_has_12_kb_and_16_with_a_teachers_copy() -> None:
     assert (checkpoint_bytes(1000, "fp32", 0), checkpoint_bytes(1000, "fp32", 1)) == (12_000, 16_000)
+    assert checkpoint_bytes(1000, "bf16", 1, weights_only=True) == 2_000
 
 
 def test_memory_fails_at_11_of_10_gib_warns_where_only_the_bound_exceeds_it_and_passes_below() -> None:
