@@ -173,11 +173,22 @@ def model_config(shape: Shape) -> Qwen3VLConfig:
 
 
 def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0) -> Path:
-    """A checkpoint folder with random float32 weights, the embedded tokenizer and its processor; an existing one is kept."""
+    """A checkpoint folder with random float32 weights, the embedded tokenizer and its processor; an existing one is kept.
+
+    Measured processes that start together may ask for the same one: the first writes it.
+    """
+    from filelock import FileLock
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+            _write_checkpoint(shape, folder, seed)
+    return folder
+
+
+def _write_checkpoint(shape: Shape, folder: Path, seed: int) -> None:
     from cepo.models.cpu_torch import repair_this_process_and_its_children
 
-    if (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file():
-        return folder
     repair_this_process_and_its_children()
     import torch
     from transformers import GenerationConfig, Qwen3VLForConditionalGeneration
@@ -197,7 +208,6 @@ def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0) -> Path:
     )
     build_processor(tokenizer).save_pretrained(folder)
     model.save_pretrained(folder)
-    return folder
 
 
 def random_picture(shape: Shape, seed: int) -> Image:
