@@ -306,6 +306,7 @@ def main() -> int:
         start = time.monotonic()
         disturbed_run(folder, faults, options.settings)
         outcomes.append(outcome(name, len(INJECTOR.struck), len(faults), folder, undisturbed, time.monotonic() - start))
+        write(outcomes, options.out)
     if (options.only or "") in "trainer killed":
         print("trainer killed", flush=True)
         folder = scratch / "trainer-killed"
@@ -313,12 +314,17 @@ def main() -> int:
         start = time.monotonic()
         killed_trainer_run(folder, options.settings, kills=(0.3, 0.9))
         outcomes.append(outcome("trainer killed", 2, 2, folder, undisturbed, time.monotonic() - start))
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "faults.json").write_text(json.dumps(outcomes, indent=2) + "\n")
-    (options.out / "faults.md").write_text(table(outcomes))
+    write(outcomes, options.out)
     print(table(outcomes))
     shutil.rmtree(scratch)
     return int(any(each["differences"] or each["faults"] != each["planned"] for each in outcomes))
+
+
+def write(outcomes: Sequence[dict[str, Any]], folder: Path) -> None:
+    """`faults.json` and `faults.md`, after every run anew: half an hour's work is not lost with its end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "faults.json").write_text(json.dumps(outcomes, indent=2) + "\n")
+    (folder / "faults.md").write_text(table(outcomes))
 
 
 def outcome(name: str, faults: int, planned: int, folder: Path, undisturbed: Path, seconds: float) -> dict[str, Any]:
