@@ -65,7 +65,7 @@ def compute_score(samples):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault. `part` is the moment within the stage, as a share of the time the undisturbed run took for it."""
+    """One fault. `part` is the moment within the stage, as a share of the least time the undisturbed run took for it."""
 
     kind: str
     step: int
@@ -76,11 +76,15 @@ class Fault:
 
 @dataclass
 class Injector:
-    """Faults that wait for their moment, and what is known of the undisturbed run."""
+    """Faults that wait for their moment, and what is known of the undisturbed run, the one without faults.
+
+    `struck` are faults that took place: a process that had ended before its moment was not killed.
+    """
 
     folder: Path
     waiting: list[Fault] = field(default_factory=list)
     struck: list[Fault] = field(default_factory=list)
+    is_undisturbed: bool = False
     step: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
     visited: set[tuple[int, str]] = field(default_factory=set)
@@ -91,7 +95,6 @@ class Injector:
         for fault in list(self.waiting):
             if fault.step == self.step and STAGES.get(fault.stage, fault.stage) == method:
                 self.waiting.remove(fault)
-                self.struck.append(fault)
                 print(f"  step {fault.step}, {fault.stage}: {fault.kind}, rank {fault.rank}", flush=True)
                 self._strike(fault, ranks, method)
 
@@ -100,18 +103,26 @@ class Injector:
         delay = fault.part * self.seconds.get(method, 0.1)
         if fault.kind in ("slow reward", "reward process dies"):
             (self.folder / ("slow" if fault.kind == "slow reward" else "dead")).touch()
+            self.struck.append(fault)
         elif fault.kind == "full disk":
             for place in ranks.places:
                 resource.prlimit(place.process, resource.RLIMIT_FSIZE, (FULL_DISK_BYTES, resource.RLIM_INFINITY))
+            self.struck.append(fault)
         else:
             if fault.kind == "damaged checkpoint, worker killed":
                 damage_last_checkpoint(self.folder)
             number = signal.SIGSTOP if fault.kind == "worker stopped" else signal.SIGKILL
-            threading.Timer(delay, signal_if_there, (process, number)).start()
+            threading.Timer(delay, self._signal, (fault, process, number)).start()
+
+    def _signal(self, fault: Fault, process: int, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
+            self.struck.append(fault)
 
     def after(self, ranks: Ranks, method: str, seconds: float) -> None:
-        """Gives the disk its room back, and remembers how long stages take."""
-        self.seconds[method] = seconds
+        """Gives the disk its room back, and remembers how long stages take where nothing goes wrong."""
+        if self.is_undisturbed:
+            self.seconds[method] = min(seconds, self.seconds.get(method, seconds))
         if method == "save":
             for place in ranks.places:
                 limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
@@ -147,11 +158,6 @@ def damage_last_checkpoint(folder: Path) -> None:
     largest.write_bytes(content)
 
 
-def signal_if_there(process: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process, number)
-
-
 def planned_runs(visited: set[tuple[int, str]]) -> dict[str, list[Fault]]:
     """A run per stage with a kill in each step from the second on, and runs with the other faults.
 
@@ -185,8 +191,8 @@ def planned_runs(visited: set[tuple[int, str]]) -> dict[str, list[Fault]]:
 
 
 def arguments_of(folder: Path, given: Sequence[str]) -> list[str]:
-    """Tiny batches on two workers, in float32, with the generator that repeats itself bit for bit."""
-    config = next((each for each in given if each.startswith("config=")), f"config={ROOT}/configs/microgeo/base.yaml")
+    """Tiny batches on two workers, in float32, with teachers and the generator that repeats itself bit for bit."""
+    config = next((each for each in given if each.startswith("config=")), f"config={ROOT}/configs/microgeo/cepo.yaml")
     reward = folder / "reward.py"
     reward.write_text(REWARD, encoding="utf-8")
     return [
@@ -247,7 +253,7 @@ def differences(folder: Path, undisturbed: Path) -> list[str]:
 def disturbed_run(folder: Path, faults: list[Fault], given: Sequence[str]) -> None:
     """One run in this process, under the injector."""
     global INJECTOR
-    INJECTOR = Injector(folder, waiting=list(faults), seconds=INJECTOR.seconds)
+    INJECTOR = Injector(folder, waiting=list(faults), seconds=INJECTOR.seconds, is_undisturbed=not faults)
     config = load_config(arguments_of(folder, given))
     check_config(config)
     train(config)
@@ -300,6 +306,7 @@ def main() -> int:
         start = time.monotonic()
         disturbed_run(folder, faults, options.settings)
         outcomes.append(outcome(name, len(INJECTOR.struck), len(faults), folder, undisturbed, time.monotonic() - start))
+        write(outcomes, options.out)
     if (options.only or "") in "trainer killed":
         print("trainer killed", flush=True)
         folder = scratch / "trainer-killed"
@@ -307,12 +314,17 @@ def main() -> int:
         start = time.monotonic()
         killed_trainer_run(folder, options.settings, kills=(0.3, 0.9))
         outcomes.append(outcome("trainer killed", 2, 2, folder, undisturbed, time.monotonic() - start))
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "faults.json").write_text(json.dumps(outcomes, indent=2) + "\n")
-    (options.out / "faults.md").write_text(table(outcomes))
+    write(outcomes, options.out)
     print(table(outcomes))
     shutil.rmtree(scratch)
     return int(any(each["differences"] or each["faults"] != each["planned"] for each in outcomes))
+
+
+def write(outcomes: Sequence[dict[str, Any]], folder: Path) -> None:
+    """`faults.json` and `faults.md`, after every run anew: half an hour's work is not lost with its end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "faults.json").write_text(json.dumps(outcomes, indent=2) + "\n")
+    (folder / "faults.md").write_text(table(outcomes))
 
 
 def outcome(name: str, faults: int, planned: int, folder: Path, undisturbed: Path, seconds: float) -> dict[str, Any]:

@@ -56,6 +56,9 @@ def _how_to_resume(config: RunConfig) -> str:
     from cepo.trainer.checkpoints import CheckpointStore
 
     trainer = config.trainer
+    if trainer.save_model_only:
+        anew = "the same command with trainer.find_last_checkpoint=false starts anew"
+        return f"checkpoints hold weights alone (trainer.save_model_only), so no run goes on from them; {anew}"
     last = CheckpointStore(run_folder(config), keep=-1, identity={}).find_last()
     if last is None:
         often = f"trainer.save_freq is {trainer.save_freq}; a number of steps makes a run write checkpoints on its way"
@@ -87,10 +90,13 @@ def train(config: RunConfig) -> None:
             history.restarts += 1
             logger.warning("%s", error)
             logger.warning(
-                "restart %d of %d (trainer.max_restarts): %d steps were done; new workers go on from the last checkpoint",
+                "restart %d of %d (trainer.max_restarts): %d steps were done; new workers %s",
                 history.restarts,
                 config.trainer.max_restarts,
                 0 if history.trainer_state is None else history.trainer_state.step,
+                "begin again (trainer.save_model_only)"
+                if config.trainer.save_model_only
+                else "go on from the last checkpoint",
             )
 
 
@@ -159,7 +165,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     )
     store.require_writable()  # last of the checks: a run that is refused leaves no folder
     facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=_most_visuals(problems, held_out))
-    backend = build_backend(config, processing, facts, problems[0].picture_source)
+    backend = build_backend(config, processing, facts, problems.picture_probe())
     stack.callback(backend.close)
     if checkpoint is not None:
         backend.load(checkpoint)
@@ -300,15 +306,24 @@ def checkpoint_store(config: RunConfig) -> CheckpointStore:
     """The checkpoints of the run folder."""
     from cepo.trainer.checkpoints import CheckpointStore
 
-    return CheckpointStore(run_folder(config), keep=config.trainer.save_limit, identity=_identity(config))
+    trainer = config.trainer
+    return CheckpointStore(
+        run_folder(config),
+        keep=trainer.save_limit,
+        identity=_identity(config),
+        weights_only=trainer.save_model_only,
+    )
 
 
 def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHistory | None = None) -> Path | None:
     """The checkpoint that a run starts from: the one it names, else the run folder's last; None for a start at step 1.
 
-    A run that goes on after a restart of its workers takes its own last one.
+    A run that goes on after a restart of its workers takes its own last one; where its own hold weights alone, it begins
+    again where the command began.
     """
     if history is not None and history.first_step is not None:
+        if config.trainer.save_model_only:
+            return history.first_checkpoint
         return store.find_last(after=history.first_step) or history.first_checkpoint
     if config.trainer.load_checkpoint_path is not None:
         folder = Path(config.trainer.load_checkpoint_path)

@@ -58,8 +58,7 @@ ENGINE_KEYS: Mapping[str, EngineKey] = {
     "worker.rollout.enable_chunked_prefill": EngineKey("vLLM decides"),
     "worker.rollout.disable_log_stats": EngineKey("vLLM's own statistics are not shown"),
     "worker.reward.reward_function_name": EngineKey(_DERIVED),
-    "trainer.save_model_only": EngineKey("a checkpoint always holds what a resume needs"),
-    "trainer.ray_timeline": EngineKey("this release does not start Ray"),
+    "trainer.ray_timeline": EngineKey("no timeline of Ray is written"),
 }
 
 NONE_GIVEN: Mapping[str, Any] = {

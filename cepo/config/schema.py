@@ -350,6 +350,9 @@ class TrainerConfig:
     save_limit: int = option(
         -1, "Checkpoints kept: the last, the best by val/reward, the most recent others; -1: all.", minimum=1, off=-1
     )
+    save_model_only: bool = option(
+        False, "Checkpoints hold weights alone: smaller, for evaluation and merging; no run can go on from them."
+    )
     save_checkpoint_path: str | None = option(None, "Run folder; null: checkpoints/<project_name>/<experiment_name>.")
     load_checkpoint_path: str | None = option(None, "Checkpoint folder global_step_<N> to start from.")
     find_last_checkpoint: bool = option(True, "Resume from the run folder's last checkpoint, if there is one.")

@@ -135,11 +135,26 @@ class ProblemSet(Sequence[Problem]):
             solution=None if solution is None else str(solution),
             columns=row,
             videos=videos,
-            picture_source=None if videos or self._rows_are_given else PictureSource(data=self._source, row=row_number),
+            picture_source=self._picture_source(row_number, has_videos=bool(videos)),
         )
 
     def __iter__(self) -> Iterator[Problem]:
         return (self[index] for index in range(len(self)))
+
+    def picture_probe(self) -> PictureSource | None:
+        """A row that stands for all whose pictures can be read again; with a picture, if any row has one. None: there is none.
+
+        Nothing is decoded. A row with videos is never one: what it shows travels by value.
+        """
+        for row_number in self._usable if self.most_images else self._usable[:1]:
+            row = self._rows[row_number]
+            source = self._picture_source(row_number, has_videos=bool(listed(row, self._config.video_key)))
+            if source is not None and (listed(row, self._config.image_key) or not self.most_images):
+                return source
+        return None
+
+    def _picture_source(self, row_number: int, *, has_videos: bool) -> PictureSource | None:
+        return None if has_videos or self._rows_are_given else PictureSource(data=self._source, row=row_number)
 
     def _text(self, row: Mapping[str, Any]) -> str:
         question = plain_text(row[self._config.prompt_key])

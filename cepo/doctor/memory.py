@@ -208,7 +208,11 @@ def generator_memory(model: ModelShape, dtype: str, cache_tokens: int) -> int:
     return size * (model.parameters + 2 * model.text.depth * model.text.keys * cache_tokens)
 
 
-def checkpoint_bytes(trained: int, trained_type: str, weight_copies: int, optimizer: str = "adamw") -> int:
-    """Bytes of one checkpoint on disk: trained weights, the optimizer's state, and the copies in float32."""
+def checkpoint_bytes(
+    trained: int, trained_type: str, weight_copies: int, optimizer: str = "adamw", *, weights_only: bool = False
+) -> int:
+    """Bytes of one checkpoint on disk: trained weights and, unless alone, the optimizer's state and the copies in float32."""
+    if weights_only:
+        return trained * VALUE_BYTES[trained_type]
     state = optimizer_bytes_per_weight(trained_type, optimizer)
     return trained * (VALUE_BYTES[trained_type] + state + 4 * weight_copies)

@@ -171,15 +171,19 @@ def estimate_needs(config: RunConfig, *, cpu_engine: bool) -> Needs:
     )
     critic = _critic_estimate(config, common) if estimator.needs_values else None
     trained, trained_type = trained_parameters(model, training), actor.fsdp.torch_dtype or "fp32"
-    checkpoint = checkpoint_bytes(trained, trained_type, training.weight_copies, training.optimizer)
+    weights_only = config.trainer.save_model_only
+    checkpoint = checkpoint_bytes(
+        trained, trained_type, training.weight_copies, training.optimizer, weights_only=weights_only
+    )
     if critic is not None:
-        checkpoint += training.devices * (critic.weights + critic.optimizer)
+        checkpoint += training.devices * (critic.weights + (0 if weights_only else critic.optimizer))
     own_cache = _cpu_cache_bytes() if cpu_engine else 0
     return Needs(
         model=model,
         actor=training_memory(model, training),
         critic=critic,
-        generator=generator_memory(model, rollout.dtype, _cache_tokens(config)) + own_cache,
+        generator=-(-generator_memory(model, rollout.dtype, _cache_tokens(config)) // rollout.tensor_parallel_size)
+        + own_cache,
         checkpoint=checkpoint,
     )
 
@@ -251,7 +255,10 @@ def memory_findings(needs: Needs, config: RunConfig, machine: Machine, *, with_v
     if not machine.gpus:
         if machine.memory_free is None:
             return [*findings, Finding(section=MEMORY, subject="fits", mark="info", found="free memory is not known")]
-        return [*findings, fits(needs.certain + needs.generator, needs.activations, machine.memory_free, "memory")]
+        workers = config.trainer.n_gpus_per_node
+        certain, activations = workers * (needs.certain + needs.generator), workers * needs.activations
+        where = "memory" if workers == 1 else f"memory, which {workers} workers share"
+        return [*findings, fits(certain, activations, machine.memory_free, where)]
     for index, gpu in enumerate(machine.gpus):
         share = 0
         if with_vllm:

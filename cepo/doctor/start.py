@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable
 
-from cepo.config import RunConfig, run_folder
+from cepo.config import RunConfig, chosen_launcher, run_folder
 from cepo.doctor.findings import Finding, gib
 from cepo.doctor.machine import SHARED_MEMORY, Machine
 from cepo.errors import CepoError
@@ -13,6 +14,7 @@ from cepo.errors import CepoError
 START, RAY = "start", "several devices"
 _SHARED_PER_DEVICE = 2 * 2**30
 """Of shared memory: what is exchanged between the processes of one device, pictures included."""
+_ANSWER_SECONDS = 3.0
 
 
 def start_findings(config: RunConfig) -> list[Finding]:
@@ -30,16 +32,19 @@ def start_findings(config: RunConfig) -> list[Finding]:
 
 
 def ray_findings(config: RunConfig, machine: Machine) -> list[Finding]:
-    """Processors and shared memory for one process per device, the driver and the reward's workers; nothing for one device."""
-    trainer = config.trainer
-    devices = trainer.n_gpus_per_node
-    if trainer.nnodes * devices < 2:
+    """The cluster, processors and shared memory for one process per device, the driver and the reward's workers.
+
+    Nothing for a run that takes place in one process.
+    """
+    if chosen_launcher(config) != "ray":
         return []
+    devices = config.trainer.n_gpus_per_node
     wanted = devices + 1 + config.worker.reward.num_cpus
     found = f"{machine.processors} processors for {devices} devices, the driver and {config.worker.reward.num_cpus} for rewards"
     enough = machine.processors >= wanted
     remedy = "" if enough else f"give the container {wanted} processors; with fewer, processes wait for one another"
-    findings = [Finding(section=RAY, subject="processors", mark="ok" if enough else "warn", found=found, remedy=remedy)]
+    processors = Finding(section=RAY, subject="processors", mark="ok" if enough else "warn", found=found, remedy=remedy)
+    findings = [_cluster(config), processors]
     if machine.shared_free is None:
         return findings
     needed = devices * _SHARED_PER_DEVICE
@@ -48,6 +53,29 @@ def ray_findings(config: RunConfig, machine: Machine) -> list[Finding]:
     remedy = "" if enough else "in a container: --shm-size=16g or --ipc=host; Ray falls back to the disk, NCCL may fail"
     shared = Finding(section=RAY, subject="shared memory", mark="ok" if enough else "warn", found=found, remedy=remedy)
     return [*findings, shared]
+
+
+def _cluster(config: RunConfig) -> Finding:
+    """Whether there is a cluster to join where one is named or needed; what it has, the run itself finds out."""
+    address = config.trainer.ray_address or os.environ.get("RAY_ADDRESS")
+    host, _, port = (address or "").rpartition(":")
+    subject, remedy = (
+        "cluster",
+        "start one with `ray start --head`, and give the address it prints as trainer.ray_address",
+    )
+    if address is None and config.trainer.nnodes > 1:
+        found = f"none is named for {config.trainer.nnodes} machines: no trainer.ray_address, no RAY_ADDRESS"
+        return Finding(section=RAY, subject=subject, mark="fail", found=found, remedy=remedy)
+    if address is None:
+        return Finding(section=RAY, subject=subject, mark="ok", found="started on this machine for the run")
+    if not (host and port.isdecimal()) or "/" in host:
+        return Finding(section=RAY, subject=subject, mark="info", found=f"joined at {address}, not tried here")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        found = f"nothing answers at {address}: {error}"
+        return Finding(section=RAY, subject=subject, mark="fail", found=found, remedy=remedy)
+    return Finding(section=RAY, subject=subject, mark="ok", found=f"answers at {address}")
 
 
 def _tried(subject: str, look: Callable[[], str], remedy: str) -> Finding:

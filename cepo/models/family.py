@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +41,12 @@ def load_model(
 
     Raises:
         ConfigError: nothing can be loaded from `path`, or `override_config` names an unknown entry.
-        EngineError: the checkpoint's architecture is neither a vision-language nor a causal language model.
+        EngineError: the checkpoint's architecture is neither a vision-language nor a causal language model, or its weights
+            are missing or damaged.
     """
     repair_this_process_and_its_children()
     import transformers
+    from safetensors import SafetensorError
 
     try:
         config: Any = transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -59,8 +62,11 @@ def load_model(
         if with_weights:
             return auto.from_pretrained(path, config=config, **options)
         return _without_weights(auto, config, options)
-    except (OSError, ValueError) as error:
-        raise EngineError(f"the weights of '{path}' cannot be loaded: {error}") from error
+    except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
+        raise EngineError(
+            f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file was cut "
+            "short on its way or is damaged, copy or download the folder anew"
+        ) from error
 
 
 def _without_weights(auto: Any, config: Any, options: Mapping[str, Any]) -> nn.Module:

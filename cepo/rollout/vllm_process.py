@@ -7,8 +7,10 @@ import gc
 import logging
 import os
 import random
+import uuid
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_SHARED_MEMORY = Path("/dev/shm")
 _ENVIRONMENT_DEFAULTS = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 _CPU_ENVIRONMENT_DEFAULTS = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -45,7 +48,8 @@ def start_engine(options: dict[str, Any], *, enforce_eager: bool) -> LLM:
     on_cpu = without_gpu()
     for variable, value in (_ENVIRONMENT_DEFAULTS | (_CPU_ENVIRONMENT_DEFAULTS if on_cpu else {})).items():
         os.environ.setdefault(variable, value)
-    if has_process_group() and torch.distributed.get_world_size() > 1:
+    several = has_process_group() and torch.distributed.get_world_size() > 1
+    if several:
         # One engine per rank of the trainer's process group, or per group of neighbouring ranks.
         options = options | {"distributed_executor_backend": "external_launcher"}
     if on_cpu:
@@ -57,11 +61,40 @@ def start_engine(options: dict[str, Any], *, enforce_eager: bool) -> LLM:
         advice = "install the package with the extra 'cpu' or 'gpu', or set worker.rollout.name=transformers"
         raise EngineError(f"vLLM cannot be imported ({error}); {advice}") from error
     try:
-        with callers_state_kept(), warnings.catch_warnings():
+        shared = own_shared_memory() if several and on_cpu else contextlib.nullcontext()
+        with callers_state_kept(), shared, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             return LLM(enforce_eager=enforce_eager or on_cpu, **options)
     except Exception as error:
         raise EngineError(f"vLLM could not start on '{options['model']}': {last_words(error)}") from error
+
+
+@contextlib.contextmanager
+def own_shared_memory() -> Iterator[None]:
+    """Around the start of engines that ranks of a machine share, without a GPU; collective.
+
+    vLLM names the memory that they exchange data in alike for all runs of a machine: a second run, or one after ranks that
+    were killed, could not start. Here the name is the run's own, and is taken away once all ranks have the memory.
+    """
+    import torch
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Exchange
+
+    agreed = [uuid.uuid4().hex]
+    torch.distributed.broadcast_object_list(agreed, src=0)
+    plain, names = Exchange.make_group_name, list[str]()
+
+    def make_group_name(communicator: Any) -> str:
+        names.append(f"cepo-{agreed[0]}{plain(communicator).strip('/')}")
+        return names[-1]
+
+    Exchange.make_group_name = staticmethod(make_group_name)
+    try:
+        yield
+    finally:
+        Exchange.make_group_name = staticmethod(plain)
+        for file in _SHARED_MEMORY.glob(f"cepo-{agreed[0]}*"):
+            if file.name.startswith(tuple(names)):  # other engines' ranks may not have theirs yet
+                file.unlink(missing_ok=True)
 
 
 def shut_down(llm: LLM, *, keep_process_group: bool) -> None:

@@ -85,7 +85,7 @@ class _Pickler(pickle.Pickler):
             if key in self._sent:
                 return ("sent", key)
             self._sent[key] = obj  # kept alive, so that no other picture gets its identity
-            return ("new", key, obj.pixel_values, obj.grid_thw, obj.source)
+            return ("new", key, {each.name: getattr(obj, each.name) for each in dataclasses.fields(obj)})
         if isinstance(obj, GenerationRequest) and self._by_source and obj.images and obj.picture_source is not None:
             return ("request", dataclasses.replace(obj, images=()))
         return None
@@ -116,8 +116,8 @@ class _Unpickler(pickle.Unpickler):
             self._used.add(request.picture_source)
             return dataclasses.replace(request, images=self._pictures.images(request.picture_source))
         if kind == "new":
-            key, pixel_values, grid_thw, source = content
-            inputs = ImageInputs(pixel_values=pixel_values, grid_thw=grid_thw, source=source)
+            key, values = content
+            inputs = ImageInputs(**values)
             self._received[key] = self._new[key] = inputs
             return inputs
         return self._received[content[0]]

@@ -24,6 +24,7 @@ TRACKER_FILE = "checkpoint_tracker.json"
 STATE_FILE = "trainer_state.json"
 FILES_FILE = "files.json"
 _SCORE = "val_reward_score"
+_WEIGHTS_ONLY = "weights_only"
 
 
 class CheckpointStore:
@@ -36,10 +37,11 @@ class CheckpointStore:
     Args:
         keep: how many checkpoints stay: the last, the best and the most recent others; of 1 the best stays beside the last
             one. -1 for all.
+        weights_only: the backend writes nothing but weights, so that no run can go on from what is saved.
     """
 
-    def __init__(self, folder: Path, *, keep: int, identity: dict[str, Any]) -> None:
-        self.folder, self._keep, self._identity = folder, keep, identity
+    def __init__(self, folder: Path, *, keep: int, identity: dict[str, Any], weights_only: bool = False) -> None:
+        self.folder, self._keep, self._identity, self._weights_only = folder, keep, identity, weights_only
 
     def save(self, state: TrainerState, backend: Backend, *, val_reward_score: float | None = None) -> Path:
         """Writes the state after `state.step` steps and then forgets the oldest ones beyond `keep`.
@@ -53,6 +55,7 @@ class CheckpointStore:
         target = self.folder / f"global_step_{step}"
         partial = self.folder / f".global_step_{step}.partial"
         content = {"global_step": step, "state": dataclasses.asdict(state), _SCORE: val_reward_score, **self._identity}
+        content |= {_WEIGHTS_ONLY: True} if self._weights_only else {}
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -96,7 +99,7 @@ class CheckpointStore:
         """The trainer's part of a checkpoint, checked before any model is loaded.
 
         Raises:
-            CheckpointError: it is incomplete or damaged, or was written by a run with other settings.
+            CheckpointError: it is incomplete or damaged, holds weights alone, or was written by a run with other settings.
         """
         try:
             state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
@@ -114,6 +117,12 @@ class CheckpointStore:
                     f"{folder} was written with {key}={state.get(key)}, this run has {value}; "
                     "set trainer.find_last_checkpoint=false or another trainer.experiment_name to start anew"
                 )
+        if state.get(_WEIGHTS_ONLY):
+            raise CheckpointError(
+                f"{folder} holds weights alone (trainer.save_model_only), and no run can go on from it. To train on from these "
+                "weights, give `cepo merge`'s output as worker.actor.model.model_path; trainer.find_last_checkpoint=false "
+                "starts anew"
+            )
         damage = damaged_file(folder)
         if damage is not None:
             raise CheckpointError(f"{folder} is damaged ({damage}); give another folder global_step_<N>")

@@ -11,7 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
 from cepo.errors import CheckpointError
 from cepo.rollout.adapters import write_adapter
@@ -24,17 +29,19 @@ RANDOM_STATE = "random_state.pt"
 ADAPTER = "lora_adapter"
 
 
-def save_actor(actor: Actor, folder: Path) -> None:
+def save_actor(actor: Actor, folder: Path, *, weights_only: bool = False) -> None:
     """Writes trainable weights, optimizer and teacher weights as shards, the random state, and under LoRA the adapter.
 
-    All ranks call it with one folder on a storage they share; it is whole once all have returned.
+    With `weights_only` the trainable weights and the adapter alone, from which no run can go on. All ranks call it with one
+    folder on a storage they share; it is whole once all have returned.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    dcp.save(_state(actor), checkpoint_id=str(folder / SHARDS))
+    dcp.save(_weights(actor) if weights_only else _state(actor), checkpoint_id=str(folder / SHARDS))
     actor.offload.optimizer_away()
     rank, weights = dist.get_rank(), actor.rollout_weights()
     # Last what a rank writes on its own: where it fails, no other rank waits for it.
-    torch.save(_random_state(), folder / _random_state_file(rank))
+    if not weights_only:
+        torch.save(_random_state(), folder / _random_state_file(rank))
     if isinstance(weights, AdapterWeights) and rank == 0:
         write_adapter(weights, folder / ADAPTER)
 
@@ -60,10 +67,10 @@ def load_actor(actor: Actor, folder: Path) -> None:
         torch.cuda.set_rng_state(random_state["cuda"][0])
 
 
-def save_critic(critic: Critic, folder: Path) -> None:
-    """Writes trainable weights and optimizer as shards; the random state is in the actor's checkpoint."""
+def save_critic(critic: Critic, folder: Path, *, weights_only: bool = False) -> None:
+    """Writes trainable weights and, unless `weights_only`, optimizer as shards; the random state is the actor's."""
     folder.mkdir(parents=True, exist_ok=True)
-    dcp.save(_trained_state(critic), checkpoint_id=str(folder / SHARDS))
+    dcp.save(_weights(critic) if weights_only else _trained_state(critic), checkpoint_id=str(folder / SHARDS))
     critic.offload.optimizer_away()
 
 
@@ -77,6 +84,11 @@ def load_critic(critic: Critic, folder: Path) -> None:
     with _refused_where_it_does_not_fit(folder):
         dcp.load(state, checkpoint_id=str(folder / SHARDS))
     _restore(critic, state)
+
+
+def _weights(worker: Actor | Critic) -> dict[str, Any]:
+    worker.offload.weights_here()
+    return {"model": get_model_state_dict(worker.module, options=StateDictOptions(ignore_frozen_params=True))}
 
 
 def _trained_state(worker: Actor | Critic) -> dict[str, Any]:

@@ -73,6 +73,7 @@ class Worker:
     """
 
     def __init__(self, config: RunConfig, facts: WorkerFacts, processing: Processing) -> None:
+        self._saves_weights_only = config.trainer.save_model_only
         longest_row = config.data.max_prompt_length + config.data.max_response_length
         self.actor = Actor(
             config.worker.actor,
@@ -154,9 +155,9 @@ class Worker:
             CheckpointError: a file cannot be written.
         """
         try:
-            save_actor(self.actor, folder / "actor")
+            save_actor(self.actor, folder / "actor", weights_only=self._saves_weights_only)
             if self.critic is not None:
-                save_critic(self.critic, folder / "critic")
+                save_critic(self.critic, folder / "critic", weights_only=self._saves_weights_only)
         except OSError as error:
             raise CheckpointError(str(error)) from error
         except CheckpointException as error:  # what a rank's write raised, told to all ranks; no `Exception`

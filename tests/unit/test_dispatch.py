@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +18,7 @@ from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, Scori
 from cepo.data.pictures import PictureStore
 from cepo.losses.policy import LossDenominators
 from cepo.models.processing import EncodedPrompt, ImageInputs, PictureSource
+from cepo.models.videos import Video
 from cepo.rollout.base import GenerationRequest, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.wire import Receiver, Sender, decode, encode
@@ -213,6 +215,35 @@ def test_pictures_of_a_data_set_travel_as_a_handle_and_are_read_there(store: Pic
     assert arrived.images[0].getpixel((0, 0)) == (20, 0, 0)
     assert scored.context.images.pixel_values.tolist() == [[20.0]]
     assert dataclasses.replace(arrived, images=()) == dataclasses.replace(request, images=())
+
+
+@pytest.mark.parametrize("by_source", [True, False])
+def test_videos_travel_by_value_with_their_times_and_frames_also_to_a_worker_that_reads_pictures(
+    store: PictureStore, by_source: bool
+) -> None:
+    video = Video(
+        frames=numpy.arange(4 * 2 * 2 * 3, dtype=numpy.uint8).reshape(4, 2, 2, 3),
+        frame_numbers=(0, 4, 7, 11),
+        source_fps=6.0,
+        num_source_frames=12,
+    )
+    shown = ImageInputs(
+        pixel_values=torch.rand(100, 1000),
+        grid_thw=torch.ones(3, 3),
+        frame_times=(video.times(2),),
+    )
+    request = GenerationRequest(prompt_ids=(1, 2), num_prompt_tokens=9, images=(), seed=3, videos=(video,))
+    sender, receiver = Sender(by_source=by_source), Receiver(store)
+    message = sender.encode(([request], [row(0, 5, shown) for _ in range(8)]))
+    assert 400_000 < len(message) < 405_000
+    (asked,), scored = receiver.decode(message)
+    assert (asked.videos[0].frames == video.frames).all()
+    assert dataclasses.replace(asked.videos[0], frames=video.frames).metadata() == video.metadata()
+    assert dataclasses.replace(asked, videos=()) == dataclasses.replace(request, videos=())
+    arrived = scored[0].context.images
+    assert all(one.context.images is arrived for one in scored)
+    assert arrived.content_key == shown.content_key
+    assert (arrived.num_pictures, arrived.is_frame) == (1, (False, True, True))
 
 
 def test_a_new_step_frees_the_pictures_of_the_last_one(store: PictureStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import socket
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from cepo.config import load_config
+from cepo.config import RunConfig, load_config
 from cepo.config.schema import LoraConfig
 from cepo.doctor.attention import ATTENTION, attention_for, attention_lines, wheel_serves
 from cepo.doctor.findings import Finding, exit_code, findings_table, gib
@@ -212,6 +213,7 @@ def test_a_generator_of_qwen3_vl_2b_with_one_request_of_3072_tokens_needs_4_6_gb
 
 def test_a_checkpoint_of_1000_float32_weights_has_12_kb_and_16_with_a_teachers_copy() -> None:
     assert (checkpoint_bytes(1000, "fp32", 0), checkpoint_bytes(1000, "fp32", 1)) == (12_000, 16_000)
+    assert checkpoint_bytes(1000, "bf16", 1, weights_only=True) == 2_000
 
 
 def test_memory_fails_at_11_of_10_gib_warns_where_only_the_bound_exceeds_it_and_passes_below() -> None:
@@ -402,14 +404,53 @@ def test_docs_show_the_attention_table_of_6_rows_and_the_tested_set_of_8_as_the_
     assert [line for line in [*attention_lines(), *version_lines()] if line not in page] == []
 
 
-def test_4_devices_want_6_processors_and_8_gib_of_shared_memory_and_1_device_nothing() -> None:
+def on_devices(**trainer: Any) -> RunConfig:
     config = load_config(["config=configs/microgeo/base.yaml"])
-    trainer = dataclasses.replace(config.trainer, n_gpus_per_node=4)
-    several = dataclasses.replace(config, trainer=trainer)
-    assert ray_findings(config, machine()) == []
+    return dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, **trainer))
+
+
+def test_4_devices_want_6_processors_and_8_gib_of_shared_memory_and_1_device_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    several = on_devices(n_gpus_per_node=4)
+    assert ray_findings(on_devices(), machine()) == []
     short = machine(processors=5, shared_total=8 * GIB, shared_free=7 * GIB)
     rewards = several.worker.reward.num_cpus
-    assert [each.mark for each in ray_findings(several, short)] == ["warn", "warn"]
-    assert all(each.remedy for each in ray_findings(several, short))
+    assert [each.mark for each in ray_findings(several, short)] == ["ok", "warn", "warn"]
+    assert all(each.remedy for each in ray_findings(several, short)[1:])
     enough = machine(processors=5 + rewards, shared_total=8 * GIB, shared_free=8 * GIB)
-    assert [each.mark for each in ray_findings(several, enough)] == ["ok", "ok"]
+    assert [each.mark for each in ray_findings(several, enough)] == ["ok", "ok", "ok"]
+
+
+def test_2_machines_without_a_clusters_address_fail_and_an_address_is_asked_whether_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (cluster, *_) = ray_findings(on_devices(nnodes=2), machine())
+    assert (cluster.mark, "trainer.ray_address" in cluster.remedy) == ("fail", True)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        (cluster, *_) = ray_findings(on_devices(nnodes=2, ray_address=address), machine())
+        assert (cluster.mark, cluster.found) == ("ok", f"answers at {address}")
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    (cluster, *_) = ray_findings(on_devices(launcher="ray"), machine())
+    assert cluster.mark == "fail"
+    assert cluster.found.startswith(f"nothing answers at {address}")
+    (cluster, *_) = ray_findings(on_devices(nnodes=2, ray_address="auto"), machine())
+    assert cluster.mark == "info"
+
+
+def test_without_a_gpu_4_workers_need_4_times_the_memory_of_one() -> None:
+    shape = qwen3_vl_2b(LoraConfig(rank=16))
+    actor = training_memory(shape, training(lora_rank=16))
+    needs = Needs(model=shape, actor=actor, critic=None, generator=GIB, checkpoint=0)
+
+    def mark(workers: int, free: int) -> str:
+        config = on_devices(n_gpus_per_node=workers)
+        return memory_findings(needs, config, machine(memory_free=free), with_vllm=False)[-1].mark
+
+    certain = actor.certain + GIB
+    assert mark(1, certain) == "warn"
+    assert [mark(4, free) for free in (4 * certain - 1, 4 * certain)] == ["fail", "warn"]
+    assert mark(4, 4 * (certain + actor.activations)) == "ok"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from cepo.config.schema import TrainerConfig
@@ -76,10 +77,13 @@ def _connect(trainer: TrainerConfig) -> None:
         logger.info("joining the Ray cluster at %s", address)
         try:
             ray.init(address=address, **common)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            mode = os.environ.get("RAY_AUTH_MODE") or "not set"
             raise ConfigError(
-                f"no Ray cluster answers at '{address}' ({error}). Start one with `ray start --head`, and give the address "
-                "it prints as trainer.ray_address or RAY_ADDRESS; with neither a cluster is started on this machine."
+                f"no Ray cluster lets this process join at '{address}' ({error}). Start one with `ray start --head`, and give "
+                "the address it prints as trainer.ray_address or RAY_ADDRESS; with neither a cluster is started on this machine. "
+                f"A cluster with a token wants RAY_AUTH_MODE=token here too (it is {mode}), and the same token on all machines: "
+                "docs/multi-node.md."
             ) from error
         return
     if trainer.nnodes > 1:

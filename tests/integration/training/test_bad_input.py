@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from training_runs import REPOSITORY, checked_config, json_lines, picture, run
 
 import cepo.train
@@ -158,6 +161,30 @@ def test_files_that_cannot_be_understood_end_the_run_with_code_2(refused: Comman
     assert "scores" in refused(f"worker.reward.reward_function={reward}:scores")
     reward.write_text("import nothing_of_this_name\n")
     assert "nothing_of_this_name" in refused(f"worker.reward.reward_function={reward}:score")
+
+
+@pytest.mark.parametrize(("name", "kept"), [("model.safetensors", -1000), ("pytorch_model.bin", -1000), ("", 0)])
+def test_weights_that_are_cut_short_or_missing_end_the_run_with_code_2_and_the_remedy(
+    tiny_run: list[str],
+    tiny_model_folder: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    kept: int,
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model_folder, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    if name.endswith(".bin"):
+        torch.save(load_file(tiny_model_folder / "model.safetensors"), model / name)
+    elif name:
+        shutil.copyfile(tiny_model_folder / name, model / name)
+    if name:
+        (model / name).write_bytes((model / name).read_bytes()[:kept])
+    run_folder = f"trainer.save_checkpoint_path={tmp_path / 'run'}"
+    assert cepo.train.main([*tiny_run, f"worker.actor.model.model_path={model}", run_folder]) == 2
+    (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert f"worker.actor.model.model_path '{model}': its weights cannot be loaded (" in error
+    assert "download the folder anew" in error
 
 
 @pytest.mark.heavy

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from training_runs import (
     FinishedRun,
+    checked_config,
     encoded,
     picture,
     random_response,
@@ -26,9 +27,11 @@ from training_runs import (
 
 from cepo.cli import main
 from cepo.data.batch import ScoringRow
+from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
 from cepo.rollout.base import GenerationRequest, SamplingSettings
 from cepo.rollout.factory import build_generator
+from cepo.train import RunHistory, checkpoint_store, checkpoint_to_load
 from cepo.workers.distributed import reshard
 
 pytestmark = pytest.mark.heavy
@@ -188,6 +191,29 @@ def test_a_run_with_its_own_chat_template_hands_it_on(
     assert merge("--checkpoint", tmp_path / "run" / "global_step_1", "--out", tmp_path / "merged") == 0
     merged = Processing(str(tmp_path / "merged"))
     assert merged.decode(merged.template_ids("2 + 2?")) == "Q: 2 + 2? A:"
+
+
+def test_a_checkpoint_of_weights_alone_merges_and_is_refused_by_the_run_that_would_go_on_from_it(
+    tiny_run: list[str], tmp_path: Path
+) -> None:
+    folder, out = tmp_path / "run", tmp_path / "merged"
+    options = [*FULL, "worker.actor.fsdp.mp_param_dtype=fp32", "trainer.save_model_only=true"]
+    finished = run(tiny_run, *options, folder=folder)
+    checkpoint = folder / "global_step_2"
+    actor = checkpoint / "actor"
+    assert sorted(path.name for path in actor.iterdir()) == ["distributed"]
+    weights = sum(tensor.nbytes for tensor in finished.parameters.values())
+    assert weights < sum(path.stat().st_size for path in actor.rglob("*") if path.is_file()) < 1.2 * weights
+    assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(out), "--dtype", "fp32"]) == 0
+    merged = load_file(out / "model.safetensors")
+    trained = {name.removeprefix("model."): tensor for name, tensor in finished.parameters.items()}
+    assert merged.keys() == trained.keys()
+    assert all(torch.equal(merged[name], trained[name]) for name in trained)
+    with pytest.raises(CheckpointError, match=r"global_step_2 holds weights alone \(trainer.save_model_only\)"):
+        run(tiny_run, *FULL, folder=folder)
+    config = checked_config([*tiny_run, *options, f"trainer.save_checkpoint_path={folder}"])
+    lost = RunHistory(restarts=1, first_step=0)
+    assert checkpoint_to_load(config, checkpoint_store(config), lost) is None, "a restart begins again"
 
 
 def test_weights_come_in_the_bases_own_type_and_in_bfloat16_where_asked(train: Train, tmp_path: Path) -> None:

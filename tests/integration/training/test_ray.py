@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, REPOSITORY, checked_config, json_lines, run
+from training_runs import (
+    EVERY_WRONG_ROLLOUT_TEACHES,
+    REPOSITORY,
+    FinishedRun,
+    assert_same_run,
+    checked_config,
+    json_lines,
+    run,
+)
 
 from cepo.config import RunConfig
 from cepo.errors import EngineError, WorkerLostError
@@ -61,30 +69,26 @@ def responses(folder: Path) -> list[Any]:
     ]
 
 
+@pytest.fixture(scope="module")
+def here(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """Two steps with teachers in this process."""
+    return run(tiny_run, *TWO_TEACHERS, folder=tmp_path_factory.mktemp("local"))
+
+
+@pytest.mark.parametrize("number", [1, 2])
 def test_1_and_2_workers_sample_the_same_responses_as_this_process_and_learn_the_same(
-    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_run: list[str], here: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # where the counting workers' own module is found
     monkeypatch.setattr("cepo.runtime.ray.ranks.RankProcess", CountingRank)
-    here = run(tiny_run, *TWO_TEACHERS, folder=tmp_path / "local")
-    for number in (1, 2):
-        folder = tmp_path / f"ray-{number}"
-        train(
-            config_of(
-                tiny_run, *TWO_TEACHERS, "trainer.launcher=ray", f"trainer.n_gpus_per_node={number}", folder=folder
-            )
-        )
-        assert responses(folder) == responses(here.folder)
-        for row, expected in zip(json_lines(folder / "metrics.jsonl"), here.metrics, strict=True):
-            compared = [name for name in expected if name.startswith(("actor/", "reward/", "evidence/"))]
-            assert {name: row[name] for name in compared} == pytest.approx(
-                {name: expected[name] for name in compared}, rel=1e-3, abs=1e-5
-            )
-            assert len(compared) > 10
-            assert row["work/bytes_sent_max"] < 20_000  # 4 prompts' pixels alone would be more
-        sent = between_ranks(number, folder)
-        assert sent["counted"] == sent["by_arithmetic"]
-        assert all((bytes_sent > 0) == (number > 1) for bytes_sent in sent["counted"].values())
+    devices = ["trainer.launcher=ray", f"trainer.n_gpus_per_node={number}"]
+    train(config_of(tiny_run, *TWO_TEACHERS, *devices, folder=tmp_path))
+    assert_same_run(tmp_path, here)
+    for row in json_lines(tmp_path / "metrics.jsonl"):
+        assert row["work/bytes_sent_max"] < 20_000  # 4 prompts' pixels alone would be more
+    sent = between_ranks(number, tmp_path)
+    assert sent["counted"] == sent["by_arithmetic"]
+    assert all((bytes_sent > 0) == (number > 1) for bytes_sent in sent["counted"].values())
 
 
 def test_vllm_on_2_workers_trains_on_after_a_worker_was_killed_with_every_step_accounted_for(
@@ -106,14 +110,22 @@ def test_vllm_on_2_workers_trains_on_after_a_worker_was_killed_with_every_step_a
     assert all(row["work/teacher_rows"] > 0 for row in rows)
 
 
-def test_an_engine_that_2_workers_share_samples_what_one_process_samples(tiny_run: list[str], tmp_path: Path) -> None:
-    options = [*TWO_TEACHERS, "trainer.max_steps=1"]
-    here = run(tiny_run, *options, folder=tmp_path / "local")
-    shared = ["worker.rollout.name=vllm", "worker.rollout.tensor_parallel_size=2"]
-    train(config_of(tiny_run, *options, *TWO_WORKERS, *shared, folder=tmp_path / "shared"))
-    assert responses(tmp_path / "shared") == responses(here.folder)
-    (row,) = json_lines(tmp_path / "shared" / "metrics.jsonl")
+def shared_memory() -> set[str]:
+    """What lies in the machine's shared memory for vLLM's ranks."""
+    folder = Path("/dev/shm")
+    return {file.name for file in folder.glob("*cpushm*")} if folder.is_dir() else set()
+
+
+def test_an_engine_that_2_workers_share_samples_what_one_process_samples_and_leaves_no_memory_behind(
+    tiny_run: list[str], here: FinishedRun, tmp_path: Path
+) -> None:
+    before = shared_memory()
+    options = ["trainer.max_steps=1", "worker.rollout.name=vllm", "worker.rollout.tensor_parallel_size=2"]
+    train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, *options, folder=tmp_path))
+    assert responses(tmp_path) == [group for group in responses(here.folder) if group[0] == 1]
+    (row,) = json_lines(tmp_path / "metrics.jsonl")
     assert row["rollout/log_prob_gap_max"] < 1e-4
+    assert shared_memory() <= before
 
 
 def test_a_rank_that_hangs_is_found_by_the_time_limit_and_without_restarts_left_the_run_ends(
@@ -127,15 +139,17 @@ def test_a_rank_that_hangs_is_found_by_the_time_limit_and_without_restarts_left_
         os.kill(stopped[0], 0)
 
 
-def test_a_model_that_workers_cannot_load_ends_the_run_with_their_error(
+def test_a_model_that_a_worker_cannot_load_ends_the_run_with_its_error(
     tiny_run: list[str], tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(tiny_model_folder, tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     model = f"worker.actor.model.model_path={tmp_path / 'model'}"
-    with pytest.raises(EngineError, match=r"failed while building the workers: SafetensorError"):
-        train(config_of(tiny_run, *TWO_WORKERS, model, folder=tmp_path / "run"))
+    with pytest.raises(
+        EngineError, match=r"its weights cannot be loaded \(SafetensorError: .*download the folder anew"
+    ):
+        train(config_of(tiny_run, "trainer.launcher=ray", model, folder=tmp_path / "run"))
 
 
 def test_more_devices_than_the_machine_has_are_refused_at_once_with_what_there_is(
@@ -144,5 +158,6 @@ def test_more_devices_than_the_machine_has_are_refused_at_once_with_what_there_i
     from cepo.runtime.ray.cluster import Share
 
     monkeypatch.setattr("cepo.runtime.ray.cluster._share", lambda devices: Share(cpus=1.0, gpus=1))
+    config = config_of(tiny_run, "trainer.n_gpus_per_node=64", "worker.rollout.n=64", folder=tmp_path)
     with pytest.raises(EngineError, match=r"1 machine with 64 GPUs and 64 CPUs each; the cluster has 1 machine \("):
-        train(config_of(tiny_run, "trainer.n_gpus_per_node=64", folder=tmp_path))
+        train(config)

@@ -13,7 +13,17 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, largest_gap, picture, random_response, reference_model, run
+from training_runs import (
+    EVERY_WRONG_ROLLOUT_TEACHES,
+    assert_same_run,
+    checked_config,
+    json_lines,
+    largest_gap,
+    picture,
+    random_response,
+    reference_model,
+    run,
+)
 
 from cepo.config.schema import DataConfig
 from cepo.data import videos as reading
@@ -22,8 +32,9 @@ from cepo.data.dataset import ProblemSet
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.positions import context_positions, sequence_positions
-from cepo.models.processing import EncodedPrompt, Processing
+from cepo.models.processing import EncodedPrompt, PictureSource, Processing
 from cepo.models.videos import Video
+from cepo.train import train
 from cepo.workers.actor import Actor
 
 av = pytest.importorskip("av", reason="the extra video is not installed")
@@ -252,7 +263,8 @@ def test_rows_with_videos_are_measured_as_they_are_encoded_and_overlong_or_misma
     video_file: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
     def read(file: Path, **settings: Any) -> ProblemSet:
-        usual = {"train_files": str(file), "image_dir": str(video_file.parent), "min_pixels": 4096}
+        folder = str(video_file.parent)
+        usual = {"train_files": str(file), "prompt_key": "problem", "image_dir": folder, "min_pixels": 4096}
         return ProblemSet(str(file), DataConfig(**(usual | settings)), tiny_processing)
 
     problems = read(video_file)
@@ -276,15 +288,26 @@ def test_rows_with_videos_are_measured_as_they_are_encoded_and_overlong_or_misma
         read(odd)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("generator", ["transformers", "vllm"])
-def test_a_run_on_videos_samples_with_the_log_probs_it_trains_on_to_1e_3_and_shows_teachers_the_same_frames(
-    tiny_run: list[str], video_file: Path, tmp_path: Path, generator: str
+def test_the_row_that_stands_for_readable_pictures_is_the_first_with_pictures_alone(
+    video_file: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
-    if generator == "vllm":
-        pytest.importorskip("vllm", reason="vLLM is not installed")
-    finished = run(
-        tiny_run,
+    settings = DataConfig(
+        train_files=str(video_file), prompt_key="problem", image_dir=str(video_file.parent), min_pixels=4096
+    )
+    assert ProblemSet(str(video_file), settings, tiny_processing).picture_probe() == PictureSource(
+        data=str(video_file), row=3
+    )
+    for videos, expected in ((["a.mp4"], None), ([], 0)):
+        file = tmp_path / f"{len(videos)}.jsonl"
+        row = {"problem": "<video>" * len(videos) + "What?", "videos": videos, "images": [], "answer": "1"}
+        file.write_text(json.dumps(row) + "\n")
+        probe = ProblemSet(str(file), settings, tiny_processing).picture_probe()
+        assert probe == (None if expected is None else PictureSource(data=str(file), row=expected))
+
+
+def on_videos(video_file: Path) -> list[str]:
+    """Two steps over every kind of row, with teachers, in float32."""
+    return [
         f"data.train_files={video_file}",
         f"data.image_dir={video_file.parent}",
         "data.min_pixels=4096",
@@ -294,6 +317,48 @@ def test_a_run_on_videos_samples_with_the_log_probs_it_trains_on_to_1e_3_and_sho
         EVERY_WRONG_ROLLOUT_TEACHES,
         "worker.actor.fsdp.mp_param_dtype=fp32",
         "worker.rollout.dtype=fp32",
+    ]
+
+
+@pytest.mark.heavy
+def test_2_workers_under_ray_are_sent_the_videos_and_learn_what_one_process_learns(
+    tiny_run: list[str],
+    video_file: Path,
+    two: tuple[Video, Video],
+    tiny_processing: Processing,
+    tmp_path: Path,
+) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
+    here = run(tiny_run, *on_videos(video_file), folder=tmp_path / "local")
+    try:
+        train(
+            checked_config(
+                [*tiny_run, *on_videos(video_file), "trainer.n_gpus_per_node=2",
+                 f"trainer.save_checkpoint_path={tmp_path / 'ray'}"]
+            )
+        )  # fmt: skip
+    finally:
+        ray.shutdown()
+    assert_same_run(tmp_path / "ray", here)
+    shown = [tiny_processing.load_visuals([], [video]) for video in two]
+    frames_and_pixels = sum(video.frames.nbytes for video in two) + sum(
+        each.pixel_values.nbytes for each in shown if each
+    )
+    for row in json_lines(tmp_path / "ray" / "metrics.jsonl"):
+        sent = 2 * row["work/bytes_sent_per_rank"] / frames_and_pixels
+        assert 2.0 < sent < 2.1, "each video stands in two of a step's prompts, and travels once for each"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("generator", ["transformers", "vllm"])
+def test_a_run_on_videos_samples_with_the_log_probs_it_trains_on_to_1e_3_and_shows_teachers_the_same_frames(
+    tiny_run: list[str], video_file: Path, tmp_path: Path, generator: str
+) -> None:
+    if generator == "vllm":
+        pytest.importorskip("vllm", reason="vLLM is not installed")
+    finished = run(
+        tiny_run,
+        *on_videos(video_file),
         f"worker.rollout.name={generator}",
         folder=tmp_path,
     )

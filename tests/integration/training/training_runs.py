@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor
@@ -108,6 +109,21 @@ def largest_gap(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
     gaps = [float((one - other).abs().max()) for one, other in zip(left, right, strict=True)]
     assert gaps, "nothing was compared"
     return max(gaps)
+
+
+def assert_same_run(folder: Path, expected: FinishedRun) -> None:
+    """The same responses, and step by step what was learnt from them, to rounding."""
+    shown = [
+        [(group["step"], group["prompt_id"], [rollout["tokens"] for rollout in group["rollouts"]]) for group in groups]
+        for groups in (json_lines(folder / "rollouts.jsonl"), expected.rollouts)
+    ]
+    assert shown[0] == shown[1]
+    for row, other in zip(json_lines(folder / "metrics.jsonl"), expected.metrics, strict=True):
+        compared = [name for name in other if name.startswith(("actor/", "reward/", "evidence/"))]
+        assert len(compared) > 10
+        assert {name: row[name] for name in compared} == pytest.approx(
+            {name: other[name] for name in compared}, rel=1e-3, abs=1e-5
+        )
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
