@@ -172,8 +172,13 @@ def model_config(shape: Shape) -> Qwen3VLConfig:
     return Qwen3VLConfig(**config)
 
 
-def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0) -> Path:
-    """A checkpoint folder with random float32 weights, the embedded tokenizer and its processor; an existing one is kept."""
+def write_checkpoint(
+    shape: Shape, folder: Path, *, seed: int = 0, device: str = "cpu", dtype: str = "float32"
+) -> Path:
+    """A checkpoint folder with random weights, the embedded tokenizer and its processor; an existing one is kept.
+
+    The weights are drawn on `device`, which for those of a large shape takes a GPU seconds and a processor minutes.
+    """
     from cepo.models.cpu_torch import repair_this_process_and_its_children
 
     if (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file():
@@ -188,9 +193,10 @@ def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     config = model_config(shape)
-    with torch.random.fork_rng(devices=[]):
+    devices = [torch.cuda.current_device()] if device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=devices), torch.device(device):
         torch.manual_seed(seed)
-        model = Qwen3VLForConditionalGeneration(config).float()
+        model: Any = Qwen3VLForConditionalGeneration._from_config(config, dtype=getattr(torch, dtype))
     end_of_turn, end_of_text = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
     model.generation_config = GenerationConfig(
         do_sample=True, top_k=0, pad_token_id=end_of_text, eos_token_id=[end_of_turn, end_of_text]
