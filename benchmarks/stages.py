@@ -264,7 +264,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         actors = {path: build_actor(folder, path, longest, options.dtype) for path in PATHS}
         parameters = sum(parameter.numel() for parameter in actors["packed"].module.parameters())
         gap = largest_gap(actors, contexts)  # warms both up as well
-        if options.device == "cuda":  # the kernels of the update, and of all lengths, are compiled before anything is timed
+        if (
+            options.device == "cuda"
+        ):  # the kernels of the update, and of all lengths, are compiled before anything is timed
             compare(actors, contexts, options.stages, 1, with_flops=False)
         stages = compare(actors, contexts, options.stages, options.repeats, with_flops=not options.no_flops)
         if "generate" in options.stages:

@@ -172,9 +172,7 @@ def model_config(shape: Shape) -> Qwen3VLConfig:
     return Qwen3VLConfig(**config)
 
 
-def write_checkpoint(
-    shape: Shape, folder: Path, *, seed: int = 0, device: str = "cpu", dtype: str = "float32"
-) -> Path:
+def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0, device: str = "cpu", dtype: str = "float32") -> Path:
     """A checkpoint folder with random weights, the embedded tokenizer and its processor; an existing one is kept.
 
     The weights are drawn on `device`, which for those of a large shape takes a GPU seconds and a processor minutes.
