@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import logging
-import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,20 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-
-# `python -m pytest` from elsewhere: the shapes are the benchmarks'.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from gpu_places import CPU, CUDA, Place
-
-NEEDED = ("omegaconf", "datasets", "math_verify", "peft", "transformers", "jaxtyping")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without the package's own needs no test here means anything; say which are missing."""
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise pytest.UsageError(f"tests/gpu needs these packages, which are not installed: {', '.join(missing)}")
 
 
 @pytest.fixture(
@@ -53,8 +39,6 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     """Little threads for tiny tensors; no test leaves weights on the device, a log level or a signal handler to the next."""
-    import signal
-
     threads, level, handler = torch.get_num_threads(), logging.getLogger("cepo").level, signal.getsignal(signal.SIGTERM)
     if not torch.cuda.is_available():
         torch.set_num_threads(1)
@@ -82,11 +66,9 @@ def _no_trace_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture
 def figure(record_property: Any) -> Any:
     """Records a measured number under a name in the test's report: `figure("peak GiB", 3.2)`."""
-    quiet = "PYTEST_XDIST_WORKER" in os.environ
 
     def record(name: str, value: float) -> None:
         record_property(name, value)
-        if not quiet:
-            sys.stdout.write(f"{name}: {value:.6g}\n")
+        sys.stdout.write(f"{name}: {value:.6g}\n")
 
     return record

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ LOG_PROB_LIMITS = {"fp32": (1e-5, 1e-5, 1e-5), "bf16": (1e-2, 5e-2, 0.25)}
 
 GRADIENT_LIMITS = {"fp32": 1e-4, "bf16": 0.1}
 """Norm of the difference of two gradients by the norm of one."""
+
+
+SAME_TRAINING = {"cpu": 0.0, "cuda": 0.3}
+"""`distance` of two runs of the same updates. Kernels of a GPU may add in any order, and Adam makes a whole step of a gradient's
+sign, however small the gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +167,17 @@ def weights_of(actor: Actor) -> dict[str, Tensor]:
         for name, parameter in actor.module.named_parameters()
         if parameter.requires_grad
     }
+
+
+def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
+    """How far apart two trained sets of weights are, by how far the expected one went from the start."""
+    assert found.keys() == expected.keys() == start.keys()
+    apart, travelled = (
+        sum(float((expected[name] - other[name]).double().square().sum()) for name in expected) ** 0.5
+        for other in (found, start)
+    )
+    assert travelled > 0, "nothing was trained"
+    return apart / travelled
 
 
 def whole(tensor: Any) -> Tensor:

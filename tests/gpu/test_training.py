@@ -61,6 +61,8 @@ def test_two_steps_of_the_geo3k_configuration_with_two_teachers_move_the_adapter
     check_config(config)
     assert config.worker.actor.model.enable_gradient_checkpointing
     assert config.worker.actor.fsdp.mp_param_dtype == config.worker.rollout.dtype == "bf16"
+    if place.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     with ExitStack() as stack:
         trainer = build_trainer(config, stack)
         assert isinstance(trainer.backend, LocalBackend)
