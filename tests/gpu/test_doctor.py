@@ -29,6 +29,7 @@ def test_the_doctor_names_each_card_its_capability_its_memory_and_its_attention(
     support = attention_for((major, minor))
     assert support is not None
     assert f"{support.architecture}: {support.chosen}" in found["attention"].found
+    assert "FlexAttention" in found["attention"].found
     assert found["driver"].mark == "ok", found["driver"]
 
 
