@@ -106,10 +106,10 @@ def scripted_generation(script: Script, processing: Processing) -> Iterator[None
     class Scripted(plain):
         calls = -1
 
-        def generate(self, requests: Any, settings: Any) -> Any:
+        def generate(self, requests: Any, settings: Any, on_finished: Any = None) -> Any:
             self.calls += 1
             self.lengths = script.lengths(self.calls)
-            return super().generate(requests, settings)
+            return super().generate(requests, settings, on_finished)
 
         def _draw(self, rows: Sequence[Any], logits: Any, uniforms: Any, settings: Any) -> Any:
             tokens = super()._draw(rows, logits, uniforms, settings)
