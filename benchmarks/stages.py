@@ -251,7 +251,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     shape = SHAPES[options.shape]
     prompt = options.prompt or shape.prompt_tokens
     with tempfile.TemporaryDirectory() as name:
-        folder = write_checkpoint(shape, Path(name), device=options.device, dtype=DTYPES[options.dtype])
+        folder = write_checkpoint(shape, Path(name) / "model", device=options.device, dtype=DTYPES[options.dtype])
         contexts = build_rows(
             shape,
             Processing(str(folder)),

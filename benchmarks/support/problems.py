@@ -48,19 +48,25 @@ class Script:
 
 def write_problems(shape: Shape, file: Path, processing: Processing, *, count: int) -> Path:
     """A parquet file of Geo3k's form, each problem with a picture of its own; an existing one of the same kind is kept."""
-    from datasets import Dataset, Features, Image, List, Value
+    from filelock import FileLock
 
     kind = file.with_suffix(".json")
     wanted = json.dumps({"shape": repr(shape), "count": count})
-    if file.is_file() and kind.is_file() and kind.read_text(encoding="utf-8") == wanted:
-        return file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(file.with_suffix(".lock")):
+        if not (file.is_file() and kind.is_file() and kind.read_text(encoding="utf-8") == wanted):
+            _write_problems(shape, file, processing, count)
+            kind.write_text(wanted, encoding="utf-8")
+    return file
+
+
+def _write_problems(shape: Shape, file: Path, processing: Processing, count: int) -> None:
+    from datasets import Dataset, Features, Image, List, Value
+
     columns = {
         "images": [[random_picture(shape, index)] for index in range(count)],
         "problem": [prompt_text(shape, processing, index) for index in range(count)],
         "answer": [RIGHT] * count,
     }
     features = Features({"images": List(Image()), "problem": Value("string"), "answer": Value("string")})
-    file.parent.mkdir(parents=True, exist_ok=True)
     Dataset.from_dict(columns, features=features).to_parquet(str(file))
-    kind.write_text(wanted, encoding="utf-8")
-    return file

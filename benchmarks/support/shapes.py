@@ -175,12 +175,21 @@ def model_config(shape: Shape) -> Qwen3VLConfig:
 def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0, device: str = "cpu", dtype: str = "float32") -> Path:
     """A checkpoint folder with random weights, the embedded tokenizer and its processor; an existing one is kept.
 
-    The weights are drawn on `device`, which for those of a large shape takes a GPU seconds and a processor minutes.
+    Measured processes that start together may ask for the same one: the first writes it. The weights are drawn on `device`,
+    which for those of a large shape takes a GPU seconds and a processor minutes.
     """
+    from filelock import FileLock
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+            _write_checkpoint(shape, folder, seed, device, dtype)
+    return folder
+
+
+def _write_checkpoint(shape: Shape, folder: Path, seed: int, device: str, dtype: str) -> None:
     from cepo.models.cpu_torch import repair_this_process_and_its_children
 
-    if (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file():
-        return folder
     repair_this_process_and_its_children()
     import torch
     from transformers import GenerationConfig, Qwen3VLForConditionalGeneration
@@ -201,7 +210,6 @@ def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0, device: str =
     )
     build_processor(tokenizer).save_pretrained(folder)
     model.save_pretrained(folder)
-    return folder
 
 
 def random_picture(shape: Shape, seed: int) -> Image:

@@ -73,6 +73,8 @@ def together(outcomes: list[Outcome], kind: str) -> dict[int, Tensor]:
 def assert_same_metrics(one: Metrics, many: Metrics) -> None:
     assert many.keys() == one.keys()
     for name, metric in one.items():
+        if name.startswith("work/"):  # what ranks compute depends on which rows each of them packs
+            continue
         if metric.reduction == "mean":
             assert many[name].weight == pytest.approx(metric.weight), name
         # A mean of small numbers of both signs keeps the rounding of the larger ones.

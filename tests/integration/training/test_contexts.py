@@ -213,7 +213,7 @@ def test_rollouts_jsonl_shows_a_reference_as_the_teacher_read_it_after_it_was_cu
         score = trainer.backend.score
 
         def scored(rows: Sequence[ScoringRow], **options: Any) -> list[Any]:
-            read.extend(shown(tiny_processing, row.context) for row in rows if options.get("as_teacher"))
+            read.extend(shown(tiny_processing, row.context) for row in rows)
             return score(rows, **options)
 
         longest = max(len(trainer.contexts.student(each).token_ids) for each in trainer.problems)

@@ -109,7 +109,7 @@ def test_states_kept_from_the_common_pass_are_those_of_their_rows(tiny_run: list
         update = backend.update
 
         def noted(batches: Sequence[OptimizerBatch], *, step: int) -> Any:
-            kept = backend._actor._teacher_states._states
+            kept = backend.actor._teacher_states._states
             for batch in batches:
                 assert batch.distillation is not None
                 for row, place in zip(batch.rows, batch.distillation.state_index, strict=True):

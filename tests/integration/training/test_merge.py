@@ -118,7 +118,7 @@ def test_an_adapter_that_peft_itself_wrote_as_easyr1_does_merges_to_pefts_logits
     generator = torch.Generator().manual_seed(3)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
-            parameter.data = 0.1 * torch.randn(parameter.shape, generator=generator)
+            parameter.data = 0.05 * torch.randn(parameter.shape, generator=generator)
     actor = tmp_path / "global_step_5" / "actor"
     model.save_pretrained(str(actor / "lora_adapter"))
     (actor / "huggingface").mkdir()
