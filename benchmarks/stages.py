@@ -1,13 +1,16 @@
-"""Seconds and tokens of scoring and update, with and without sharing: the padded path against the packed one, in pairs.
+"""Seconds and tokens of sampling, scoring and update: the padded path against the packed one, in pairs.
 
-    python3 benchmarks/stages.py --shape small
-    python3 benchmarks/stages.py --shape micro --group-size 32 --prompt 700 --contexts 3
+    python -m benchmarks.stages --shape small
+    python -m benchmarks.stages --shape 2b --device cuda --groups 4
 
 Both paths score the same rows (a student's and, behind contexts of their own, each teacher's) and update on the student's rows,
-with LoRA of rank 16 and gradient checkpointing, in float32 on one thread. `padded` is what a trainer without sharing does:
-one pass per context, passes of 16 rows (4 in the update) as long as their longest row, the picture encoded in every pass.
-`packed` is how training runs. The paths take turns; a ratio is the median over the pairs. Seconds are those of the process on
-its one thread, which other work on the machine does not lengthen; wall seconds are recorded beside them.
+with LoRA of rank 16 and gradient checkpointing. `padded` is what a trainer without sharing does: one pass per context, passes of
+16 rows (4 in the update) as long as their longest row, the picture encoded in every pass. `packed` is how training runs. The
+paths take turns; a ratio is the median over the pairs. Sampling, with transformers, has one path.
+
+On a CPU all is computed in float32 and seconds are those of the process on its one thread, which other work on the machine does
+not lengthen. On a GPU it is bf16, the device is waited for before and after each run, and seconds lie between two of its events.
+Wall seconds are recorded beside them.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -24,18 +26,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shapes import SHAPES, Shape, build_checkpoint, build_rows
+from benchmarks.support.machine import ROOT, load_average, machine_record
+from benchmarks.support.rows import HINT_TOKENS, build_rows, generation_requests, optimizer_batch
+from benchmarks.support.shapes import SHAPES, Shape, write_checkpoint
+from benchmarks.support.tables import RESULTS
 
 if TYPE_CHECKING:
-    from cepo.data.batch import OptimizerBatch, ScoringRow
+    from cepo.data.batch import ScoringRow
     from cepo.workers.actor import Actor
 
-ROOT = Path(__file__).resolve().parent.parent
 PATHS = ("padded", "packed")
-STAGES = ("score student", "score all", "update")
+COMPARED = ("score student", "score all", "update")
+STAGES = ("generate", *COMPARED)
+SHORT_NAMES = {"2b": "qwen3-vl-2b", "4b": "qwen3-vl-4b"}
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+NO_CUDA = 3
+"""Exit code where a GPU is asked for and there is none."""
 
 
-def build_actor(folder: Path, path: str, longest_row: int) -> Actor:
+def build_actor(folder: Path, path: str, longest_row: int, dtype: str) -> Actor:
     """The policy on a random checkpoint; for `padded` as a trainer without sharing has it."""
     from cepo.algorithms.settings import TeacherConfig
     from cepo.config import load_config
@@ -49,7 +58,7 @@ def build_actor(folder: Path, path: str, longest_row: int) -> Actor:
         "model.model_path": folder,
         "model.lora.rank": 16,
         "model.enable_gradient_checkpointing": "true",
-        "fsdp.mp_param_dtype": "fp32",
+        "fsdp.mp_param_dtype": dtype,
         "optim.lr": 0,
         "micro_batch_size_per_device_for_update": 4,
         "micro_batch_size_per_device_for_experience": 16,
@@ -74,26 +83,6 @@ def build_actor(folder: Path, path: str, longest_row: int) -> Actor:
     return actor
 
 
-def optimizer_batch(rows: list[ScoringRow]) -> OptimizerBatch:
-    """The rows with advantages of both signs."""
-    import torch
-
-    from cepo.data.batch import OptimizerBatch
-    from cepo.losses.policy import LossDenominators
-
-    lengths = torch.tensor([len(row.response_ids) for row in rows])
-    mask = torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
-    advantages = torch.linspace(-1, 1, len(rows)).unsqueeze(1).expand(mask.shape).where(mask, 0.0)
-    return OptimizerBatch(
-        rows=rows,
-        old_log_probs=torch.zeros(mask.shape),
-        advantages=advantages,
-        response_mask=mask,
-        denominators=LossDenominators(int(lengths.sum()), len(rows), int(lengths.max())),
-        on_policy=True,
-    )
-
-
 def stage(actor: Actor, name: str, contexts: list[list[ScoringRow]], *, packed: bool) -> Callable[[], Any]:
     """The work of one stage."""
     batch = optimizer_batch(contexts[0])
@@ -105,17 +94,63 @@ def stage(actor: Actor, name: str, contexts: list[list[ScoringRow]], *, packed: 
     return lambda: [actor.score(view) for view in views]
 
 
+def timed(work: Callable[[], Any]) -> dict[str, float]:
+    """Seconds of one run of `work`, and on a GPU the most bytes that were allocated meanwhile."""
+    import torch
+
+    if not torch.cuda.is_available():
+        wall, process = time.perf_counter(), time.process_time()
+        work()
+        return {"seconds": time.process_time() - process, "wall_seconds": time.perf_counter() - wall}
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    wall = time.perf_counter()
+    begin.record()
+    work()
+    end.record()
+    torch.cuda.synchronize()
+    return {
+        "seconds": begin.elapsed_time(end) / 1000,
+        "wall_seconds": time.perf_counter() - wall,
+        "peak_bytes": float(torch.cuda.max_memory_allocated()),
+    }
+
+
 def measured(actor: Actor, work: Callable[[], Any]) -> dict[str, float]:
     """Seconds and computed tokens of one run of `work`, with no picture known beforehand."""
     actor.module.encoder.forget()
     computed = actor.passes.tokens_computed
-    wall, process = time.perf_counter(), time.process_time()
-    work()
-    return {
-        "seconds": time.process_time() - process,
-        "wall_seconds": time.perf_counter() - wall,
-        "tokens": actor.passes.tokens_computed - computed,
-    }
+    found = timed(work)
+    return found | {"tokens": float(actor.passes.tokens_computed - computed)}
+
+
+def generation(
+    folder: Path, shape: Shape, *, prompts: int, samples: int, length: int, dtype: str, repeats: int
+) -> dict[str, Any]:
+    """The sampling of `samples` responses of `length` tokens to each prompt: medians over the runs after a first one."""
+    import torch
+
+    from cepo.models.processing import Processing
+    from cepo.rollout.base import SamplingSettings
+    from cepo.rollout.transformers_generator import TransformersGenerator
+
+    processing = Processing(str(folder))
+    generator = TransformersGenerator(
+        folder,
+        dtype=dtype,
+        device="cuda" if torch.cuda.is_available() else "cpu",
+        banned_token_ids=processing.banned_token_ids,
+        eos_token_ids=processing.eos_token_ids,
+        processing=processing,
+    )
+    requests = generation_requests(shape, processing, count=prompts)
+    settings = SamplingSettings(num_samples=samples, max_response_length=length, ignore_eos=True)
+    runs = [timed(lambda: generator.generate(requests, settings)) for _ in range(repeats + 1)][1:]
+    generator.close()
+    found = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
+    tokens = prompts * samples * length
+    return found | {"tokens": tokens, "tokens_per_second": tokens / found["seconds"], "samples": samples}
 
 
 def matrix_product_flops(work: Callable[[], Any]) -> int:
@@ -132,7 +167,7 @@ def compare(
 ) -> dict[str, Any]:
     """For each stage both paths' medians and the median of their ratios."""
     found: dict[str, Any] = {}
-    for name in stages:
+    for name in (name for name in stages if name != "generate"):
         works = {path: stage(actor, name, contexts, packed=path == "packed") for path, actor in actors.items()}
         flops = {path: matrix_product_flops(work) for path, work in works.items()} if with_flops else {}
         runs = [{path: measured(actors[path], works[path]) for path in PATHS} for _ in range(repeats)]
@@ -166,7 +201,7 @@ def table(stages: dict[str, Any]) -> str:
         "| stage | padded, s | packed, s | ratio | padded tokens | packed tokens | ratio | ratio of FLOPs |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name in (name for name in STAGES if name in stages):
+    for name in (name for name in COMPARED if name in stages):
         found = stages[name]
         padded, packed = found["padded"], found["packed"]
         flops = f"{found['flops_ratio']:.2f}" if "flops_ratio" in found else "not counted"
@@ -175,6 +210,9 @@ def table(stages: dict[str, Any]) -> str:
             f"| {padded['tokens']:,.0f} | {packed['tokens']:,.0f} | {found['tokens_ratio']:.2f} "
             f"| {flops} |"
         )
+    if "generate" in stages:
+        found = stages["generate"]
+        lines.append(f"| generate | | {found['seconds']:.2f} | | | {found['tokens']:,.0f} | | |")
     if "teachers" in stages:
         padded, packed = (stages["teachers"][path]["seconds"] for path in PATHS)
         ratio = stages["teachers"]["seconds_ratio"]
@@ -182,45 +220,38 @@ def table(stages: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    from importlib.metadata import version
-
-    import torch
-
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
-    packages = {name: version(name) for name in ("torch", "transformers", "peft")}
-    return {"processor": model, "threads": torch.get_num_threads(), "python": platform.python_version(), **packages}
-
-
-def main() -> int:
-    """Measures and writes the record."""
+def arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
+    parser.add_argument("--shape", choices=sorted({*SHAPES, *SHORT_NAMES}), default="small")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), help="default: bf16 on a GPU, fp32 on a CPU")
     parser.add_argument("--groups", type=int, default=1)
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--contexts", type=int, default=3, help="the student's and one for each teacher")
     parser.add_argument("--prompt", type=int, help="tokens of the student's prompt; default: the shape's")
+    parser.add_argument("--response", type=int, default=128, help="tokens of each sampled response")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of runs")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
     parser.add_argument("--no-flops", action="store_true", help="spare one run of everything that counts operations")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/stages_<shape>.json")
     options = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
-    sys.path.insert(0, str(ROOT))
-    import torch
+    options.shape = SHORT_NAMES.get(options.shape, options.shape)
+    options.dtype = options.dtype or ("bf16" if options.device == "cuda" else "fp32")
+    # Compiled attention is not what the counter knows; its count would be of another computation.
+    options.no_flops = options.no_flops or options.device == "cuda"
+    return options
 
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All that is asked for, in a temporary folder."""
     from cepo.models.processing import Processing
 
-    torch.set_num_threads(options.threads)
-    shape: Shape = SHAPES[options.shape]
-    prompt = options.prompt or shape.prompt
+    shape = SHAPES[options.shape]
+    prompt = options.prompt or shape.prompt_tokens
     with tempfile.TemporaryDirectory() as name:
-        folder = build_checkpoint(Path(name), shape)
+        folder = write_checkpoint(shape, Path(name) / "model", device=options.device, dtype=DTYPES[options.dtype])
         contexts = build_rows(
             shape,
             Processing(str(folder)),
@@ -229,23 +260,51 @@ def main() -> int:
             contexts=options.contexts,
             prompt=prompt,
         )
-        longest = prompt + shape.hint + shape.responses[1]
-        actors = {path: build_actor(folder, path, longest) for path in PATHS}
+        longest = prompt + HINT_TOKENS + shape.longest
+        actors = {path: build_actor(folder, path, longest, options.dtype) for path in PATHS}
         parameters = sum(parameter.numel() for parameter in actors["packed"].module.parameters())
         gap = largest_gap(actors, contexts)  # warms both up as well
+        if (
+            options.device == "cuda"
+        ):  # the kernels of the update, and of all lengths, are compiled before anything is timed
+            compare(actors, contexts, options.stages, 1, with_flops=False)
         stages = compare(actors, contexts, options.stages, options.repeats, with_flops=not options.no_flops)
-    sizes = {key: getattr(options, key) for key in ("shape", "groups", "group_size", "contexts", "repeats")}
-    record = {
-        "sizes": sizes | {"prompt": prompt, "parameters": parameters, "responses": list(shape.responses)},
-        "largest_gap_nats": gap,
-        "stages": stages,
-        "machine": machine(),
-    }
-    out = options.out or ROOT / "benchmarks" / "results" / f"stages_{options.shape}.json"
+        if "generate" in options.stages:
+            stages["generate"] = generation(
+                folder,
+                shape,
+                prompts=options.groups,
+                samples=options.group_size,
+                length=options.response,
+                dtype=options.dtype,
+                repeats=options.repeats,
+            )
+        packed = actors["packed"].passes.packed
+    names = ("shape", "device", "dtype", "groups", "group_size", "contexts", "repeats")
+    sizes = {key: getattr(options, key) for key in names}
+    sizes |= {"prompt": prompt, "parameters": parameters, "responses": [shape.shortest, shape.longest]}
+    return {"sizes": sizes, "still_packed": packed, "largest_gap_nats": gap, "stages": stages}
+
+
+def main() -> int:
+    """Measures and writes the record; 1 where the packed path refused to pack, so that nothing was compared."""
+    options = arguments()
+    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
+    if options.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the trainer takes a GPU where it sees one
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("benchmarks.stages: --device cuda, but torch sees no GPU (`cepo doctor` says why)", file=sys.stderr)
+        return NO_CUDA
+    torch.set_num_threads(options.threads)
+    record = {**machine_record(options.threads), "load_average": load_average(), **measure(options)}
+    out = options.out or RESULTS / f"stages_{options.shape}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    print(f"{table(stages)}\n\nlargest gap between the paths' log-probs: {gap:.1e} nats")
-    return 0
+    gap = record["largest_gap_nats"]
+    print(f"{table(record['stages'])}\n\nlargest gap between the paths' log-probs: {gap:.1e} nats")
+    return 0 if record["still_packed"] else 1
 
 
 if __name__ == "__main__":

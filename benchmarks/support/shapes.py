@@ -172,21 +172,22 @@ def model_config(shape: Shape) -> Qwen3VLConfig:
     return Qwen3VLConfig(**config)
 
 
-def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0) -> Path:
-    """A checkpoint folder with random float32 weights, the embedded tokenizer and its processor; an existing one is kept.
+def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0, device: str = "cpu", dtype: str = "float32") -> Path:
+    """A checkpoint folder with random weights, the embedded tokenizer and its processor; an existing one is kept.
 
-    Measured processes that start together may ask for the same one: the first writes it.
+    Measured processes that start together may ask for the same one: the first writes it. The weights are drawn on `device`,
+    which for those of a large shape takes a GPU seconds and a processor minutes.
     """
     from filelock import FileLock
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_suffix(".lock")):
         if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
-            _write_checkpoint(shape, folder, seed)
+            _write_checkpoint(shape, folder, seed, device, dtype)
     return folder
 
 
-def _write_checkpoint(shape: Shape, folder: Path, seed: int) -> None:
+def _write_checkpoint(shape: Shape, folder: Path, seed: int, device: str, dtype: str) -> None:
     from cepo.models.cpu_torch import repair_this_process_and_its_children
 
     repair_this_process_and_its_children()
@@ -199,9 +200,10 @@ def _write_checkpoint(shape: Shape, folder: Path, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     config = model_config(shape)
-    with torch.random.fork_rng(devices=[]):
+    devices = [torch.cuda.current_device()] if device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=devices), torch.device(device):
         torch.manual_seed(seed)
-        model = Qwen3VLForConditionalGeneration(config).float()
+        model: Any = Qwen3VLForConditionalGeneration._from_config(config, dtype=getattr(torch, dtype))
     end_of_turn, end_of_text = (tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|endoftext|>"))
     model.generation_config = GenerationConfig(
         do_sample=True, top_k=0, pad_token_id=end_of_text, eos_token_id=[end_of_turn, end_of_text]

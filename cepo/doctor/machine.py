@@ -178,7 +178,8 @@ def gpu_findings(index: int, gpu: Gpu, compiled: Sequence[str]) -> list[Finding]
         return [Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)]
     flash_attn = installed_version("flash-attn") or "not installed, not needed"
     attention = (
-        f"{support.architecture}: {support.chosen}, because {support.why}. SDPA: {' > '.join(support.sdpa)}; "
+        f"{support.architecture}: {support.chosen}, because {support.why}; packed rows (padding_free) by FlexAttention, "
+        f"which Triton compiles for the card. SDPA: {' > '.join(support.sdpa)}; "
         f"FlashAttention 2 ({flash_attn}): {support.flash_attention_2}; vLLM: {' > '.join(support.vllm)}"
     )
     if support.untested:

@@ -8,7 +8,7 @@ recomputed layer gets the same argument again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -67,19 +67,18 @@ class SegmentLayout:
                 yield Part(queries=slice(stop, end), keys=slice(start, stop), causal=False, first=is_root)
 
     @cached_property
-    def segment_of_token(self) -> Int64[Tensor, " L"]:
-        """Each token's segment."""
-        lengths = torch.tensor(self.starts).diff()
-        return torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    def branch_end_of_token(self) -> Int64[Tensor, " L"]:
+        """Where the branch of each token's segment ends: the token is seen by itself and what follows up to there."""
+        return torch.repeat_interleave(torch.tensor(self.branch_ends), torch.tensor(self.starts).diff())
 
-    @cached_property
-    def sees(self) -> Bool[Tensor, "S S"]:
-        """Whether tokens of a segment (row) see a segment (column): ancestors and itself."""
-        table = torch.eye(len(self.parents), dtype=torch.bool)
-        for index, parent in enumerate(self.parents):
-            if parent >= 0:
-                table[index] |= table[parent]
-        return table
+    def filled_to(self, multiple: int) -> SegmentLayout:
+        """This layout with a last segment of its own, if one is needed to make the row's length a multiple."""
+        end = -(-self.num_tokens // multiple) * multiple
+        if end == self.num_tokens:
+            return self
+        return SegmentLayout(
+            starts=(*self.starts, end), parents=(*self.parents, -1), branch_ends=(*self.branch_ends, end)
+        )
 
 
 def segment_attention(
@@ -187,37 +186,80 @@ def attend_by_blocks(
 ) -> Float[Tensor, "1 H L D"]:
     """As `attend_by_parts`, by FlexAttention, which skips blocks of tokens that do not see each other.
 
-    Not measured on a GPU yet; on a CPU it is a dense computation that serves to test the mask.
+    Compiled on a GPU; on a CPU it is a dense computation without gradient, which serves to test the mask.
+
+    Raises:
+        RuntimeError: the device's compiler cannot make the kernels, those of the backward pass included; before any gradient
+            is computed with them, if the first call is one without gradient.
     """
     if query.device not in layout.block_masks:
         layout.block_masks[query.device] = block_mask(layout, query.device)
-    attend: Any = _flex_attention(compiled=query.device.type != "cpu")
-    return attend(
-        query,
-        key,
-        value,
-        block_mask=layout.block_masks[query.device],
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    mask = layout.block_masks[query.device]
+    if query.device.type == "cpu":
+        return attend_to_mask(query, key, value, mask, scale)
+    if not torch.is_grad_enabled():
+        _require_gradients(query.device, query.dtype, query.shape[1], key.shape[1], query.shape[3], scale)
+    return compiled("inductor")(query, key, value, mask, scale)
+
+
+def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
+    """FlexAttention with grouped queries."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    attended: Any = flex_attention(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
+    return attended
+
+
+@cache
+def compiled(backend: Any) -> Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]:
+    """`attend_to_mask` as a compiled function, which is compiled once for all lengths of rows.
+
+    The first call compiles for its own sizes and the next one for all others. `dynamic=True` would make even the scale a
+    variable, which the kernels' templates take as a constant; `specialize_float` keeps it one where two models differ in it.
+    Beyond the limit on recompilations, and at a part it cannot compile, the compiler would go on without compiling, with all
+    tokens x tokens: `fullgraph` makes that an error, and the limit leaves room for two models, types and modes.
+    """
+    attend: Any = torch.compile(attend_to_mask, fullgraph=True, backend=backend)
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
+        with torch._dynamo.config.patch(specialize_float=True, recompile_limit=64):
+            return attend(query, key, value, mask, scale)
+
+    return attended
+
+
+@cache
+def _require_gradients(
+    device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, scale: float
+) -> None:
+    """Runs both passes on two blocks: a kernel that is too large for the device is found here and not in an update."""
+    layout = SegmentLayout(starts=(0, 2 * BLOCK_SIZE), parents=(-1,), branch_ends=(2 * BLOCK_SIZE,))
+    shapes = [(1, number, layout.num_tokens, width) for number in (heads, key_heads, key_heads)]
+    with torch.enable_grad():
+        inputs = [torch.zeros(shape, device=device, dtype=dtype, requires_grad=True) for shape in shapes]
+        output = compiled("inductor")(inputs[0], inputs[1], inputs[2], block_mask(layout, device), scale)
+        torch.autograd.grad(output.sum(), inputs)
 
 
 def block_mask(layout: SegmentLayout, device: torch.device) -> Any:
-    """The layout for FlexAttention, from a table of blocks x segments: no tensor of tokens x tokens is built."""
+    """The layout for FlexAttention: a token sees another that is not behind it and whose branch it is in.
+
+    From two numbers per block; no tensor of tokens x tokens is built.
+    """
     from torch.nn.attention.flex_attention import BlockMask
 
-    segment_of_token, sees = layout.segment_of_token, layout.sees
+    ends = layout.branch_end_of_token
     num_blocks = -(-layout.num_tokens // BLOCK_SIZE)
-    holds = torch.zeros(num_blocks, len(sees))
-    holds[torch.arange(layout.num_tokens) // BLOCK_SIZE, segment_of_token] = 1
-    some = (holds @ sees.float() @ holds.T > 0).tril()
-    every = (holds @ (~sees).float() @ holds.T == 0).tril(diagonal=-1)
-    owner, table = segment_of_token.to(device), sees.to(device)
-    last = layout.num_tokens - 1
+    missing = num_blocks * BLOCK_SIZE - layout.num_tokens
+    ends = torch.cat([ends, ends.new_full((missing,), num_blocks * BLOCK_SIZE)])
+    by_block = ends.view(num_blocks, BLOCK_SIZE)
+    first_query = torch.arange(num_blocks)[:, None] * BLOCK_SIZE
+    some = (by_block.amax(dim=1) > first_query).tril()
+    every = (by_block.amin(dim=1) >= first_query + BLOCK_SIZE).tril(diagonal=-1)
+    branch_end = ends.int().to(device)
 
     def sees_token(batch: Tensor, head: Tensor, query_index: Tensor, key_index: Tensor) -> Tensor:
-        query_owner, key_owner = owner[query_index.clamp(max=last)], owner[key_index.clamp(max=last)]
-        return (key_index <= query_index) & table[query_owner, key_owner]
+        return (key_index <= query_index) & (query_index < branch_end[key_index])
 
     partial_counts, partial_indices = _listed(some & ~every, device)
     full_counts, full_indices = _listed(every, device)
@@ -236,10 +278,3 @@ def _listed(table: Bool[Tensor, "Q K"], device: torch.device) -> tuple[Tensor, T
     """Per row how many entries are set and, those first, the columns."""
     columns = table.int().argsort(dim=1, descending=True, stable=True)
     return table.sum(dim=1)[None, None].int().to(device), columns[None, None].int().to(device)
-
-
-@cache
-def _flex_attention(*, compiled: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention

@@ -10,7 +10,7 @@ from torch import Tensor
 from cepo.data.batch import ScoringRow
 from cepo.models.positions import sequence_positions
 from cepo.models.processing import ImageInputs, Processing
-from cepo.models.segments import SegmentLayout
+from cepo.models.segments import BLOCK_SIZE, SegmentLayout
 from cepo.teacher.sequences import TokenForest, TokenRow, pack_rows, plan_forest
 from cepo.workers.scoring_model import CollatedRows, DistinctPictures, positions_of
 
@@ -37,14 +37,20 @@ def packs(rows: Sequence[ScoringRow], *, processing: Processing, budget: int) ->
     return pack_rows(forest_of(rows, processing), budget=budget)
 
 
-def collate_packed(rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device) -> CollatedRows:
+def collate_packed(
+    rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device, multiple_of: int | None = None
+) -> CollatedRows:
     """The rows' forest as one packed row on `device`.
 
     Every segment has the position ids that its tokens have in their own rows, so a tail goes on from its prefix and a
     response from its tail.
+
+    Args:
+        multiple_of: to what the row's length is filled; by default on GPUs to whole blocks of their attention, whose kernels
+            then have no edge, and elsewhere not.
     """
     forest = forest_of(rows, processing)
-    layout = _layout(forest)
+    layout = _layout(forest).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
     token_ids: list[int] = []
     positions: list[Tensor] = []
     pictures = DistinctPictures()
@@ -62,6 +68,9 @@ def collate_packed(rows: Sequence[ScoringRow], *, processing: Processing, device
             first = pictures.first(context.images)
             inside = _pictures_inside(context.token_ids, context.images, segment.start, segment.stop, processing)
             order.extend(first + index for index in inside)
+    missing = layout.num_tokens - len(token_ids)
+    token_ids += [processing.pad_token_id] * missing
+    positions.append(torch.zeros(3, missing, dtype=torch.long))
     return CollatedRows(
         input_ids=torch.tensor(token_ids).unsqueeze(0).to(device),
         position_ids=torch.cat(positions, dim=1).unsqueeze(1).to(device),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts, block_mask
+from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts, block_mask, compiled
 
 
 def random_layout(seed: int, *, num_segments: int, longest: int) -> SegmentLayout:
@@ -106,3 +106,39 @@ def test_blocks_that_see_each_other_fully_need_no_mask_and_blind_ones_are_left_o
     assert mask.kv_num_blocks.flatten().tolist() == [1] * 6  # the diagonal
     assert mask.full_kv_num_blocks is not None
     assert mask.full_kv_num_blocks.flatten().tolist() == [0, 1, 2, 3, 2, 3]
+
+
+def test_a_layout_is_filled_to_a_multiple_by_one_segment_that_nobody_else_sees() -> None:
+    layout = random_layout(1, num_segments=7, longest=40)
+    filled = layout.filled_to(128)
+    assert filled.num_tokens % 128 == 0
+    assert 0 < filled.num_tokens - layout.num_tokens < 128
+    before, after = whole_mask(layout), whole_mask(filled)
+    assert torch.equal(after[: layout.num_tokens, : layout.num_tokens], before)
+    assert not after[layout.num_tokens :, : layout.num_tokens].any()
+    assert bool(after.diagonal().all())
+    assert filled.filled_to(128) is filled
+
+
+def test_compiled_attention_is_compiled_twice_for_6_layouts_and_its_scale_and_blocks_are_constants() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def counting(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    attend = compiled(counting)
+    with torch.no_grad():
+        for seed, longest in enumerate((40, 90, 150, 60, 200, 120)):
+            layout = random_layout(seed, num_segments=7, longest=longest).filled_to(128)
+            assert layout.num_tokens > 128
+            query, key, value = (tensor.detach() for tensor in tensors(layout, torch.float32))
+            attended = attend(query, key, value, block_mask(layout, torch.device("cpu")), 0.3)
+            assert float((attended - dense(query, key, value, layout)).abs().max()) < 1e-5
+        assert len(graphs) == 2
+        # Another model in the same process: half the heads, another width and scale.
+        attend(query[:, :4, :, :4], key[..., :4], value[..., :4], block_mask(layout, torch.device("cpu")), 0.7)
+    for graph, scale in zip(graphs, (0.3, 0.3, 0.7), strict=True):
+        (call,) = (node for node in graph.graph.nodes if node.target is torch.ops.higher_order.flex_attention)
+        assert call.args[5] == scale
+        assert call.args[4][-3:-1] == (128, 128)

@@ -321,6 +321,7 @@ def test_an_rtx_pro_6000_is_ok_with_cuda_13_and_fails_with_a_remedy_with_a_wheel
     assert (good.mark, attention.mark) == ("ok", "info")
     assert "95.0 GiB free of 96.0 GiB" in good.found
     assert "sdpa, because" in attention.found
+    assert "packed rows (padding_free) by FlexAttention" in attention.found
     assert "Untested on such a card" in attention.found
     (bad,) = gpu_findings(0, card, WHEEL_CUDA_12_4)
     assert bad.mark == "fail"

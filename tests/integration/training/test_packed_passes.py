@@ -207,6 +207,22 @@ def test_the_first_rows_are_checked_once_and_a_gap_above_1e_minus_4_pads_the_res
 
 
 @pytest.mark.heavy
+def test_filling_a_packed_row_to_whole_blocks_of_128_changes_no_log_prob(
+    build_actor: BuildActor, tiny_processing: Processing
+) -> None:
+    actor = build_actor()
+    rows = mixed_rows(tiny_processing, num_contexts=2, size=3)
+    plain, filled = (
+        collate_packed(rows, processing=tiny_processing, device=actor.device, multiple_of=multiple)
+        for multiple in (1, 128)
+    )
+    assert filled.input_ids.shape[1] % 128 == 0
+    assert 0 < filled.input_ids.numel() - plain.input_ids.numel() < 128
+    with torch.no_grad():
+        assert largest_gap([actor.module(filled)[0]], [actor.module(plain)[0]]) < 1e-5
+
+
+@pytest.mark.heavy
 def test_the_share_of_saved_tokens_is_counted(build_actor: BuildActor, tiny_processing: Processing) -> None:
     actor = build_actor()
     rows = mixed_rows(tiny_processing, num_contexts=3, size=5)

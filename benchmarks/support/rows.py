@@ -1,0 +1,98 @@
+"""Rows to score and to update on, and prompts to sample from, of a shape's lengths and with random words and pictures."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from benchmarks.support.shapes import Shape, prompt_text, random_picture
+
+if TYPE_CHECKING:
+    from cepo.data.batch import OptimizerBatch, ScoringRow
+    from cepo.models.processing import Processing
+    from cepo.rollout.base import GenerationRequest
+
+HINT_TOKENS = 20
+"""By which a teacher's context is longer than the prompt."""
+
+
+def skewed_lengths(shape: Shape, group_size: int) -> list[int]:
+    """The quantiles of an exponential distribution: most are short, the last is the longest."""
+    if group_size == 1:
+        return [shape.longest]
+    top = -math.log(0.5 / group_size)
+    quantiles = [-math.log(1 - (number + 0.5) / group_size) / top for number in range(group_size)]
+    return [round(shape.shortest + (shape.longest - shape.shortest) * quantile) for quantile in quantiles]
+
+
+def build_rows(
+    shape: Shape, processing: Processing, *, groups: int, group_size: int, contexts: int, prompt: int
+) -> list[list[ScoringRow]]:
+    """For each context the rows of all groups; every group has a picture and random words of its own."""
+    import torch
+
+    from cepo.data.batch import ScoringRow
+    from cepo.models.processing import EncodedPrompt, ImageInputs
+
+    assert processing.image_token_id is not None
+    draw = torch.Generator().manual_seed(1)
+
+    def words(number: int) -> tuple[int, ...]:
+        return tuple(torch.randint(256, (number,), generator=draw).tolist())
+
+    rows: list[list[ScoringRow]] = [[] for _ in range(contexts)]
+    width, height = (processing.merge_size * side for side in shape.picture)
+    for _ in range(groups):
+        pixels = torch.randn(height * width, 3 * 2 * 16 * 16, generator=draw)
+        images = ImageInputs(pixel_values=pixels, grid_thw=torch.tensor([[1, height, width]]))
+        begin = (
+            *words(10),
+            *[processing.image_token_id] * shape.image_tokens,
+            *words(prompt - shape.image_tokens - 15),
+        )
+        end = words(5)
+        responses = [words(length) for length in skewed_lengths(shape, group_size)]
+        for number in range(contexts):
+            ids = (*begin, *(words(HINT_TOKENS) if number else ()), *end)
+            context = EncodedPrompt(token_ids=ids, engine_ids=ids, images=images)
+            rows[number] += [ScoringRow(context=context, response_ids=response) for response in responses]
+    return rows
+
+
+def optimizer_batch(rows: list[ScoringRow]) -> OptimizerBatch:
+    """The rows with advantages of both signs, as responses of the policy itself."""
+    import torch
+
+    from cepo.data.batch import OptimizerBatch
+    from cepo.losses.policy import LossDenominators
+
+    lengths = torch.tensor([len(row.response_ids) for row in rows])
+    mask = torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
+    advantages = torch.linspace(-1, 1, len(rows)).unsqueeze(1).expand(mask.shape).where(mask, 0.0)
+    return OptimizerBatch(
+        rows=rows,
+        old_log_probs=torch.zeros(mask.shape),
+        advantages=advantages,
+        response_mask=mask,
+        denominators=LossDenominators(int(lengths.sum()), len(rows), int(lengths.max())),
+        on_policy=True,
+    )
+
+
+def generation_requests(shape: Shape, processing: Processing, *, count: int) -> list[GenerationRequest]:
+    """Prompts of the shape's length, each with a picture of its own."""
+    from cepo.rollout.base import GenerationRequest
+
+    requests: list[GenerationRequest] = []
+    for number in range(count):
+        picture = random_picture(shape, number)
+        prompt = processing.encode(prompt_text(shape, processing, number), processing.load_images([picture]))
+        requests.append(
+            GenerationRequest(
+                prompt_ids=prompt.engine_ids,
+                num_prompt_tokens=len(prompt.token_ids),
+                images=(picture,),
+                seed=number,
+            )
+        )
+    return requests

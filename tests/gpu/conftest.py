@@ -1,0 +1,74 @@
+"""Each test here runs at two places: on a CPU with tiny shapes, so that what runs on a GPU is known to run, and on a GPU."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_places import CPU, CUDA, Place
+
+
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(CPU, id="cpu", marks=pytest.mark.heavy), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)],
+)
+def place(request: pytest.FixtureRequest) -> Place:
+    wanted: Place = request.param
+    on_gpu = wanted.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
+        built = "a CPU build of torch" if torch.version.cuda is None else f"torch for CUDA {torch.version.cuda}"
+        pytest.skip(f"no CUDA device is visible to torch ({built})")
+    if not on_gpu and torch.cuda.is_available():
+        pytest.skip("the trainer takes the GPU of this machine, where the same test runs with larger shapes")
+    return wanted
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where checkpoints of random weights are kept for all tests."""
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    """Little threads for tiny tensors; no test leaves weights on the device, a log level or a signal handler to the next."""
+    threads, level, handler = torch.get_num_threads(), logging.getLogger("cepo").level, signal.getsignal(signal.SIGTERM)
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    logging.getLogger("cepo").setLevel(level)
+    signal.signal(signal.SIGTERM, handler)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_trace_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    from datasets import config
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("datasets-cache"))
+        patch.setenv("HF_DATASETS_CACHE", folder)
+        patch.setattr(config, "HF_DATASETS_CACHE", folder)
+        patch.setenv("XDG_CACHE_HOME", folder)
+        yield
+
+
+@pytest.fixture
+def figure(record_property: Any) -> Any:
+    """Records a measured number under a name in the test's report: `figure("peak GiB", 3.2)`."""
+
+    def record(name: str, value: float) -> None:
+        record_property(name, value)
+        sys.stdout.write(f"{name}: {value:.6g}\n")
+
+    return record

@@ -1,0 +1,195 @@
+"""Where the tests of this folder run and on what: devices with their shapes, actors, rows, limits."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.support.rows import build_rows
+from benchmarks.support.shapes import MICRO, QWEN3_VL_2B, SMALL, Shape, write_checkpoint
+from cepo.algorithms.settings import TeacherConfig
+from cepo.config import load_config
+from cepo.data.batch import OptimizerBatch, ScoringRow
+from cepo.losses.policy import LossDenominators
+from cepo.models.processing import Processing
+from cepo.workers.actor import Actor
+from cepo.workers.worker import objective_settings
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+
+LOG_PROB_LIMITS = {"fp32": (1e-5, 1e-5, 1e-5), "bf16": (1e-2, 5e-2, 0.25)}
+"""Mean, 99th percentile and largest gap in nats between two ways to compute the same log-probs."""
+
+GRADIENT_LIMITS = {"fp32": 1e-4, "bf16": 0.1}
+"""Norm of the difference of two gradients by the norm of one."""
+
+
+SAME_TRAINING = {"cpu": 0.0, "cuda": 0.3}
+"""`distance` of two runs of the same updates. Kernels of a GPU may add in any order, and Adam makes a whole step of a gradient's
+sign, however small the gradient."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A device and the sizes that tests have there.
+
+    Attributes:
+        whole: the model of whole training runs.
+        part: the model of tests of parts, which build several actors.
+        samples: responses per prompt.
+        response: most tokens of a sampled response.
+        min_pixels: to which pictures are enlarged; 1,024 pixels are a token.
+        memory_grid: vocabularies and numbers of tokens of the memory test.
+        head_elements: logits that the head may hold at once there; None for the package's own number.
+    """
+
+    device: str
+    whole: Shape
+    part: Shape
+    samples: int
+    response: int
+    min_pixels: int
+    memory_grid: tuple[tuple[int, int], tuple[int, int]]
+    head_elements: int | None
+
+    def checkpoint(self, shape: Shape, folder: Path, dtype: str = "bf16") -> Path:
+        """A checkpoint folder of random weights, drawn on the device."""
+        return write_checkpoint(shape, folder / f"{shape.name}-{dtype}", device=self.device, dtype=DTYPES[dtype])
+
+
+CPU = Place(
+    device="cpu",
+    whole=MICRO,
+    part=MICRO,
+    samples=4,
+    response=8,
+    min_pixels=64 * 64,
+    memory_grid=((4096, 8192), (512, 1024)),
+    head_elements=2**17,
+)
+CUDA = Place(
+    device="cuda",
+    whole=QWEN3_VL_2B,
+    part=SMALL,
+    samples=8,
+    response=128,
+    min_pixels=512 * 512,
+    memory_grid=((32_768, 151_936), (4096, 16_384)),
+    head_elements=None,
+)
+
+
+def build_actor(folder: Path, *, dtype: str = "bf16", teacher: TeacherConfig | None = None, **settings: Any) -> Actor:
+    """A policy with an adapter of rank 16 and gradient checkpointing; keywords are settings of `worker.actor`, dots as `__`."""
+    tree: dict[str, Any] = {
+        "model.model_path": folder,
+        "model.lora.rank": 16,
+        "model.lora.exclude_modules": ".*visual.*",
+        "model.enable_gradient_checkpointing": "true",
+        "fsdp.mp_param_dtype": dtype,
+        "optim.lr": 1e-3,
+        "max_grad_norm": 1e9,
+    } | {name.replace("__", "."): value for name, value in settings.items()}
+    arguments = [f"worker.actor.{name}={value}" for name, value in tree.items()]
+    config = load_config([f"config={REPOSITORY}/configs/microgeo/base.yaml", *arguments])
+    return Actor(
+        config.worker.actor,
+        Processing(str(folder)),
+        temperature=1.0,
+        teacher=teacher or TeacherConfig(),
+        objective_settings=objective_settings(config),
+        with_reference=False,
+        total_steps=10,
+        seed=1,
+    )
+
+
+def draw_adapter(actor: Actor) -> None:
+    """B of a fresh adapter is 0, which hides the gradient of A and makes the adapter invisible."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in actor.module.named_parameters():
+            if "lora_B" in name:
+                local: Any = getattr(weight, "_local_tensor", weight)
+                local.copy_(torch.randn(local.shape, generator=generator) * 0.02)
+
+
+def rows_for(shape: Shape, folder: Path, *, groups: int = 2, contexts: int = 3) -> list[ScoringRow]:
+    """Responses of skewed lengths behind each of the contexts of each group, in a shuffled order."""
+    views = build_rows(
+        shape,
+        Processing(str(folder)),
+        groups=groups,
+        group_size=shape.group_size,
+        contexts=contexts,
+        prompt=shape.prompt_tokens,
+    )
+    rows = [row for view in views for row in view]
+    random.Random(3).shuffle(rows)
+    return rows
+
+
+def batch_of(rows: list[ScoringRow]) -> OptimizerBatch:
+    """Advantages of both signs, and old log-probs so near that nothing is clipped."""
+    lengths = torch.tensor([len(row.response_ids) for row in rows])
+    mask = torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
+    advantages = torch.linspace(-1, 1, len(rows)).unsqueeze(1).expand(mask.shape).where(mask, 0.0)
+    return OptimizerBatch(
+        rows=rows,
+        old_log_probs=torch.zeros(mask.shape),
+        advantages=advantages,
+        response_mask=mask,
+        denominators=LossDenominators(int(lengths.sum()), len(rows), int(lengths.max())),
+        on_policy=True,
+    )
+
+
+def gradient_of(actor: Actor, rows: list[ScoringRow]) -> Tensor:
+    """The adapter's gradient of one optimizer step that moves nothing, as one vector on the CPU."""
+    for group in actor.optimizer.param_groups:
+        group["lr"] = 0.0
+    actor._optimizer_step(batch_of(rows))
+    gradients = [whole(weight.grad) for weight in actor.module.parameters() if weight.grad is not None]
+    return torch.cat([gradient.flatten().double().cpu() for gradient in gradients])
+
+
+def weights_of(actor: Actor) -> dict[str, Tensor]:
+    """Copies of the trained weights on the CPU."""
+    return {
+        name: whole(parameter.detach()).cpu().clone()
+        for name, parameter in actor.module.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> float:
+    """How far apart two trained sets of weights are, by how far the expected one went from the start."""
+    assert found.keys() == expected.keys() == start.keys()
+    apart, travelled = (
+        sum(float((expected[name] - other[name]).double().square().sum()) for name in expected) ** 0.5
+        for other in (found, start)
+    )
+    assert travelled > 0, "nothing was trained"
+    return apart / travelled
+
+
+def whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def gaps(left: Sequence[Tensor], right: Sequence[Tensor]) -> tuple[float, float, float]:
+    """Mean, 99th percentile and largest of the differences of two lists of log-probs, in nats."""
+    assert left, "nothing was compared"
+    found = (torch.cat(list(left)).double() - torch.cat(list(right)).double()).abs()
+    return float(found.mean()), float(found.quantile(0.99)), float(found.max())
+
+
+def within(found: Sequence[float], limits: Sequence[float]) -> bool:
+    return all(gap <= limit for gap, limit in zip(found, limits, strict=True))

@@ -1,0 +1,42 @@
+"""`cepo doctor` on the machine that trains."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu_places import Place
+from rich.console import Console
+
+from cepo.doctor.attention import attention_for
+from cepo.doctor.command import run_doctor_command
+from cepo.doctor.machine import look_at_machine, machine_findings
+
+
+def test_the_doctor_names_each_card_its_capability_its_memory_and_its_attention(place: Place) -> None:
+    machine = look_at_machine()
+    found = {finding.subject.strip(): finding for finding in machine_findings(machine)}
+    assert len(machine.gpus) == torch.cuda.device_count()
+    if place.device == "cpu":
+        assert "GPU 0" not in found
+        assert found["torch's build"].mark in ("ok", "warn")
+        return
+    major, minor = torch.cuda.get_device_capability(0)
+    card = found["GPU 0"]
+    assert card.mark == "ok", card
+    assert torch.cuda.get_device_name(0) in card.found
+    assert f"compute capability {major}.{minor}" in card.found
+    assert machine.gpus[0].total == torch.cuda.get_device_properties(0).total_memory
+    support = attention_for((major, minor))
+    assert support is not None
+    assert f"{support.architecture}: {support.chosen}" in found["attention"].found
+    assert "FlexAttention" in found["attention"].found
+    assert found["driver"].mark == "ok", found["driver"]
+
+
+def test_the_doctors_command_ends_with_0_or_names_a_remedy(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_doctor_command([], console=Console(width=200))
+    printed = capsys.readouterr().out
+    assert "torch" in printed
+    assert code == 0 or "fail" in printed
+    if place.device == "cuda":
+        assert torch.cuda.get_device_name(0) in printed

@@ -1,0 +1,58 @@
+"""Sampling with transformers on a device: bf16 through the model's own pass, float32 through fused decoding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_places import LOG_PROB_LIMITS, Place, build_actor, draw_adapter, gaps, within
+
+from benchmarks.support.rows import generation_requests
+from cepo.data.batch import ScoringRow
+from cepo.models.processing import EncodedPrompt, Processing
+from cepo.rollout.base import SamplingSettings
+from cepo.rollout.transformers_generator import TransformersGenerator
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_sampled_log_probs_under_an_adapter_are_those_that_the_trainer_scores(
+    place: Place, checkpoints: Path, dtype: str, figure: Any
+) -> None:
+    folder = place.checkpoint(place.part, checkpoints, dtype)
+    processing = Processing(str(folder))
+    actor = build_actor(folder, dtype=dtype)
+    draw_adapter(actor)
+    generator = TransformersGenerator(
+        folder,
+        dtype=dtype,
+        device=place.device,
+        banned_token_ids=processing.banned_token_ids,
+        eos_token_ids=processing.eos_token_ids,
+        processing=processing,
+    )
+    generator.sync_weights(actor.rollout_weights())
+    requests = generation_requests(place.part, processing, count=3)
+    settings = SamplingSettings(num_samples=place.samples, max_response_length=place.response)
+    first, again = (generator.generate(requests, settings) for _ in range(2))
+    assert (generator._decoder is not None) == (dtype == "fp32"), "fused decoding is for float32"
+    if place.device == "cpu":
+        assert [[one.response_ids for one in group] for group in first] == [
+            [one.response_ids for one in group] for group in again
+        ]
+    rows, sampled = [], []
+    for request, group in zip(requests, first, strict=True):
+        images = processing.load_images(list(request.images))
+        expanded = tuple(processing.expand(request.prompt_ids, images))
+        prompt = EncodedPrompt(token_ids=expanded, engine_ids=request.prompt_ids, images=images)
+        assert len(prompt.token_ids) == request.num_prompt_tokens
+        for one in group:
+            rows.append(ScoringRow(context=prompt, response_ids=one.response_ids))
+            sampled.append(torch.tensor(one.log_probs))
+    found = gaps(sampled, actor.score(rows))
+    for name, gap in zip(("mean", "99th percentile", "largest"), found, strict=True):
+        figure(f"{dtype} sampled against scored, {name}, nats", gap)
+    limits = LOG_PROB_LIMITS["bf16"] if dtype == "bf16" else (1e-4,) * 3
+    assert within(found, limits)
+    generator.close()

@@ -1,0 +1,63 @@
+"""What a scoring pass holds does not grow with vocabulary x tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_places import Place, build_actor
+
+from benchmarks.support.shapes import MICRO
+from cepo.data.batch import ScoringRow
+from cepo.models.processing import EncodedPrompt
+from cepo.workers import scoring_model
+
+
+def peak_bytes(device: str, work: Callable[[], object]) -> int:
+    """The most bytes of tensors that exist while `work` runs, beyond those before."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(profile_memory=True) as recorded:
+        work()
+    profiler: Any = recorded.profiler
+    changes = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = largest = 0
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        largest = max(largest, held)
+    return largest
+
+
+def test_the_peak_of_scoring_grows_by_less_than_a_byte_per_vocabulary_entry_and_token_of_which_logits_take_4(
+    place: Place, checkpoints: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
+) -> None:
+    if place.head_elements is not None:
+        monkeypatch.setattr(scoring_model, "HEAD_CHUNK_ELEMENTS", place.head_elements)
+    vocabularies, lengths = place.memory_grid
+    peaks: dict[tuple[int, int], int] = {}
+    for vocabulary in vocabularies:
+        shape = dataclasses.replace(MICRO, name=f"vocabulary-{vocabulary}", vocabulary=vocabulary)
+        actor = build_actor(place.checkpoint(shape, checkpoints, "fp32"), dtype="fp32")
+        actor.passes._checked = True  # the check computes a sample of the rows in both forms
+        for tokens in lengths:
+            context = EncodedPrompt(token_ids=(1, 2, 3), engine_ids=(1, 2, 3), images=None)
+            row = ScoringRow(context=context, response_ids=(5,) * tokens)
+            actor.score([row])
+            peaks[vocabulary, tokens] = peak_bytes(place.device, lambda actor=actor, row=row: actor.score([row]))
+            figure(f"peak bytes, vocabulary {vocabulary}, {tokens} tokens", peaks[vocabulary, tokens])
+    (small, large), (short, long) = vocabularies, lengths
+    growth = peaks[large, long] - peaks[small, long] - peaks[large, short] + peaks[small, short]
+    per_entry_and_token = growth / ((large - small) * (long - short))
+    figure("bytes per vocabulary entry and token", per_entry_and_token)
+    assert peaks[large, long] > 0
+    assert abs(per_entry_and_token) < 1
+    assert peaks[large, long] < 4 * large * long, "less than the logits of all tokens alone"

@@ -1,0 +1,95 @@
+"""Weights and optimizer that leave the device between phases, or live in host memory: less is held, and training goes on."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_places import (
+    LOG_PROB_LIMITS,
+    SAME_TRAINING,
+    Place,
+    batch_of,
+    build_actor,
+    distance,
+    gaps,
+    rows_for,
+    weights_of,
+    within,
+)
+
+from cepo.workers.actor import Actor
+
+
+def held() -> int:
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()
+
+
+def trained(actor: Actor, rows: list[Any], *, steps: int) -> dict[str, torch.Tensor]:
+    """The adapter after updates between which the actor rests, as it does while responses are sampled."""
+    for step in range(steps):
+        actor.rest()
+        actor.score(rows)
+        actor.update([batch_of(rows)], step=step)
+        actor.finish_step(step)
+    return weights_of(actor)
+
+
+def test_offloading_between_phases_frees_the_weights_and_changes_no_update(
+    place: Place, checkpoints: Path, figure: Any
+) -> None:
+    folder = place.checkpoint(place.part, checkpoints)
+    rows = rows_for(place.part, folder, groups=1, contexts=1)
+    plain = build_actor(folder)
+    start = weights_of(plain)
+    expected = trained(plain, rows, steps=3)
+    actor = build_actor(folder, offload__offload_params="true", offload__offload_optimizer="true")
+    found = trained(actor, rows, steps=3)
+    apart = distance(found, expected, start)
+    figure("distance of the weights after 3 steps", apart)
+    assert apart <= SAME_TRAINING[place.device]
+    assert sum(bool(tensor.any()) for name, tensor in found.items() if "lora_B" in name) > 0
+    if place.device == "cpu":
+        return
+    before = held()
+    actor.rest()
+    after = held()
+    bytes_of_weights = sum(weight.numel() * weight.element_size() for weight in actor.module.parameters())
+    figure("bytes held before rest", before)
+    figure("bytes held after rest", after)
+    assert {weight.device.type for weight in actor.module.parameters()} == {"cpu"}
+    assert before - after > 0.95 * bytes_of_weights
+    state = [value for entry in actor.optimizer.state.values() for value in entry.values() if value.dim() > 0]
+    assert {value.device.type for value in state} == {"cpu"}
+    scores = actor.score(rows)
+    assert {weight.device.type for weight in actor.module.parameters()} == {"cuda"}
+    assert within(gaps(scores, actor.score(rows)), LOG_PROB_LIMITS["bf16"])
+
+
+def test_weights_in_host_memory_give_the_same_log_probs_and_train(place: Place, checkpoints: Path, figure: Any) -> None:
+    folder = place.checkpoint(place.part, checkpoints)
+    rows = rows_for(place.part, folder, groups=1, contexts=1)
+    plain = build_actor(folder)
+    expected = plain.score(rows)
+    start = weights_of(plain)
+    trained_plain = trained(plain, rows, steps=2)  # and the libraries' work space is there before anything is measured
+    if place.device == "cuda":
+        del plain
+        gc.collect()
+        torch.cuda.empty_cache()
+    before = held() if place.device == "cuda" else 0
+    actor = build_actor(folder, fsdp__enable_cpu_offload="true")
+    found = gaps(actor.score(rows), expected)
+    figure("log-prob gap, largest, nats", found[2])
+    assert within(found, LOG_PROB_LIMITS["bf16"])
+    apart = distance(trained(actor, rows, steps=2), trained_plain, start)
+    figure("distance of the weights after 2 steps", apart)
+    assert apart <= SAME_TRAINING[place.device]
+    if place.device == "cuda":
+        bytes_of_weights = sum(weight.numel() * weight.element_size() for weight in actor.module.parameters())
+        figure("bytes held beside the weights", held() - before)
+        assert {weight.device.type for weight in actor.module.parameters()} == {"cpu"}
+        assert held() - before < 0.7 * bytes_of_weights

@@ -1,0 +1,91 @@
+"""Packed rows against padded ones in both types: FlexAttention's kernels against SDPA's on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_places import (
+    GRADIENT_LIMITS,
+    LOG_PROB_LIMITS,
+    Place,
+    build_actor,
+    draw_adapter,
+    gaps,
+    gradient_of,
+    rows_for,
+    within,
+)
+
+from benchmarks.support.shapes import Shape
+from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts
+
+
+def compare(place: Place, shape: Shape, checkpoints: Path, dtype: str, figure: Any) -> None:
+    folder = place.checkpoint(shape, checkpoints, "bf16" if dtype == "bf16" else "fp32")
+    packed, padded = (build_actor(folder, dtype=dtype, padding_free=flag) for flag in ("true", "false"))
+    for actor in (packed, padded):
+        draw_adapter(actor)
+    rows = rows_for(shape, folder)
+    found = gaps(packed.score(rows), padded.score(rows))
+    for name, gap in zip(("mean", "99th percentile", "largest"), found, strict=True):
+        figure(f"{shape.name} {dtype} log-prob gap, {name}, nats", gap)
+    assert (packed.passes.packed, padded.passes.packed) == (True, False), "the packed path gave way to padded rows"
+    assert packed.passes.tokens_computed < 0.7 * padded.passes.tokens_computed
+    assert within(found, LOG_PROB_LIMITS[dtype])
+    gradient, expected = (gradient_of(actor, rows[: shape.group_size]) for actor in (packed, padded))
+    distance = float((gradient - expected).norm() / expected.norm())
+    figure(f"{shape.name} {dtype} gradient distance", distance)
+    assert float(expected.norm()) > 0
+    assert distance < GRADIENT_LIMITS[dtype]
+    assert packed.passes.packed
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_packed_log_probs_and_gradients_are_the_padded_ones(
+    place: Place, checkpoints: Path, dtype: str, figure: Any
+) -> None:
+    compare(place, place.part, checkpoints, dtype, figure)
+
+
+def test_packed_log_probs_and_gradients_are_the_padded_ones_at_the_size_that_is_trained(
+    place: Place, checkpoints: Path, figure: Any
+) -> None:
+    if place.whole is place.part:
+        pytest.skip("the trained size is the one of the test before")
+    compare(place, place.whole, checkpoints, "bf16", figure)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_block_attention_is_that_of_attention_by_parts_with_2_queries_to_a_key(
+    place: Place, width: int, dtype: torch.dtype, figure: Any
+) -> None:
+    # A prompt, two contexts, and two responses behind each; the last segment fills the row to 4 blocks of 128.
+    layout = SegmentLayout(
+        starts=(0, 150, 190, 260, 311, 350, 420, 490),
+        parents=(-1, 0, 1, 1, 0, 4, 4),
+        branch_ends=(490, 311, 260, 311, 490, 420, 490),
+    ).filled_to(128)
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(1, heads, layout.num_tokens, width) for heads in (16, 8, 8)]
+    inputs = [torch.randn(shape, generator=draw).to(dtype) for shape in shapes]
+    expected_inputs = [tensor.double().requires_grad_() for tensor in inputs]
+    expected = attend_by_parts(expected_inputs[0], expected_inputs[1], expected_inputs[2], layout, width**-0.5)
+    with_gradient = place.device == "cuda"  # on a CPU FlexAttention has none
+    here = [tensor.to(place.device).requires_grad_(with_gradient) for tensor in inputs]
+    attended = attend_by_blocks(here[0], here[1], here[2], layout, width**-0.5)
+    limit = 1e-4 if dtype is torch.float32 else 3e-2
+    gap = float((attended.detach().cpu().double() - expected.detach()).abs().max())
+    figure(f"attention gap, width {width}, {dtype}", gap)
+    assert gap < limit
+    if not with_gradient:
+        return
+    weight = torch.randn(expected.shape, generator=draw, dtype=torch.float64)
+    wanted = torch.autograd.grad((expected * weight).sum(), expected_inputs)
+    found = torch.autograd.grad((attended * weight.to(attended)).sum(), here)
+    for gradient, reference in zip(found, wanted, strict=True):
+        assert float((gradient.cpu().double() - reference).norm() / reference.norm()) < limit

@@ -1,0 +1,93 @@
+"""Two steps of the Geometry3K launcher's configuration: Qwen3-VL-2B's own sizes on a GPU, with random weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_places import LOG_PROB_LIMITS, REPOSITORY, Place, weights_of
+
+from cepo.config import check_config, load_config
+from cepo.microgeo.world import split_problems, write_problems
+from cepo.runtime.local import LocalBackend
+from cepo.train import build_trainer
+
+REWARD = '''
+def parity(samples):
+    """Right where the character codes add up to an even number: half of whatever an untrained model writes."""
+    verdicts = [float(sum(map(ord, sample["response"])) % 2 == 0) for sample in samples]
+    return [{"overall": verdict, "accuracy": verdict} for verdict in verdicts]
+'''
+FINITE = ("actor/pg_loss", "actor/grad_norm", "actor/lr", "reward/mean", "response_length/mean", "timing_s/step")
+
+
+def settings(place: Place, model: Path, folder: Path) -> list[str]:
+    """configs/geo3k/cepo.yaml with fewer and shorter responses, and what an untrained model and no network need."""
+    train, _ = split_problems(0, 8, 1)
+    write_problems(folder / "train.parquet", train)
+    (folder / "parity.py").write_text(REWARD, encoding="utf-8")
+    return [
+        f"config={REPOSITORY}/configs/geo3k/cepo.yaml",
+        f"data.train_files={folder / 'train.parquet'}",
+        "data.val_files=null",
+        f"data.min_pixels={place.min_pixels}",
+        f"data.max_response_length={place.response}",
+        "data.rollout_batch_size=4",
+        f"worker.actor.model.model_path={model}",
+        "worker.actor.global_batch_size=4",
+        "worker.rollout.name=transformers",
+        f"worker.rollout.n={place.samples}",
+        f"worker.reward.reward_function={folder / 'parity.py'}:parity",
+        "algorithm.cepo.negative.source=peer_full",
+        "trainer.max_steps=2",
+        "trainer.val_before_train=false",
+        "trainer.val_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.logger=[file]",
+        f"trainer.save_checkpoint_path={folder / 'run'}",
+    ]
+
+
+def test_two_steps_of_the_geo3k_configuration_with_two_teachers_move_the_adapter(
+    place: Place, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
+) -> None:
+    monkeypatch.chdir(REPOSITORY)  # the configuration names its prompt template from there
+    config = load_config(settings(place, place.checkpoint(place.whole, checkpoints), tmp_path))
+    check_config(config)
+    assert config.worker.actor.model.enable_gradient_checkpointing
+    assert config.worker.actor.fsdp.mp_param_dtype == config.worker.rollout.dtype == "bf16"
+    if place.device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with ExitStack() as stack:
+        trainer = build_trainer(config, stack)
+        assert isinstance(trainer.backend, LocalBackend)
+        actor = trainer.backend.actor
+        parameters = sum(parameter.numel() for parameter in actor.module.parameters())
+        before = weights_of(actor)
+        trainer.fit()
+        after, packed = weights_of(actor), actor.passes.packed
+    figure("parameters", parameters)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert [step["step"] for step in steps] == [1, 2]
+    for number, step in enumerate(steps, start=1):
+        assert all(math.isfinite(step[name]) for name in FINITE)
+        assert step["work/teacher_rows"] > 0
+        assert step["actor/skipped_updates"] == 0
+        assert step["actor/grad_norm"] > 0
+        assert step["rollout/log_prob_gap_mean"] <= LOG_PROB_LIMITS["bf16"][0]
+        assert step["rollout/log_prob_gap_max"] <= LOG_PROB_LIMITS["bf16"][2]
+        for name in ("timing_s/step", "rollout/log_prob_gap_mean", "rollout/log_prob_gap_max", "work/tokens_saved"):
+            figure(f"step {number} {name}", step[name])
+    assert packed, "the packed path gave way to padded rows"
+    moved = [name for name in before if "lora_B" in name and not torch.equal(before[name], after[name])]
+    assert len(moved) == sum("lora_B" in name for name in before) > 0
+    assert all(bool(tensor.isfinite().all()) for tensor in after.values())
+    if place.device == "cuda":
+        assert parameters > 2.1e9
+        figure("peak GiB", torch.cuda.max_memory_allocated() / 2**30)

@@ -1,0 +1,71 @@
+"""scripts/gpu_check.sh where there is no GPU: the same commands with tiny shapes, and what its exit code tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def gpu_check(out: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The script, from another folder."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("OUT", "PYTHONPATH", "CEPO_VENV") and not name.startswith("CEPO_GPU_CHECK")
+    }
+    environment = inherited | {"CEPO_PYTHON": sys.executable, "OUT": str(out)} | variables
+    return subprocess.run(
+        ["bash", str(REPOSITORY / "scripts" / "gpu_check.sh"), *arguments],
+        cwd=out.parent, env=environment, capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.heavy
+def test_on_a_cpu_all_four_parts_pass_and_leave_their_figures(tmp_path: Path) -> None:
+    done = gpu_check(tmp_path / "out", "-k", "doctor and cpu or generation and cpu", CEPO_GPU_CHECK_DEVICE="cpu")
+    if torch.cuda.is_available():
+        assert "skipped" in done.stdout  # the tests see no GPU, and are told to run at the CPU's place
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert [part["name"] for part in summary["parts"]] == ["versions", "tests", "stages 2b", "stages small"]
+    assert [part["exit_code"] for part in summary["parts"]] == [0, 0, 0, 0]
+    figures = {name: value for case in summary["tests"]["cases"] for name, value in case["figures"].items()}
+    assert 0 < figures["bf16 sampled against scored, mean, nats"] < 1e-2
+    assert summary["tests"]["counts"]["passed"] == 4
+    for found in summary["stages"].values():
+        assert found["still_packed"]
+        assert found["largest_gap_nats"] < 1e-4
+        assert set(found["stages"]) == {"generate", "score student", "score all", "update", "teachers"}
+    log = (tmp_path / "out" / "log.txt").read_text(encoding="utf-8")
+    assert "torch: " in log
+    assert "exit code 0 after" in log
+
+
+def test_the_exit_code_is_the_sum_of_the_parts_that_failed_and_none_keeps_the_next_from_its_turn(
+    tmp_path: Path,
+) -> None:
+    done = gpu_check(tmp_path / "out", CEPO_GPU_CHECK_DEVICE="cpu", CEPO_GPU_CHECK_SECONDS="1")
+    assert done.returncode == 1 + 2 + 4 + 8, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
+    assert [part["exit_code"] for part in summary["parts"]] == [124] * 4
+    assert summary["tests"] is None
+    assert summary["stages"] == {}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so that the script would run")
+@pytest.mark.heavy
+def test_without_a_gpu_it_ends_at_once_with_16_and_a_device_it_does_not_know_is_refused(tmp_path: Path) -> None:
+    done = gpu_check(tmp_path / "out")
+    assert done.returncode == 16
+    assert "torch sees no GPU" in done.stdout
+    refused = gpu_check(tmp_path / "out", CEPO_GPU_CHECK_DEVICE="tpu")
+    assert refused.returncode == 1
+    assert "accepted: cuda and cpu" in refused.stderr
