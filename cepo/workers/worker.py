@@ -161,6 +161,8 @@ class Worker:
         except OSError as error:
             raise CheckpointError(str(error)) from error
         except CheckpointException as error:  # what a rank's write raised, told to all ranks; no `Exception`
+            if any(isinstance(cause, KeyboardInterrupt) for cause, _ in error.failures.values()):
+                raise KeyboardInterrupt from error
             causes = dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
             # torch's writer buries the system's refusal under an error of its own.
             raise CheckpointError(f"{'; '.join(causes)} (is there room on the disk?)") from error

@@ -244,6 +244,20 @@ def test_ctrl_c_after_the_first_checkpoint_ends_with_code_130_and_the_same_comma
     assert (tmp_path / "global_step_12" / "trainer_state.json").is_file()
 
 
+@pytest.mark.heavy
+def test_ctrl_c_while_a_checkpoint_is_written_interrupts_the_run_and_is_no_failed_write(
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch.distributed.checkpoint.FileSystemWriter.write_data", interrupted)
+    arguments = [*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", "trainer.max_steps=2", "trainer.save_freq=1"]
+    assert cepo.train.main(arguments) == 130
+    assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == [1]
+    assert not list(tmp_path.glob("global_step_*"))
+
+
 @pytest.mark.parametrize(
     ("saved", "override", "words"),
     [
