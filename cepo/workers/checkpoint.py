@@ -114,11 +114,19 @@ def _restore(worker: Actor | Critic, state: dict[str, Any]) -> None:
     worker.offload.optimizer_away()
 
 
+def pass_interruption_on(error: BaseException) -> None:
+    """Raises the Ctrl-C that torch.distributed.checkpoint has wrapped as a failed read or write, if there is one."""
+    failures = error.failures if isinstance(error, dcp.CheckpointException) else {}
+    if any(isinstance(cause, KeyboardInterrupt) for cause, _ in failures.values()):
+        raise KeyboardInterrupt from error
+
+
 @contextmanager
 def _refused_where_it_does_not_fit(folder: Path) -> Iterator[None]:
     try:
         yield
     except (Exception, dcp.CheckpointException) as error:  # DCP's wrapper of what went wrong is no Exception
+        pass_interruption_on(error)
         raise CheckpointError(f"{folder} cannot be restored into this model: {error}") from error
 
 

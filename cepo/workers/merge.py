@@ -18,7 +18,7 @@ from cepo.config.schema import FloatType
 from cepo.errors import CheckpointError, ConfigError, EngineError
 from cepo.models import family
 from cepo.models.processing import Processing
-from cepo.workers.checkpoint import ADAPTER, SHARDS
+from cepo.workers.checkpoint import ADAPTER, SHARDS, pass_interruption_on
 
 logger = logging.getLogger(__name__)
 
@@ -180,6 +180,7 @@ def _load_shards(model: Any, folder: Path) -> None:
     try:
         entries: Any = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
     except Exception as error:  # the reader's own types differ between file formats
+        pass_interruption_on(error)
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
     saved = {name: entry for name, entry in entries.items() if name.startswith(_WEIGHTS)}
     _require_none(saved.keys() - own.keys(), f"{folder} has weights that the base model has not")
@@ -193,6 +194,7 @@ def _load_shards(model: Any, folder: Path) -> None:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process, as asked for
             dcp.load({name: own[name] for name in saved}, checkpoint_id=str(folder), no_dist=True)
     except (Exception, dcp.CheckpointException) as error:  # DCP's wrapper of what went wrong is no Exception
+        pass_interruption_on(error)
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
 
 

@@ -26,7 +26,7 @@ from cepo.rollout.base import Generation, GenerationRequest, Generator, OnFinish
 from cepo.rollout.factory import build_generator
 from cepo.rollout.sleeping import sleeps_between_phases
 from cepo.workers.actor import Actor
-from cepo.workers.checkpoint import load_actor, load_critic, save_actor, save_critic
+from cepo.workers.checkpoint import load_actor, load_critic, pass_interruption_on, save_actor, save_critic
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
 
@@ -161,8 +161,7 @@ class Worker:
         except OSError as error:
             raise CheckpointError(str(error)) from error
         except CheckpointException as error:  # what a rank's write raised, told to all ranks; no `Exception`
-            if any(isinstance(cause, KeyboardInterrupt) for cause, _ in error.failures.values()):
-                raise KeyboardInterrupt from error
+            pass_interruption_on(error)
             causes = dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
             # torch's writer buries the system's refusal under an error of its own.
             raise CheckpointError(f"{'; '.join(causes)} (is there room on the disk?)") from error
