@@ -125,7 +125,7 @@ class Actor:
         self.module.eval()
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
-        self.passes.check(rows, self._log_probs)
+        self._check(rows)
         for part in self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience):
             passing = part.rows(rows)
             lengths = [len(row.response_ids) for row in passing]
@@ -187,7 +187,7 @@ class Actor:
 
     def _optimizer_step(self, batch: OptimizerBatch) -> Metrics:
         self.module.eval()
-        self.passes.check(batch.rows, self._log_probs)
+        self._check(batch.rows)
         self.module.train()
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
@@ -244,6 +244,10 @@ class Actor:
             places = part.places([batch.reference_index[index] for index in part.indices])
             found["reference"] = self._reference_states.states_for(lengths, places, FULL_KL)
         return {name: states for name, states in found.items() if states is not None}
+
+    def _check(self, rows: Sequence[ScoringRow]) -> None:
+        with self.module.encoder.uncounted():
+            self.passes.check(rows, self._log_probs)
 
     def _log_probs(self, batch: CollatedRows) -> Tensor:
         return self.module(batch)[0]

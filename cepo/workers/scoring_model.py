@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +133,14 @@ class PictureEncoder:
         self.keeps = keep
         self._known: dict[str, list[family.PictureFeatures]] = {}
         self._encoded = 0
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Inside, what is encoded counts only if it is kept: a check that runs once is no part of a step's work."""
+        before = self._encoded
+        yield
+        if not self.keeps:
+            self._encoded = before
 
     def features(self, base: Any, pictures: DistinctPictures, device: torch.device) -> list[family.PictureFeatures]:
         """Of all pictures, one after the other."""

@@ -227,6 +227,8 @@ def test_ctrl_c_after_the_first_checkpoint_ends_with_code_130_and_the_same_comma
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # A shell that starts a command in the background has it ignore Ctrl-C, which its children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("global_step_*")) and process.poll() is None and time.monotonic() < deadline:
