@@ -85,8 +85,16 @@ def accuracy_change(run: RunData) -> AccuracyChange | None:
 
 
 def tokens_per_second(run: RunData, stage: str) -> float | None:
-    """All tokens of a stage over all its seconds, over the steps that recorded both; None where none did."""
+    """All tokens of a stage over all its seconds, over the steps that recorded both; None where none did.
+
+    In a step without seconds for teachers these were scored together with the student, and their tokens count there.
+    """
     tokens, seconds = run.values_by_step(f"tokens/{stage}"), run.values_by_step(f"timing_s/{stage}")
+    if stage == "score":
+        alone = run.values_by_step("timing_s/teachers")
+        for step, count in run.values_by_step("tokens/teachers").items():
+            if step not in alone:
+                tokens[step] = tokens.get(step, 0.0) + count
     both = tokens.keys() & seconds.keys()
     spent = math.fsum(seconds[step] for step in both)
     return math.fsum(tokens[step] for step in both) / spent if spent > 0 else None

@@ -268,6 +268,13 @@ def test_tokens_per_second_needs_both_counts_and_seconds(tmp_path: Path) -> None
     assert tokens_per_second(run, "update") is None
 
 
+def test_tokens_of_teachers_count_as_scored_in_steps_that_have_no_seconds_of_their_own(tmp_path: Path) -> None:
+    counted = {"tokens/score": 100, "timing_s/score": 1.0, "tokens/teachers": 500}
+    run = load_run(write_run(tmp_path, [(1, counted), (2, counted | {"timing_s/teachers": 5.0})]))
+    assert tokens_per_second(run, "score") == 350  # 600 in the first second, 100 in the other
+    assert tokens_per_second(run, "teachers") == 100
+
+
 def test_the_paired_error_of_4_problems_with_1_changed_is_25_points(tmp_path: Path) -> None:
     def samples(*right: float) -> list[dict[str, object]]:
         return [{"prompt_id": str(k), "response": "", "accuracy": value} for k, value in enumerate(right)]
