@@ -115,25 +115,7 @@ QWEN3_VL_2B = Shape(
     shortest=50,
     longest=800,
 )
-QWEN3_VL_4B = Shape(
-    name="qwen3-vl-4b",
-    vocabulary=151_936,
-    hidden=2560,
-    intermediate=9728,
-    layers=36,
-    heads=32,
-    key_value_heads=8,
-    head_width=128,
-    vision_hidden=1024,
-    vision_intermediate=4096,
-    vision_layers=24,
-    vision_heads=16,
-    deepstack_layers=(5, 11, 17),
-    picture=(20, 15),
-    prompt_tokens=400,
-    shortest=50,
-    longest=800,
-)
+QWEN3_VL_4B = dataclasses.replace(QWEN3_VL_2B, name="qwen3-vl-4b", hidden=2560, intermediate=9728, layers=36, heads=32)
 SHAPES = {shape.name: shape for shape in (MICRO, TINY, SMALL, QWEN3_VL_2B, QWEN3_VL_4B)}
 
 

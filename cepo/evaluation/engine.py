@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +12,7 @@ from cepo.config import RunConfig
 from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
 from cepo.rollout.base import AdapterWeights, Generator
-from cepo.rollout.factory import build_generator
+from cepo.rollout.factory import generator_of_run, longest_context
 from cepo.workers.checkpoint import ADAPTER
 from cepo.workers.distributed import this_device
 from cepo.workers.merge import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BaseModel, merge_checkpoint
@@ -28,32 +27,19 @@ def engine(
     Raises:
         ConfigError, CheckpointError, EngineError: model or checkpoint cannot be loaded.
     """
-    rollout, model = config.worker.rollout, config.worker.actor.model
-    length = config.data.max_prompt_length + config.data.max_response_length
-    longest = rollout.max_model_len or length
     adapter = None if actor is None else _adapter(actor)
     with contextlib.ExitStack() as stack:
-        path = model.model_path
+        path = config.worker.actor.model.model_path
         if actor is not None and adapter is None:
             path = _merged(actor, config, stack)
-        generator = build_generator(
-            rollout.name,
-            model_path=path,
-            dtype=rollout.dtype,
+        generator = generator_of_run(
+            config,
+            processing,
             device=this_device().type,
-            max_model_len=longest,
-            seed=rollout.seed,
-            gpu_memory_utilization=rollout.gpu_memory_utilization,
-            enforce_eager=rollout.enforce_eager,
-            max_num_batched_tokens=max(rollout.max_num_batched_tokens, longest),
-            limit_images=rollout.limit_images or most_visuals[0],
-            limit_videos=most_visuals[1],
+            most_visuals=most_visuals,
+            model_path=path,
             lora_rank=0 if adapter is None else int(str(adapter.adapter_config["r"])),
-            banned_token_ids=processing.banned_token_ids,
-            eos_token_ids=processing.eos_token_ids,
-            trust_remote_code=model.trust_remote_code,
-            show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
-            processing=processing,
+            max_num_batched_tokens=max(config.worker.rollout.max_num_batched_tokens, longest_context(config)),
         )
         stack.callback(generator.close)
         if adapter is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from cepo.errors import ConfigError
 from cepo.rollout.base import Generator
 
 if TYPE_CHECKING:
+    from cepo.config import RunConfig
     from cepo.models.processing import Processing
 
 logger = logging.getLogger(__name__)
@@ -99,6 +101,54 @@ def build_generator(
     from cepo.rollout.transformers_generator import TransformersGenerator
 
     return TransformersGenerator(model_path, device=device, batch_size=batch_size, processing=processing, **common)
+
+
+def generator_of_run(
+    config: RunConfig,
+    processing: Processing,
+    *,
+    device: str,
+    most_visuals: tuple[int, int],
+    model_path: str,
+    lora_rank: int,
+    max_num_batched_tokens: int,
+    **settings: Any,
+) -> Generator:
+    """The generator that `worker.rollout` describes, for contexts of the run's longest prompt and response.
+
+    Args:
+        most_visuals: the most pictures and the most videos that a prompt has.
+        settings: further ones of `build_generator`.
+
+    Raises:
+        ConfigError, EngineError: see `build_generator`.
+    """
+    rollout = config.worker.rollout
+    return build_generator(
+        rollout.name,
+        model_path=model_path,
+        dtype=rollout.dtype,
+        device=device,
+        max_model_len=longest_context(config),
+        seed=rollout.seed,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        enforce_eager=rollout.enforce_eager,
+        max_num_batched_tokens=max_num_batched_tokens,
+        limit_images=rollout.limit_images or most_visuals[0],
+        limit_videos=most_visuals[1],
+        lora_rank=lora_rank,
+        banned_token_ids=processing.banned_token_ids,
+        eos_token_ids=processing.eos_token_ids,
+        trust_remote_code=config.worker.actor.model.trust_remote_code,
+        show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
+        processing=processing,
+        **settings,
+    )
+
+
+def longest_context(config: RunConfig) -> int:
+    """Tokens that the engine must hold for one sample: `worker.rollout.max_model_len`, else prompt and response."""
+    return config.worker.rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length
 
 
 def _why_not_vllm(device: str) -> str | None:

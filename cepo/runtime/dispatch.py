@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
@@ -12,6 +12,7 @@ from cepo.rollout.base import GenerationRequest, SamplingSettings
 from cepo.runtime.balance import balance_groups
 
 Result = TypeVar("Result")
+Batch = TypeVar("Batch", OptimizerBatch, CriticBatch)
 
 Places = Sequence[Sequence[int]]
 """For each rank the indices of its rows, ascending."""
@@ -96,36 +97,46 @@ class KeptPlaces:
 def split_optimizer_batches(
     batches: Sequence[OptimizerBatch], assignment: Assignment, kept: KeptPlaces, num_ranks: int
 ) -> list[list[OptimizerBatch]]:
-    """Each rank's part of every batch; denominators stay totals over all ranks. A batch that repeats is split once."""
-    split: dict[int, list[OptimizerBatch]] = {}
-    for batch in batches:
-        if id(batch) not in split:
-            places = assignment.places(batch.rows)
-            split[id(batch)] = [_part(batch, list(indices), rank, kept) for rank, indices in enumerate(places)]
-    return [[split[id(batch)][rank] for batch in batches] for rank in range(num_ranks)]
+    """Each rank's part of every batch; denominators stay totals over all ranks."""
+    return _split(
+        batches, assignment, num_ranks, part=lambda batch, indices, rank: _optimizer_part(batch, indices, rank, kept)
+    )
 
 
 def split_critic_batches(
     batches: Sequence[CriticBatch], assignment: Assignment, num_ranks: int
 ) -> list[list[CriticBatch]]:
     """As `split_optimizer_batches`, for the critic."""
-    split: dict[int, list[CriticBatch]] = {}
+    return _split(batches, assignment, num_ranks, part=_critic_part)
+
+
+def _split(
+    batches: Sequence[Batch],
+    assignment: Assignment,
+    num_ranks: int,
+    *,
+    part: Callable[[Batch, list[int], int], Batch],
+) -> list[list[Batch]]:
+    """Each rank's batches. One that repeats, in another epoch, is split once."""
+    split: dict[int, list[Batch]] = {}
     for batch in batches:
         if id(batch) not in split:
-            split[id(batch)] = [
-                dataclasses.replace(
-                    batch,
-                    rows=[batch.rows[index] for index in indices],
-                    old_values=batch.old_values[list(indices)],
-                    returns=batch.returns[list(indices)],
-                    response_mask=batch.response_mask[list(indices)],
-                )
-                for indices in assignment.places(batch.rows)
-            ]
+            places = assignment.places(batch.rows)
+            split[id(batch)] = [part(batch, list(indices), rank) for rank, indices in enumerate(places)]
     return [[split[id(batch)][rank] for batch in batches] for rank in range(num_ranks)]
 
 
-def _part(batch: OptimizerBatch, indices: list[int], rank: int, kept: KeptPlaces) -> OptimizerBatch:
+def _critic_part(batch: CriticBatch, indices: list[int], rank: int) -> CriticBatch:
+    return dataclasses.replace(
+        batch,
+        rows=[batch.rows[index] for index in indices],
+        old_values=batch.old_values[indices],
+        returns=batch.returns[indices],
+        response_mask=batch.response_mask[indices],
+    )
+
+
+def _optimizer_part(batch: OptimizerBatch, indices: list[int], rank: int, kept: KeptPlaces) -> OptimizerBatch:
     reference, distillation = batch.reference_log_probs, batch.distillation
     return dataclasses.replace(
         batch,

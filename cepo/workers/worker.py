@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from cepo.losses.policy import ClipRange, PolicyLossSettings
 from cepo.metrics import Metrics, merge_metrics
 from cepo.models.processing import Processing
 from cepo.rollout.base import Generation, GenerationRequest, Generator, OnFinished, SamplingSettings
-from cepo.rollout.factory import build_generator
+from cepo.rollout.factory import generator_of_run
 from cepo.rollout.sleeping import sleeps_between_phases
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_actor, load_critic, pass_interruption_on, save_actor, save_critic
@@ -210,27 +209,16 @@ def load_processing(config: RunConfig) -> Processing:
 
 def _generator(config: RunConfig, facts: WorkerFacts, processing: Processing) -> Generator:
     rollout, model = config.worker.rollout, config.worker.actor.model
-    length = config.data.max_prompt_length + config.data.max_response_length
-    return build_generator(
-        rollout.name,
-        model_path=model.model_path,
-        dtype=rollout.dtype,
+    return generator_of_run(
+        config,
+        processing,
         device=this_device().type,
-        max_model_len=rollout.max_model_len or length,
-        seed=rollout.seed,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        enforce_eager=rollout.enforce_eager,
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        limit_images=rollout.limit_images or facts.most_visuals[0],
-        limit_videos=facts.most_visuals[1],
+        most_visuals=facts.most_visuals,
+        model_path=model.model_path,
         lora_rank=model.lora.rank,
-        banned_token_ids=processing.banned_token_ids,
-        eos_token_ids=processing.eos_token_ids,
-        trust_remote_code=model.trust_remote_code,
-        sleeps=_sleeps(config.worker.rollout, facts),
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+        sleeps=_sleeps(rollout, facts),
         tensor_parallel_size=rollout.tensor_parallel_size,
-        show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
-        processing=processing,
     )
 
 

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.support.rows import build_rows
+from benchmarks.support.rows import build_rows, optimizer_batch
 from benchmarks.support.shapes import MICRO, QWEN3_VL_2B, SMALL, Shape, write_checkpoint
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
-from cepo.data.batch import OptimizerBatch, ScoringRow
-from cepo.losses.policy import LossDenominators
+from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 from cepo.workers.worker import objective_settings
@@ -136,26 +135,11 @@ def rows_for(shape: Shape, folder: Path, *, groups: int = 2, contexts: int = 3) 
     return rows
 
 
-def batch_of(rows: list[ScoringRow]) -> OptimizerBatch:
-    """Advantages of both signs, and old log-probs so near that nothing is clipped."""
-    lengths = torch.tensor([len(row.response_ids) for row in rows])
-    mask = torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
-    advantages = torch.linspace(-1, 1, len(rows)).unsqueeze(1).expand(mask.shape).where(mask, 0.0)
-    return OptimizerBatch(
-        rows=rows,
-        old_log_probs=torch.zeros(mask.shape),
-        advantages=advantages,
-        response_mask=mask,
-        denominators=LossDenominators(int(lengths.sum()), len(rows), int(lengths.max())),
-        on_policy=True,
-    )
-
-
 def gradient_of(actor: Actor, rows: list[ScoringRow]) -> Tensor:
     """The adapter's gradient of one optimizer step that moves nothing, as one vector on the CPU."""
     for group in actor.optimizer.param_groups:
         group["lr"] = 0.0
-    actor._optimizer_step(batch_of(rows))
+    actor._optimizer_step(optimizer_batch(rows))
     gradients = [whole(weight.grad) for weight in actor.module.parameters() if weight.grad is not None]
     return torch.cat([gradient.flatten().double().cpu() for gradient in gradients])
 

@@ -10,7 +10,6 @@ from gpu_places import (
     LOG_PROB_LIMITS,
     SAME_TRAINING,
     Place,
-    batch_of,
     build_actor,
     distance,
     gaps,
@@ -20,6 +19,7 @@ from gpu_places import (
     within,
 )
 
+from benchmarks.support.rows import optimizer_batch
 from cepo.algorithms.settings import TeacherConfig
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_actor, save_actor
@@ -40,7 +40,7 @@ def test_a_resumed_actor_has_every_bit_of_the_saved_one_and_goes_on_like_it(
     rows = rows_for(place.part, folder, groups=1, contexts=1)
     saved = build_actor(folder, teacher=EMA)
     for step in range(2):
-        saved.update([batch_of(rows)], step=step)
+        saved.update([optimizer_batch(rows)], step=step)
         saved.finish_step(step)
     save_actor(saved, tmp_path / "actor")
     resumed = build_actor(folder, teacher=EMA)
@@ -53,7 +53,7 @@ def test_a_resumed_actor_has_every_bit_of_the_saved_one_and_goes_on_like_it(
     teachers = [actor.score(rows, as_teacher=True) for actor in (saved, resumed)]
     assert within(gaps(*teachers), LOG_PROB_LIMITS["bf16"])
     for actor in (saved, resumed):
-        actor.update([batch_of(rows)], step=2)
+        actor.update([optimizer_batch(rows)], step=2)
     apart = distance(weights_of(resumed), weights_of(saved), before)
     figure("distance of the weights after another step", apart)
     assert apart <= SAME_TRAINING[place.device]

@@ -11,7 +11,6 @@ from gpu_places import (
     LOG_PROB_LIMITS,
     SAME_TRAINING,
     Place,
-    batch_of,
     build_actor,
     distance,
     gaps,
@@ -20,6 +19,7 @@ from gpu_places import (
     within,
 )
 
+from benchmarks.support.rows import optimizer_batch
 from cepo.workers.actor import Actor
 
 
@@ -33,7 +33,7 @@ def trained(actor: Actor, rows: list[Any], *, steps: int) -> dict[str, torch.Ten
     for step in range(steps):
         actor.rest()
         actor.score(rows)
-        actor.update([batch_of(rows)], step=step)
+        actor.update([optimizer_batch(rows)], step=step)
         actor.finish_step(step)
     return weights_of(actor)
 

@@ -47,10 +47,9 @@ class RayBackend:
             raise
         self.generator_name: str = answers[0][0]
         self._senders = [Sender(by_source=reads) for _, reads in answers]
-        self._assignment = dispatch.Assignment(number, prompts_per_update=config.worker.actor.global_batch_size)
         self._ranks_per_engine = config.worker.rollout.tensor_parallel_size
         self._prompts_per_update = config.worker.actor.global_batch_size
-        self._kept = dispatch.KeptPlaces({}, {})
+        self._begin_step()
         self._bytes, self._tokens = [0] * number, [0] * number
         machines, size = sorted({place.machine for place in self.ranks.places}), self._ranks_per_engine
         shared = "each with its own" if size == 1 else f"each {size} sharing a"
