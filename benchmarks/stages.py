@@ -2,15 +2,18 @@
 
     python -m benchmarks.stages --shape small
     python -m benchmarks.stages --shape 2b --device cuda --groups 4
+    python -m benchmarks.stages --shape small --stages teachers --profile
 
 Both paths score the same rows (a student's and, behind contexts of their own, each teacher's) and update on the student's rows,
-with LoRA of rank 16 and gradient checkpointing. `padded` is what a trainer without sharing does: one pass per context, passes of
-16 rows (4 in the update) as long as their longest row, the picture encoded in every pass. `packed` is how training runs. The
-paths take turns; a ratio is the median over the pairs. Sampling, with transformers, has one path.
+with LoRA of rank 16 and gradient checkpointing. `teachers` scores the teachers' rows alone, as training does where the update
+starts from the weights that sampled; `teachers (difference)` is what they add where the student is scored with them. `padded`
+is what a trainer without sharing does: one pass per context, passes of 16 rows (4 in the update) as long as their longest row,
+the picture encoded in every pass. `packed` is how training runs. The paths take turns; a ratio is the median over the pairs.
+Sampling, with transformers, has one path.
 
 On a CPU all is computed in float32 and seconds are those of the process on its one thread, which other work on the machine does
 not lengthen. On a GPU it is bf16, the device is waited for before and after each run, and seconds lie between two of its events.
-Wall seconds are recorded beside them.
+Wall seconds are recorded beside them. `--profile` runs each stage of the packed path once more under torch's profiler.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.support.machine import ROOT, load_average, machine_record
+from benchmarks.support.profiling import profile_stages, profile_tables
 from benchmarks.support.rows import HINT_TOKENS, build_rows, generation_requests, optimizer_batch
 from benchmarks.support.shapes import SHAPES, Shape, write_checkpoint
 from benchmarks.support.tables import RESULTS
@@ -36,8 +40,9 @@ if TYPE_CHECKING:
     from cepo.workers.actor import Actor
 
 PATHS = ("padded", "packed")
-COMPARED = ("score student", "score all", "update")
+COMPARED = ("score student", "teachers", "score all", "update")
 STAGES = ("generate", *COMPARED)
+DIFFERENCE = "teachers (difference)"
 SHORT_NAMES = {"2b": "qwen3-vl-2b", "4b": "qwen3-vl-4b"}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 NO_CUDA = 3
@@ -88,7 +93,7 @@ def stage(actor: Actor, name: str, contexts: list[list[ScoringRow]], *, packed: 
     batch = optimizer_batch(contexts[0])
     if name == "update":
         return lambda: actor.update([batch], step=0)
-    views = contexts if name == "score all" else contexts[:1]
+    views = {"score student": contexts[:1], "teachers": contexts[1:], "score all": contexts}[name]
     if packed:
         return lambda: actor.score([row for view in views for row in view])
     return lambda: [actor.score(view) for view in views]
@@ -153,10 +158,11 @@ def generation(
     return found | {"tokens": tokens, "tokens_per_second": tokens / found["seconds"], "samples": samples}
 
 
-def matrix_product_flops(work: Callable[[], Any]) -> int:
-    """Operations of matrix products outside attention, whose kernels the counter does not know."""
+def matrix_product_flops(actor: Actor, work: Callable[[], Any]) -> int:
+    """Operations of matrix products outside attention, whose kernels the counter does not know, pictures included."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    actor.module.encoder.forget()
     with FlopCounterMode(display=False) as counter:
         work()
     return counter.get_total_flops()
@@ -169,7 +175,7 @@ def compare(
     found: dict[str, Any] = {}
     for name in (name for name in stages if name != "generate"):
         works = {path: stage(actor, name, contexts, packed=path == "packed") for path, actor in actors.items()}
-        flops = {path: matrix_product_flops(work) for path, work in works.items()} if with_flops else {}
+        flops = {path: matrix_product_flops(actors[path], work) for path, work in works.items()} if with_flops else {}
         runs = [{path: measured(actors[path], works[path]) for path in PATHS} for _ in range(repeats)]
         found[name] = {
             path: {key: statistics.median(run[path][key] for run in runs) for key in runs[0][path]}
@@ -180,12 +186,32 @@ def compare(
             found[name][f"{key}_ratio"] = statistics.median(run["packed"][key] / run["padded"][key] for run in runs)
         if with_flops:
             found[name]["flops_ratio"] = flops["packed"] / flops["padded"]
-    if not {"score student", "score all"} <= set(stages):
+    if len(contexts) == 1 or not {"score student", "score all"} <= set(stages):
         return found
     extra = {path: found["score all"][path]["seconds"] - found["score student"][path]["seconds"] for path in PATHS}
-    found["teachers"] = {path: {"seconds": seconds} for path, seconds in extra.items()}
-    found["teachers"]["seconds_ratio"] = extra["packed"] / extra["padded"]
+    found[DIFFERENCE] = {path: {"seconds": seconds} for path, seconds in extra.items()}
+    found[DIFFERENCE]["seconds_ratio"] = extra["packed"] / extra["padded"]
     return found
+
+
+def profiles(
+    actor: Actor, contexts: list[list[ScoringRow]], stages: dict[str, Any], options: argparse.Namespace
+) -> dict[str, Any]:
+    """`profile_stages` of the packed path's measured stages, each with no picture known beforehand."""
+
+    def unprepared(work: Callable[[], Any]) -> Callable[[], Any]:
+        def run() -> None:
+            actor.module.encoder.forget()
+            work()
+
+        return run
+
+    works = {
+        name: (unprepared(stage(actor, name, contexts, packed=True)), int(stages[name]["packed"]["tokens"]))
+        for name in COMPARED
+        if name in stages
+    }
+    return profile_stages(works, SHAPES[options.shape], device=options.device, dtype=DTYPES[options.dtype])
 
 
 def largest_gap(actors: dict[str, Actor], contexts: list[list[ScoringRow]]) -> float:
@@ -213,10 +239,10 @@ def table(stages: dict[str, Any]) -> str:
     if "generate" in stages:
         found = stages["generate"]
         lines.append(f"| generate | | {found['seconds']:.2f} | | | {found['tokens']:,.0f} | | |")
-    if "teachers" in stages:
-        padded, packed = (stages["teachers"][path]["seconds"] for path in PATHS)
-        ratio = stages["teachers"]["seconds_ratio"]
-        lines.append(f"| teachers (difference) | {padded:.2f} | {packed:.2f} | {ratio:.2f} | | | | |")
+    if DIFFERENCE in stages:
+        padded, packed = (stages[DIFFERENCE][path]["seconds"] for path in PATHS)
+        ratio = stages[DIFFERENCE]["seconds_ratio"]
+        lines.append(f"| {DIFFERENCE} | {padded:.2f} | {packed:.2f} | {ratio:.2f} | | | | |")
     return "\n".join(lines)
 
 
@@ -232,11 +258,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, help="tokens of the student's prompt; default: the shape's")
     parser.add_argument("--response", type=int, default=128, help="tokens of each sampled response")
     parser.add_argument("--repeats", type=int, default=5, help="pairs of runs")
-    parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES))
+    parser.add_argument("--stages", nargs="+", choices=STAGES, help="default: all")
     parser.add_argument("--no-flops", action="store_true", help="spare one run of everything that counts operations")
+    parser.add_argument("--profile", action="store_true", help="the packed path's operations by their own seconds")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/stages_<shape>.json")
     options = parser.parse_args()
+    if options.contexts == 1 and "teachers" in (options.stages or ()):
+        parser.error("--stages teachers with --contexts 1: the one context is the student's; give --contexts 2 or more")
+    options.stages = options.stages or [name for name in STAGES if name != "teachers" or options.contexts > 1]
     options.shape = SHORT_NAMES.get(options.shape, options.shape)
     options.dtype = options.dtype or ("bf16" if options.device == "cuda" else "fp32")
     # Compiled attention is not what the counter knows; its count would be of another computation.
@@ -264,9 +294,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         actors = {path: build_actor(folder, path, longest, options.dtype) for path in PATHS}
         parameters = sum(parameter.numel() for parameter in actors["packed"].module.parameters())
         gap = largest_gap(actors, contexts)  # warms both up as well
-        if (
-            options.device == "cuda"
-        ):  # the kernels of the update, and of all lengths, are compiled before anything is timed
+        if options.device == "cuda":
+            # The kernels of the update, and of all lengths, are compiled before anything is timed.
             compare(actors, contexts, options.stages, 1, with_flops=False)
         stages = compare(actors, contexts, options.stages, options.repeats, with_flops=not options.no_flops)
         if "generate" in options.stages:
@@ -279,11 +308,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 dtype=options.dtype,
                 repeats=options.repeats,
             )
+        found = {"stages": stages}
+        if options.profile:
+            found |= profiles(actors["packed"], contexts, stages, options)
         packed = actors["packed"].passes.packed
     names = ("shape", "device", "dtype", "groups", "group_size", "contexts", "repeats")
     sizes = {key: getattr(options, key) for key in names}
     sizes |= {"prompt": prompt, "parameters": parameters, "responses": [shape.shortest, shape.longest]}
-    return {"sizes": sizes, "still_packed": packed, "largest_gap_nats": gap, "stages": stages}
+    return {"sizes": sizes, "still_packed": packed, "largest_gap_nats": gap, **found}
 
 
 def main() -> int:
@@ -304,6 +336,8 @@ def main() -> int:
     out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     gap = record["largest_gap_nats"]
     print(f"{table(record['stages'])}\n\nlargest gap between the paths' log-probs: {gap:.1e} nats")
+    if options.profile:
+        print("", *profile_tables(record), sep="\n\n")
     return 0 if record["still_packed"] else 1
 
 

@@ -174,8 +174,9 @@ def measured_costs(record: Mapping[str, Any], prefill: float) -> PromptCosts:
     def seconds(stage: str) -> float:
         return stages[stage]["packed"]["seconds"] / sizes["groups"]
 
+    student = seconds("score student")
     return PromptCosts(
-        prefill=prefill, score=seconds("score student"), teachers=seconds("teachers"), update=seconds("update")
+        prefill=prefill, score=student, teachers=seconds("score all") - student, update=seconds("update")
     )
 
 

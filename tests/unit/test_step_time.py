@@ -107,7 +107,7 @@ def test_an_update_pass_gathers_layers_twice_embeddings_once_and_reduces_adapter
 def test_a_file_of_measured_stages_gives_the_packed_seconds_of_one_prompt() -> None:
     stages = {
         name: {"packed": {"seconds": seconds}, "padded": {"seconds": 99}}
-        for name, seconds in (("score student", 4.0), ("teachers", 6.0), ("update", 10.0))
+        for name, seconds in (("score student", 4.0), ("score all", 10.0), ("teachers", 7.0), ("update", 10.0))
     }
     record = json.loads(json.dumps({"sizes": {"groups": 2}, "stages": stages}))
     assert measured_costs(record, prefill=0.5) == PromptCosts(prefill=0.5, score=2.0, teachers=3.0, update=5.0)

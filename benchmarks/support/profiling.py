@@ -1,0 +1,159 @@
+"""Where a stage's time goes: its operations by their own seconds, and how fast its matrix products run.
+
+The second is put beside the speed of one product of the layer's own sizes on the same device in the same process: what is near it
+is bound by arithmetic, and only fewer tokens make it faster.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.support.tables import table
+
+if TYPE_CHECKING:
+    from benchmarks.support.shapes import Shape
+
+MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+"""What linear layers come down to; fused attention is an operation of its own."""
+LISTED_OPERATIONS = 12
+PRODUCT_RUNS = 7
+GIGA = 1e9
+
+
+def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
+    """One run of `work` under torch's profiler.
+
+    Seconds are an operation's own, without those of the operations it calls: on a CPU wall seconds, on a GPU those of the
+    kernels it starts.
+
+    Returns:
+        operations: the `LISTED_OPERATIONS` that take most, each with operation, seconds, share (of all operations' seconds)
+            and calls.
+        matrix_products: all of `MATRIX_PRODUCTS` together: seconds, share, flops (counted from their shapes, a multiplication
+            with its addition as 2) and gflops_per_second.
+    """
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = device == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+    with profile(activities=activities, with_flops=True) as run:
+        work()
+        _wait(device)
+    # A kernel's seconds are with the operation that started it, and again in an entry of its own.
+    found = [event for event in run.key_averages() if event.device_type == DeviceType.CPU]
+    seconds = {
+        event.key: (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6 for event in found
+    }
+    whole = sum(seconds.values())
+    most = sorted(found, key=lambda event: seconds[event.key], reverse=True)[:LISTED_OPERATIONS]
+    products = [event for event in found if event.key in MATRIX_PRODUCTS]
+    product_seconds = sum(seconds[event.key] for event in products)
+    flops = sum(event.flops for event in products)
+    return {
+        "operations": [
+            {
+                "operation": event.key,
+                "seconds": seconds[event.key],
+                "share": seconds[event.key] / whole,
+                "calls": event.count,
+            }
+            for event in most
+        ],
+        "matrix_products": {
+            "seconds": product_seconds,
+            "share": product_seconds / whole,
+            "flops": flops,
+            "gflops_per_second": flops / product_seconds / GIGA,
+        },
+    }
+
+
+def product_speed(shape: Shape, tokens: int, *, device: str, dtype: str) -> dict[str, Any]:
+    """Of `tokens` tokens through one matrix of the feed-forward layer, the median of `PRODUCT_RUNS` after a first one."""
+    import torch
+    from torch.nn.functional import linear
+
+    draw = torch.Generator(device).manual_seed(0)
+    kind = getattr(torch, dtype)
+    states = torch.randn((tokens, shape.hidden), generator=draw, device=device, dtype=kind)
+    weight = torch.randn((shape.intermediate, shape.hidden), generator=draw, device=device, dtype=kind)
+    seconds: list[float] = []
+    for _ in range(PRODUCT_RUNS + 1):
+        _wait(device)
+        start = time.perf_counter()
+        linear(states, weight)
+        _wait(device)
+        seconds.append(time.perf_counter() - start)
+    middle = statistics.median(seconds[1:])
+    flops = 2 * tokens * shape.hidden * shape.intermediate
+    return {
+        "sizes": [tokens, shape.hidden, shape.intermediate],
+        "dtype": dtype,
+        "seconds": middle,
+        "gflops_per_second": flops / middle / GIGA,
+    }
+
+
+def profile_stages(
+    works: dict[str, tuple[Callable[[], Any], int]], shape: Shape, *, device: str, dtype: str
+) -> dict[str, Any]:
+    """What a record says of its stages under the profiler.
+
+    Args:
+        works: for each stage what it runs, and the tokens that computes.
+
+    Returns:
+        profile: for each stage its operations, as `profiled` lists them.
+        matrix_products: for each stage those of `profiled` and, under large_product, the `product_speed` of its tokens.
+    """
+    found = {name: profiled(work, device=device) for name, (work, _) in works.items()}
+    return {
+        "profile": {name: each["operations"] for name, each in found.items()},
+        "matrix_products": {
+            name: each["matrix_products"]
+            | {"large_product": product_speed(shape, works[name][1], device=device, dtype=dtype)}
+            for name, each in found.items()
+        },
+    }
+
+
+def profile_tables(record: dict[str, Any]) -> list[str]:
+    """One Markdown table for each stage's operations, and one for the matrix products of all."""
+    tables = [
+        table(
+            [f"{name}: operation", "own seconds", "share", "calls"],
+            [
+                [each["operation"], f"{each['seconds']:.4f}", f"{each['share']:.1%}", f"{each['calls']:,}"]
+                for each in operations
+            ],
+        )
+        for name, operations in record["profile"].items()
+    ]
+    rows: list[list[str]] = []
+    for name, found in record["matrix_products"].items():
+        large = found["large_product"]
+        speed, reached = found["gflops_per_second"], large["gflops_per_second"]
+        sizes = " x ".join(map(str, large["sizes"]))
+        row = [name, f"{found['share']:.1%}", f"{found['flops'] / GIGA:,.1f}", f"{speed:,.1f}"]
+        rows.append([*row, f"{reached:,.1f}", f"{speed / reached:.2f}", f"{sizes}, {large['dtype']}"])
+    head = [
+        "matrix products of",
+        "share of seconds",
+        "GFLOP",
+        "GFLOP/s",
+        "one large product, GFLOP/s",
+        "ratio",
+        "its sizes",
+    ]
+    return [*tables, table(head, rows)]
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()

@@ -1,0 +1,109 @@
+"""benchmarks/stages.py at the smallest shape: what a stage passes, what its profile counts, and what both say of teachers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import stages
+from benchmarks.support.model_flops import PATCH_VALUES, ModelFlops
+from benchmarks.support.profiling import LISTED_OPERATIONS, MATRIX_PRODUCTS, profile_tables, profiled
+from benchmarks.support.rows import HINT_TOKENS, build_rows
+from benchmarks.support.shapes import MICRO, write_checkpoint
+from cepo.models.processing import Processing
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the trainer takes the GPU; figures are of a CPU")
+
+ROWS, PICTURE_PATCHES = 8, 4 * MICRO.image_tokens
+PATCH_FLOPS = 2 * PICTURE_PATCHES * PATCH_VALUES * MICRO.vision_hidden
+"""The tower's patch embedding is a convolution."""
+
+
+def told(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Any:
+    monkeypatch.setattr("sys.argv", ["stages", "--shape", "micro", *arguments])
+    return stages.arguments()
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        scoring = ("score student", "teachers", "score all")
+        found = stages.measure(told(patch, "--repeats", "1", "--profile", "--stages", *scoring))
+    return json.loads(json.dumps(found))
+
+
+@pytest.mark.heavy
+def test_teachers_alone_are_16_rows_of_148_tokens_on_the_padded_path_and_share_their_prompt_on_the_packed_one(
+    record: dict[str, Any],
+) -> None:
+    student, teachers, both = (record["stages"][name] for name in ("score student", "teachers", "score all"))
+    longest = MICRO.prompt_tokens + HINT_TOKENS + MICRO.longest
+    assert teachers["padded"]["tokens"] == 2 * ROWS * longest == 16 * 148
+    assert both["padded"]["tokens"] == teachers["padded"]["tokens"] + student["padded"]["tokens"]
+    # The prompt up to the hint is passed once, however many teachers read it: alone they pay for it again.
+    shared = MICRO.prompt_tokens - 5 - 2
+    alone = student["packed"]["tokens"] + teachers["packed"]["tokens"] - both["packed"]["tokens"]
+    assert alone == pytest.approx(shared, abs=3)
+    difference = record["stages"]["teachers (difference)"]["packed"]["seconds"]
+    assert difference == pytest.approx(both["packed"]["seconds"] - student["packed"]["seconds"])
+
+
+@pytest.mark.heavy
+def test_the_profile_of_each_stage_lists_12_operations_and_counts_the_products_that_torch_counts(
+    record: dict[str, Any],
+) -> None:
+    assert list(record["profile"]) == ["score student", "teachers", "score all"] == list(record["matrix_products"])
+    for name, operations in record["profile"].items():
+        seconds = [operation["seconds"] for operation in operations]
+        assert len(seconds) == LISTED_OPERATIONS
+        assert seconds == sorted(seconds, reverse=True)
+        assert 0.5 < sum(operation["share"] for operation in operations) <= 1
+        products = record["matrix_products"][name]
+        assert products["flops"] == record["stages"][name]["packed"]["matrix_product_flops"] - PATCH_FLOPS
+        assert products["gflops_per_second"] == pytest.approx(products["flops"] / products["seconds"] / 1e9)
+        large = products["large_product"]
+        assert large["sizes"] == [record["stages"][name]["packed"]["tokens"], MICRO.hidden, MICRO.intermediate]
+        assert large["gflops_per_second"] > 0
+    tables = profile_tables(record)
+    assert [text.partition(":")[0] for text in tables[:3]] == ["| score student", "| teachers", "| score all"]
+    assert tables[3].count("128 x 384, float32") == 3
+
+
+@pytest.mark.heavy
+def test_counted_operations_of_a_packed_update_are_those_of_the_profile_and_hold_each_picture_once(
+    tmp_path: Path,
+) -> None:
+    folder = write_checkpoint(MICRO, tmp_path / "model")
+    contexts = build_rows(
+        MICRO, Processing(str(folder)), groups=1, group_size=ROWS, contexts=1, prompt=MICRO.prompt_tokens
+    )
+    actor = stages.build_actor(folder, "packed", MICRO.prompt_tokens + MICRO.longest, "fp32")
+    work = stages.stage(actor, "update", contexts, packed=True)
+    work()
+    tokens = actor.passes.tokens_computed
+    with FlopCounterMode(display=False) as counter:
+        work()
+    by_operation = counter.get_flop_counts()["Global"]
+    products = sum(flops for name, flops in by_operation.items() if str(name).replace(".", "::") in MATRIX_PRODUCTS)
+    # Where torch's counter watches, the recomputation of a layer ends one adapter's product earlier.
+    adapter = 2 * tokens * 16 * MICRO.hidden
+    found = profiled(work, device="cpu")["matrix_products"]["flops"]
+    assert found == products + MICRO.layers * adapter > 0
+    # Outside attention the tower has nothing but products; its features are kept from one run to the next.
+    tower = ModelFlops(MICRO).picture - 4 * MICRO.vision_layers * MICRO.vision_hidden * PICTURE_PATCHES**2
+    assert stages.matrix_product_flops(actor, work) == counter.get_total_flops() + tower
+
+
+def test_teachers_of_the_students_context_alone_are_refused_and_left_out_of_what_is_measured_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert told(monkeypatch, "--contexts", "1").stages == ["generate", "score student", "score all", "update"]
+    assert "teachers" in told(monkeypatch).stages
+    with pytest.raises(SystemExit):
+        told(monkeypatch, "--contexts", "1", "--stages", "teachers")
+    assert "give --contexts 2 or more" in capsys.readouterr().err
