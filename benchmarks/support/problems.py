@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.support.shapes import Shape, prompt_text, random_picture, response_lengths
+from benchmarks.support.shapes import SHAPES, Shape, prompt_text, random_picture, response_lengths
 
 if TYPE_CHECKING:
     from cepo.models.processing import Processing
@@ -44,6 +44,33 @@ class Script:
     def ending(self, processing: Processing, *, right: bool) -> list[int]:
         """The tokens a response ends with: an answer and the end of the turn."""
         return [*processing.encode_text(rf"\boxed{{{RIGHT if right else WRONG}}}"), processing.eos_token_ids[0]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkOptions:
+    """The work of measured steps, which every compared program is told alike.
+
+    Attributes:
+        folder: for the model, the problems and the run.
+        shape: a name in `SHAPES`.
+        prompts, dead_share: see `Script`.
+        lora_rank: 0 for full fine-tuning.
+        micro_batch: rows that pass together in the update.
+    """
+
+    folder: str
+    shape: str
+    prompts: int
+    steps: int
+    dead_share: float = 0.0
+    lora_rank: int = 16
+    micro_batch: int = 8
+    gradient_checkpointing: bool = False
+
+    @property
+    def script(self) -> Script:
+        """How the responses of these steps end."""
+        return Script(shape=SHAPES[self.shape], prompts=self.prompts, dead_share=self.dead_share)
 
 
 def write_problems(shape: Shape, file: Path, processing: Processing, *, count: int) -> Path:

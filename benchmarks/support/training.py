@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.support.machine import ROOT
 from benchmarks.support.model_flops import ModelFlops
 from benchmarks.support.paired import Record, serve
-from benchmarks.support.problems import Script, write_problems
+from benchmarks.support.problems import Script, WorkOptions, write_problems
 from benchmarks.support.shapes import SHAPES, write_checkpoint
 
 if TYPE_CHECKING:
@@ -34,26 +34,17 @@ HINT_ROOM = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingOptions:
-    """What a measured training is told.
+class TrainingOptions(WorkOptions):
+    """What a measured training of this package is told beside its work.
 
     Attributes:
-        folder: for the model, the problems and the run.
         method: the estimator's name.
         run: name of the run's folder; the method's if empty.
         score_all: score live rows before the update also where the update starts from the weights that sampled them.
         overrides: further `a.b.c=value` settings, which win.
     """
 
-    folder: str
-    shape: str
     method: str
-    prompts: int
-    steps: int
-    dead_share: float = 0.0
-    lora_rank: int = 16
-    micro_batch: int = 8
-    gradient_checkpointing: bool = False
     run: str = ""
     score_all: bool = False
     overrides: list[str] = field(default_factory=list)
@@ -143,7 +134,7 @@ class MeasuredTraining:
         problems = write_problems(shape, folder / f"{shape.name}.parquet", processing, count=4 * options.prompts)
         config = load_config(settings(options, model, problems))
         check_config(config)
-        self.script = Script(shape=shape, prompts=options.prompts, dead_share=options.dead_share)
+        self.script = options.script
         self.config: RunConfig = config
         stack.enter_context(scripted_generation(self.script, processing))
         self.trainer: Trainer = build_trainer(config, stack)

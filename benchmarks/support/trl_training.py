@@ -12,44 +12,29 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.support.model_flops import ModelFlops
 from benchmarks.support.paired import Record, StepServer
-from benchmarks.support.problems import Script, write_problems
+from benchmarks.support.problems import WorkOptions, write_problems
 from benchmarks.support.shapes import SHAPES, write_checkpoint
 
 STAGES = {"transformers.generate": "generate", "_get_per_token_logps_and_entropies": "forward", "compute_loss": "loss"}
 """TRL's profiling contexts and what they are called here; `loss` holds `forward`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PeerOptions:
-    """As `TrainingOptions`, without a method. `micro_batch` rows pass together in the update."""
-
-    folder: str
-    shape: str
-    prompts: int
-    steps: int
-    dead_share: float = 0.0
-    lora_rank: int = 16
-    micro_batch: int = 8
-    gradient_checkpointing: bool = False
-
-
 class PeerTraining:
     """A TRL trainer that takes a step when asked and counts what it did."""
 
-    def __init__(self, options: PeerOptions) -> None:
+    def __init__(self, options: WorkOptions) -> None:
         from cepo.models.cpu_torch import repair_this_process_and_its_children
 
         repair_this_process_and_its_children()
         from cepo.models.processing import Processing
 
         self.options, self.shape = options, SHAPES[options.shape]
-        self.script = Script(shape=self.shape, prompts=options.prompts, dead_share=options.dead_share)
+        self.script = options.script
         folder = Path(options.folder)
         self.model_path = write_checkpoint(self.shape, folder / "models" / self.shape.name)
         self.processing = Processing(str(self.model_path))
@@ -233,7 +218,7 @@ def _has_gpu() -> bool:
 
 def main() -> None:
     """Serves steps of the training described by the first argument."""
-    PeerTraining(PeerOptions(**json.loads(sys.argv[1]))).serve()
+    PeerTraining(WorkOptions(**json.loads(sys.argv[1]))).serve()
 
 
 if __name__ == "__main__":
