@@ -26,8 +26,9 @@ GIGA = 1e9
 def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
     """One run of `work` under torch's profiler.
 
-    Seconds are an operation's own, without those of the operations it calls: on a CPU wall seconds, on a GPU those of the
-    kernels it starts.
+    Seconds are an operation's own, without those of the operations it calls: on a GPU those of the kernels it starts. On a
+    CPU the profiler knows wall seconds; with one thread they are multiplied by the part of them that the process computed, so
+    that other work on the machine does not lengthen them.
 
     Returns:
         operations: the `LISTED_OPERATIONS` that take most, each with operation, seconds, share (of all operations' seconds)
@@ -35,18 +36,23 @@ def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
         matrix_products: all of `MATRIX_PRODUCTS` together: seconds, share, flops (counted from their shapes, a multiplication
             with its addition as 2) and gflops_per_second.
     """
+    import torch
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = device == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     with profile(activities=activities, with_flops=True) as run:
+        wall, process = time.perf_counter(), time.process_time()
         work()
         _wait(device)
+        wall, process = time.perf_counter() - wall, time.process_time() - process
+    computed = process / wall if not on_gpu and torch.get_num_threads() == 1 else 1.0
     # A kernel's seconds are with the operation that started it, and again in an entry of its own.
     found = [event for event in run.key_averages() if event.device_type == DeviceType.CPU]
     seconds = {
-        event.key: (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6 for event in found
+        event.key: computed * (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6
+        for event in found
     }
     whole = sum(seconds.values())
     most = sorted(found, key=lambda event: seconds[event.key], reverse=True)[:LISTED_OPERATIONS]
@@ -73,7 +79,10 @@ def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
 
 
 def product_speed(shape: Shape, tokens: int, *, device: str, dtype: str) -> dict[str, Any]:
-    """Of `tokens` tokens through one matrix of the feed-forward layer, the median of `PRODUCT_RUNS` after a first one."""
+    """Of `tokens` tokens through one matrix of the feed-forward layer, the median of `PRODUCT_RUNS` after a first one.
+
+    Seconds are as in `profiled`.
+    """
     import torch
     from torch.nn.functional import linear
 
@@ -81,13 +90,14 @@ def product_speed(shape: Shape, tokens: int, *, device: str, dtype: str) -> dict
     kind = getattr(torch, dtype)
     states = torch.randn((tokens, shape.hidden), generator=draw, device=device, dtype=kind)
     weight = torch.randn((shape.intermediate, shape.hidden), generator=draw, device=device, dtype=kind)
+    clock = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     seconds: list[float] = []
     for _ in range(PRODUCT_RUNS + 1):
         _wait(device)
-        start = time.perf_counter()
+        start = clock()
         linear(states, weight)
         _wait(device)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     middle = statistics.median(seconds[1:])
     flops = 2 * tokens * shape.hidden * shape.intermediate
     return {
@@ -110,15 +120,13 @@ def profile_stages(
         profile: for each stage its operations, as `profiled` lists them.
         matrix_products: for each stage those of `profiled` and, under large_product, the `product_speed` of its tokens.
     """
-    found = {name: profiled(work, device=device) for name, (work, _) in works.items()}
-    return {
-        "profile": {name: each["operations"] for name, each in found.items()},
-        "matrix_products": {
-            name: each["matrix_products"]
-            | {"large_product": product_speed(shape, works[name][1], device=device, dtype=dtype)}
-            for name, each in found.items()
-        },
-    }
+    record: dict[str, Any] = {"profile": {}, "matrix_products": {}}
+    for name, (work, tokens) in works.items():
+        found = profiled(work, device=device)
+        record["profile"][name] = found["operations"]
+        large = {"large_product": product_speed(shape, tokens, device=device, dtype=dtype)}
+        record["matrix_products"][name] = found["matrix_products"] | large
+    return record
 
 
 def profile_tables(record: dict[str, Any]) -> list[str]:
