@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from generator_cases import picture, request
 
 from cepo.microgeo.model import build_untrained_model
 from cepo.models.processing import Processing
+from cepo.rollout.base import GenerationRequest
 
 
 def _redrawn(folder: Path, *, seed: int) -> dict[str, torch.Tensor]:
@@ -46,3 +48,20 @@ def tiny_processing(tiny_model_folder: Path) -> Processing:
 def redrawn_weights(tiny_model_folder: Path) -> Callable[[int], dict[str, torch.Tensor]]:
     """Other full weights of the tiny model, by seed; those of seed 1 are the checkpoint's own."""
     return lambda seed: _redrawn(tiny_model_folder, seed=seed)
+
+
+@pytest.fixture
+def requests(tiny_processing: Processing) -> list[GenerationRequest]:
+    """One picture, no picture, two pictures of other sizes, and a long text with one."""
+    return [
+        request(tiny_processing, "Find x.", [picture(1)], seed=11),
+        request(tiny_processing, "What is 2 + 3?", seed=12),
+        request(tiny_processing, "Which is larger?", [picture(2, (96, 64)), picture(3, (128, 96))], seed=13),
+        request(tiny_processing, "Find the area of the triangle. " * 4, [picture(4)], seed=14),
+    ]
+
+
+@pytest.fixture
+def group_of_8(tiny_processing: Processing) -> list[GenerationRequest]:
+    """One prompt with a picture, longer than 4 of vLLM's blocks."""
+    return [request(tiny_processing, "Find the area. " * 8, [picture(5, (256, 256))], seed=3)]

@@ -1,0 +1,98 @@
+"""What tests of generators share: requests, engines on the tiny checkpoint, and a plain forward pass to hold them against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from PIL import Image
+
+from cepo.models.processing import Processing
+from cepo.rollout.base import Generation, GenerationRequest, Generator
+from cepo.rollout.factory import build_generator
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MAX_MODEL_LEN = 512
+Redraw = Callable[[int], dict[str, torch.Tensor]]
+
+
+def picture(seed: int, size: tuple[int, int] = (64, 64)) -> Image.Image:
+    pixels = numpy.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=numpy.uint8)
+    return Image.fromarray(pixels)
+
+
+def request(processing: Processing, text: str, images: Sequence[Image.Image] = (), *, seed: int) -> GenerationRequest:
+    prompt = processing.encode("<image>" * len(images) + text, processing.load_images(images))
+    return GenerationRequest(
+        prompt_ids=prompt.engine_ids, num_prompt_tokens=len(prompt.token_ids), images=tuple(images), seed=seed
+    )
+
+
+def open_generator(name: str, folder: Path, processing: Processing, lora_rank: int = 0) -> Generator:
+    if name == "vllm":
+        pytest.importorskip("vllm", reason="vLLM is not installed")
+    return build_generator(
+        name,
+        model_path=folder,
+        dtype="fp32",
+        device=DEVICE,
+        seed=0,
+        max_model_len=MAX_MODEL_LEN,
+        banned_token_ids=processing.banned_token_ids,
+        eos_token_ids=processing.eos_token_ids,
+        lora_rank=lora_rank,
+        limit_images=2,
+        max_num_batched_tokens=2048,
+        batch_size=16,
+    )
+
+
+def reference_model(folder: Path, tensors: Mapping[str, torch.Tensor] | None = None) -> Any:
+    from transformers import Qwen3VLForConditionalGeneration
+
+    model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    if tensors is not None:
+        model.load_state_dict(dict(tensors))
+    return model
+
+
+@torch.no_grad()
+def reference_logits(model: Any, folder: Path, prompt: GenerationRequest, response: Sequence[int]) -> torch.Tensor:
+    """The logits that precede each response token, from one uncached pass with the processor's and the model's own handling."""
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(folder)
+    text = processor.tokenizer.decode(prompt.prompt_ids)
+    inputs = processor(
+        text=[text], images=list(prompt.images) or None, return_tensors="pt", return_mm_token_type_ids=True
+    )
+    length = inputs["input_ids"].shape[1]
+    answer = torch.tensor([list(response)])
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], answer], dim=1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    inputs["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(answer)], dim=1)
+    return model(**inputs).logits[0, length - 1 : -1].float()
+
+
+def reference_log_probs(model: Any, folder: Path, prompt: GenerationRequest, response: Sequence[int]) -> torch.Tensor:
+    logits = reference_logits(model, folder, prompt, response)
+    return logits.log_softmax(dim=1).gather(1, torch.tensor(list(response))[:, None])[:, 0]
+
+
+def mean_gap(
+    model: Any, folder: Path, requests: Sequence[GenerationRequest], groups: Sequence[Sequence[Generation]]
+) -> float:
+    gaps = [
+        (reference_log_probs(model, folder, prompt, sample.response_ids) - torch.tensor(sample.log_probs)).abs()
+        for prompt, group in zip(requests, groups, strict=True)
+        for sample in group
+    ]
+    return float(torch.cat(gaps).mean())
+
+
+def tokens(groups: Sequence[Sequence[Generation]]) -> list[list[tuple[int, ...]]]:
+    return [[sample.response_ids for sample in group] for group in groups]

@@ -1,0 +1,79 @@
+"""Models, trainings and machines that the doctor is asked about."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from cepo.config import RunConfig, load_config
+from cepo.config.schema import LoraConfig
+from cepo.doctor.machine import Machine
+from cepo.doctor.memory import ModelShape, TrainingShape
+from cepo.doctor.shape import shape_of
+
+GIB = 2**30
+
+
+def qwen3_vl_2b(lora: LoraConfig) -> ModelShape:
+    from transformers import Qwen3VLConfig
+
+    text: dict[str, Any] = {
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "tie_word_embeddings": True,
+    }
+    vision: dict[str, Any] = {
+        "depth": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_heads": 16,
+        "out_hidden_size": 2048,
+        "deepstack_visual_indexes": [5, 11, 17],
+        "patch_size": 16,
+        "temporal_patch_size": 2,
+        "spatial_merge_size": 2,
+        "num_position_embeddings": 2304,
+    }
+    return shape_of(Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True), lora=lora)
+
+
+def training(**changes: Any) -> TrainingShape:
+    usual: dict[str, Any] = {
+        "lora_rank": 0,
+        "trained_type": "fp32",
+        "compute_type": "fp32",
+        "freeze_vision_tower": False,
+        "full_shard": True,
+        "gradient_checkpointing": True,
+        "rows": 4,
+        "prompt_tokens": 1024,
+        "response_tokens": 2048,
+        "head_chunk_elements": 2**25,
+    }
+    return TrainingShape(**usual | changes)
+
+
+def machine(**changes: Any) -> Machine:
+    usual: dict[str, Any] = {
+        "processors": 2,
+        "memory_total": 24 * GIB,
+        "memory_free": 20 * GIB,
+        "shared_total": 8 * GIB,
+        "shared_free": 8 * GIB,
+        "torch_cuda": None,
+        "compiled": (),
+        "driver": None,
+        "repaired": False,
+        "gpus": (),
+    }
+    return Machine(**usual | changes)
+
+
+def on_devices(**trainer: Any) -> RunConfig:
+    config = load_config(["config=configs/microgeo/base.yaml"])
+    return dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, **trainer))

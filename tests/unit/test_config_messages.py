@@ -1,0 +1,157 @@
+"""What a faulty configuration is told: the place, the key or value, and what is accepted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from config_arguments import REQUIRED, load, message_of, write
+
+
+def test_a_missing_config_file_is_named_with_the_places_searched() -> None:
+    message = message_of(["config=configs/none.yaml"])
+    assert message.startswith("config=configs/none.yaml: there is no such file")
+    assert "working directory" in message
+
+
+def test_two_config_files_are_refused() -> None:
+    assert "given 2 times: a.yaml, b.yaml" in message_of(["config=a.yaml", "config=b.yaml"])
+
+
+def test_an_unknown_key_in_a_file_names_file_line_and_nearest_key(tmp_path: Path) -> None:
+    message = message_of([write(tmp_path, "run.yaml", "data:\n  seed: 1\n  max_promt_length: 3\n")])
+    assert message.startswith(f"{tmp_path}/run.yaml, line 3: unknown key 'data.max_promt_length'.")
+    assert "Did you mean 'max_prompt_length'?" in message
+
+
+def test_an_unknown_key_in_a_base_file_names_the_base_file(tmp_path: Path) -> None:
+    write(tmp_path, "base.yaml", "trainer:\n\n  max_step: 3\n")
+    message = message_of([write(tmp_path, "run.yaml", "base: base.yaml\n")])
+    assert "base.yaml, line 3" in message
+    assert "'max_steps'" in message
+
+
+def test_an_unknown_key_on_the_command_line_names_the_argument() -> None:
+    message = message_of(["worker.actor.optim.learning_rate=3"])
+    assert message.startswith("argument 'worker.actor.optim.learning_rate=3': unknown key")
+    assert "Known under 'worker.actor.optim': lr, betas" in message
+
+
+def test_a_key_without_its_section_is_told_the_whole_key() -> None:
+    assert "Did you mean 'algorithm.adv_estimator'?" in message_of(["adv_estimator=grpo"])
+
+
+def test_the_internal_field_for_method_sections_is_no_key() -> None:
+    assert "unknown key 'algorithm.methods'" in message_of(["algorithm.methods={}"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "part"),
+    [
+        ("--trainer.max_steps=3", "without the leading dashes"),
+        ("trainer.max_steps", "a.b.c=value"),
+        ("=3", "a.b.c=value"),
+        ("trainer.logger=[console", "not valid YAML"),
+        ("trainer.max_steps=${data.seed", "no viable alternative"),
+    ],
+)
+def test_an_argument_of_another_form_is_refused(argument: str, part: str) -> None:
+    message = message_of([argument])
+    assert message.startswith(f"argument '{argument}'")
+    assert part in message
+
+
+@pytest.mark.parametrize(
+    ("argument", "part"),
+    [
+        ("data.seed=abc", "data.seed must be an integer, got the text 'abc'"),
+        ("data.seed=1.5", "data.seed must be an integer, got 1.5"),
+        ("data.seed=true", "data.seed must be an integer, got true"),
+        ("data.seed=null", "data.seed must be an integer, got null"),
+        ("data.shuffle=maybe", "data.shuffle must be true or false, got the text 'maybe'"),
+        ("worker.actor.optim.lr=fast", "worker.actor.optim.lr must be a number, got the text 'fast'"),
+        (
+            "trainer.logger=console",
+            "trainer.logger must be a list, each entry one of console, file, tensorboard, wandb, mlflow, swanlab",
+        ),
+        (
+            "trainer.logger=[consol]",
+            "trainer.logger[0] must be one of console, file, tensorboard, wandb, mlflow, swanlab, got the text 'consol'",
+        ),
+        ("trainer.logger=[wandbb]", "Did you mean 'wandb'?"),
+        ("data.train_files=[a,b]", "data.train_files must be text, got the list ['a', 'b']"),
+        ("trainer.max_steps=x", "trainer.max_steps must be an integer or null"),
+        ("worker.actor.model.override_config=3", "must be a mapping of keys to values, got 3"),
+        ("data=3", "data must be a section with keys, got 3"),
+        ("worker.actor.loss_avg_mode=sequence", "one of token, seq, seq_sum, constant, got the text 'sequence'"),
+        ("worker.actor.loss_type=gspoo", "one of default, gspo, gspo_token, cispo, sapo, got the text 'gspoo'"),
+        ("worker.rollout.name=vlm", "Did you mean 'vllm'?"),
+    ],
+)
+def test_a_wrong_type_names_key_value_and_what_is_accepted(argument: str, part: str) -> None:
+    message = message_of([*REQUIRED, argument])
+    assert message.startswith(f"argument '{argument}': ")
+    assert part in message
+
+
+@pytest.mark.parametrize(
+    ("argument", "part"),
+    [
+        ("data.max_prompt_length=0", "must be at least 1, got 0"),
+        ("data.val_batch_size=0", "must be -1 (off) or at least 1, got 0"),
+        ("worker.actor.optim.betas=[0.9]", "must have 2 entries, got 1"),
+        ("worker.actor.optim.betas=[0.9,1.0]", "betas[1] must be at least 0 and below 1, got 1.0"),
+        ("worker.actor.optim.lr=.nan", "lr must be at least 0, got nan"),
+        ("worker.actor.optim.lr=.inf", "lr must be at least 0, got inf"),
+        ("worker.rollout.temperature=0", "must be above 0, got 0.0"),
+        ("worker.rollout.gpu_memory_utilization=1.5", "above 0 and at most 1, got 1.5"),
+        ("worker.rollout.tensor_parallel_size=0", "at least 1, got 0"),
+        ("algorithm.correct_threshold=.nan", "must be a finite number, got nan"),
+        ("worker.rollout.val_override_config.n=0", "val_override_config.n must be at least 1, got 0"),
+        ("worker.rollout.val_override_config.temprature=1", "Did you mean 'temperature'?"),
+        ("worker.rollout.val_override_config.top_k=x", "val_override_config.top_k must be an integer"),
+    ],
+)
+def test_a_value_out_of_bounds_names_the_bound(argument: str, part: str) -> None:
+    message = message_of([*REQUIRED, argument])
+    assert message.startswith(f"argument '{argument}': ")
+    assert part in message
+
+
+def test_a_wrong_value_in_a_file_names_its_line_even_inside_a_list(tmp_path: Path) -> None:
+    file = write(tmp_path, "run.yaml", "worker:\n  actor:\n    optim:\n      betas:\n        - 0.9\n        - 2\n")
+    assert "run.yaml, line 4: worker.actor.optim.betas[1]" in message_of([*REQUIRED, file])
+
+
+def test_a_section_given_as_a_value_is_told_to_be_one_before_references_to_it_fail() -> None:
+    message = message_of(["config=configs/microgeo/base.yaml", "algorithm=3"])
+    assert message == "argument 'algorithm=3': algorithm must be a section with keys, got 3."
+
+
+def test_a_required_setting_left_out_is_named_with_its_meaning() -> None:
+    message = message_of(["data.train_files=x"])
+    assert message.startswith("worker.actor.model.model_path is required and not set.")
+    assert "microgeo:model" in message
+    assert "is required and not set" in message_of(["data.train_files='???'"])
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("data: [1\n", "not valid YAML"),
+        ("data: {seed: 1}\ndata: {seed: 2}\n", "not valid YAML"),
+        ("- a\n- b\n", "got a list or a text"),
+        ("hello\n", "got a list or a text"),
+        ("base: [x]\n", "base must be the path of a YAML file"),
+    ],
+)
+def test_a_file_that_is_no_mapping_is_refused_by_name(tmp_path: Path, text: str, part: str) -> None:
+    message = message_of([write(tmp_path, "run.yaml", text)])
+    assert "run.yaml" in message
+    assert part in message
+
+
+def test_lines_are_found_through_yaml_anchors(tmp_path: Path) -> None:
+    text = "data: &shared\n  seed: 3\ntrainer:\n  <<: *shared\n  max_steps: STEPS\n"
+    assert load(write(tmp_path, "good.yaml", text.replace("STEPS", "4"))).trainer.seed == 3
+    assert "run.yaml, line 5: trainer.max_steps" in message_of([*REQUIRED, write(tmp_path, "run.yaml", text)])

@@ -1,0 +1,104 @@
+"""Sections of methods in a configuration, and methods of plugins."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from config_arguments import REQUIRED, load, message_of, write
+
+from cepo.algorithms import available_estimators
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def test_the_chosen_method_gets_its_whole_section_and_a_written_one_of_another_is_kept() -> None:
+    run = load("algorithm.adv_estimator=cepo", "algorithm.rlsd.clip_radius=0.2")
+    assert set(run.algorithm.methods) == {"cepo", "rlsd"}
+    assert run.algorithm.methods["rlsd"]["clip_radius"] == 0.2
+    assert run.algorithm.methods["cepo"]["negative"]["source"] == "peer_answer"
+
+
+def test_an_unknown_method_is_named_with_the_known_ones_and_its_line(tmp_path: Path) -> None:
+    file = write(tmp_path, "run.yaml", "algorithm:\n  adv_estimator: gpro\n")
+    message = message_of([*REQUIRED, file])
+    assert "run.yaml, line 2" in message
+    assert "Did you mean 'grpo'?" in message
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "part"),
+    [
+        ("    lambda_init: 3\n", 4, "lambda_init"),
+        ("    clip_radius: 0.5\n    negative:\n      select: lowst_reward\n", 6, "lowest_reward"),
+        ("    lamda_init: 0.5\n", 4, "lambda_init"),
+        ("    lambda_decay_steps: soon\n", 4, "soon"),
+    ],
+)
+def test_a_fault_in_a_method_section_names_its_line(tmp_path: Path, section: str, line: int, part: str) -> None:
+    file = write(tmp_path, "run.yaml", "algorithm:\n  adv_estimator: cepo\n  cepo:\n" + section)
+    message = message_of([*REQUIRED, file])
+    assert f"run.yaml, line {line}: " in message
+    assert part in message
+
+
+def test_a_section_of_no_method_is_an_unknown_key() -> None:
+    message = message_of(["algorithm.ceppo.lambda_init=0"])
+    assert "unknown key 'algorithm.ceppo'" in message
+    assert "Did you mean 'cepo'?" in message
+
+
+PLUGIN = """
+from dataclasses import dataclass
+from cepo.algorithms import Estimator, register_estimator
+
+@register_estimator("{name}")
+class Custom(Estimator):
+    @dataclass(frozen=True, kw_only=True)
+    class Config:
+        strength: float = 0.25
+
+    def signal(self, batch, *, step):
+        raise NotImplementedError
+"""
+
+
+def test_a_plugin_is_imported_before_its_section_is_checked(tmp_path: Path) -> None:
+    plugin = tmp_path / "custom_for_config_test.py"
+    plugin.write_text(PLUGIN.format(name="custom_for_config_test"))
+    arguments = [f"trainer.plugins=[{plugin}]", "algorithm.adv_estimator=custom_for_config_test"]
+    run = load(*arguments)
+    assert run.algorithm.methods["custom_for_config_test"] == {"strength": 0.25}
+    message = message_of([*REQUIRED, *arguments, "algorithm.custom_for_config_test.strenght=1"])
+    assert "strength" in message
+
+
+def test_a_plugin_that_is_missing_or_fails_is_named(tmp_path: Path) -> None:
+    assert "gone.py" in message_of([*REQUIRED, "trainer.plugins=[gone.py]"])
+    broken = tmp_path / "broken_for_config_test.py"
+    broken.write_text("raise RuntimeError('no luck')\n")
+    message = message_of([*REQUIRED, f"trainer.plugins=[{broken}]"])
+    assert "RuntimeError: no luck" in message
+    assert "'nothing' not found" in message_of([*REQUIRED, "trainer.plugins=['${nothing}']"])
+    assert "trainer.plugins must be a list" in message_of([*REQUIRED, "trainer.plugins=a.py"])
+
+
+def test_no_module_of_the_config_knows_a_method() -> None:
+    texts = {file: file.read_text() for file in sorted((REPOSITORY / "cepo" / "config").glob("*.py"))}
+    found = [
+        (file.name, name)
+        for file, text in texts.items()
+        for name in {*available_estimators(), "opsd", "sdpo"} - {"cepo"}
+        for _ in re.finditer(rf"\b{name}\b", text)
+    ]
+    assert found == []
+    # The package has a method's name; as a whole text it stands for the package's folder and the project only.
+    constants = [
+        (file.name, node.value)
+        for file, text in texts.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and node.value == "cepo"
+    ]
+    assert constants == [("paths.py", "cepo"), ("schema.py", "cepo")]

@@ -1,0 +1,120 @@
+"""The doctor's view of processors, GPUs, drivers and clusters."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from doctor_cases import GIB, machine, on_devices
+
+from cepo.doctor.attention import ATTENTION, attention_for, wheel_serves
+from cepo.doctor.machine import Gpu, driver_finding, gpu_findings, machine_findings, usable_memory
+from cepo.doctor.start import ray_findings
+
+WHEEL_CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
+WHEEL_CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture", "first_kernel", "first_engine"),
+    [
+        ((8, 0), "Ampere", "flash", "FLASH_ATTN (FA2)"),
+        ((8, 6), "Ampere", "flash", "FLASH_ATTN (FA2)"),
+        ((8, 7), "Ampere", "flash", "FLASH_ATTN (FA2)"),
+        ((8, 9), "Ada", "flash", "FLASH_ATTN (FA2)"),
+        ((9, 0), "Hopper", "cuDNN", "FLASH_ATTN (FA3)"),
+        ((10, 0), "Blackwell (sm_100)", "cuDNN", "FLASHINFER"),
+        ((12, 0), "Blackwell (sm_120)", "flash", "FLASH_ATTN (FA2)"),
+        ((12, 1), "Blackwell (sm_120)", "flash", "FLASH_ATTN (FA2)"),
+    ],
+)
+def test_each_capability_from_8_0_to_12_1_gets_sdpa_with_its_kernels(
+    capability: tuple[int, int], architecture: str, first_kernel: str, first_engine: str
+) -> None:
+    support = attention_for(capability)
+    assert support is not None
+    assert (support.architecture, support.chosen) == (architecture, "sdpa")
+    assert (support.sdpa[0], support.vllm[0]) == (first_kernel, first_engine)
+
+
+def test_capabilities_7_5_and_13_0_are_in_no_table() -> None:
+    assert attention_for((7, 5)) is None
+    assert attention_for((13, 0)) is None
+
+
+def test_the_6_entries_say_untested_until_a_run_on_such_a_card_is_on_record() -> None:
+    assert [row.untested for row in ATTENTION.values()] == [True] * 6
+
+
+def test_a_wheel_for_cuda_13_has_code_for_12_0_and_one_for_cuda_12_4_has_not_but_ptx_helps() -> None:
+    served = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
+    assert all(wheel_serves(capability, WHEEL_CUDA_13) for capability in served)
+    assert not any(wheel_serves(capability, WHEEL_CUDA_12_4) for capability in [(10, 0), (12, 0)])
+    assert wheel_serves((12, 0), (*WHEEL_CUDA_12_4, "compute_90"))
+    assert wheel_serves((9, 0), ("sm_90a",))
+    assert not wheel_serves((12, 1), ("sm_120a",))
+
+
+def test_an_rtx_pro_6000_is_ok_with_cuda_13_and_fails_with_a_remedy_with_a_wheel_of_cuda_12_4() -> None:
+    card = Gpu(name="NVIDIA RTX PRO 6000 Blackwell", capability=(12, 0), total=96 * GIB, free=95 * GIB)
+    good, attention = gpu_findings(0, card, WHEEL_CUDA_13)
+    assert (good.mark, attention.mark) == ("ok", "info")
+    assert "95.0 GiB free of 96.0 GiB" in good.found
+    assert "sdpa, because" in attention.found
+    assert "packed rows (padding_free) by FlexAttention" in attention.found
+    assert "Untested on such a card" in attention.found
+    (bad,) = gpu_findings(0, card, WHEEL_CUDA_12_4)
+    assert bad.mark == "fail"
+    assert "CUDA 13" in bad.remedy
+
+
+def test_driver_570_fails_for_cuda_13_and_580_and_for_cuda_12_8_525_are_enough() -> None:
+    marks = [driver_finding(*pair).mark for pair in (("570.86", "13.0"), ("580.65.06", "13.0"), ("525.60", "12.8"))]
+    assert marks == ["fail", "ok", "ok"]
+
+
+def test_a_containers_limit_of_8_gib_counts_where_the_machine_has_24() -> None:
+    meminfo = "MemTotal:       25165824 kB\nMemFree: 1 kB\nMemAvailable:   20971520 kB\n"
+    assert usable_memory(meminfo, None, None) == (24 * GIB, 20 * GIB)
+    assert usable_memory(meminfo, "max\n", "0\n") == (24 * GIB, 20 * GIB)
+    assert usable_memory(meminfo, str(8 * GIB), str(3 * GIB)) == (8 * GIB, 5 * GIB)
+    assert usable_memory(None, None, None) == (None, None)
+
+
+def test_a_gpu_that_a_cpu_torch_cannot_use_and_64_mib_of_shared_memory_are_2_warnings() -> None:
+    odd = machine(shared_total=64 * 2**20, shared_free=64 * 2**20, driver="580.65.06")
+    warned = {each.subject: each.remedy for each in machine_findings(odd) if each.mark == "warn"}
+    assert list(warned) == ["/dev/shm", "torch's build"]
+    assert "--shm-size" in warned["/dev/shm"]
+
+
+def test_4_devices_want_6_processors_and_8_gib_of_shared_memory_and_1_device_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    several = on_devices(n_gpus_per_node=4)
+    assert ray_findings(on_devices(), machine()) == []
+    short = machine(processors=5, shared_total=8 * GIB, shared_free=7 * GIB)
+    rewards = several.worker.reward.num_cpus
+    assert [each.mark for each in ray_findings(several, short)] == ["ok", "warn", "warn"]
+    assert all(each.remedy for each in ray_findings(several, short)[1:])
+    enough = machine(processors=5 + rewards, shared_total=8 * GIB, shared_free=8 * GIB)
+    assert [each.mark for each in ray_findings(several, enough)] == ["ok", "ok", "ok"]
+
+
+def test_2_machines_without_a_clusters_address_fail_and_an_address_is_asked_whether_it_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    (cluster, *_) = ray_findings(on_devices(nnodes=2), machine())
+    assert (cluster.mark, "trainer.ray_address" in cluster.remedy) == ("fail", True)
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        (cluster, *_) = ray_findings(on_devices(nnodes=2, ray_address=address), machine())
+        assert (cluster.mark, cluster.found) == ("ok", f"answers at {address}")
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    (cluster, *_) = ray_findings(on_devices(launcher="ray"), machine())
+    assert cluster.mark == "fail"
+    assert cluster.found.startswith(f"nothing answers at {address}")
+    (cluster, *_) = ray_findings(on_devices(nnodes=2, ray_address="auto"), machine())
+    assert cluster.mark == "info"

@@ -1,0 +1,41 @@
+"""Drawing tokens from logits and evenly spread numbers, against counts worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from cepo.errors import EngineError
+from cepo.rollout.token_sampling import draw_tokens, row_uniforms
+
+
+def counts(logits: list[float], **settings: Any) -> list[int]:
+    """How often each token is drawn over 1000 evenly spread uniform numbers."""
+    row = torch.tensor(logits).expand(1000, -1)
+    points = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    chosen: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1} | settings
+    drawn = draw_tokens(row, points, torch.tensor([3]), **chosen)
+    return torch.bincount(drawn, minlength=row.shape[1]).tolist()
+
+
+def test_draws_follow_the_distribution_without_banned_and_filtered_tokens() -> None:
+    logits = [math.log(weight) for weight in (0.1, 0.5, 0.4, 1000.0)]  # the last token is banned
+    assert counts(logits) == [100, 500, 400, 0]
+    assert counts(logits, top_k=2) == [0, 556, 444, 0]  # 5/9 and 4/9
+    assert counts(logits, top_p=0.5) == [0, 1000, 0, 0]
+    assert counts(logits, top_p=0.51) == [0, 556, 444, 0]
+    assert counts(logits, temperature=0.5) == [24, 595, 381, 0]  # squares: 1, 25, 16 of 42
+    assert counts(logits, temperature=0.0) == [0, 1000, 0, 0]
+
+
+def test_a_rows_uniform_numbers_depend_on_seed_and_sample_and_not_on_how_many_are_drawn() -> None:
+    assert torch.equal(row_uniforms(7, 2, 10), row_uniforms(7, 2, 50)[:10])
+    assert len({float(row_uniforms(seed, sample, 1)) for seed in range(30) for sample in range(30)}) == 900
+
+
+def test_logits_that_are_not_numbers_end_the_draw() -> None:
+    with pytest.raises(EngineError, match="NaN"):
+        counts([0.0, float("nan"), 0.0, 0.0])
