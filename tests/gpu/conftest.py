@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from gpu_places import CPU, CUDA, Place
+from isolation import own_caches, restored_process
 
 
 @pytest.fixture(
@@ -39,13 +38,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     """Little threads for tiny tensors; no test leaves weights on the device, a log level or a signal handler to the next."""
-    threads, level, handler = torch.get_num_threads(), logging.getLogger("cepo").level, signal.getsignal(signal.SIGTERM)
-    if not torch.cuda.is_available():
-        torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    logging.getLogger("cepo").setLevel(level)
-    signal.signal(signal.SIGTERM, handler)
+    with restored_process(threads=None if torch.cuda.is_available() else 1):
+        yield
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -53,13 +47,7 @@ def _as_it_was() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_trace_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    from datasets import config
-
-    with pytest.MonkeyPatch.context() as patch:
-        folder = str(tmp_path_factory.mktemp("datasets-cache"))
-        patch.setenv("HF_DATASETS_CACHE", folder)
-        patch.setattr(config, "HF_DATASETS_CACHE", folder)
-        patch.setenv("XDG_CACHE_HOME", folder)
+    with own_caches(tmp_path_factory.mktemp("caches")):
         yield
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from isolation import own_caches, restored_process
 
 from cepo.cli import main
 from cepo.evaluation.benchmarks import BENCHMARKS, converted, recognise
@@ -32,16 +32,8 @@ needs_samples = pytest.mark.skipif(
 @pytest.fixture(scope="module", autouse=True)
 def _no_trace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """On one thread, and without a file in the user's cache."""
-    from datasets import config
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        folder = str(tmp_path_factory.mktemp("cache"))
-        patch.setenv("XDG_CACHE_HOME", folder)
-        patch.setattr(config, "HF_DATASETS_CACHE", folder)
+    with restored_process(), own_caches(tmp_path_factory.mktemp("caches")):
         yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from isolation import own_caches, restored_process
 
 import cepo.train
 from cepo.config import load_config
@@ -30,18 +29,10 @@ def parity(samples):
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _as_it_was(tmp_path: Path) -> Iterator[None]:
     """A run's signal handler and log level end with its test, and what it keeps for the next start too."""
-    from datasets import config
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(config, "HF_DATASETS_CACHE", str(tmp_path / "datasets"))
-    threads, handler, level = torch.get_num_threads(), signal.getsignal(signal.SIGTERM), logging.getLogger("cepo").level
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    signal.signal(signal.SIGTERM, handler)
-    logging.getLogger("cepo").setLevel(level)
+    with restored_process(), own_caches(tmp_path / "caches"):
+        yield
 
 
 @pytest.fixture(scope="module")

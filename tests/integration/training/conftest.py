@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from isolation import own_caches, restored_process
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
@@ -28,25 +26,14 @@ def parity(samples):
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
     """One thread for tiny tensors; a run's signal handler and log level end with its test."""
-    threads, handler = torch.get_num_threads(), signal.getsignal(signal.SIGTERM)
-    level = logging.getLogger("cepo").level
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    signal.signal(signal.SIGTERM, handler)
-    logging.getLogger("cepo").setLevel(level)
+    with restored_process():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_trace_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Data files are converted, and their rows checked, once for each of their versions; those of tests end with the tests."""
-    from datasets import config
-
-    with pytest.MonkeyPatch.context() as patch:
-        folder = str(tmp_path_factory.mktemp("datasets-cache"))
-        patch.setenv("HF_DATASETS_CACHE", folder)
-        patch.setattr(config, "HF_DATASETS_CACHE", folder)
-        patch.setenv("XDG_CACHE_HOME", folder)
+    with own_caches(tmp_path_factory.mktemp("caches")):
         yield
 
 
