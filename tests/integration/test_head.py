@@ -40,7 +40,8 @@ def dense(
     states, weight = hidden.detach().double().requires_grad_(), head.weight.detach().double().requires_grad_()
     bias = 0.0 if head.bias is None else head.bias.detach().double()
     log_probs = ((states @ weight.t() + bias) / temperature).log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
-    return log_probs.detach(), *torch.autograd.grad((factors.double() * log_probs).sum(), (states, weight))
+    to_hidden, to_weight = torch.autograd.grad((factors.double() * log_probs).sum(), (states, weight))
+    return log_probs.detach(), to_hidden, to_weight
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 8, 1000])

@@ -1,4 +1,4 @@
-"""Log-probs of a large vocabulary: what the place computes with, beside float64, and on a GPU the kernel's time beside torch's."""
+"""Log-probs of a large vocabulary beside float64, and on a GPU the time of the kernel beside that of torch."""
 
 from __future__ import annotations
 
