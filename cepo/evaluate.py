@@ -224,6 +224,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     Raises:
         ConfigError, DataError, CheckpointError, EngineError, RewardError: as its parts; before the engine starts where possible.
     """
+    from cepo.data.dataset import most_visuals
     from cepo.evaluation.engine import engine
     from cepo.evaluation.figures import benchmark_figures
     from cepo.evaluation.results import GENERATIONS_FILE, write_results
@@ -233,14 +234,11 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     config, processing, tasks = _prepared(plan)
     benchmarks: dict[str, Any] = {}
     plan.out.mkdir(parents=True, exist_ok=True)
-    most_visuals = (
-        max(1, *(task.problems.most_images for task in tasks)),
-        max(task.problems.most_videos for task in tasks),
-    )
+    visuals = most_visuals(*(task.problems for task in tasks))
     with contextlib.ExitStack() as stack:
         functions = {task.reward_function: task for task in tasks}
         pools = {name: stack.enter_context(reward_pool(task, config)) for name, task in functions.items()}
-        generator = stack.enter_context(engine(config, processing, plan.actor, most_visuals))
+        generator = stack.enter_context(engine(config, processing, plan.actor, visuals))
         file = stack.enter_context(contextlib.closing(LineFile(plan.out / GENERATIONS_FILE)))
         for task in tasks:
             logger.info("%s: %d problems from %s", task.name, len(task.problems), task.source)

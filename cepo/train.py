@@ -134,6 +134,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     """
     from cepo.algorithms import build_estimator, load_plugin
     from cepo.data.contexts import ContextBuilder
+    from cepo.data.dataset import most_visuals
     from cepo.rewards import RewardPool
     from cepo.tracking.base import check_sinks
     from cepo.trainer.loop import Trainer
@@ -164,7 +165,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
         )
     )
     store.require_writable()  # last of the checks: a run that is refused leaves no folder
-    facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=_most_visuals(problems, held_out))
+    facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=most_visuals(problems, held_out))
     backend = build_backend(config, processing, facts, problems.picture_probe())
     stack.callback(backend.close)
     if checkpoint is not None:
@@ -267,12 +268,6 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
     total = per_epoch * config.trainer.total_epochs if chosen is None else chosen
     logger.info("plan: %d problems make %d steps per epoch; %d steps in all", num_problems, per_epoch, total)
     return total
-
-
-def _most_visuals(*problem_sets: ProblemSet | None) -> tuple[int, int]:
-    """The most pictures and the most videos that a prompt has."""
-    present = [problems for problems in problem_sets if problems is not None]
-    return max(each.most_images for each in present), max(each.most_videos for each in present)
 
 
 def _tracker(

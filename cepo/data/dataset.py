@@ -229,6 +229,12 @@ class ProblemSet(Sequence[Problem]):
         return RowMeasure(length=length, num_images=len(images), num_videos=len(videos))
 
 
+def most_visuals(*problem_sets: ProblemSet | None) -> tuple[int, int]:
+    """The most pictures and the most videos of any prompt, which an engine has to take in one request; None has none."""
+    present = [problems for problems in problem_sets if problems is not None]
+    return max(each.most_images for each in present), max(each.most_videos for each in present)
+
+
 def plain_text(value: Any) -> str:
     """A cell as text: empty for none, and a whole number without the `.0` it gets in a column of decimals."""
     if value is None:

@@ -20,7 +20,7 @@ from training_runs import REPOSITORY, picture
 
 from cepo.config.schema import DataConfig
 from cepo.data import row_checks
-from cepo.data.dataset import Problem, ProblemSet
+from cepo.data.dataset import Problem, ProblemSet, most_visuals
 from cepo.data.sources import read_source
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import Processing
@@ -178,6 +178,8 @@ def test_columns_go_by_their_keys_and_a_set_without_pictures_needs_no_column_for
     assert sizes([problem]) == [[(64, 64)]]
     text = read(write(tmp_path / "text", "jsonl", [{"problem": "1 + 1?", "answer": "2"}]))
     assert text.most_images == 0
+    pair = read(write(tmp_path / "pair", "jsonl", ROWS), image_dir=str(picture_folder))
+    assert (most_visuals(text, None), most_visuals(text, pair)) == ((0, 0), (2, 0))
     assert text[0].images == ()
     assert text[0].solution is None
 
