@@ -15,8 +15,10 @@ from cepo.config import RunConfig, check_config, chosen_launcher, dump_config, l
 from cepo.errors import CepoError, CheckpointError, ConfigError, WorkerLostError
 
 if TYPE_CHECKING:
+    from cepo.config.schema import RewardConfig
     from cepo.data.dataset import ProblemSet
     from cepo.models.processing import PictureSource, Processing
+    from cepo.rewards import RewardPool
     from cepo.trainer.backend import Backend
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
@@ -135,7 +137,6 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     from cepo.algorithms import build_estimator, load_plugin
     from cepo.data.contexts import ContextBuilder
     from cepo.data.dataset import most_visuals
-    from cepo.rewards import RewardPool
     from cepo.tracking.base import check_sinks
     from cepo.trainer.loop import Trainer
     from cepo.trainer.state import TrainerState
@@ -155,15 +156,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     store = checkpoint_store(config)
     checkpoint = checkpoint_to_load(config, store, history)
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
-    reward = config.worker.reward
-    rewards = stack.enter_context(
-        RewardPool(
-            reward.reward_function,
-            reward.reward_function_kwargs,
-            num_workers=reward.num_cpus,
-            timeout_seconds=reward.timeout_seconds,
-        )
-    )
+    rewards = stack.enter_context(_reward_pool(config.worker.reward))
     store.require_writable()  # last of the checks: a run that is refused leaves no folder
     facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=most_visuals(problems, held_out))
     backend = build_backend(config, processing, facts, problems.picture_probe())
@@ -258,6 +251,17 @@ def _problem_sets(config: RunConfig, processing: Processing) -> tuple[ProblemSet
             f"{len(problems)} usable problems; accepted: at most as many"
         )
     return problems, held_out
+
+
+def _reward_pool(reward: RewardConfig) -> RewardPool:
+    from cepo.rewards import RewardPool
+
+    return RewardPool(
+        reward.reward_function,
+        reward.reward_function_kwargs,
+        num_workers=reward.num_cpus,
+        timeout_seconds=reward.timeout_seconds,
+    )
 
 
 def _total_steps(config: RunConfig, num_problems: int) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from cepo.algorithms.settings import TeacherConfig, config_from_mapping
+from cepo.algorithms.settings import NegativeConfig, TeacherConfig, config_from_mapping
 from cepo.errors import ConfigError, did_you_mean
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
@@ -57,6 +57,12 @@ class Estimator(ABC):
     def teacher(self) -> TeacherConfig:
         """Weights, placement and wording of this method's teachers."""
         return getattr(self.config, "teacher", TeacherConfig())
+
+    @property
+    def negative(self) -> NegativeConfig:
+        """How this method chooses wrong answers; the defaults for one that has no such settings."""
+        found = getattr(self.config, "negative", None)
+        return found if isinstance(found, NegativeConfig) else NegativeConfig()
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """For each view one entry per rollout of the group; None makes the view the student's own for that rollout."""

@@ -32,10 +32,20 @@ def contrastive_references(
     `negative.fallback` decides: `student` leaves the right side standing alone, `neutral` gives no evidence.
     """
     correct: list[Reference | None] = positive_references(group, positive)
-    wrong = _negative(group, negative)
+    wrong = wrong_reference(group, negative)
     if wrong is None and negative.fallback == "neutral":
         correct = [None] * len(group.rollouts)
     return correct, [None if right is None else wrong for right in correct]
+
+
+def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | None:
+    """The wrong answer that the whole group is shown; None where no wrong rollout gives one, and `fallback` decides."""
+    if config.source == "ground_truth":
+        return Reference(text=group.ground_truth)
+    candidates = wrong_rollouts(group) if config.strict_lowest else _usable(group, config)
+    if not candidates:
+        return None
+    return _from_peer(_select(group, candidates, config), config.source, config.num_tokens)
 
 
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
@@ -75,15 +85,6 @@ def _right_peers(group: RolloutGroup, config: PositiveConfig) -> list[Rollout]:
     if config.source == "peer_answer":
         right = [rollout for rollout in right if rollout.answer is not None]
     return sorted(right, key=lambda rollout: (-rollout.reward, rollout.index))
-
-
-def _negative(group: RolloutGroup, config: NegativeConfig) -> Reference | None:
-    if config.source == "ground_truth":
-        return Reference(text=group.ground_truth)
-    candidates = wrong_rollouts(group) if config.strict_lowest else _usable(group, config)
-    if not candidates:
-        return None
-    return _from_peer(_select(group, candidates, config), config.source, config.num_tokens)
 
 
 def _usable(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:

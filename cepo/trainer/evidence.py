@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from cepo.algorithms import Estimator
+from cepo.algorithms.settings import NegativeConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.metrics import Metrics, fraction, sum_value
 from cepo.models.processing import EncodedPrompt
 from cepo.rewards import RewardPool, extract_answer
 from cepo.teacher.hints import sanitise_reference
-from cepo.teacher.references import wrong_candidates, wrong_rollouts
+from cepo.teacher.references import wrong_reference, wrong_rollouts
 from cepo.trainer.rollouts import RolloutBatch, View
 from cepo.types import Reference, Rollout, RolloutGroup
 
@@ -115,14 +116,13 @@ def fill_views(batch: RolloutBatch, views: Sequence[View]) -> Metrics:
     return metrics
 
 
-def fallback_metrics(groups: Sequence[RolloutGroup]) -> Metrics:
-    """Groups that offer no wrong answer, for want of wrong rollouts or of one that can be extracted."""
-    wrong = [bool(wrong_rollouts(group)) for group in groups]
-    usable = [bool(wrong_candidates(group)) for group in groups]
-    unextractable = sum(has_wrong and not has_usable for has_wrong, has_usable in zip(wrong, usable, strict=True))
+def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -> Metrics:
+    """Groups without a wrong rollout, and groups with wrong ones none of which gives what `negative` takes of it."""
+    wrong = [group for group in groups if wrong_rollouts(group)]
+    unextractable = [group for group in wrong if wrong_reference(group, negative) is None]
     return {
-        "references/groups_without_wrong": fraction(wrong.count(False), len(groups)),
-        "references/groups_wrong_unextractable": fraction(unextractable, len(groups)),
+        "references/groups_without_wrong": fraction(len(groups) - len(wrong), len(groups)),
+        "references/groups_wrong_unextractable": fraction(len(unextractable), len(groups)),
     }
 
 

@@ -243,7 +243,9 @@ class Trainer:
         if self.estimator.teacher.source != "actor":
             self._log_probs([view.scoring_rows for view in batch.views], batch.views, as_teacher=True)
         self.clock.count_tokens("teachers", sum(view.num_tokens for view in batch.views))
-        return evidence.fill_views(batch, batch.views) | evidence.fallback_metrics(batch.groups)
+        return evidence.fill_views(batch, batch.views) | evidence.fallback_metrics(
+            batch.groups, self.estimator.negative
+        )
 
     def value(self, batch: RolloutBatch) -> None:
         """The critic's values, for methods that learn from them."""

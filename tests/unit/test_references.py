@@ -9,8 +9,10 @@ import pytest
 from factories import group, rollout
 
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig
+from cepo.metrics import fraction
 from cepo.teacher.hints import sanitise_reference
 from cepo.teacher.references import contrastive_references, positive_references, wrong_candidates, wrong_rollouts
+from cepo.trainer.evidence import fallback_metrics
 from cepo.types import Reference, Rollout, RolloutGroup
 
 TRUTH = Reference(text="70")
@@ -95,6 +97,26 @@ def test_groups_without_wrong_rollouts_and_groups_with_wrong_but_unextractable_o
     assert (len(wrong_rollouts(ALL_RIGHT)), len(wrong_candidates(ALL_RIGHT))) == (0, 0)
     assert (len(wrong_rollouts(NOTHING_EXTRACTABLE)), len(wrong_candidates(NOTHING_EXTRACTABLE))) == (2, 0)
     assert [rollout.index for rollout in wrong_candidates(OTHER_NOTATION)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("negative", "unextractable"),
+    [
+        ({}, [NOTHING_EXTRACTABLE, ONLY_OTHER_NOTATION]),
+        ({"strict_lowest": True}, [UNBOXED_LOWEST, NOTHING_EXTRACTABLE]),
+        ({"source": "peer_full"}, [ONLY_OTHER_NOTATION]),
+        ({"source": "ground_truth"}, []),
+    ],
+    ids=["answers", "strict", "responses", "truth"],
+)
+def test_of_5_groups_one_is_without_wrong_rollouts_and_those_count_as_unextractable_that_show_nothing_of_theirs(
+    negative: dict[str, Any], unextractable: list[RolloutGroup]
+) -> None:
+    groups = [ALL_RIGHT, MIXED, UNBOXED_LOWEST, NOTHING_EXTRACTABLE, ONLY_OTHER_NOTATION]
+    assert [these for these in groups[1:] if pick(these, **negative)[1] is None] == unextractable
+    metrics = fallback_metrics(groups, NegativeConfig(**negative))
+    assert metrics["references/groups_without_wrong"] == fraction(1, 5)
+    assert metrics["references/groups_wrong_unextractable"] == fraction(len(unextractable), 5)
 
 
 def test_a_format_bonus_does_not_turn_a_wrong_rollout_into_a_right_one() -> None:
