@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.support.machine import ROOT, load_average, machine_record
-from benchmarks.support.profiling import profile_stages, profile_tables
+from benchmarks.support.profiling import flop_counter, profile_stages, profile_tables
 from benchmarks.support.rows import HINT_TOKENS, build_rows, generation_requests, optimizer_batch
 from benchmarks.support.shapes import SHAPES, Shape, write_checkpoint
 from benchmarks.support.tables import RESULTS
@@ -160,10 +160,8 @@ def generation(
 
 def matrix_product_flops(actor: Actor, work: Callable[[], Any]) -> int:
     """Operations of matrix products outside attention, whose kernels the counter does not know, pictures included."""
-    from torch.utils.flop_counter import FlopCounterMode
-
     actor.module.encoder.forget()
-    with FlopCounterMode(display=False) as counter:
+    with flop_counter() as counter:
         work()
     return counter.get_total_flops()
 

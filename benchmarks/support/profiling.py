@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.support.tables import table
 
 if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
+
     from benchmarks.support.shapes import Shape
 
-MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+IN_PLACE = "aten::addmm_"
+"""How adapters add their product to a layer's; torch counts the operations of all other products by itself."""
+MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", IN_PLACE, "aten::bmm", "aten::baddbmm")
 """What linear layers come down to; fused attention is an operation of its own."""
 LISTED_OPERATIONS = 12
 PRODUCT_RUNS = 7
 GIGA = 1e9
+
+
+def flop_counter() -> FlopCounterMode:
+    """torch's counter of matrix products, those in place included."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _in_place_flops})
 
 
 def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
@@ -42,7 +54,7 @@ def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
 
     on_gpu = device == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
-    with profile(activities=activities, with_flops=True) as run:
+    with profile(activities=activities, with_flops=True, record_shapes=True) as run:
         wall, process = time.perf_counter(), time.process_time()
         work()
         _wait(device)
@@ -56,9 +68,8 @@ def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
     }
     whole = sum(seconds.values())
     most = sorted(found, key=lambda event: seconds[event.key], reverse=True)[:LISTED_OPERATIONS]
-    products = [event for event in found if event.key in MATRIX_PRODUCTS]
-    product_seconds = sum(seconds[event.key] for event in products)
-    flops = sum(event.flops for event in products)
+    product_seconds = sum(seconds.get(key, 0.0) for key in MATRIX_PRODUCTS)
+    flops = sum(map(_product_flops, run.key_averages(group_by_input_shape=True)))
     return {
         "operations": [
             {
@@ -158,6 +169,19 @@ def profile_tables(record: dict[str, Any]) -> list[str]:
         "its sizes",
     ]
     return [*tables, table(head, rows)]
+
+
+def _in_place_flops(added_to: Sequence[int], left: Sequence[int], right: Sequence[int], **_: Any) -> int:
+    """By the shapes of the operands."""
+    assert list(added_to) == [left[0], right[1]]
+    return 2 * left[0] * left[1] * right[1]
+
+
+def _product_flops(event: Any) -> int:
+    """Of all calls of one operation with the same shapes."""
+    if event.key == IN_PLACE:
+        return event.count * _in_place_flops(*event.input_shapes[:3])
+    return event.flops if event.key in MATRIX_PRODUCTS else 0
 
 
 def _wait(device: str) -> None:
