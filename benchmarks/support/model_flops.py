@@ -84,12 +84,12 @@ class ModelFlops:
         )
 
     def update(self, context: int, responses: list[int], *, checkpointing: bool, pictures: int = 1) -> int:
-        """Forward and backward of the same rows. The head is computed again in the backward pass; layers if `checkpointing`."""
+        """Forward and backward of the same rows. Layers are computed again if `checkpointing`, a trained head always."""
         full = self.lora_rank == 0
         forwards = 2 if checkpointing else 1
         # A frozen weight needs no gradient of its own; an adapter's, and all weights' in full fine-tuning, do.
         linear = self.token * (forwards + (2 if full else 1)) + self.adapter_token * (forwards + 2)
-        head = self.head * (2 + (2 if full else 1))
+        head = self.head * (4 if full else 2)
         pair = self.pair * (forwards + ATTENTION_BACKWARD)
         tower = self.picture * (3 if full else 1)
         rows = sum(

@@ -154,7 +154,7 @@ def costs_from_operations(model: ModelFlops, batch: Batch, gpu: Gpu, *, teachers
     full = model.lora_rank == 0
     backward = model.token * (2 if full else 1) + 2 * model.adapter_token
     all_pairs = model.pair * (causal_pairs(prompt) + pairs)
-    update = (prompt + answers) * (2 * linear + backward) + answers * model.head * (4 if full else 3)
+    update = (prompt + answers) * (2 * linear + backward) + answers * model.head * (4 if full else 2)
     update += all_pairs * (2 + ATTENTION_BACKWARD) + model.picture * (3 if full else 1)
     return PromptCosts(
         prefill=(model.picture + prefix) / gpu.operations,

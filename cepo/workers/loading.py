@@ -109,6 +109,8 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
+    from cepo.models.fused_adapter import fuse_adapters
+
     targets: Any = lora.target_modules
     if targets != "all-linear" and "," in targets:
         targets = [name.strip() for name in targets.split(",")]
@@ -137,6 +139,7 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+    fuse_adapters(wrapped)
     return wrapped
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
 from cepo.models import family
+from cepo.models.head import target_log_probs
 from cepo.models.positions import context_positions, sequence_positions
 from cepo.models.processing import EncodedPrompt, ImageInputs, Processing
 from cepo.models.segments import SegmentLayout
@@ -202,8 +202,8 @@ class ScoringModel(nn.Module):
     """log P of each response token. The root of the sharded model, so that the head's weight is whole inside `forward`.
 
     `log_probs_n = z_n[y_n] - logsumexp(z_n)` with `z_n = W h_n / temperature` in float32, W the LM head and h_n the last
-    hidden state before token y_n. The head runs on response positions alone, in chunks, and is recomputed in the backward
-    pass: no tensor of tokens x vocabulary outlives its chunk.
+    hidden state before token y_n. The head runs on response positions alone, in chunks: no tensor of tokens x vocabulary outlives
+    its chunk.
 
     Args:
         encoder: of the pictures.
@@ -239,7 +239,10 @@ class ScoringModel(nn.Module):
         """
         hidden = response_states(self.base, batch, self.encoder)
         if not teachers:
-            return self._head(hidden, batch.targets), (hidden,)
+            head = self.base.lm_head
+            chunk = max(1, HEAD_CHUNK_ELEMENTS // head.weight.shape[0])
+            log_probs = target_log_probs(hidden, head, batch.targets, temperature=self.temperature, chunk_tokens=chunk)
+            return log_probs, (hidden,)
         parts = [self._divergence(hidden, teacher, batch.targets) for teacher in teachers]
         return parts[0][0], tuple(divergence for _, divergence in parts)
 
@@ -257,18 +260,3 @@ class ScoringModel(nn.Module):
             temperature=self.temperature,
             chunk_tokens=max(1, DIVERGENCE_CHUNK_ELEMENTS // head.weight.shape[0]),
         )
-
-    def _head(self, hidden: Float[Tensor, "N H"], targets: Int64[Tensor, " N"]) -> Float[Tensor, " N"]:
-        head = self.base.lm_head
-        chunk = max(1, HEAD_CHUNK_ELEMENTS // head.weight.shape[0])
-        pieces = []
-        for part, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True):
-            if torch.is_grad_enabled():
-                pieces.append(checkpoint(self._chunk_log_probs, part, wanted, use_reentrant=False))
-            else:
-                pieces.append(self._chunk_log_probs(part, wanted))
-        return torch.cat(pieces)
-
-    def _chunk_log_probs(self, hidden: Float[Tensor, "n H"], targets: Int64[Tensor, " n"]) -> Float[Tensor, " n"]:
-        logits = self.base.lm_head(hidden).float() / self.temperature
-        return logits.gather(1, targets.unsqueeze(1)).squeeze(1) - logits.logsumexp(dim=1)

@@ -71,8 +71,8 @@ def test_a_forward_pass_costs_what_torch_counts(folder: Path, lora_rank: int) ->
 def test_an_update_costs_what_torch_counts_to_4_percent(folder: Path, lora_rank: int) -> None:
     costs, length = ModelFlops(MICRO, lora_rank), MICRO.prompt_tokens + RESPONSE
     expected = costs.update(MICRO.prompt_tokens, [RESPONSE], checkpointing=False)
-    # Here the head runs on all tokens, and not twice; masked pairs are counted, and scores are not computed again.
-    expected += costs.head * (length * (2 if lora_rank else 3) - RESPONSE * (3 if lora_rank else 4))
+    # Here the head runs on all tokens, and only once; masked pairs are counted, and scores are not computed again.
+    expected += costs.head * (length * (2 if lora_rank else 3) - RESPONSE * (2 if lora_rank else 4))
     expected += round(costs.pair * (3 * length**2 - 3.5 * causal_pairs(length)))
     assert measured(folder, lora_rank=lora_rank, backward=True) == pytest.approx(expected, rel=0.04)
 

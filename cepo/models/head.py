@@ -1,0 +1,160 @@
+"""From hidden states to the log-probs of tokens: the language head, a chunk of tokens at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+from torch.utils.checkpoint import checkpoint
+
+logger = logging.getLogger(__name__)
+
+KERNEL_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+"""Largest gap between the kernel and torch on the first use of a device, where the types of numbers that it takes are named."""
+
+
+def target_log_probs(
+    hidden: Float[Tensor, "N H"],
+    head: nn.Module,
+    targets: Int64[Tensor, " N"],
+    *,
+    temperature: float,
+    chunk_tokens: int,
+) -> Float[Tensor, " N"]:
+    """`z_n[y_n] - logsumexp(z_n)` with `z_n = head(h_n) / temperature`, in float32.
+
+    Runs `chunk_tokens` tokens at a time, and no tensor of tokens x vocabulary outlives its chunk, forward or backward.
+
+    Gradients: that of a log-prob in its hidden state, `W^T (onehot(y_n) - P_n) / temperature`, depends on what comes later by
+    a factor alone. So under a frozen head it is taken from the logits while they are there, and the backward pass has no product
+    with the vocabulary left. A trained head's gradient is a sum over tokens, weighted by those factors: there each
+    chunk's logits are computed again, and the sum is taken in float32.
+    """
+    weight: Any = head.weight
+    if type(head) is not nn.Linear or head.bias is not None:
+        return _by_recomputation(hidden, head, targets, temperature, chunk_tokens)
+    ahead = torch.is_grad_enabled() and hidden.requires_grad and not weight.requires_grad
+    return _LogProbs.apply(hidden, weight, targets, temperature, chunk_tokens, ahead)  # pyright: ignore[reportReturnType]
+
+
+class _LogProbs(torch.autograd.Function):
+    """`ahead`: the gradient in the hidden states is prepared in the forward pass."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int, ahead: bool
+    ) -> Tensor:
+        log_probs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        directions = torch.empty_like(hidden) if ahead else None
+        for here in _chunks(len(targets), chunk_tokens):
+            logits = linear(hidden[here], weight)
+            log_probs[here] = log_probs_in_place(logits, targets[here], temperature, with_direction=ahead)
+            if directions is not None:
+                torch.mm(logits, weight, out=directions[here])
+        ctx.save_for_backward(*((hidden, weight, targets) if directions is None else (directions,)))
+        ctx.temperature, ctx.chunk_tokens, ctx.ahead = temperature, chunk_tokens, ahead
+        return log_probs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        factors = (gradient / ctx.temperature).unsqueeze(1)
+        if ctx.ahead:
+            (directions,) = ctx.saved_tensors
+            return (factors * directions).to(directions.dtype), *[None] * 5
+        hidden, weight, targets = ctx.saved_tensors
+        to_hidden = torch.empty_like(hidden)
+        to_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        for here in _chunks(len(targets), ctx.chunk_tokens):
+            logits = linear(hidden[here], weight)
+            log_probs_in_place(logits, targets[here], ctx.temperature, with_direction=True)
+            logits.mul_(factors[here])
+            torch.mm(logits, weight, out=to_hidden[here])
+            to_weight += logits.t() @ hidden[here]
+        return to_hidden, to_weight.to(weight.dtype), *[None] * 4
+
+
+def log_probs_in_place(
+    logits: Float[Tensor, "n V"], targets: Int64[Tensor, " n"], temperature: float, *, with_direction: bool
+) -> Float[Tensor, " n"]:
+    """log P of the targets in float32, with `P = softmax(logits / temperature)`.
+
+    `logits` serves as working memory; `with_direction` it holds `onehot(target) - P` afterwards, in its own type.
+    """
+    if _kernel_works(logits.device, logits.dtype):
+        return _kernel()(logits, targets, temperature, with_direction=with_direction)
+    return _log_probs_by_torch(logits, targets, temperature, with_direction=with_direction)
+
+
+def _log_probs_by_torch(logits: Tensor, targets: Tensor, temperature: float, *, with_direction: bool) -> Tensor:
+    scaled, wanted = logits.float(), targets.unsqueeze(1)
+    if temperature != 1:
+        scaled.div_(temperature)
+    highest = scaled.amax(dim=1, keepdim=True)
+    at_target = scaled.gather(1, wanted) - highest
+    scaled.sub_(highest).exp_()
+    total = scaled.sum(dim=1, keepdim=True)
+    log_probs = (at_target - total.log()).squeeze(1)
+    if with_direction:
+        scaled.div_(total.neg_()).scatter_add_(1, wanted, torch.ones_like(at_target))
+        if scaled is not logits:
+            logits.copy_(scaled)
+    return log_probs
+
+
+def _kernel() -> Callable[..., Tensor]:
+    from cepo.models.head_kernel import log_probs_in_place as by_kernel
+
+    return by_kernel
+
+
+@cache
+def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernel can be used there: it is tried on a few numbers, and compared."""
+    if device.type != "cuda" or dtype not in KERNEL_TOLERANCE or find_spec("triton") is None:
+        return False
+    logits = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000).sin_().mul_(8.0).to(dtype)
+    targets = torch.tensor([0, 4999, 77], device=device)
+    expected = logits.clone()
+    try:
+        found_log_probs = _kernel()(logits, targets, 0.7, with_direction=True)
+    except (RuntimeError, ImportError, OSError) as error:  # no compiler, or a kernel this device cannot run
+        logger.warning("log-probs are computed by torch: the kernel fails (%s: %s)", type(error).__name__, error)
+        return False
+    expected_log_probs = _log_probs_by_torch(expected, targets, 0.7, with_direction=True)
+    gaps = [(found_log_probs - expected_log_probs).abs().max(), (logits - expected).abs().max()]
+    gap = float(torch.stack([one.float() for one in gaps]).max())
+    if gap <= KERNEL_TOLERANCE[dtype]:
+        return True
+    logger.warning("log-probs are computed by torch: the kernel differs by %.1e in %s", gap, dtype)
+    return False
+
+
+def _by_recomputation(
+    hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float, chunk_tokens: int
+) -> Tensor:
+    """For heads that are more than a product with a weight, such as one under an adapter."""
+
+    def chunk(part: Tensor, wanted: Tensor) -> Tensor:
+        log_p = (head(part).float() / temperature).log_softmax(dim=1)
+        return log_p.gather(1, wanted.unsqueeze(1)).squeeze(1)
+
+    found: list[Tensor] = []
+    for here in _chunks(len(targets), chunk_tokens):
+        if torch.is_grad_enabled():
+            found.append(checkpoint(chunk, hidden[here], targets[here], use_reentrant=False))
+        else:
+            found.append(chunk(hidden[here], targets[here]))
+    return torch.cat(found)
+
+
+def _chunks(count: int, size: int) -> Iterator[slice]:
+    yield from (slice(start, start + size) for start in range(0, count, size))

@@ -1,0 +1,64 @@
+"""Softmax statistics in one reading of the logits, as a Triton kernel for GPUs.
+
+By torch's own operations 16-bit logits are brought to float32, read and written several times over, some 26 bytes for each logit.
+Here a pass without gradient reads each logit once, and one with gradient reads it twice and writes it once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 4096
+_WARPS = 8
+
+
+def log_probs_in_place(logits: Tensor, targets: Tensor, temperature: float, *, with_direction: bool) -> Tensor:
+    """As `cepo.models.head.log_probs_in_place`: one program for each row of `logits`, whose entries of a row are contiguous."""
+    if logits.stride(1) != 1:
+        raise ValueError(f"a row's logits are {logits.stride(1)} entries apart; the kernel takes them side by side")
+    log_probs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    if len(logits):
+        kernel: Any = _rows
+        kernel[(len(logits),)](
+            logits,
+            targets,
+            log_probs,
+            logits.shape[1],
+            logits.stride(0),
+            1.0 / temperature,
+            block=_BLOCK,
+            with_direction=with_direction,
+            num_warps=_WARPS,
+        )
+    return log_probs
+
+
+@triton.jit
+def _rows(  # pyright: ignore
+    logits, targets, log_probs, vocabulary, row_stride, scale, block: tl.constexpr, with_direction: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)  # rows x vocabulary exceeds 32 bits
+    here = logits + row * row_stride
+    highest = -float("inf")
+    total = 0.0
+    for start in range(0, vocabulary, block):
+        entries = start + tl.arange(0, block)
+        values = tl.load(here + entries, mask=entries < vocabulary, other=-float("inf")).to(tl.float32) * scale
+        known = highest
+        highest = tl.maximum(known, tl.max(values, axis=0))
+        total = total * tl.exp(known - highest) + tl.sum(tl.exp(values - highest), axis=0)
+    normaliser = highest + tl.log(total)
+    target = tl.load(targets + row)
+    tl.store(log_probs + row, tl.load(here + target).to(tl.float32) * scale - normaliser)
+    if with_direction:
+        for start in range(0, vocabulary, block):
+            entries = start + tl.arange(0, block)
+            inside = entries < vocabulary
+            values = tl.load(here + entries, mask=inside, other=-float("inf")).to(tl.float32) * scale
+            probabilities = tl.exp(values - normaliser)
+            tl.store(here + entries, tl.where(entries == target, 1.0 - probabilities, -probabilities), mask=inside)

@@ -1,0 +1,89 @@
+"""LoRA layers that accumulate in place compute what PEFT's compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cepo.models.cpu_torch import repair_this_process
+
+repair_this_process()  # beside a CPU build of torch, PEFT could not be imported
+
+from peft import LoraConfig, get_peft_model  # noqa: E402
+
+from cepo.models.fused_adapter import FusedLoraLinear, fuse_adapters  # noqa: E402
+
+SIZES = (24, 40)
+
+
+def build(dtype: torch.dtype = torch.float32, *, fused: bool, bias: bool = False, **settings: Any) -> Any:
+    """One layer under an adapter of rank 4 whose B is not zero."""
+    torch.manual_seed(5)
+    model = nn.ModuleDict({"layer": nn.Linear(*SIZES, bias=bias, dtype=dtype)})
+    config = LoraConfig(r=4, lora_alpha=6, target_modules=["layer"], **settings)
+    wrapped: Any = get_peft_model(model, config, autocast_adapter_dtype=False)  # pyright: ignore[reportArgumentType]
+    with torch.no_grad():
+        for name, weight in wrapped.named_parameters():
+            if "lora_B" in name:
+                weight.copy_(0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(6)))
+    assert fuse_adapters(wrapped) == 1 if fused else True
+    return wrapped.base_model.model["layer"]
+
+
+def results(layer: Any, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """The output for a batch of sequences, and the gradients of its input and of both adapter weights."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(2, 3, SIZES[0], generator=generator).to(dtype).requires_grad_()
+    factors = torch.randn(2, 3, SIZES[1], generator=generator).to(dtype)
+    output = layer(x)
+    trained = [weight for weight in layer.parameters() if weight.requires_grad]
+    assert len(trained) == 2
+    return [output, *torch.autograd.grad((output * factors).sum(), [x, *trained])]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_output_and_gradients_are_those_of_pefts_layer(bias: bool) -> None:
+    for found, expected in zip(
+        results(build(fused=True, bias=bias)), results(build(fused=False, bias=bias)), strict=True
+    ):
+        assert found.shape == expected.shape
+        assert float((found - expected).detach().norm() / expected.detach().norm()) < 1e-6
+
+
+def test_in_bfloat16_the_result_is_nearer_to_float64_than_pefts() -> None:
+    exact = results(build(torch.float64, fused=False), torch.float64)[0].detach()
+    errors = [
+        float((results(build(torch.bfloat16, fused=fused), torch.bfloat16)[0].double() - exact).detach().norm())
+        for fused in (True, False)
+    ]
+    assert errors[0] < errors[1]
+
+
+def test_an_adapter_that_is_switched_off_merged_or_doubled_is_left_to_peft() -> None:
+    layer, plain = build(fused=True), build(fused=False)
+    assert type(layer) is FusedLoraLinear
+    x = torch.randn(5, SIZES[0])
+    with_adapter = plain(x).detach()
+    for each in (layer, plain):
+        each.enable_adapters(False)
+    assert torch.equal(layer(x), plain(x))
+    assert float((layer(x) - with_adapter).norm()) > 0.1
+    for each in (layer, plain):
+        each.enable_adapters(True)
+        each.merge()
+    assert torch.equal(layer(x), plain(x))
+    for each in (layer, plain):
+        each.unmerge()
+        each.update_layer("second", 2, config=LoraConfig(r=2, lora_alpha=2), lora_alpha=2)
+        each.set_adapter(["default", "second"])
+    assert layer._only_adapter(x) is None
+    assert torch.equal(layer(x), plain(x))
+
+
+def test_an_adapter_of_another_type_or_with_dropout_is_left_to_peft() -> None:
+    assert build(fused=True, lora_dropout=0.5)._only_adapter(torch.zeros(1, SIZES[0])) is None
+    assert build(fused=True)._only_adapter(torch.zeros(1, SIZES[0], dtype=torch.bfloat16)) is None
+    assert build(fused=True)._only_adapter(torch.zeros(1, SIZES[0])) == "default"

@@ -1,0 +1,146 @@
+"""Log-probs and gradients of the language head: chunks, frozen and trained heads, the GPU's kernel in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from cepo.models.head import log_probs_in_place, target_log_probs
+
+TOKENS, HIDDEN, VOCABULARY = 37, 16, 301
+
+
+def build_head(*, trained: bool, bias: bool = False, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    head = nn.Linear(HIDDEN, VOCABULARY, bias=bias, dtype=dtype).requires_grad_(trained)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1)))
+    return head
+
+
+def draw(dtype: torch.dtype = torch.float32, tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, targets and the factors of the loss."""
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(tokens, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    targets = torch.randint(0, VOCABULARY, (tokens,), generator=generator)
+    return hidden, targets, torch.randn(tokens, generator=generator)
+
+
+def dense(
+    hidden: Tensor, head: nn.Linear, targets: Tensor, factors: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probs and the gradients in hidden states and weight, in float64 and at once."""
+    states, weight = hidden.detach().double().requires_grad_(), head.weight.detach().double().requires_grad_()
+    bias = 0.0 if head.bias is None else head.bias.detach().double()
+    log_probs = ((states @ weight.t() + bias) / temperature).log_softmax(dim=1).gather(1, targets[:, None])[:, 0]
+    to_hidden, to_weight = torch.autograd.grad((factors.double() * log_probs).sum(), (states, weight))
+    return log_probs.detach(), to_hidden, to_weight
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 8, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("trained", "bias"), [(False, False), (True, False), (True, True)])
+def test_log_probs_and_gradients_are_those_of_the_dense_computation(
+    trained: bool, bias: bool, temperature: float, chunk_tokens: int
+) -> None:
+    head, (hidden, targets, factors) = build_head(trained=trained, bias=bias), draw()
+    expected, to_hidden, to_weight = dense(hidden, head, targets, factors, temperature)
+    found = target_log_probs(hidden, head, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+    (factors * found).sum().backward()
+    with torch.no_grad():
+        without_gradient = target_log_probs(hidden, head, targets, temperature=temperature, chunk_tokens=chunk_tokens)
+    assert torch.equal(found, without_gradient)
+    assert float((found.detach() - expected).abs().max()) < 1e-5
+    assert hidden.grad is not None
+    assert float((hidden.grad - to_hidden).norm() / to_hidden.norm()) < 1e-6
+    if trained:
+        assert head.weight.grad is not None
+        assert float((head.weight.grad - to_weight).norm() / to_weight.norm()) < 1e-6
+    else:
+        assert head.weight.grad is None
+
+
+@pytest.mark.parametrize(("trained", "forward", "backward"), [(False, 2, 0), (True, 1, 3)])
+def test_under_a_frozen_head_the_backward_pass_has_no_product_with_the_vocabulary(
+    trained: bool, forward: int, backward: int
+) -> None:
+    head, (hidden, targets, factors) = build_head(trained=trained), draw()
+    product = 2 * TOKENS * HIDDEN * VOCABULARY
+    with FlopCounterMode(display=False) as counter:
+        found = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=8)
+    assert counter.get_total_flops() == forward * product
+    loss = (factors * found).sum()
+    with FlopCounterMode(display=False) as counter:
+        loss.backward()
+    assert counter.get_total_flops() == backward * product
+
+
+def test_a_trained_head_in_bfloat16_sums_its_chunks_gradients_in_float32() -> None:
+    head, (hidden, targets, factors) = build_head(trained=True, dtype=torch.bfloat16), draw(torch.bfloat16, 4096)
+    _, _, to_weight = dense(hidden, head, targets, factors, 1.0)
+    found = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=4)
+    (factors * found).sum().backward()
+    assert head.weight.grad is not None
+    gap = float((head.weight.grad.double() - to_weight).norm() / to_weight.norm())
+    chunks = (to_weight / 1024).bfloat16().expand(1024, -1, -1)
+    running = torch.zeros_like(chunks[0])
+    for part in chunks:
+        running = running + part
+    assert gap < 0.02 < float((running.double() - to_weight).norm() / to_weight.norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_become_the_gradient_of_their_log_probs_in_place(dtype: torch.dtype) -> None:
+    logits = (4 * torch.randn(5, 1000, generator=torch.Generator().manual_seed(3))).to(dtype)
+    targets = torch.tensor([0, 999, 7, 7, 500])
+    expected = logits.double().div(0.7).log_softmax(dim=1)
+    found = log_probs_in_place(logits, targets, 0.7, with_direction=True)
+    direction = nn.functional.one_hot(targets, 1000) - expected.exp()
+    assert found.dtype is torch.float32
+    assert float((found - expected.gather(1, targets[:, None])[:, 0]).abs().max()) < 1e-5
+    assert float((logits.double() - direction).abs().max()) < (1e-6 if dtype is torch.float32 else 2**-8)
+
+
+INTERPRETED = """
+import torch
+from cepo.models.head import _log_probs_by_torch
+from cepo.models.head_kernel import log_probs_in_place
+for dtype, limit in ((torch.float32, 1e-5), (torch.bfloat16, 2**-8)):
+    for rows, vocabulary in ((3, 5000), (2, 4096), (4, 17), (0, 17)):
+        for with_direction in (False, True):
+            wide = (4 * torch.randn(rows, vocabulary + 3)).to(dtype)
+            logits = wide[:, :vocabulary]
+            other = logits.clone()
+            targets = torch.randint(0, vocabulary, (rows,))
+            found = log_probs_in_place(logits, targets, 0.7, with_direction=with_direction)
+            expected = _log_probs_by_torch(other, targets, 0.7, with_direction=with_direction)
+            assert found.shape == expected.shape == (rows,)
+            gap = float((found - expected).abs().sum())
+            assert gap < 1e-4, (dtype, rows, vocabulary, gap)
+            if with_direction:
+                gap = float((logits - other).abs().sum(dim=0).sum()) / max(1, logits.numel())
+                assert gap < limit, (dtype, rows, vocabulary, gap)
+try:
+    log_probs_in_place(torch.zeros(4, 6).t(), torch.zeros(6, dtype=torch.long), 1.0, with_direction=False)
+except ValueError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed; it comes with torch for GPUs and with vLLM"
+)
+def test_the_kernel_computes_what_torch_computes() -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("refused: a row's logits are 6 entries apart")
