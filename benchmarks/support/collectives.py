@@ -29,20 +29,27 @@ class WeightBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """What is sharded: the repeated blocks together, what is outside of them, and what goes to the generators."""
+    """What is sharded: the repeated blocks together, what is outside of them, and what goes to the generators.
+
+    Attributes:
+        reduced_once: gradients are reduced once per optimizer step, not with every pass.
+    """
 
     blocks: WeightBytes
     outside: WeightBytes
     synchronised: int
+    reduced_once: bool = False
 
 
 @dataclass(kw_only=True)
 class Calls:
-    """Forward passes through the model, and calls of scoring methods, each of which gathers what is outside the blocks once."""
+    """Forward passes through the model, optimizer steps, and calls of scoring methods, each of which gathers what is outside
+    the blocks once."""
 
     scoring_calls: int = 0
     scoring_passes: int = 0
     update_passes: int = 0
+    optimizer_steps: int = 0
     synchronisations: int = 0
 
 
@@ -53,10 +60,11 @@ def expected_bytes(sharding: Sharding, calls: Calls, ranks: int) -> dict[str, in
         return whole * (ranks - 1) // ranks
 
     blocks, outside = sharding.blocks, sharding.outside
-    update = 2 * blocks.gathered + outside.gathered + blocks.reduced + outside.reduced
+    gathered = 2 * blocks.gathered + outside.gathered
+    reductions = calls.optimizer_steps if sharding.reduced_once else calls.update_passes
     return {
         SCORING: sent(calls.scoring_passes * blocks.gathered + calls.scoring_calls * outside.gathered),
-        UPDATE: sent(calls.update_passes * update),
+        UPDATE: sent(calls.update_passes * gathered + reductions * (blocks.reduced + outside.reduced)),
         SYNCHRONISATION: sent(calls.synchronisations * sharding.synchronised),
     }
 
@@ -82,6 +90,7 @@ def sharding_of(actor: Actor, ranks: int, *, value_bytes: int = 4) -> Sharding:
         blocks=WeightBytes(gathered=sizes["blocks gathered"], reduced=sizes["blocks reduced"]),
         outside=WeightBytes(gathered=sizes["outside gathered"], reduced=sizes["outside reduced"]),
         synchronised=sum(value_bytes * padded_size(each, ranks) for each in synchronised),
+        reduced_once=actor.reduction.once,
     )
 
 
@@ -156,6 +165,7 @@ def install(count: Count) -> None:
 
     def updating(*_: Any, **__: Any) -> None:
         stage[0] = UPDATE
+        count.calls.optimizer_steps += 1
 
     def synchronising(*_: Any, **__: Any) -> None:
         count.calls.synchronisations += 1

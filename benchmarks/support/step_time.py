@@ -76,10 +76,11 @@ class Decoding:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes of whole weights that a pass gathers and reduces, and prompts that fit into a pass."""
+    """Bytes of whole weights that a pass gathers and an optimizer step reduces, and prompts that fit into a pass."""
 
     scoring_pass: float = 0.0
     update_pass: float = 0.0
+    reduction: float = 0.0
     prompts_per_scoring_pass: int = 4
     prompts_per_update_pass: int = 3
 
@@ -123,7 +124,7 @@ def step_seconds(
     )
     updating = communication_seconds(
         math.ceil(updated / traffic.prompts_per_update_pass), traffic.update_pass, gpus, gpu
-    )
+    ) + communication_seconds(1, traffic.reduction, gpus, gpu)
     student, teachers = scored * costs.score, scored * costs.teachers
     stages = {
         "prefill": sampled * costs.prefill,
@@ -190,9 +191,13 @@ def decoding_of(model: ModelFlops, *, value_bytes: int = 2) -> Decoding:
 
 def traffic_of(model: ModelFlops, *, gathered_bytes: int = 2, reduced_bytes: int = 4) -> Traffic:
     """The language model under adapters, a vision tower without gradient left out: a scoring pass gathers all layers, an
-    update pass gathers them twice and reduces the adapters' gradients; embeddings and head once."""
+    update pass gathers them twice, embeddings and head once; the adapters' gradients are reduced once per optimizer step."""
     shape = model.shape
     layers, adapters, embeddings = model.token // 2, model.adapter_token // 2, shape.hidden * shape.vocabulary
     once = gathered_bytes * (layers + adapters)
     outside = gathered_bytes * embeddings
-    return Traffic(scoring_pass=float(once + outside), update_pass=float(2 * once + outside + reduced_bytes * adapters))
+    return Traffic(
+        scoring_pass=float(once + outside),
+        update_pass=float(2 * once + outside),
+        reduction=float(reduced_bytes * adapters),
+    )

@@ -26,6 +26,7 @@ from cepo.workers.lockstep import Lockstep, RankPass
 from cepo.workers.offload import PhaseOffload
 from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
 from cepo.workers.passes import Passes
+from cepo.workers.reduction import GradientReduction
 from cepo.workers.scoring_model import CollatedRows, TeacherStates
 from cepo.workers.teacher_weights import TeacherWeights
 
@@ -82,6 +83,9 @@ class Actor:
             device=self.device,
             takes_segments=self.module.takes_segments,
             longest_row=longest_row,
+        )
+        self.reduction = GradientReduction(
+            self.module, config.fsdp, has_adapter=config.model.lora.rank > 0, same_blocks=in_step is None
         )
         self.optimizer = build_optimizer(self.module, config.optim)
         self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
@@ -192,7 +196,8 @@ class Actor:
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        parts = [self._accumulate_gradient(batch, weights, part) for part in self.passes.cut(batch.rows, size)]
+        passes = self.passes.cut(batch.rows, size)
+        parts = self.reduction.over(passes, lambda part: self._accumulate_gradient(batch, weights, part))
         parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="actor"))
         return merge_metrics(parts)
 

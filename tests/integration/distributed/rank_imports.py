@@ -16,4 +16,4 @@ import transformers.models.qwen3_vl.processing_qwen3_vl
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
 import cepo.algorithms
-import rank_scenarios
+import rank_reductions

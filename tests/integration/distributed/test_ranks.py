@@ -10,6 +10,8 @@ from typing import TypeVar
 import pytest
 import torch
 from rank_processes import run_ranks
+from rank_reductions import SCENARIOS as REDUCTIONS
+from rank_reductions import WEIGHTS, Reductions, every_run_and_reduction
 from rank_scenarios import (
     ACTORS,
     ADAPTER,
@@ -19,7 +21,6 @@ from rank_scenarios import (
     NUM_PICTURES,
     SHARES,
     Outcome,
-    every_run,
     resumed_runs,
     saved_folder,
 )
@@ -36,10 +37,11 @@ Key = TypeVar("Key", str, int)
 
 @dataclass(frozen=True)
 class Runs:
-    """Outcomes by number of ranks, then rank, then scenario; and those resumed from checkpoints of more ranks."""
+    """Outcomes by number of ranks, then rank, then scenario; those resumed from checkpoints of more ranks; what was reduced."""
 
     whole: Mapping[int, list[dict[str, Outcome]]]
     resumed: Mapping[int, list[dict[str, Outcome]]]
+    reductions: Mapping[int, list[dict[str, Reductions]]]
     saved: Path
 
     def one(self, name: str) -> Outcome:
@@ -53,7 +55,9 @@ class Runs:
 def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """One start of processes for each number of ranks, and one more for those that resume what more ranks saved."""
     saved = tmp_path_factory.mktemp("saved")
-    whole = {number: run_ranks(every_run, number, tiny_model_folder, saved) for number in NUM_RANKS}
+    both = {number: run_ranks(every_run_and_reduction, number, tiny_model_folder, saved) for number in NUM_RANKS}
+    whole = {number: [outcomes for outcomes, _ in ranks] for number, ranks in both.items()}
+    reductions = {number: [reductions for _, reductions in ranks] for number, ranks in both.items()}
     resumed = {
         1: run_ranks(resumed_runs, 1, tiny_model_folder, saved, (ALL_WEIGHTS, ADAPTER), (2, 4)),
         2: run_ranks(resumed_runs, 2, tiny_model_folder, saved, (ALL_WEIGHTS,), (4,)),
@@ -62,7 +66,7 @@ def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> R
         earlier = [{key: value for key, value in each.items() if key not in SCENARIOS} for each in whole[number]]
         more = resumed.get(number, [{} for _ in earlier])
         resumed[number] = [one | other for one, other in zip(earlier, more, strict=True)]
-    return Runs(whole, resumed, saved)
+    return Runs(whole, resumed, reductions, saved)
 
 
 def gap(left: Mapping[Key, Tensor], right: Mapping[Key, Tensor]) -> float:
@@ -208,3 +212,38 @@ def test_four_ranks_write_one_adapter_and_a_random_state_each(runs: Runs) -> Non
         "random_state.pt",
         *(f"random_state_of_rank_{rank}.pt" for rank in (1, 2, 3)),
     ]
+
+
+PASSES = {2: 3, 4: 3}
+"""Of 2 rows each, on the rank with most: 6 of 10, and 5."""
+REDUCED = [(number, name) for number, scenarios in REDUCTIONS.items() for name in scenarios]
+
+
+@pytest.mark.parametrize(("num_ranks", "name"), REDUCED)
+def test_an_adapters_gradients_are_reduced_once_per_group_and_optimizer_step_all_weights_after_each_pass(
+    runs: Runs, num_ranks: int, name: str
+) -> None:
+    for ranks in runs.reductions[num_ranks]:
+        found = ranks[name]
+        assert found.passes == PASSES[num_ranks]
+        assert found.counted_plain == found.passes * found.groups
+        assert found.counted == (found.counted_plain if name == WEIGHTS else found.groups)
+
+
+@pytest.mark.parametrize(("num_ranks", "name"), REDUCED)
+def test_gradients_reduced_once_are_those_reduced_after_each_pass_to_1e_6_in_16_bit_too(
+    runs: Runs, num_ranks: int, name: str
+) -> None:
+    for ranks in runs.reductions[num_ranks]:
+        found = ranks[name]
+        assert all(float(gradient.abs().max()) > 0 for gradient in found.gradients_plain.values())
+        assert gap(found.gradients_plain, found.gradients) < 1e-6
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_only_gradients_of_an_adapter_that_every_pass_reaches_and_fp32_adds_up_are_reduced_once(
+    runs: Runs, num_ranks: int
+) -> None:
+    for ranks in runs.reductions[num_ranks]:
+        for found in ranks.values():
+            assert [name for name, once in found.decisions.items() if once] == ["an adapter"]

@@ -1,0 +1,80 @@
+"""Gradients of several passes under FSDP2 with one process: held until the last pass, or reduced after each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+
+from cepo.config.schema import FsdpConfig
+from cepo.errors import EngineError
+from cepo.metrics import Metrics
+from cepo.workers.distributed import data_parallel_mesh
+from cepo.workers.gathering import whole_tensor
+from cepo.workers.lockstep import RankPass
+from cepo.workers.reduction import GradientReduction
+
+PASSES = [RankPass(indices=[index], filler=None) for index in range(3)]
+
+
+class Passes:
+    """The loss of pass k is `(k + 1) sum(weight)`; notes the shard's gradient after each."""
+
+    def __init__(self, *, once: bool, fails_at: int | None = None) -> None:
+        self.module = nn.Linear(2, 1, bias=False)
+        fully_shard(self.module, mesh=data_parallel_mesh())
+        self.reduction = GradientReduction(self.module, FsdpConfig(), has_adapter=True, same_blocks=True)
+        assert not self.reduction.once  # with one rank there is nobody to wait for
+        self.reduction.once = once
+        self.fails_at = fails_at
+        self.seen: list[float | None] = []
+
+    def __call__(self, part: RankPass) -> Metrics:
+        (index,) = part.indices
+        if index == self.fails_at:
+            raise ArithmeticError("no rows")
+        self.module(torch.full((1, 2), index + 1.0)).sum().backward()
+        self.seen.append(self.gradient())
+        return {}
+
+    def gradient(self) -> float | None:
+        gradient: Tensor | None = self.module.weight.grad
+        return None if gradient is None else float(whole_tensor(gradient)[0, 0])
+
+
+@pytest.mark.parametrize(("once", "seen"), [(True, [None, None, 6.0]), (False, [1.0, 3.0, 6.0])])
+def test_gradients_of_1_2_and_3_reach_the_shard_as_6_with_the_last_pass_or_one_after_the_other(
+    once: bool, seen: list[float | None]
+) -> None:
+    passes = Passes(once=once)
+    assert passes.reduction.over(PASSES, passes) == [{}, {}, {}]
+    assert passes.seen == seen
+    assert passes.reduction.over([], passes) == []
+    passes.reduction.over(PASSES, passes)
+    assert passes.gradient() == 12.0
+
+
+def test_after_an_interrupted_update_gradients_are_reduced_again_and_held_ones_are_not_added_to_another_update() -> (
+    None
+):
+    passes = Passes(once=True, fails_at=1)
+    with pytest.raises(ArithmeticError):
+        passes.reduction.over(PASSES, passes)
+    assert passes.gradient() is None
+    passes.fails_at = None
+    with pytest.raises(EngineError, match="interrupted between its passes"):
+        passes.reduction.over(PASSES, passes)
+    passes(PASSES[2])
+    assert passes.gradient() == 4.0  # with the 1 of the first pass, which was held
+
+
+def test_an_interrupted_update_that_holds_nothing_can_be_made_again() -> None:
+    passes = Passes(once=False, fails_at=1)
+    with pytest.raises(ArithmeticError):
+        passes.reduction.over(PASSES, passes)
+    assert passes.gradient() == 1.0
+    passes.module.zero_grad()
+    passes.fails_at = None
+    passes.reduction.over(PASSES, passes)
+    assert passes.gradient() == 6.0
