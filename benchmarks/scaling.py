@@ -3,8 +3,9 @@
     python -m benchmarks.scaling --method NAME
 
 Time: one group's responses behind 1 to 3 contexts, on the optimised path and on the plain one (`--plain-overrides`: padded rows,
-nothing shared), a process each, point by point in turn. Seconds are those of the process on a CPU, which other work there changes
-less, and passed ones on a GPU. One size is varied at a time; the exponent is the slope of log seconds over log size by least squares. Memory: the peak of a scoring pass of one layer and a head, each in a fresh process; fitted as
+nothing shared), a process each, point by point in turn. Seconds are those of the process on a CPU, which other work there
+changes less, and passed ones on a GPU. One size is varied at a time; the exponent is the slope of log seconds over log size by
+least squares. Memory: the peak of a scoring pass of one layer and a head, each in a fresh process; fitted as
 a + b vocabulary + c tokens + d vocabulary x tokens, where d is at least 4 bytes for a pass that holds all logits in float32.
 """
 
