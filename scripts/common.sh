@@ -42,7 +42,7 @@ install_without_vllm() {
     [[ "$1" == cpu* ]] || die "pip could not install cepo[$1]: see above. CEPO_PYTHON names a Python that has it already."
     extras="$(printf '%s' "$1" | sed -e 's/^cpu,\{0,1\}//')"
     echo "vLLM's CPU build could not be installed (see above): going on with plain torch and the transformers generator." >&2
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$ROOT${extras:+[$extras]}" ||
+    "$VENV/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check --editable "$ROOT${extras:+[$extras]}" ||
         die "pip could not install cepo: see above. It needs a package index that has torch, or wheels named by PIP_FIND_LINKS."
 }
 
@@ -65,9 +65,12 @@ ensure_environment() {
     python="$(find_python)"
     [[ -x "$VENV/bin/python" ]] || "$python" -m venv "$VENV" || die "No virtual environment could be made in $VENV."
     echo "Installing cepo[$extras] into $VENV (once; a few minutes and about 5 GB) ..."
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable "$ROOT[$extras]" 2>&1 |
+    "$VENV/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check --editable "$ROOT[$extras]" 2>&1 |
         { grep -v "^WARNING: Location" || true; } ||
         install_without_vllm "$extras"
+    # pip compiles on one core. Packages hold files for other Pythons, which do not compile: no failure.
+    "$VENV/bin/python" -m compileall -qq -j 0 "$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" ||
+        true
     "$VENV/bin/python" -c 'import torch, transformers, cepo' || die "The install is broken; remove $VENV and try again."
     touch "$stamp"
 }

@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # Installs what the tests need and runs them. Extra arguments go to pytest: bash scripts/test.sh -m "not heavy"
+# Two test files at a time (-n 0: one); files go in the order of their names, so that the long ones are not the last.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 ensure_environment "cpu,video,dev"
 cd "$ROOT"
 "$CEPO_PYTHON" -m ruff check .
 "$CEPO_PYTHON" -m ruff format --check .
 "$CEPO_PYTHON" -m pyright --pythonpath "$CEPO_PYTHON"
-exec "$CEPO_PYTHON" -m pytest -rs "$@"
+# Tests would share a GPU: one at a time there.
+NUM_AT_A_TIME=2
+[[ "$(engine_extra)" == cpu ]] || NUM_AT_A_TIME=0
+exec "$CEPO_PYTHON" -m pytest -rs -n "$NUM_AT_A_TIME" --dist loadfile --no-loadscope-reorder "$@"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,20 @@ settings.register_profile(
 settings.load_profile("reproducible")
 
 _SINGLE_THREADED = {"unit", "numerics", "contracts"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _garbage_at_last() -> Iterator[None]:
+    """Bindings that count what is left at the exit find nothing."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_imported_is_never_garbage() -> None:
+    """Each full collection looks at millions of objects of torch, transformers and vLLM otherwise, and runs end with one."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

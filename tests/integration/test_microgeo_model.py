@@ -115,7 +115,7 @@ def test_batched_vision_attention_gives_the_usual_logits_and_log_probs_to_1e_4(e
 def test_eight_steps_of_the_warm_start_from_one_seed_give_bit_identical_weights_and_another_seed_others(
     tmp_path: Path,
 ) -> None:
-    settings = WarmStartSettings(num_steps=8, batch_size=16, num_warmup_steps=2)
+    settings = WarmStartSettings(num_steps=8, batch_size=8, num_warmup_steps=2)
     losses, weights = [], []
     for name, seed in (("first", 0), ("again", 0), ("other", 1)):
         folder = build_untrained_model(tmp_path / name, seed=seed)

@@ -17,3 +17,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor,
 
 import cepo.algorithms
 import rank_reductions
+import rank_scenarios
+from cepo.microgeo.world import ASSETS
+from cepo.models.processing import Processing
+
+Processing(str(ASSETS))
