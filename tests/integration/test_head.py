@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from cepo.models.head import log_probs_in_place, target_log_probs
 
 TOKENS, HIDDEN, VOCABULARY = 37, 16, 301
+NEEDS_TRITON = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed; it comes with torch for GPUs and with vLLM"
+)
 
 
 def build_head(*, trained: bool, bias: bool = False, dtype: torch.dtype = torch.float32) -> nn.Linear:
@@ -144,3 +148,25 @@ def test_the_kernel_computes_what_torch_computes() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("refused: a row's logits are 6 entries apart")
+
+
+@NEEDS_TRITON
+@pytest.mark.parametrize("capability", [80, 90, 120])
+def test_the_kernel_compiles_for_the_cards_that_it_is_meant_for(
+    capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ampere, Hopper, Blackwell: the compiler needs no card to make their machine code."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from cepo.models.head_kernel import _rows
+
+    types = {"logits": "*bf16", "targets": "*i64", "log_probs": "*fp32", "vocabulary": "i32", "row_stride": "i32"}
+    types |= {"scale": "fp32", "block": "constexpr", "with_direction": "constexpr"}
+    source: Any = ASTSource(fn=_rows, signature=types, constexprs={"block": 4096, "with_direction": True})
+    kernel: Any = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})
+    assert len(kernel.asm["cubin"]) > 10_000
+    assert f".target sm_{capability}" in kernel.asm["ptx"]
+    assert ".local" not in kernel.asm["ptx"], "registers are spilled to memory"
