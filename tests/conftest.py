@@ -40,6 +40,12 @@ def _what_is_imported_is_never_garbage() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _same_numbers_whatever_ran_before() -> None:
+    """Libraries draw weights without a seed of their own, and which modules share a process differs from run to run."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread_for_small_tensors(request: pytest.FixtureRequest) -> Iterator[None]:
     folder = Path(str(request.node.path)).relative_to(Path(__file__).parent).parts[0]
