@@ -19,7 +19,6 @@ from cepo.workers.lockstep import Lockstep, RankPass
 from cepo.workers.offload import PhaseOffload
 from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
 from cepo.workers.passes import Passes
-from cepo.workers.reduction import GradientReduction
 
 
 class Critic:
@@ -58,7 +57,6 @@ class Critic:
             takes_segments=self.module.takes_segments,
             longest_row=longest_row,
         )
-        self.reduction = GradientReduction(self.module, config.fsdp, has_adapter=False, same_blocks=in_step is None)
         self.optimizer = build_optimizer(self.module, config.optim)
         self.offload = PhaseOffload(self.module, self.optimizer, config.offload, config.fsdp, self.device)
 
@@ -97,8 +95,7 @@ class Critic:
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        passes = self.passes.cut(batch.rows, size)
-        parts = self.reduction.over(passes, lambda part: self._accumulate_gradient(batch, weights, part))
+        parts = [self._accumulate_gradient(batch, weights, part) for part in self.passes.cut(batch.rows, size)]
         parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="critic"))
         return merge_metrics(parts)
 

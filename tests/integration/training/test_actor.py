@@ -157,6 +157,32 @@ def test_gradient_checkpointing_changes_no_gradient(build_actor: BuildActor, row
         assert relative_gap(*found) < 1e-6
 
 
+class _SumsInPlace(TorchDispatchMode):
+    """Counts products that are added to a tensor where it lies."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.addmm_.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_adapted_layer_adds_its_adapter_in_place_under_fsdp_in_16_bit_too(
+    build_actor: BuildActor, rows: list[ScoringRow], dtype: str
+) -> None:
+    actor = build_actor(
+        model__lora__rank=4,
+        fsdp__mp_param_dtype=dtype,
+        padding_free=False,
+        micro_batch_size_per_device_for_experience=16,
+    )
+    layers = sum(name.endswith("lora_A.default.weight") for name, _ in actor.module.named_parameters())
+    with _SumsInPlace() as seen:
+        actor.score(rows)
+    assert seen.count == layers > 0
+
+
 class _LargestTensor(TorchDispatchMode):
     """Remembers the largest number of elements of any tensor made under it."""
 
