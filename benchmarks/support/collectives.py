@@ -147,11 +147,9 @@ def install(count: Count) -> None:
     def whole(tensor: Any) -> None:
         if hasattr(tensor, "to_local"):
             # A shard is padded to the size of the largest one before it is sent.
-            count.sent[SYNCHRONISATION] += (
-                padded_size(tensor, dist.get_world_size())
-                // dist.get_world_size()
-                * (tensor.element_size() * (dist.get_world_size() - 1))
-            )
+            ranks = dist.get_world_size()
+            shard_bytes = padded_size(tensor, ranks) // ranks * tensor.element_size()
+            count.sent[SYNCHRONISATION] += shard_bytes * (ranks - 1)
 
     def forward(*_: Any, **__: Any) -> None:
         if torch.is_grad_enabled():
