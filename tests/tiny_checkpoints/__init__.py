@@ -1,0 +1,71 @@
+"""Tiny checkpoint folders with random weights, one for each model family, in the form of the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tiny_checkpoints import qwen
+from tiny_checkpoints.parts import Parts
+
+_STANDARD_DEVIATION = 0.1
+
+TEXT_FAMILIES = ("qwen2", "qwen3")
+_BUILDERS: dict[str, Callable[[], Parts]] = {
+    "qwen2": qwen.qwen2,
+    "qwen3": qwen.qwen3,
+    "qwen2_vl": qwen.qwen2_vl,
+    "qwen2_5_vl": qwen.qwen2_5_vl,
+    "qwen3_vl": qwen.qwen3_vl,
+    "qwen3_vl_moe": qwen.qwen3_vl_moe,
+    "qwen3_5": qwen.qwen3_5,
+    "qwen3_5_moe": qwen.qwen3_5_moe,
+}
+FAMILIES = tuple(_BUILDERS)
+VISION_FAMILIES = tuple(family for family in FAMILIES if family not in TEXT_FAMILIES)
+
+
+def write_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
+    """Writes configuration, weights, tokenizer, chat template, processor and generation config of a tiny model.
+
+    The folder can be read by transformers' Auto classes and by vLLM. The same seed gives the same weights, which are large
+    enough that the model's distributions are not flat and depend on the image.
+
+    Args:
+        family: one of `FAMILIES`, which are the configuration's `model_type`.
+        folder: made if it is missing.
+    """
+    from cepo.models.cpu_torch import repair_this_process_and_its_children
+
+    repair_this_process_and_its_children()
+    from transformers import GenerationConfig
+
+    parts = _BUILDERS[family]()
+    tokenizer = getattr(parts.processor, "tokenizer", parts.processor)
+    model = _random_model(parts.config, is_text=family in TEXT_FAMILIES, seed=seed)
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=[tokenizer.convert_tokens_to_ids(token) for token in parts.end_tokens],
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    parts.processor.save_pretrained(folder)
+    return folder
+
+
+def _random_model(config: Any, *, is_text: bool, seed: int) -> Any:
+    """The architecture with every matrix drawn from N(0, 0.1)."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    auto: Any = AutoModelForCausalLM if is_text else AutoModelForImageTextToText
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = auto.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():
+            if parameter.ndim >= 2:
+                torch.nn.init.normal_(parameter, std=_STANDARD_DEVIATION)
+    return model

@@ -1,0 +1,53 @@
+"""What a checkpoint folder is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+HIDDEN_SIZE = 64
+HEAD_DIM = 32
+NUM_LAYERS = 2
+MAX_POSITIONS = 2048
+IMAGE_MEAN = [0.5, 0.5, 0.5]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """A family's configuration and processor, both tiny.
+
+    Attributes:
+        processor: the tokenizer for a text model.
+        end_tokens: texts of the tokens that end a response.
+    """
+
+    config: Any
+    processor: Any
+    end_tokens: tuple[str, ...]
+
+
+def token_ids(tokenizer: Any, **tokens: str) -> dict[str, int]:
+    """The ids of the tokens, under the names that the configuration gives them."""
+    return {name: tokenizer.convert_tokens_to_ids(token) for name, token in tokens.items()}
+
+
+def vocabulary_size(tokenizer: Any) -> int:
+    """Rounded up to a multiple of 64, as real checkpoints do: some ids have no token."""
+    return -(-len(tokenizer) // 64) * 64
+
+
+def text_sizes(tokenizer: Any, **others: Any) -> dict[str, Any]:
+    """The entries that the text models of all families share."""
+    return {
+        "vocab_size": vocabulary_size(tokenizer),
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": 2 * HIDDEN_SIZE,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": MAX_POSITIONS,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "dtype": "float32",
+    } | others

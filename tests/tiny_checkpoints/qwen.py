@@ -1,0 +1,240 @@
+"""The Qwen families: vision models with M-RoPE, and text models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tiny_checkpoints import templates, tokens
+from tiny_checkpoints.parts import HEAD_DIM, HIDDEN_SIZE, IMAGE_MEAN, NUM_LAYERS, Parts, text_sizes, token_ids
+
+_MERGE = 2
+_MIN_TOKENS, _MAX_TOKENS = 4, 64
+# Half of a head's channels, shared among time, height and width.
+_SECTIONS = [4, 6, 6]
+_VISION_TOKENS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+_END_TOKENS = ("<|im_end|>", "<|endoftext|>")
+
+
+def qwen2() -> Parts:
+    """Text alone, with biases in the attention."""
+    from transformers import Qwen2Config
+
+    tokenizer = _tokenizer(tokens.QWEN_TEXT_TOKENS, templates.QWEN2)
+    config = Qwen2Config(**text_sizes(tokenizer, tie_word_embeddings=True))
+    return Parts(config=config, processor=tokenizer, end_tokens=_END_TOKENS)
+
+
+def qwen3() -> Parts:
+    """Text alone, with normalised queries and keys."""
+    from transformers import Qwen3Config
+
+    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN3)
+    config = Qwen3Config(**text_sizes(tokenizer, head_dim=HEAD_DIM, tie_word_embeddings=True))
+    return Parts(config=config, processor=tokenizer, end_tokens=_END_TOKENS)
+
+
+def qwen2_vl() -> Parts:
+    """14-pixel patches, 4 to 64 image tokens an image; the head is tied to the embeddings."""
+    from transformers import Qwen2VLConfig, Qwen2VLProcessor
+
+    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN2_VL)
+    config = Qwen2VLConfig(
+        text_config=_old_text_config(tokenizer),
+        vision_config={
+            "depth": 2,
+            "embed_dim": 64,
+            "hidden_size": HIDDEN_SIZE,
+            "mlp_ratio": 2,
+            "num_heads": 2,
+            "patch_size": 14,
+            "spatial_merge_size": _MERGE,
+            "temporal_patch_size": 2,
+            "dtype": "float32",
+        },
+        **token_ids(tokenizer, **_VISION_TOKENS),
+        tie_word_embeddings=True,
+        dtype="float32",
+    )
+    return Parts(config=config, processor=_processor(Qwen2VLProcessor, tokenizer, 14), end_tokens=_END_TOKENS)
+
+
+def qwen2_5_vl() -> Parts:
+    """14-pixel patches, windows of 2 x 2 image tokens in the tower's first block, the whole image in its second."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLProcessor
+
+    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN2_VL)
+    config = Qwen2_5_VLConfig(
+        text_config=_old_text_config(tokenizer),
+        vision_config={
+            "depth": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "num_heads": 2,
+            "out_hidden_size": HIDDEN_SIZE,
+            "patch_size": 14,
+            "spatial_merge_size": _MERGE,
+            "temporal_patch_size": 2,
+            "tokens_per_second": 2,
+            "window_size": 56,
+            "fullatt_block_indexes": [1],
+            "dtype": "float32",
+        },
+        **token_ids(tokenizer, **_VISION_TOKENS),
+        tie_word_embeddings=True,
+        dtype="float32",
+    )
+    return Parts(config=config, processor=_processor(Qwen2_5_VLProcessor, tokenizer, 14), end_tokens=_END_TOKENS)
+
+
+def qwen3_vl() -> Parts:
+    """16-pixel patches and features of both tower blocks behind the first decoder layers."""
+    from transformers import Qwen3VLConfig
+
+    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN3_VL)
+    config = Qwen3VLConfig(
+        text_config=_text_config(tokenizer, tie_word_embeddings=True),
+        vision_config=_tower(deepstack_visual_indexes=[0, 1]),
+        **token_ids(tokenizer, **_VISION_TOKENS),
+        tie_word_embeddings=True,
+        dtype="float32",
+    )
+    return _qwen3_parts(config, tokenizer)
+
+
+def qwen3_vl_moe() -> Parts:
+    """As `qwen3_vl`, with 4 experts a layer, 2 of them for each token, and a head of its own."""
+    from transformers import Qwen3VLMoeConfig
+
+    tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN3_VL)
+    config = Qwen3VLMoeConfig(
+        text_config=_text_config(
+            tokenizer, tie_word_embeddings=False, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64
+        ),
+        vision_config=_tower(deepstack_visual_indexes=[0, 1]),
+        **token_ids(tokenizer, **_VISION_TOKENS),
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+    return _qwen3_parts(config, tokenizer)
+
+
+def qwen3_5() -> Parts:
+    """Three layers of linear attention and one of full attention, with a gate on its output."""
+    from transformers import Qwen3_5Config
+
+    return _qwen3_5_parts(Qwen3_5Config)
+
+
+def qwen3_5_moe() -> Parts:
+    """As `qwen3_5`, with 4 experts a layer, 2 of them for each token, and a shared one."""
+    from transformers import Qwen3_5MoeConfig
+
+    return _qwen3_5_parts(
+        Qwen3_5MoeConfig,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+    )
+
+
+def _tokenizer(special_tokens: tuple[str, ...], template: str, kind: str = "Qwen2Tokenizer") -> Any:
+    tokenizer = tokens.byte_level_tokenizer(
+        special_tokens, end="<|im_end|>", pad="<|endoftext|>", unknown="<|endoftext|>", kind=kind
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def _old_text_config(tokenizer: Any) -> dict[str, Any]:
+    return text_sizes(
+        tokenizer,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "mrope_section": _SECTIONS},
+        tie_word_embeddings=True,
+    )
+
+
+def _text_config(tokenizer: Any, **others: Any) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_interleaved": True, "mrope_section": _SECTIONS}
+    return text_sizes(tokenizer, head_dim=HEAD_DIM, rope_parameters=rope, **others)
+
+
+def _tower(**others: Any) -> dict[str, Any]:
+    return {
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 2,
+        "patch_size": 16,
+        "spatial_merge_size": _MERGE,
+        "temporal_patch_size": 2,
+        "out_hidden_size": HIDDEN_SIZE,
+        "num_position_embeddings": 16,
+        "dtype": "float32",
+    } | others
+
+
+def _qwen3_5_parts(config_class: Any, **experts: int) -> Parts:
+    tokenizer = _tokenizer((*tokens.QWEN_TOKENS, "<think>", "</think>"), templates.QWEN3_5, "Qwen3_5Tokenizer")
+    head_dim = 64
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_interleaved": True,
+        "mrope_section": _SECTIONS,
+    }
+    config = config_class(
+        text_config=text_sizes(
+            tokenizer,
+            num_hidden_layers=2 * NUM_LAYERS,
+            head_dim=head_dim,
+            rope_parameters=rope,
+            linear_conv_kernel_dim=4,
+            linear_key_head_dim=32,
+            linear_value_head_dim=32,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            tie_word_embeddings=False,
+            **experts,
+        ),
+        vision_config=_tower(),
+        **token_ids(tokenizer, **_VISION_TOKENS),
+        tie_word_embeddings=False,
+        dtype="float32",
+    )
+    return _qwen3_parts(config, tokenizer)
+
+
+def _qwen3_parts(config: Any, tokenizer: Any) -> Parts:
+    from transformers import Qwen3VLProcessor
+
+    return Parts(config=config, processor=_processor(Qwen3VLProcessor, tokenizer, 16), end_tokens=_END_TOKENS)
+
+
+def _processor(processor_class: Any, tokenizer: Any, patch_size: int) -> Any:
+    """An image has 4 to 64 tokens of 2 x 2 patches."""
+    from transformers import Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
+
+    is_new = processor_class is Qwen3VLProcessor
+    pixels_per_token = (patch_size * _MERGE) ** 2
+    options: dict[str, Any] = {
+        "patch_size": patch_size,
+        "merge_size": _MERGE,
+        "temporal_patch_size": 2,
+        "image_mean": IMAGE_MEAN,
+        "image_std": IMAGE_MEAN,
+    }
+    size = {"shortest_edge": _MIN_TOKENS * pixels_per_token, "longest_edge": _MAX_TOKENS * pixels_per_token}
+    videos = Qwen3VLVideoProcessor if is_new else Qwen2VLVideoProcessor
+    return processor_class(
+        image_processor=Qwen2VLImageProcessor(size=size, **options),
+        tokenizer=tokenizer,
+        video_processor=videos(size=size, **options),
+        chat_template=tokenizer.chat_template,
+    )

@@ -1,0 +1,160 @@
+"""Tokenizers of a few hundred tokens with each family's own class and special tokens."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+QWEN_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+QWEN_TEXT_TOKENS = QWEN_TOKENS[:3]
+INTERNVL_TOKENS = (
+    *QWEN_TOKENS,
+    "<img>",
+    "</img>",
+    "<IMG_CONTEXT>",
+    "<quad>",
+    "</quad>",
+    "<ref>",
+    "</ref>",
+    "<box>",
+    "</box>",
+    "<video>",
+)
+LLAVA_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
+ROWS_AND_COLUMNS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
+SMOLVLM_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<global-img>",
+    *ROWS_AND_COLUMNS,
+    "<fake_token_around_image>",
+    "<image>",
+    "<end_of_utterance>",
+)
+IDEFICS3_TOKENS = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|finetune_right_pad_id|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<fake_token_around_image>",
+    "<image>",
+    "<end_of_utterance>",
+    "<global-img>",
+    *ROWS_AND_COLUMNS,
+)
+_GEMMA_PIECES = 640
+
+
+def byte_level_tokenizer(
+    special_tokens: tuple[str, ...],
+    *,
+    end: str,
+    pad: str,
+    unknown: str | None = None,
+    begin: str | None = None,
+    kind: str = "Qwen2Tokenizer",
+    named: dict[str, str] | None = None,
+) -> Any:
+    """The embedded world's byte-level BPE with `special_tokens` behind its pieces.
+
+    Args:
+        special_tokens: texts of all special tokens, `end`, `pad`, `unknown` and `begin` among them.
+        kind: the class of transformers that the family's real checkpoints name.
+        named: attributes of the tokenizer that hold one special token each, such as `image_token`.
+    """
+    import transformers
+
+    pieces, merges = _byte_level_pieces()
+    used = {end, pad, unknown, begin, *(named or {}).values()}
+    options: dict[str, Any] = {
+        "unk_token": unknown,
+        "bos_token": begin,
+        "eos_token": end,
+        "pad_token": pad,
+        "additional_special_tokens": [token for token in special_tokens if token not in used],
+        "model_max_length": 4096,
+        "clean_up_tokenization_spaces": False,
+    }
+    if named:
+        options["extra_special_tokens"] = dict(named)
+    if kind == "PreTrainedTokenizerFast":
+        options["tokenizer_object"] = _byte_level_backend(pieces, merges)
+    else:
+        options |= {"vocab": dict(pieces), "merges": list(merges)}
+    return getattr(transformers, kind)(**options)
+
+
+def gemma_tokenizer() -> Any:
+    """A BPE with byte fallback whose spaces are `▁`, and Gemma 3's special tokens; `<image_soft_token>` is the last."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from transformers import GemmaTokenizer
+
+    named = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    fixed = [*named, "<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"]
+    trainable = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
+    trainable.normalizer = normalizers.Replace(" ", "▁")
+    trainable.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    trainer = trainers.BpeTrainer(
+        vocab_size=_GEMMA_PIECES,
+        special_tokens=[*fixed, *(f"<0x{byte:02X}>" for byte in range(256))],
+        show_progress=False,
+    )
+    trainable.train_from_iterator(_words(), trainer)
+    trained = json.loads(trainable.to_str())["model"]
+    tokenizer = GemmaTokenizer(
+        vocab=trained["vocab"],
+        merges=[tuple(merge) for merge in trained["merges"]],  # type: ignore[arg-type]  # pairs are what it reads
+        additional_special_tokens=["<start_of_turn>", "<end_of_turn>"],
+        extra_special_tokens={
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+        },
+        add_bos_token=True,
+        model_max_length=4096,
+        clean_up_tokenization_spaces=False,
+    )
+    return tokenizer
+
+
+@cache
+def _byte_level_pieces() -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
+    """Pieces with their ids, and merges, of the embedded world's tokenizer, which takes a second to train."""
+    from cepo.microgeo.tokenizer import build_tokenizer
+
+    trained = json.loads(build_tokenizer().backend_tokenizer.to_str())["model"]
+    return trained["vocab"], tuple((first, second) for first, second in trained["merges"])
+
+
+def _byte_level_backend(pieces: dict[str, int], merges: tuple[tuple[str, str], ...]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    backend = Tokenizer(models.BPE(vocab=dict(pieces), merges=list(merges)))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _words() -> list[str]:
+    from cepo.microgeo.problems import generate_problem
+
+    return [generate_problem(0, index, stream="tokenizer").question for index in range(200)]
