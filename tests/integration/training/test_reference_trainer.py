@@ -1,0 +1,328 @@
+"""Whole training steps of every method against a second trainer that shares no code with `cepo`: the weights after the optimizer.
+
+Two steps of two optimizer batches and two epochs on the same recorded responses, ragged and cut, behind no image, one and
+two, in groups that are mixed, all right and all wrong, at temperature 1.3. Both sides compute in float32, in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from generator_cases import picture
+from reference_trainer.settings import Divergence, Problem, Response, Settings
+from reference_trainer.training import ReferenceTrainer
+from torch import Tensor
+from training_runs import actor_of, checked_config, json_lines, parameters_of
+
+from cepo.algorithms import available_estimators
+from cepo.models.processing import Processing
+from cepo.rollout.base import AdapterWeights, Generation, GenerationRequest, SamplingSettings
+from cepo.runtime.local import LocalBackend
+from cepo.train import build_trainer
+from cepo.trainer.loop import Trainer
+
+pytestmark = pytest.mark.heavy
+METHODS = available_estimators()
+
+
+def said(text: str, answer: str | None = None, *, right: bool = False, cut: bool = False) -> Response:
+    return Response(text if answer is None else rf"{text}\boxed{{{answer}}}", answer, right, cut)
+
+
+PROBLEMS = (
+    Problem(
+        "Find x.",
+        (picture(1),),
+        "12",
+        (
+            (said("so ", "12", right=True), said("", "7"), said("then x is ", "9"), said("x is about", cut=True)),
+            (said("x = ", "31"), said("", "12", right=True), said("half of it: ", "6"), said("", "12", right=True)),
+        ),
+        (said("", "12", right=True), said("", "8")),
+    ),
+    Problem(
+        "Which share is it?",
+        (picture(2, (96, 64)), picture(3)),
+        r"\frac{1}{2}",
+        (
+            (said("", "3"), said("the half: ", "0.5", right=True), said("nothing"), said("4, ", "4", cut=True)),
+            (said("a", cut=True), said("b"), said("", "0.5", right=True), said("the ratio is ", "2")),
+        ),
+        (said("no"), said("", "0.5", right=True)),
+    ),
+    Problem(
+        "What is 2 + 3?",
+        (),
+        "5",
+        (
+            (said("", "6"), said("two and three", cut=True), said("I say ", "4"), said("", "23")),
+            (said("", "6"), said("", "5", right=True), said("five"), said("it is ", "50")),
+        ),
+        (said("", "5", right=True), said("", "5", right=True)),
+    ),
+    Problem(
+        "How many sides?",
+        (picture(4),),
+        "4",
+        (
+            (said("", "4", right=True), said("it has ", "4", right=True)) * 2,
+            (said("sides: ", "4", right=True), said("", "5"), said("", "5"), said("", "5")),
+        ),
+        (said("", "4", right=True), said("", "4", right=True)),
+    ),
+)
+SIZE = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """The same run in both trainers' words."""
+
+    settings: Settings
+    overrides: Sequence[str] = ()
+
+
+def _evidence(method: str, **settings: Any) -> Settings:
+    return Settings(method=method, mixing=0.7, mixing_steps=4, radius=0.4, **settings)
+
+
+def _mixing(method: str) -> list[str]:
+    section = f"algorithm.{method}"
+    return [f"{section}.lambda_init=0.7", f"{section}.lambda_decay_steps=4", f"{section}.clip_radius=0.4"]
+
+
+def _kl(penalty: str, coefficient: float, *, in_loss: bool) -> list[str]:
+    return [
+        "algorithm.disable_kl=false",
+        f"algorithm.kl_penalty={penalty}",
+        f"algorithm.kl_coef={coefficient}",
+        f"algorithm.use_kl_loss={str(in_loss).lower()}",
+    ]
+
+
+LORA = ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]
+CASES = {
+    "grpo, KL in the loss": Case(
+        Settings(method="grpo", kl=("low_var_kl", 0.5, "loss")), _kl("low_var_kl", 0.5, in_loss=True)
+    ),
+    "grpo, LoRA, means of sequences": Case(
+        Settings(method="grpo", lora=(4, 8), aggregation="seq"), [*LORA, "worker.actor.loss_avg_mode=seq"]
+    ),
+    "rlsd": Case(_evidence("rlsd"), _mixing("rlsd")),
+    "rlsd, averaged teacher, LoRA, one epoch": Case(
+        _evidence("rlsd", teacher="ema", lora=(4, 8), epochs=1),
+        [
+            *_mixing("rlsd"), *LORA, "worker.actor.ppo_epochs=1",
+            "algorithm.rlsd.teacher.source=ema", "algorithm.rlsd.teacher.ema_decay=0.9",
+        ],
+    ),
+    "cepo": Case(_evidence("cepo"), _mixing("cepo")),
+    "cepo, one epoch": Case(_evidence("cepo", epochs=1), [*_mixing("cepo"), "worker.actor.ppo_epochs=1"]),
+    "cepo, LoRA, whole responses, initial teacher, KL in the reward": Case(
+        _evidence(
+            "cepo", lora=(4, 8), teacher="reference", right_source="peer_full", wrong_source="peer_full",
+            kl=("kl", 0.2, "reward"),
+        ),
+        [
+            *_mixing("cepo"), *LORA, *_kl("kl", 0.2, in_loss=False), "algorithm.cepo.teacher.source=reference",
+            "algorithm.cepo.positive.source=peer_full", "algorithm.cepo.negative.source=peer_full",
+        ],
+    ),
+    "opsd": Case(Settings(method="opsd", divergence=Divergence(kind="forward_kl"))),
+    "sdpo, top 20 from a peer, beside the reward": Case(
+        Settings(
+            method="sdpo", divergence=Divergence(kind="jsd", top=20, importance_clip=1.1), right_source="peer_full",
+            exclude_self=True, teacher="ema", policy_weight=0.5,
+        ),
+        [
+            "algorithm.sdpo.divergence.support=topk", "algorithm.sdpo.divergence.topk=20",
+            "algorithm.sdpo.divergence.importance_clip=1.1", "algorithm.sdpo.positive.source=peer_full",
+            "algorithm.sdpo.positive.exclude_self=true", "algorithm.sdpo.teacher.ema_decay=0.9",
+            "algorithm.sdpo.policy_weight=0.5",
+        ],
+    ),
+    "rloo, ratios of sequences, constant length": Case(
+        Settings(method="rloo", loss="gspo", aggregation="constant"),
+        ["worker.actor.loss_type=gspo", "worker.actor.loss_avg_mode=constant"],
+    ),
+    "remax, cispo": Case(Settings(method="remax", loss="cispo"), ["worker.actor.loss_type=cispo"]),
+    "reinforce_plus_plus, moving KL in the reward": Case(
+        Settings(method="reinforce_plus_plus", gamma=0.9, kl=("low_var_kl", 0.3, "reward"), adaptive=(0.1, 64.0)),
+        [
+            *_kl("low_var_kl", 0.3, in_loss=False), "algorithm.kl_type=adaptive", "algorithm.kl_horizon=64",
+            "algorithm.reinforce_plus_plus.gamma=0.9",
+        ],
+    ),
+    "gae": Case(
+        Settings(method="gae", gamma=0.95, gae_lambda=0.9),
+        [
+            "algorithm.gae.gamma=0.95", "algorithm.gae.gae_lambda=0.9", "worker.critic.optim.lr=1e-3",
+            "worker.critic.optim.betas=[0.9,0.99]", "worker.critic.micro_batch_size_per_device_for_update=8",
+        ],
+    ),
+    "grpo_passk, sapo, sums of sequences": Case(
+        Settings(method="grpo_passk", loss="sapo", aggregation="seq_sum"),
+        ["worker.actor.loss_type=sapo", "worker.actor.loss_avg_mode=seq_sum"],
+    ),
+}  # fmt: skip
+
+
+def test_every_registered_method_is_held_to_the_second_trainer() -> None:
+    assert {case.settings.method for case in CASES.values()} == set(METHODS)
+
+
+@pytest.fixture(scope="module")
+def recorded_problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from datasets import Dataset, Features, List, Value
+    from datasets import Image as ImageFeature
+
+    features = Features({"images": List(ImageFeature()), "problem": Value("string"), "answer": Value("string")})
+    rows = {
+        "images": [list(problem.images) for problem in PROBLEMS],
+        "problem": ["<image>" * len(problem.images) + problem.question for problem in PROBLEMS],
+        "answer": [problem.truth for problem in PROBLEMS],
+    }
+    file = tmp_path_factory.mktemp("recorded") / "problems.parquet"
+    Dataset.from_dict(rows, features=features).to_parquet(str(file))
+    return file
+
+
+def arguments(case: Case, problems: Path, model: Path, folder: Path) -> list[str]:
+    settings = case.settings
+    low, high, dual = settings.clip
+    return [
+        "config=configs/microgeo/base.yaml",
+        f"data.train_files={problems}",
+        "data.val_files=null",
+        "data.format_prompt=null",
+        "data.shuffle=false",
+        f"data.max_response_length={settings.longest_response}",
+        f"data.rollout_batch_size={len(PROBLEMS)}",
+        f"algorithm.adv_estimator={settings.method}",
+        f"worker.actor.model.model_path={model}",
+        f"worker.actor.global_batch_size={settings.prompts_per_update}",
+        "worker.actor.micro_batch_size_per_device_for_update=3",
+        "worker.actor.micro_batch_size_per_device_for_experience=5",
+        f"worker.actor.ppo_epochs={settings.epochs}",
+        f"worker.actor.clip_ratio_low={low}",
+        f"worker.actor.clip_ratio_high={high}",
+        f"worker.actor.clip_ratio_dual={dual}",
+        f"worker.actor.optim.lr={settings.learning_rate}",
+        "worker.actor.optim.lr_scheduler_type=cosine",
+        "worker.rollout.name=transformers",
+        f"worker.rollout.n={SIZE}",
+        f"worker.rollout.temperature={settings.temperature}",
+        "worker.reward.reward_function_kwargs.format_weight=0.1",
+        "trainer.val_before_train=false",
+        "trainer.logger=[file]",
+        f"trainer.max_steps={settings.horizon}",
+        f"trainer.rollouts_to_log={len(PROBLEMS)}",
+        f"trainer.save_checkpoint_path={folder}",
+        *case.overrides,
+    ]
+
+
+def replay(trainer: Trainer, processing: Processing) -> None:
+    """In place of what the engine would sample come the recorded responses, step after step."""
+    end = processing.eos_token_ids[0]
+
+    def generation(response: Response) -> Generation:
+        ids = (*processing.encode_text(response.text), *(() if response.cut else (end,)))
+        return Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=not response.cut)
+
+    def generate(
+        requests: Sequence[GenerationRequest], settings: SamplingSettings, on_finished: Any = None
+    ) -> list[list[Generation]]:
+        del on_finished
+        assert len(requests) == len(PROBLEMS)
+        step = trainer.state.step
+        if settings.temperature == 0:
+            return [[generation(problem.greedy[step])] for problem in PROBLEMS]
+        return [[generation(response) for response in problem.responses[step]] for problem in PROBLEMS]
+
+    trainer.backend.generate = generate  # type: ignore[method-assign]
+
+
+@dataclass
+class Trained:
+    """What `cepo` began with and ended with."""
+
+    initial: dict[str, Tensor]
+    final: dict[str, Tensor]
+    adapter: dict[str, Tensor] | None
+    critic_head: tuple[Tensor, Tensor] | None
+    critic: dict[str, Tensor] | None
+    rollouts: list[dict[str, Any]]
+
+
+def adapter_of(trainer: Trainer) -> dict[str, Tensor]:
+    weights = actor_of(trainer).rollout_weights()
+    assert isinstance(weights, AdapterWeights)
+    return {name.removeprefix("base_model.model."): tensor.clone() for name, tensor in weights.tensors.items()}
+
+
+def trained_by_cepo(case: Case, problems: Path, model: Path, folder: Path) -> Trained:
+    with ExitStack() as stack:
+        trainer = build_trainer(checked_config(arguments(case, problems, model, folder)), stack)
+        assert isinstance(trainer.backend, LocalBackend)
+        replay(trainer, trainer.processing)
+        has_adapter = case.settings.lora is not None
+
+        def weights() -> dict[str, Tensor]:
+            if has_adapter:
+                return adapter_of(trainer)
+            return {name.removeprefix("model."): value for name, value in parameters_of(actor_of(trainer)).items()}
+
+        initial, critic = weights(), trainer.backend.critic
+        before = None if critic is None else parameters_of(critic)
+        for step in range(case.settings.steps):
+            trainer.train_step(step)
+        return Trained(
+            initial=initial,
+            final=weights(),
+            adapter=initial if has_adapter else None,
+            critic_head=None if before is None else (before["head.weight"], before["head.bias"]),
+            critic=None if critic is None else parameters_of(critic),
+            rollouts=json_lines(folder / "rollouts.jsonl"),
+        )
+
+
+def relative_error(found: dict[str, Tensor], expected: dict[str, Tensor], initial: dict[str, Tensor]) -> float:
+    """The length of the difference of two updates, as a share of the expected update's."""
+    assert found.keys() == expected.keys() == initial.keys()
+
+    def flat(tensors: dict[str, Tensor]) -> Tensor:
+        return torch.cat([tensors[name].double().flatten() for name in sorted(initial)])
+
+    update = flat(expected) - flat(initial)
+    assert float(update.norm()) > 0.01, "nothing was trained"
+    return float((flat(found) - flat(expected)).norm() / update.norm())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_steps_end_with_the_weights_of_the_second_trainer(
+    name: str, recorded_problems: Path, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    case = CASES[name]
+    found = trained_by_cepo(case, recorded_problems, tiny_model_folder, tmp_path)
+    for step in range(case.settings.steps):
+        groups = [group for group in found.rollouts if group["step"] == step + 1]
+        rewards = {group["prompt_id"]: [rollout["reward"] for rollout in group["rollouts"]] for group in groups}
+        for number, problem in enumerate(PROBLEMS):
+            assert rewards[str(number)] == pytest.approx([response.reward for response in problem.responses[step]])
+    second = ReferenceTrainer(
+        tiny_model_folder, case.settings, PROBLEMS, adapter=found.adapter, critic_head=found.critic_head
+    )
+    error = relative_error(found.final, second.train(), found.initial)
+    assert error < 2e-3
+    if found.critic is not None:
+        assert second.critic is not None
+        head = torch.cat([found.critic["head.weight"].flatten(), found.critic["head.bias"]])
+        expected = torch.cat([second.critic.weight.flatten(), second.critic.bias]).detach()
+        torch.testing.assert_close(head, expected, atol=1e-4, rtol=1e-2)

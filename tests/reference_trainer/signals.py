@@ -1,0 +1,112 @@
+"""Advantages in NumPy, in loops over groups and tokens; every equation stands beside its name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy
+
+Rows = list[numpy.ndarray]
+"""One array per response, one number per token."""
+
+
+def group_advantages(rewards: Sequence[float], size: int) -> list[float]:
+    """GRPO: (R - mean) / (std + 1e-6) with std over n - 1; 0 where all rewards of the group are equal."""
+    result: list[float] = []
+    for start in range(0, len(rewards), size):
+        group = numpy.array(rewards[start : start + size], dtype=numpy.float64)
+        if group.max() - group.min() < 1e-6:
+            result += [0.0] * size
+        else:
+            result += list((group - group.mean()) / (group.std(ddof=1) + 1e-6))
+    return result
+
+
+def leave_one_out(rewards: Sequence[float], size: int) -> list[float]:
+    """RLOO: R less the mean of the others."""
+    result = []
+    for index, reward in enumerate(rewards):
+        start = index // size * size
+        others = [rewards[other] for other in range(start, start + size) if other != index]
+        result.append(reward - sum(others) / len(others))
+    return result
+
+
+def best_of_group(rewards: Sequence[float], size: int) -> list[float]:
+    """GRPO for pass@k: (best - second) / (std + 1e-6) for the single best response, 0 for all others."""
+    result = [0.0] * len(rewards)
+    for start in range(0, len(rewards), size):
+        group = list(rewards[start : start + size])
+        second, best = sorted(group)[-2:]
+        if best - second > 1e-6:
+            result[start + group.index(best)] = (best - second) / (float(numpy.std(group, ddof=1)) + 1e-6)
+    return result
+
+
+def returns(token_rewards: Rows, gamma: float) -> Rows:
+    """G_t = r_t + gamma G_{t+1}."""
+    result = []
+    for rewards in token_rewards:
+        sums = numpy.zeros(len(rewards))
+        for start in range(len(rewards)):
+            sums[start] = sum(gamma ** (token - start) * rewards[token] for token in range(start, len(rewards)))
+        result.append(sums)
+    return result
+
+
+def generalised(token_rewards: Rows, values: Rows, gamma: float, decay: float) -> Rows:
+    """A_t = sum_l (gamma lambda)^l (r_{t+l} + gamma V_{t+l+1} - V_{t+l}), V 0 behind the end."""
+    result = []
+    for rewards, value in zip(token_rewards, values, strict=True):
+        behind = numpy.append(value[1:], 0.0)
+        errors = rewards + gamma * behind - value
+        result.append(returns([errors], gamma * decay)[0])
+    return result
+
+
+def whitened(rows: Rows) -> Rows:
+    """(x - mean) / sqrt(var + 1e-8) over all tokens of the batch, var over n - 1."""
+    everything = numpy.concatenate(rows)
+    return [(row - everything.mean()) / math.sqrt(everything.var(ddof=1) + 1e-8) for row in rows]
+
+
+def mixing_at(step: int, initial: float, decay_steps: int) -> float:
+    """lambda, from its first value down to 0."""
+    return initial * max(0.0, 1.0 - step / decay_steps)
+
+
+def evidence_advantages(advantages: Sequence[float], deltas: Rows, mixing: float, radius: float) -> Rows:
+    """A ((1 - lambda) + lambda clip(e^(sign(A) delta), 1 - r, 1 + r))."""
+    result = []
+    for advantage, delta in zip(advantages, deltas, strict=True):
+        weights = [min(max(math.exp(numpy.sign(advantage) * value), 1 - radius), 1 + radius) for value in delta]
+        result.append(numpy.array([advantage * ((1 - mixing) + mixing * weight) for weight in weights]))
+    return result
+
+
+def spread(advantages: Sequence[float], lengths: Sequence[int]) -> Rows:
+    """Each response's advantage on all of its tokens."""
+    return [numpy.full(length, advantage) for advantage, length in zip(advantages, lengths, strict=True)]
+
+
+def outcome_rewards(rewards: Sequence[float], lengths: Sequence[int]) -> Rows:
+    """The reward on the last token."""
+    result = [numpy.zeros(length) for length in lengths]
+    for row, reward in zip(result, rewards, strict=True):
+        row[-1] = reward
+    return result
+
+
+def kl_estimate(policy: numpy.ndarray, reference: numpy.ndarray, penalty: str) -> numpy.ndarray:
+    """Schulman's estimators of KL(policy || reference) at sampled tokens; one token's `low_var_kl` is at most 10."""
+    difference = policy - reference
+    if penalty == "kl":
+        return difference
+    assert penalty == "low_var_kl", penalty
+    return numpy.minimum(numpy.exp(-difference) + difference - 1, 10)
+
+
+def next_coefficient(coefficient: float, observed: float, target: float, horizon: float, sequences: int) -> float:
+    """Ziegler et al.: the coefficient follows the relative error of the KL, cut at 0.2."""
+    return coefficient * (1 + min(max(observed / target - 1, -0.2), 0.2) * sequences / horizon)

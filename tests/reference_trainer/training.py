@@ -1,0 +1,265 @@
+"""The training steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+
+from reference_trainer import signals
+from reference_trainer.losses import (
+    divergences,
+    importance,
+    kl_losses,
+    learning_rate,
+    policy_losses,
+    token_weight,
+)
+from reference_trainer.model import Prompts, ValueModel, adapt, load_policy, response_logits, sampled_log_probs
+from reference_trainer.references import right_texts, wrong_text
+from reference_trainer.settings import Problem, Response, Settings
+
+EVIDENCE, DISTILLATION = ("rlsd", "cepo"), ("opsd", "sdpo")
+
+
+@dataclass
+class Row:
+    """A response with everything that the update reads; one number per token, logits (T, V)."""
+
+    group: int
+    place: int
+    prompt: Mapping[str, Tensor]
+    response: Response
+    ids: list[int]
+    old: numpy.ndarray
+    advantage: numpy.ndarray
+    reference: numpy.ndarray | None = None
+    teacher_logits: Tensor | None = None
+    values: numpy.ndarray | None = None
+    target: numpy.ndarray | None = None
+
+
+class ReferenceTrainer:
+    """Trains the checkpoint in `folder` on problems with recorded responses.
+
+    Args:
+        adapter: initial weights of an adapter, by layer; what they are drawn from is no equation's business.
+        critic_head: initial weight and bias of the critic's head, likewise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        problems: Sequence[Problem],
+        *,
+        adapter: Mapping[str, Tensor] | None = None,
+        critic_head: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.settings, self.problems = settings, problems
+        self.prompts = Prompts(folder)
+        self.policy = load_policy(folder)
+        if settings.lora is None:
+            self.trained = dict(self.policy.named_parameters())
+        else:
+            assert adapter is not None
+            self.trained = adapt(self.policy, adapter, *settings.lora)
+        self.initial = copy.deepcopy(self.policy)
+        self.teacher = copy.deepcopy(self.policy)
+        self.optimizer = self._adamw(self.trained, settings.learning_rate)
+        self.kl_coefficient = 0.0 if settings.kl is None else settings.kl[1]
+        self.critic = None if critic_head is None else ValueModel(folder, *critic_head)
+        if self.critic is not None:
+            self.critic_optimizer = self._adamw(dict(self.critic.named_parameters()), settings.critic_learning_rate)
+
+    def train(self) -> dict[str, Tensor]:
+        """The trained weights after all steps, by name."""
+        for step in range(self.settings.steps):
+            rows = self._scored(step)
+            self._estimate(rows, step)
+            if self.critic is not None:
+                self._update_critic(rows, step)
+            self._update(rows, step)
+            self._refresh_teacher()
+        return {name: weight.detach() for name, weight in self.trained.items()}
+
+    def _adamw(self, weights: Mapping[str, nn.Parameter], rate: float) -> torch.optim.AdamW:
+        for weight in weights.values():
+            weight.grad = torch.zeros_like(weight)
+        return torch.optim.AdamW(
+            list(weights.values()), lr=rate, betas=self.settings.betas, weight_decay=self.settings.weight_decay
+        )
+
+    @torch.no_grad()
+    def _scored(self, step: int) -> list[Row]:
+        rows = []
+        for number, problem in enumerate(self.problems):
+            prompt = self.prompts.encode(problem)
+            for place, response in enumerate(problem.responses[step]):
+                ids = self.prompts.response_ids(response)
+                old = self._log_probs(self.policy, prompt, ids)
+                row = Row(number, place, prompt, response, ids, old, numpy.zeros(0))
+                if self.settings.kl is not None:
+                    row.reference = self._log_probs(self.initial, prompt, ids)
+                if self.critic is not None:
+                    row.values = self.critic.values(prompt, ids).double().numpy()
+                rows.append(row)
+        return rows
+
+    def _logits(self, model: Any, prompt: Mapping[str, Tensor], ids: list[int]) -> Tensor:
+        return response_logits(model, prompt, ids, self.settings.temperature)
+
+    def _log_probs(self, model: Any, prompt: Mapping[str, Tensor], ids: list[int]) -> numpy.ndarray:
+        return sampled_log_probs(self._logits(model, prompt, ids), ids).double().numpy()
+
+    @torch.no_grad()
+    def _estimate(self, rows: list[Row], step: int) -> None:
+        """Fills the rows' advantages, and what their teachers say."""
+        settings = self.settings
+        size, lengths = len(self.problems[0].responses[step]), [len(row.ids) for row in rows]
+        token_rewards = signals.outcome_rewards([row.response.reward for row in rows], lengths)
+        if settings.kl is not None and settings.kl[2] == "reward":
+            token_rewards = self._penalised(rows, token_rewards)
+        rewards = [float(row.sum()) for row in token_rewards]
+        method = settings.method
+        if method in EVIDENCE:
+            mixing = signals.mixing_at(step, settings.mixing, settings.mixing_steps)
+            flat = signals.group_advantages(rewards, size)
+            advantages = signals.evidence_advantages(flat, self._deltas(rows, step), mixing, settings.radius)
+        elif method in DISTILLATION:
+            of_groups = [settings.policy_weight * value for value in signals.group_advantages(rewards, size)]
+            advantages = signals.spread(of_groups, lengths)
+            self._consult(rows, step)
+        elif method == "gae":
+            values = [row.values for row in rows if row.values is not None]
+            raw = signals.generalised(token_rewards, values, settings.gamma, settings.gae_lambda)
+            for row, advantage, value in zip(rows, raw, values, strict=True):
+                row.target = advantage + value
+            advantages = signals.whitened(raw)
+        elif method == "reinforce_plus_plus":
+            advantages = signals.whitened(signals.returns(token_rewards, settings.gamma))
+        elif method == "remax":
+            above = [
+                reward - self.problems[row.group].greedy[step].reward for row, reward in zip(rows, rewards, strict=True)
+            ]
+            advantages = signals.spread(above, lengths)
+        else:
+            of_group = {
+                "grpo": signals.group_advantages,
+                "rloo": signals.leave_one_out,
+                "grpo_passk": signals.best_of_group,
+            }[method]
+            advantages = signals.spread(of_group(rewards, size), lengths)
+        for row, advantage in zip(rows, advantages, strict=True):
+            row.advantage = advantage
+
+    def _penalised(self, rows: list[Row], token_rewards: signals.Rows) -> signals.Rows:
+        """r_t - coefficient KL_t; then the coefficient moves."""
+        assert self.settings.kl is not None
+        penalties = []
+        for row in rows:
+            assert row.reference is not None
+            penalties.append(signals.kl_estimate(row.old, row.reference, self.settings.kl[0]))
+        result = [
+            rewards - self.kl_coefficient * penalty for rewards, penalty in zip(token_rewards, penalties, strict=True)
+        ]
+        if self.settings.adaptive is not None:
+            observed = float(numpy.concatenate(penalties).mean())
+            self.kl_coefficient = signals.next_coefficient(
+                self.kl_coefficient, observed, *self.settings.adaptive, sequences=len(rows)
+            )
+        return result
+
+    def _deltas(self, rows: list[Row], step: int) -> signals.Rows:
+        """log P(with the right answer) - log P(with the wrong answer, or without any)."""
+        deltas = []
+        for row in rows:
+            problem = self.problems[row.group]
+            group = problem.responses[step]
+            right = right_texts(problem, group, self.settings)[row.place]
+            wrong = wrong_text(group, self.settings) if self.settings.method == "cepo" else None
+            if right is None:
+                deltas.append(numpy.zeros(len(row.ids)))
+                continue
+            first = self._log_probs(self.teacher, self.prompts.encode(problem, right), row.ids)
+            second = row.old
+            if wrong is not None:
+                second = self._log_probs(self.teacher, self.prompts.encode(problem, wrong), row.ids)
+            deltas.append(first - second)
+        return deltas
+
+    def _consult(self, rows: list[Row], step: int) -> None:
+        for row in rows:
+            problem = self.problems[row.group]
+            group = problem.responses[step]
+            right = right_texts(problem, group, self.settings)[row.place]
+            if right is not None:
+                row.teacher_logits = self._logits(self.teacher, self.prompts.encode(problem, right), row.ids)
+
+    def _updates(self, rows: list[Row]) -> list[list[Row]]:
+        size = self.settings.prompts_per_update
+        groups = range(0, len(self.problems), size)
+        return [[row for row in rows if start <= row.group < start + size] for start in groups]
+
+    def _update(self, rows: list[Row], step: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, self.settings.learning_rate, self.settings.horizon)
+        for part in self._updates(rows) * self.settings.epochs:
+            self.optimizer.zero_grad(set_to_none=False)
+            lengths = [len(row.ids) for row in part]
+            for row in part:
+                (self._losses(row).sum() * token_weight(len(row.ids), lengths, self.settings)).backward()
+            torch.nn.utils.clip_grad_norm_(list(self.trained.values()), self.settings.max_norm)
+            self.optimizer.step()
+
+    def _losses(self, row: Row) -> Tensor:
+        """(T,) of one response, with gradient."""
+        settings = self.settings
+        logits = self._logits(self.policy, row.prompt, row.ids)
+        log_probs = sampled_log_probs(logits, row.ids)
+        old = torch.tensor(row.old, dtype=torch.float32)
+        losses = policy_losses(log_probs, old, torch.tensor(row.advantage, dtype=torch.float32), settings)
+        if settings.kl is not None and settings.kl[2] == "loss":
+            assert row.reference is not None
+            reference = torch.tensor(row.reference, dtype=torch.float32)
+            losses = losses + settings.kl[1] * kl_losses(log_probs, reference, settings.kl[0])
+        if row.teacher_logits is not None:
+            assert settings.divergence is not None
+            weight = importance(log_probs, old, settings.divergence)
+            losses = losses + weight * divergences(logits, row.teacher_logits, settings.divergence)
+        return losses
+
+    def _update_critic(self, rows: list[Row], step: int) -> None:
+        """Half the larger squared error of the value and of the value kept near the old one."""
+        assert self.critic is not None
+        for group in self.critic_optimizer.param_groups:
+            group["lr"] = self.settings.critic_learning_rate
+        clip = self.settings.critic_clip
+        for part in self._updates(rows):
+            self.critic_optimizer.zero_grad(set_to_none=False)
+            lengths = [len(row.ids) for row in part]
+            for row in part:
+                values = self.critic.values(row.prompt, row.ids)
+                old, target = (torch.tensor(array, dtype=torch.float32) for array in (row.values, row.target))
+                near = old + (values - old).clamp(-clip, clip)
+                losses = torch.maximum((values - target) ** 2, (near - target) ** 2) / 2
+                (losses.sum() * token_weight(len(row.ids), lengths, self.settings)).backward()
+            torch.nn.utils.clip_grad_norm_(list(self.critic.parameters()), self.settings.max_norm)
+            self.critic_optimizer.step()
+
+    @torch.no_grad()
+    def _refresh_teacher(self) -> None:
+        """actor: the policy itself; reference: never; ema: an average of the trained weights."""
+        if self.settings.teacher == "actor":
+            self.teacher = copy.deepcopy(self.policy)
+        elif self.settings.teacher == "ema":
+            for old, new in zip(self.teacher.parameters(), self.policy.parameters(), strict=True):
+                old.mul_(self.settings.ema_decay).add_(new, alpha=1 - self.settings.ema_decay)
+        else:
+            assert self.settings.teacher == "reference", self.settings.teacher
