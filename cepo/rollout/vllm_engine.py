@@ -20,6 +20,7 @@ from cepo.rollout.base import (
     Weights,
     check_image_counts,
 )
+from cepo.rollout.engine_options import EngineSettings
 from cepo.rollout.vllm_process import (
     callers_state_kept,
     has_process_group,
@@ -35,19 +36,7 @@ if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
     from vllm.outputs import CompletionOutput, RequestOutput
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _MAX_BANNED_TOKENS = 1024
-_CPU_BLOCK_TOKENS = 32  # the smallest that its CPU build has fast kernels for
-
-_FIXED_OPTIONS: dict[str, Any] = {
-    "enable_prefix_caching": True,
-    # The response's log-prob must not depend on temperature, bans or filters.
-    "logprobs_mode": "raw_logprobs",
-    # The folder's generation_config.json must not bring in sampling settings that nobody asked for here.
-    "generation_config": "vllm",
-    "disable_log_stats": True,
-}
 
 
 class VllmGenerator:
@@ -113,30 +102,25 @@ class VllmGenerator:
         self._show_progress = show_progress
         self._sleeps = sleeps and not self._draws_itself
         self._is_asleep, self._adapter_id = False, 0
-        options: dict[str, Any] = {
-            "model": str(model_path),
-            "dtype": _vllm_dtype(dtype),
-            "max_model_len": max_model_len,
-            "seed": seed,
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "limit_mm_per_prompt": {"image": limit_images, "video": limit_videos},
-            # Without a GPU each sample is a request, and they share the processed picture; else a prompt is one request.
-            "mm_processor_cache_gb": 1 if self._draws_itself else 0,
-            "trust_remote_code": trust_remote_code,
-            "use_tqdm_on_load": show_progress,
-            "enable_sleep_mode": self._sleeps,
-            "tensor_parallel_size": tensor_parallel_size,
-        }
-        if self._draws_itself:
-            options["logits_processors"] = ["cepo.rollout.vllm_sampling:SeededDraws"]
-            # Only whole blocks are shared, and the default of 128 tokens is a whole small prompt.
-            options["block_size"] = _CPU_BLOCK_TOKENS
-        if max_num_batched_tokens is not None:
-            options["max_num_batched_tokens"] = max_num_batched_tokens
-        if lora_rank > 0:
-            options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _served_rank(lora_rank)}
         self._group_is_the_callers = has_process_group()
-        llm = start_engine(_FIXED_OPTIONS | options, enforce_eager=enforce_eager)
+        llm = start_engine(
+            EngineSettings(
+                model_path=str(model_path),
+                dtype=dtype,
+                max_model_len=max_model_len,
+                seed=seed,
+                gpu_memory_utilization=gpu_memory_utilization,
+                enforce_eager=enforce_eager,
+                max_num_batched_tokens=max_num_batched_tokens,
+                limit_images=limit_images,
+                limit_videos=limit_videos,
+                lora_rank=lora_rank,
+                trust_remote_code=trust_remote_code,
+                show_progress=show_progress,
+                tensor_parallel_size=tensor_parallel_size,
+                sleeps=self._sleeps,
+            )
+        )
         self._llm: LLM | None = llm
         self._placeholders = _placeholders(llm.model_config.hf_config)
         self._prefixes = PrefixCounter(llm)
@@ -330,16 +314,3 @@ def _generation(output: CompletionOutput) -> Generation:
 
 def _spread_seed(seed: int) -> int:
     return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=7).digest(), "little")
-
-
-def _vllm_dtype(dtype: str) -> str:
-    if dtype not in _DTYPES:
-        raise EngineError(f"dtype '{dtype}' is unknown; worker.rollout.dtype takes {', '.join(_DTYPES)}")
-    return _DTYPES[dtype]
-
-
-def _served_rank(rank: int) -> int:
-    """vLLM is built for a few ranks; a smaller adapter fits in the next one."""
-    if rank > _SERVED_RANKS[-1]:
-        raise EngineError(f"LoRA rank {rank} is above {_SERVED_RANKS[-1]}, the largest that vLLM serves")
-    return next(served for served in _SERVED_RANKS if served >= rank)

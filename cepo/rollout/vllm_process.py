@@ -9,12 +9,14 @@ import os
 import random
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
+from cepo.hardware.tools import look_for_tools, path_with, program_folder
 from cepo.models.cpu_torch import repair_this_process_and_its_children
+from cepo.rollout.engine_options import EngineMachine, EngineSettings, engine_environment, engine_options
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -22,51 +24,62 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
-_ENVIRONMENT_DEFAULTS = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
-_CPU_ENVIRONMENT_DEFAULTS = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    # The default binding pins the engine's threads and takes cores away from the trainer in the same process.
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Its CPU build warns a dozen times at each start of what is chosen here on purpose (eager, no Triton, in process).
-    "VLLM_LOGGING_LEVEL": "ERROR",
-}
 
 
-def start_engine(options: dict[str, Any], *, enforce_eager: bool) -> LLM:
+def start_engine(settings: EngineSettings) -> LLM:
     """Starts the engine and leaves the caller's random state and torch settings as they were.
 
     Raises:
-        EngineError: vLLM is missing or did not start.
+        EngineError: vLLM is missing or did not start, or does not serve what is asked for.
     """
     # Weights are handed over as tensors, which needs the engine in this very process.
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
         logger.warning("VLLM_ENABLE_V1_MULTIPROCESSING is overridden with 0: the engine must live in this process")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     repair_this_process_and_its_children()
-    import torch
-
-    on_cpu = without_gpu()
-    for variable, value in (_ENVIRONMENT_DEFAULTS | (_CPU_ENVIRONMENT_DEFAULTS if on_cpu else {})).items():
-        os.environ.setdefault(variable, value)
-    several = has_process_group() and torch.distributed.get_world_size() > 1
-    if several:
-        # One engine per rank of the trainer's process group, or per group of neighbouring ranks.
-        options = options | {"distributed_executor_backend": "external_launcher"}
-    if on_cpu:
-        # Says that Triton, which vLLM's own CPU build brings in, has no CPU part.
-        logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
+    machine = this_machine()
+    options = engine_options(settings, machine)
+    prepare_environment(engine_environment(settings, machine))
+    _silence_warnings(machine)
     try:
         from vllm import LLM
     except ImportError as error:
         advice = "install the package with the extra 'cpu' or 'gpu', or set worker.rollout.name=transformers"
         raise EngineError(f"vLLM cannot be imported ({error}); {advice}") from error
     try:
-        shared = own_shared_memory() if several and on_cpu else contextlib.nullcontext()
+        shared = own_shared_memory() if machine.num_ranks > 1 and not machine.on_gpu else contextlib.nullcontext()
         with callers_state_kept(), shared, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            return LLM(enforce_eager=enforce_eager or on_cpu, **options)
+            return LLM(**options)
     except Exception as error:
-        raise EngineError(f"vLLM could not start on '{options['model']}': {last_words(error)}") from error
+        raise EngineError(f"vLLM could not start on '{settings.model_path}': {last_words(error)}") from error
+
+
+def this_machine() -> EngineMachine:
+    """What an engine of this process would be started on."""
+    import torch
+
+    return EngineMachine(
+        capability=None if without_gpu() else torch.cuda.get_device_capability(),
+        serves_flashinfer=look_for_tools().serves_flashinfer,
+        num_ranks=torch.distributed.get_world_size() if has_process_group() else 1,
+    )
+
+
+def prepare_environment(defaults: Mapping[str, str]) -> None:
+    """Sets what vLLM reads from the environment, unless it is set, and puts the programs beside this Python on the path."""
+    for variable, value in defaults.items():
+        os.environ.setdefault(variable, value)
+    os.environ["PATH"] = path_with(program_folder(), os.environ.get("PATH", ""))
+
+
+def _silence_warnings(machine: EngineMachine) -> None:
+    if machine.on_gpu:
+        # It sees Triton compile the trainer's kernels in this process, and calls that a fault of the engine's warm-up.
+        logging.getLogger("vllm.utils.jit_monitor").setLevel(logging.ERROR)
+    else:
+        # Says that Triton, which vLLM's own CPU build brings in, has no CPU part.
+        logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
 
 
 @contextlib.contextmanager

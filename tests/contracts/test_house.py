@@ -24,7 +24,7 @@ LEVELS = {
     "types": 0, "metrics": 0, "errors": 0,
     "algorithms": 1, "losses": 1, "teacher": 1,
     "config": 2,
-    "data": 3, "models": 3, "rewards": 3, "tracking": 3,
+    "data": 3, "hardware": 3, "models": 3, "rewards": 3, "tracking": 3,
     "microgeo": 4, "rollout": 4, "workers": 4,
     "trainer": 5, "report": 5, "evaluation": 5,
     "runtime": 6,

@@ -1,0 +1,1 @@
+"""What this machine offers to torch and vLLM, found out without loading either's kernels."""

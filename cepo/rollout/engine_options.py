@@ -1,0 +1,161 @@
+"""What vLLM is started with: its options and environment, as a function of the settings and of the machine alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cepo.errors import EngineError
+from cepo.hardware.tools import Capability
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_CPU_BLOCK_TOKENS = 32  # the smallest that its CPU build has fast kernels for
+
+_FIXED_OPTIONS: Mapping[str, Any] = {
+    "enable_prefix_caching": True,
+    # The response's log-prob must not depend on temperature, bans or filters.
+    "logprobs_mode": "raw_logprobs",
+    # The folder's generation_config.json must not bring in sampling settings that nobody asked for here.
+    "generation_config": "vllm",
+    "disable_log_stats": True,
+}
+
+_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
+_CPU_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # The default binding pins the engine's threads and takes cores away from the trainer in the same process.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Its CPU build warns a dozen times at each start of what is chosen here on purpose (eager, no Triton, in process).
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+_GPU_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
+    # FlashInfer compiles its sampler with ninja and nvcc while vLLM warms up, and vLLM asks for neither beforehand. Requests
+    # with a seed never take that sampler, and every request of a run has one.
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    # vLLM's monitor has Triton print each tuning of a kernel, the trainer's own included.
+    "TRITON_PRINT_AUTOTUNING": "0",
+}
+_SHARED_ENGINE_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
+    # Ranks see one device each, and these exchange memory with devices that a rank does not see. NCCL remains.
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSettings:
+    """What a caller asks of the engine; see `cepo.rollout.vllm_engine.VllmGenerator` for the meaning of each."""
+
+    model_path: str
+    dtype: str
+    max_model_len: int
+    seed: int
+    gpu_memory_utilization: float
+    enforce_eager: bool
+    max_num_batched_tokens: int | None
+    limit_images: int
+    limit_videos: int
+    lora_rank: int
+    trust_remote_code: bool
+    show_progress: bool
+    tensor_parallel_size: int
+    sleeps: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineMachine:
+    """What the engine's start depends on beyond the settings.
+
+    Attributes:
+        capability: compute capability of the device; None without a GPU.
+        serves_flashinfer: whether FlashInfer's kernels are there in compiled form, or can be compiled.
+        num_ranks: processes of the trainer's process group, of which each sees one device.
+    """
+
+    capability: Capability | None
+    serves_flashinfer: bool
+    num_ranks: int
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the engine runs on a GPU."""
+        return self.capability is not None
+
+
+def engine_options(settings: EngineSettings, machine: EngineMachine) -> dict[str, Any]:
+    """The keyword arguments of `vllm.LLM`.
+
+    Raises:
+        EngineError: a type or a LoRA rank that vLLM does not serve.
+    """
+    options: dict[str, Any] = {
+        **_FIXED_OPTIONS,
+        "model": settings.model_path,
+        "dtype": _vllm_dtype(settings.dtype),
+        "max_model_len": settings.max_model_len,
+        "seed": settings.seed,
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "enforce_eager": settings.enforce_eager or not machine.on_gpu,
+        "limit_mm_per_prompt": {"image": settings.limit_images, "video": settings.limit_videos},
+        # Without a GPU each sample is a request, and they share the processed picture; else a prompt is one request.
+        "mm_processor_cache_gb": 0 if machine.on_gpu else 1,
+        "trust_remote_code": settings.trust_remote_code,
+        "use_tqdm_on_load": settings.show_progress,
+        "enable_sleep_mode": settings.sleeps and machine.on_gpu,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+    }
+    if machine.num_ranks > 1:
+        # One engine per rank of the trainer's process group, or per group of neighbouring ranks.
+        options["distributed_executor_backend"] = "external_launcher"
+    if settings.max_num_batched_tokens is not None:
+        options["max_num_batched_tokens"] = settings.max_num_batched_tokens
+    if settings.lora_rank > 0:
+        options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _served_rank(settings.lora_rank)}
+    if not machine.on_gpu:
+        options["logits_processors"] = ["cepo.rollout.vllm_sampling:SeededDraws"]
+        # Only whole blocks are shared, and the default of 128 tokens is a whole small prompt.
+        options["block_size"] = _CPU_BLOCK_TOKENS
+        return options
+    backend = attention_backend(machine)
+    if backend is not None:
+        options["attention_config"] = {"backend": backend}
+    if settings.tensor_parallel_size > 1:
+        # vLLM's own all-reduce asks for devices by their number among all of a machine, and a rank sees one of them:
+        # IndexError in `device_id_to_physical_device_id`. The fused pass takes FlashInfer's, likewise between devices.
+        options["disable_custom_all_reduce"] = True
+        options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+    return options
+
+
+def attention_backend(machine: EngineMachine) -> str | None:
+    """The attention backend to ask vLLM for; None where its own choice runs without a compiler.
+
+    vLLM's first choice for compute capability 10.x is FlashInfer, which needs compiled kernels or ninja and nvcc, and vLLM only
+    looks whether it can be imported. FLASH_ATTN is there FlashAttention 4, which comes with a compiler of its own. On all
+    other capabilities FLASH_ATTN comes first, compiled into vLLM's wheel.
+    """
+    needs_flashinfer = machine.capability is not None and machine.capability[0] == 10
+    return "FLASH_ATTN" if needs_flashinfer and not machine.serves_flashinfer else None
+
+
+def engine_environment(settings: EngineSettings, machine: EngineMachine) -> dict[str, str]:
+    """Environment variables that vLLM wants set before it is imported; what the user has set wins over them."""
+    found = {**_ENVIRONMENT_DEFAULTS, **(_GPU_ENVIRONMENT_DEFAULTS if machine.on_gpu else _CPU_ENVIRONMENT_DEFAULTS)}
+    if machine.on_gpu and settings.tensor_parallel_size > 1:
+        found |= _SHARED_ENGINE_ENVIRONMENT_DEFAULTS
+    return found
+
+
+def _vllm_dtype(dtype: str) -> str:
+    if dtype not in _DTYPES:
+        raise EngineError(f"dtype '{dtype}' is unknown; worker.rollout.dtype takes {', '.join(_DTYPES)}")
+    return _DTYPES[dtype]
+
+
+def _served_rank(rank: int) -> int:
+    """vLLM is built for a few ranks; a smaller adapter fits in the next one."""
+    if rank > _SERVED_RANKS[-1]:
+        raise EngineError(f"LoRA rank {rank} is above {_SERVED_RANKS[-1]}, the largest that vLLM serves")
+    return next(served for served in _SERVED_RANKS if served >= rank)

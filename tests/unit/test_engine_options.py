@@ -1,0 +1,250 @@
+"""What vLLM is started with on each kind of machine, and what of vLLM's own code makes that necessary."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cepo.hardware.tools import BuildTools, look_for_tools, path_with, program_folder
+from cepo.rollout.engine_options import (
+    EngineMachine,
+    EngineSettings,
+    attention_backend,
+    engine_environment,
+    engine_options,
+)
+
+SETTINGS = EngineSettings(
+    model_path="org/model",
+    dtype="bf16",
+    max_model_len=3072,
+    seed=1,
+    gpu_memory_utilization=0.6,
+    enforce_eager=False,
+    max_num_batched_tokens=8192,
+    limit_images=1,
+    limit_videos=0,
+    lora_rank=16,
+    trust_remote_code=False,
+    show_progress=False,
+    tensor_parallel_size=1,
+    sleeps=False,
+)
+NO_GPU = EngineMachine(capability=None, serves_flashinfer=True, num_ranks=1)
+
+
+def on(capability: tuple[int, int], *, serves_flashinfer: bool = False, num_ranks: int = 1) -> EngineMachine:
+    return EngineMachine(capability=capability, serves_flashinfer=serves_flashinfer, num_ranks=num_ranks)
+
+
+def options(machine: EngineMachine, **changes: Any) -> dict[str, Any]:
+    return engine_options(dataclasses.replace(SETTINGS, **changes), machine)
+
+
+def environment(machine: EngineMachine, **changes: Any) -> dict[str, str]:
+    return engine_environment(dataclasses.replace(SETTINGS, **changes), machine)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (10, 3), (12, 0)])
+def test_no_gpu_compiles_flashinfers_sampler_while_the_engine_starts(capability: tuple[int, int]) -> None:
+    assert environment(on(capability))["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert "VLLM_USE_FLASHINFER_SAMPLER" not in environment(NO_GPU)
+
+
+@pytest.mark.parametrize(
+    ("capability", "serves_flashinfer", "backend"),
+    [
+        ((8, 0), False, None),
+        ((9, 0), False, None),
+        ((10, 0), False, "FLASH_ATTN"),
+        ((10, 3), False, "FLASH_ATTN"),
+        ((10, 0), True, None),
+        ((12, 0), False, None),
+    ],
+)
+def test_attention_is_asked_for_on_capability_10_alone_and_only_where_flashinfer_has_no_kernels(
+    capability: tuple[int, int], serves_flashinfer: bool, backend: str | None
+) -> None:
+    machine = on(capability, serves_flashinfer=serves_flashinfer)
+    assert attention_backend(machine) == backend
+    assert options(machine).get("attention_config") == (None if backend is None else {"backend": backend})
+
+
+def test_2_devices_that_share_an_engine_add_up_by_nccl_alone_and_1_device_needs_no_such_option() -> None:
+    shared = options(on((9, 0), num_ranks=2), tensor_parallel_size=2)
+    assert shared["disable_custom_all_reduce"] is True
+    assert shared["compilation_config"] == {"pass_config": {"fuse_allreduce_rms": False}}
+    assert shared["distributed_executor_backend"] == "external_launcher"
+    variables = environment(on((9, 0), num_ranks=2), tensor_parallel_size=2)
+    assert (variables["VLLM_ALLREDUCE_USE_SYMM_MEM"], variables["VLLM_ALLREDUCE_USE_FLASHINFER"]) == ("0", "0")
+    alone = options(on((9, 0), num_ranks=2))
+    assert "disable_custom_all_reduce" not in alone
+    assert "compilation_config" not in alone
+    assert not any("ALLREDUCE" in name for name in environment(on((9, 0), num_ranks=2)))
+
+
+def test_without_a_gpu_nothing_of_a_gpus_start_is_asked_for() -> None:
+    found = options(NO_GPU, tensor_parallel_size=2, sleeps=True)
+    assert found["enforce_eager"]
+    assert not found["enable_sleep_mode"]
+    assert not {"attention_config", "disable_custom_all_reduce", "compilation_config"} & found.keys()
+    assert options(on((9, 0)), sleeps=True)["enable_sleep_mode"]
+    assert not options(on((9, 0)))["enforce_eager"]
+
+
+def in_fresh_python(script: str, **variables: str) -> Any:
+    """What a new interpreter prints as JSON."""
+    names = ("CUDA_VISIBLE_DEVICES", "VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_SYMM_MEM")
+    inherited = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=inherited | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+_REPAIRED = """
+import json, logging, os, sys, types
+from cepo.models.cpu_torch import repair_this_process
+repair_this_process()
+"""
+_WITH_CUDA_PLATFORM = f"""{_REPAIRED}
+sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("compiled")  # in the CUDA wheel alone; nothing of it is called
+from vllm.platforms import cuda
+"""
+
+
+@pytest.mark.heavy
+def test_every_option_is_an_argument_of_vllms_engine_and_every_value_one_that_it_takes() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    machines = (NO_GPU, on((9, 0)), on((10, 0), num_ranks=2))
+    asked = [options(machine, tensor_parallel_size=2, sleeps=True) for machine in machines]
+    script = f"""{_REPAIRED}
+import inspect
+from vllm.config import AttentionConfig, CompilationConfig
+from vllm.engine.arg_utils import EngineArgs
+asked = {asked!r}
+known = inspect.signature(EngineArgs).parameters
+backend = AttentionConfig(**asked[2]["attention_config"]).backend.name
+fused = CompilationConfig(**asked[2]["compilation_config"]).pass_config.fuse_allreduce_rms
+print(json.dumps([[name for name in each if name not in known] for each in asked] + [backend, fused]))
+"""
+    assert in_fresh_python(script) == [[], [], [], "FLASH_ATTN", False]
+
+
+@pytest.mark.heavy
+def test_vllms_own_first_choice_on_capability_10_is_flashinfer_and_elsewhere_flash_attention() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    script = """
+from vllm.platforms.interface import DeviceCapability
+first = lambda *capability: cuda._get_backend_priorities(
+    use_mla=False, device_capability=DeviceCapability(*capability), num_heads=16, kv_cache_dtype=None)[0].name
+print(json.dumps([first(8, 0), first(9, 0), first(10, 0), first(12, 0)]))
+"""
+    assert in_fresh_python(_WITH_CUDA_PLATFORM + script) == ["FLASH_ATTN", "FLASH_ATTN", "FLASHINFER", "FLASH_ATTN"]
+
+
+@pytest.mark.heavy
+def test_vllm_looks_for_the_second_of_2_devices_that_a_rank_does_not_see() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    script = """
+try:
+    found = cuda.CudaPlatformBase.logical_device_id_to_visible_device_id(1)
+except Exception as error:
+    found = type(error).__name__
+print(json.dumps(found))
+"""
+    assert in_fresh_python(_WITH_CUDA_PLATFORM + script, CUDA_VISIBLE_DEVICES="0") == "IndexError"
+
+
+@pytest.mark.heavy
+def test_vllm_reads_the_environment_that_was_prepared_and_what_the_user_has_set_wins() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    script = f"""{_REPAIRED}
+from cepo.rollout.engine_options import EngineMachine, EngineSettings, engine_environment
+from cepo.rollout.vllm_process import prepare_environment
+assert "vllm" not in sys.modules
+settings = EngineSettings(**{dataclasses.asdict(dataclasses.replace(SETTINGS, tensor_parallel_size=2))!r})
+machine = EngineMachine(capability=(9, 0), serves_flashinfer=False, num_ranks=2)
+prepare_environment(engine_environment(settings, machine))
+from vllm import envs
+print(json.dumps([envs.VLLM_USE_FLASHINFER_SAMPLER, envs.VLLM_ALLREDUCE_USE_SYMM_MEM, os.environ["PATH"]]))
+"""
+    sampler, symmetric, path = in_fresh_python(script, PATH="/usr/bin:/bin")
+    assert (sampler, symmetric) == (False, False)
+    assert path == f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin"
+    assert in_fresh_python(script, PATH="/usr/bin:/bin", VLLM_USE_FLASHINFER_SAMPLER="1")[0] is True
+
+
+@pytest.mark.heavy
+def test_the_warning_of_vllms_compile_monitor_is_silenced_on_a_gpu() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    script = (
+        _REPAIRED
+        + """
+from cepo.rollout import vllm_process
+from cepo.rollout.engine_options import EngineMachine
+if SILENCED:
+    vllm_process._silence_warnings(EngineMachine(capability=(9, 0), serves_flashinfer=False, num_ranks=1))
+from vllm.utils import jit_monitor
+seen = []
+logging.getLogger("vllm").handlers = [type("Kept", (logging.Handler,), {"emit": lambda self, record: seen.append(1)})()]
+jit_monitor._log_triton_jit_compile("the_trainers_kernel", {})
+print(json.dumps(len(seen)))
+"""
+    )
+    assert in_fresh_python(script.replace("SILENCED", "False")) == 1
+    assert in_fresh_python(script.replace("SILENCED", "True")) == 0
+
+
+def test_flashinfer_is_served_by_compiled_kernels_or_by_ninja_nvcc_and_a_cpp_compiler_together() -> None:
+    every: dict[str, Any] = {
+        "c_compiler": None,
+        "cpp_compiler": "g++",
+        "ninja": "n",
+        "nvcc": "v",
+        "python_headers": None,
+    }
+    assert BuildTools(**every, flashinfer_kernels=False).serves_flashinfer
+    for missing in ("cpp_compiler", "ninja", "nvcc"):
+        assert not BuildTools(**every | {missing: None}, flashinfer_kernels=False).serves_flashinfer
+        assert BuildTools(**every | {missing: None}, flashinfer_kernels=True).serves_flashinfer
+
+
+def test_tools_are_found_on_the_path_beside_this_python_and_in_cuda_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, path, cuda = tmp_path / "venv" / "bin", tmp_path / "path", tmp_path / "cuda" / "bin"
+    for folder, names in ((beside, ["python", "ninja"]), (path, ["clang", "g++", "nvcc"]), (cuda, ["nvcc"])):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text("#!/bin/sh\n")
+            (folder / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(beside / "python"))
+    found = look_for_tools({"PATH": str(path), "CXX": "g++"})
+    assert (found.c_compiler, found.cpp_compiler) == (str(path / "clang"), str(path / "g++"))
+    assert (found.ninja, found.nvcc) == (str(beside / "ninja"), str(path / "nvcc"))
+    assert look_for_tools({"PATH": str(path), "CUDA_HOME": str(cuda.parent)}).nvcc == str(cuda / "nvcc")
+    assert look_for_tools({"PATH": str(path), "CUDA_HOME": str(tmp_path)}).nvcc is None, "CUDA_HOME decides alone"
+    bare = look_for_tools({"PATH": str(tmp_path)})
+    assert (bare.c_compiler, bare.cpp_compiler, bare.ninja) == (None, None, str(beside / "ninja"))
+    assert look_for_tools({"PATH": str(path), "CC": "no-such-compiler"}).c_compiler is None
+
+
+def test_the_folder_of_this_pythons_programs_comes_first_on_the_path_once() -> None:
+    once = path_with(program_folder(), "/usr/bin")
+    assert once.split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin"]
+    assert path_with(program_folder(), once) == once
+    assert path_with("/venv/bin", "") == "/venv/bin"
