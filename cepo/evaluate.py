@@ -18,6 +18,7 @@ from cepo.config import RunConfig, load_config
 from cepo.config.checks import check_model_and_data
 from cepo.config.paths import located_data
 from cepo.errors import CepoError, CheckpointError, ConfigError, did_you_mean
+from cepo.hardware.devices import require_wanted_device
 from cepo.tracking.records import CONFIG_FILE
 
 if TYPE_CHECKING:
@@ -231,6 +232,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     from cepo.evaluation.run import graded_rows, reward_pool
     from cepo.tracking.lines import LineFile
 
+    require_wanted_device()
     config, processing, tasks = _prepared(plan)
     benchmarks: dict[str, Any] = {}
     plan.out.mkdir(parents=True, exist_ok=True)

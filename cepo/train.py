@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.config import RunConfig, check_config, chosen_launcher, dump_config, load_config, run_folder
 from cepo.errors import CepoError, CheckpointError, ConfigError, WorkerLostError
+from cepo.hardware.devices import require_wanted_device
 
 if TYPE_CHECKING:
     from cepo.config.schema import RewardConfig
@@ -44,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(arguments)
         for line in check_config(config):
             logger.info("plan: %s", line)
+        if runs_on_this_machine(config):
+            require_wanted_device()
         train(config)
     except CepoError as error:
         logger.error("%s", error)
@@ -52,6 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.warning("interrupted; %s", "nothing was begun" if config is None else _how_to_resume(config))
         return EXIT_INTERRUPTED
     return 0
+
+
+def runs_on_this_machine(config: RunConfig) -> bool:
+    """Whether all workers live on this machine: not in a cluster that is joined, where each looks for its own device."""
+    elsewhere = config.trainer.ray_address or os.environ.get("RAY_ADDRESS") or config.trainer.nnodes > 1
+    return chosen_launcher(config) == "local" or not elsewhere
 
 
 def _how_to_resume(config: RunConfig) -> str:

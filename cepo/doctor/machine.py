@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cepo.doctor.attention import Capability, attention_for, wheel_serves
 from cepo.doctor.findings import Finding, gib
+from cepo.hardware.devices import driver_problem, driver_version, gpus_are_hidden, smallest_driver, unseen_gpu_problem
 from cepo.models.cpu_torch import repair_this_process
 from cepo.tracking.environment import installed_version
 
 SECTION = "machine"
 SHARED_MEMORY = Path("/dev/shm")
 _SMALLEST_SHARED_MEMORY = 2 * 2**30
-_SMALLEST_DRIVER = {11: 450, 12: 525, 13: 580}
-"""NVIDIA's minimum driver for each major version of CUDA."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +38,7 @@ class Machine:
         compiled: architectures in torch's build.
         driver: of the NVIDIA GPUs, whether or not torch can use them.
         repaired: CUDA builds of torchvision and the like stand beside a CPU torch.
+        hidden: CUDA_VISIBLE_DEVICES is set and shows no GPU.
     """
 
     processors: int
@@ -52,6 +51,7 @@ class Machine:
     driver: str | None
     repaired: bool
     gpus: tuple[Gpu, ...]
+    hidden: bool = False
 
 
 def look_at_machine() -> Machine:
@@ -79,9 +79,10 @@ def look_at_machine() -> Machine:
         shared_free=None if shared is None else shared.free,
         torch_cuda=torch.version.cuda,
         compiled=tuple(torch.cuda.get_arch_list()),
-        driver=_driver_version(),
+        driver=driver_version(),
         repaired=repaired,
         gpus=tuple(gpus),
+        hidden=gpus_are_hidden(),
     )
 
 
@@ -141,25 +142,22 @@ def _torch_build(machine: Machine) -> Finding:
     if machine.gpus:
         found = f"CUDA {machine.torch_cuda}, compiled for {', '.join(machine.compiled)}"
         return Finding(section=SECTION, subject=subject, mark="ok", found=found)
-    seen = "no NVIDIA driver answers" if machine.driver is None else f"driver {machine.driver} does"
-    remedy = (
-        "check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, --gpus all; without a GPU: pip install 'cepo[cpu]'"
-    )
-    found = f"CUDA {machine.torch_cuda}, but torch sees no GPU ({seen})"
-    return Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)
+    if machine.hidden:
+        found = f"CUDA {machine.torch_cuda}; CUDA_VISIBLE_DEVICES shows no GPU, so runs take the processors"
+        return Finding(section=SECTION, subject=subject, mark="info", found=found)
+    problem = unseen_gpu_problem(machine.driver, machine.torch_cuda)
+    return Finding(section=SECTION, subject=subject, mark="fail", found=problem.found, remedy=problem.remedy)
 
 
 def driver_finding(driver: str, cuda: str) -> Finding:
     """Whether a driver is new enough for a torch built for that CUDA."""
-    smallest = _SMALLEST_DRIVER.get(int(cuda.split(".")[0]))
+    problem, smallest = driver_problem(driver, cuda), smallest_driver(cuda)
+    if problem is not None:
+        return Finding(section=SECTION, subject="driver", mark="fail", found=problem.found, remedy=problem.remedy)
     if smallest is None:
         return Finding(section=SECTION, subject="driver", mark="info", found=f"{driver}; no rule known for CUDA {cuda}")
-    if int(driver.split(".")[0]) >= smallest:
-        found = f"{driver}; CUDA {cuda} wants at least {smallest}"
-        return Finding(section=SECTION, subject="driver", mark="ok", found=found)
-    remedy = f"install driver {smallest} or later, or a torch for the CUDA that `nvidia-smi` names"
-    found = f"{driver}, but torch's CUDA {cuda} wants at least {smallest}"
-    return Finding(section=SECTION, subject="driver", mark="fail", found=found, remedy=remedy)
+    found = f"{driver}; CUDA {cuda} wants at least {smallest}"
+    return Finding(section=SECTION, subject="driver", mark="ok", found=found)
 
 
 def gpu_findings(index: int, gpu: Gpu, compiled: Sequence[str]) -> list[Finding]:
@@ -188,17 +186,6 @@ def gpu_findings(index: int, gpu: Gpu, compiled: Sequence[str]) -> list[Finding]
         Finding(section=SECTION, subject=subject, mark="ok", found=found),
         Finding(section=SECTION, subject="  attention", mark="info" if support.untested else "ok", found=attention),
     ]
-
-
-def _driver_version() -> str | None:
-    """The NVIDIA driver's version; None where no driver answers."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    lines = done.stdout.split()
-    return lines[0] if done.returncode == 0 and lines and lines[0][0].isdigit() else None
 
 
 def _text(file: Path) -> str | None:

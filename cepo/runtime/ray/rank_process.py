@@ -15,6 +15,7 @@ from typing import Any
 
 from cepo.config import RunConfig
 from cepo.errors import CepoError, EngineError
+from cepo.hardware.devices import require_wanted_device
 from cepo.models.cpu_torch import repair_this_process_and_its_children
 from cepo.runtime.wire import Receiver, decode, encode
 from cepo.workers.worker import Worker, load_processing
@@ -91,6 +92,7 @@ class RankProcess:
 
     def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
         self._speak_into_log()
+        require_wanted_device()  # before the ranks meet: one that is refused would keep the others waiting
         config, facts, probe = decode(content)
         _meet(meeting)
         _hide_loading_bars()

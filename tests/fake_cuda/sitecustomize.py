@@ -1,0 +1,25 @@
+"""On PYTHONPATH: a CPU build of torch answers questions about GPUs as a CUDA build would. No kernel can be run.
+
+CEPO_FAKE_CUDA holds JSON: `cuda` (version), `compiled` (architectures), `devices`, each with `name`, `capability`, `total` and
+`free` in bytes; without devices torch sees none. `nvidia-smi` beside this file says CEPO_FAKE_DRIVER.
+"""
+
+import json
+import os
+
+_FAKE = json.loads(os.environ.get("CEPO_FAKE_CUDA", "null"))
+if _FAKE is not None:
+    from cepo.models.cpu_torch import repair_this_process
+
+    repair_this_process()  # as long as torch is a CPU build in its own eyes
+    import torch
+
+    _DEVICES = [] if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else _FAKE["devices"]
+    torch.version.cuda = _FAKE["cuda"]
+    torch.cuda.is_available = lambda: bool(_DEVICES)
+    torch.cuda.device_count = lambda: len(_DEVICES)
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_name = lambda device=0: _DEVICES[device or 0]["name"]
+    torch.cuda.get_device_capability = lambda device=0: tuple(_DEVICES[device or 0]["capability"])
+    torch.cuda.mem_get_info = lambda device=0: (_DEVICES[device or 0]["free"], _DEVICES[device or 0]["total"])
+    torch.cuda.get_arch_list = lambda: _FAKE["compiled"]
