@@ -5,6 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
+from cepo import __version__, interrupts
+from cepo.errors import did_you_mean
+
+_USAGE_ERROR = 2
+
 
 def _train(arguments: Sequence[str]) -> int:
     from cepo.train import main as train
@@ -54,6 +59,12 @@ def _microgeo(arguments: Sequence[str]) -> int:
     return microgeo(arguments)
 
 
+def _completion(arguments: Sequence[str]) -> int:
+    from cepo.completion import run_completion_command
+
+    return run_completion_command(arguments, {name: text.partition(":")[0] for name, (_, text) in COMMANDS.items()})
+
+
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (_train, "train a model: cepo train config=FILE a.b.c=value ..."),
     "config": (_config, "resolve, check and print a config: cepo config config=FILE a.b.c=value ..."),
@@ -62,21 +73,49 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "doctor": (_doctor, "whether training could start here: cepo doctor [config=FILE a.b.c=value ...]"),
     "evaluate": (_evaluate, "accuracy on data and benchmarks: cepo evaluate [config=FILE] [checkpoint=...] [data=...]"),
     "merge": (_merge, "a checkpoint as a Hugging Face folder: cepo merge --checkpoint FOLDER --out FOLDER"),
-    "microgeo": (_microgeo, "build the embedded world"),
+    "microgeo": (_microgeo, "build the embedded world: cepo microgeo [--folder FOLDER]"),
+    "completion": (_completion, "commands and settings at the Tab key: cepo completion bash|zsh|fish"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Dispatches to a command; 2 for an unknown one."""
+    """Dispatches to a command; 2 for an unknown one, 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] in COMMANDS:
-        return COMMANDS[arguments[0]][0](arguments[1:])
-    usage = "\n".join(f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items())
-    asked_for_help = bool(arguments) and arguments[0] in ("-h", "--help")
-    stream = sys.stdout if asked_for_help else sys.stderr
-    stream.write(f"usage: cepo COMMAND ...\n{usage}\n")
-    return 0 if asked_for_help else 2
+    name = arguments[0] if arguments else None
+    if name in COMMANDS:
+        with interrupts.handled():
+            try:
+                return COMMANDS[name][0](arguments[1:])
+            except KeyboardInterrupt:
+                sys.stderr.write(f"cepo {name}: interrupted\n")
+                return interrupts.EXIT_INTERRUPTED
+    if name in ("--version", "-V", "version"):
+        sys.stdout.write(f"cepo {__version__}\n")
+        return 0
+    if name in ("-h", "--help", "help"):
+        sys.stdout.write(_usage())
+        return 0
+    sys.stderr.write(_usage() if name is None else _unknown(name))
+    return _USAGE_ERROR
+
+
+def script() -> None:
+    """The console script."""
+    interrupts.exit_process(main())
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
+    options = "cepo COMMAND --help explains a command; cepo --version prints the version"
+    return "\n".join(["usage: cepo COMMAND ...", *lines, "", options]) + "\n"
+
+
+def _unknown(name: str) -> str:
+    if name.endswith((".yaml", ".yml")) or name.startswith("config="):
+        return f"cepo: {name} stands where a command belongs; write cepo train config={name.removeprefix('config=')}\n"
+    near = did_you_mean(name.lstrip("-"), COMMANDS)
+    return f"cepo: unknown command '{name}'.{near} Commands: {', '.join(COMMANDS)}. cepo --help says what they do\n"
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    script()

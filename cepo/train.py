@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cepo import interrupts
 from cepo.config import RunConfig, check_config, chosen_launcher, dump_config, load_config, run_folder
+from cepo.config.help import TRAIN, asked_for_help, help_text
 from cepo.errors import CepoError, CheckpointError, ConfigError, WorkerLostError
 from cepo.hardware.devices import require_wanted_device
+from cepo.interrupts import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from cepo.config.schema import RewardConfig
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("cepo.train")
 
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,8 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _log_to_stderr()
+    with interrupts.handled():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str]) -> int:
     config = None
     try:
+        if asked_for_help(arguments):
+            sys.stdout.write(help_text(TRAIN, arguments))
+            return 0
         config = load_config(arguments)
         for line in check_config(config):
             logger.info("plan: %s", line)
@@ -88,7 +97,6 @@ def train(config: RunConfig) -> None:
         CheckpointError: the checkpoint to resume from does not fit.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
-    signal.signal(signal.SIGTERM, _as_keyboard_interrupt)
     config = with_embedded_world(config)
     history = RunHistory()
     while True:
@@ -176,6 +184,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
         logger.info("resumed from %s: goes on with step %d of %d", checkpoint, state.step + 1, total_steps)
     tracker = _tracker(config, stack, store, total_steps, history.step_to_resume(state, checkpoint))
     history.begun(state, checkpoint)
+    interrupts.work_has_begun()
     return Trainer(
         config=config,
         problems=problems,
@@ -201,6 +210,7 @@ def build_backend(
     if chosen_launcher(config) == "ray":
         from cepo.runtime.ray import RayBackend
 
+        interrupts.work_has_begun()  # processes of a cluster have to be ended
         return RayBackend(config, facts, picture_probe)
     from cepo.runtime.local import LocalBackend
 
@@ -353,10 +363,6 @@ def _identity(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _as_keyboard_interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def _log_to_stderr() -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
@@ -365,4 +371,4 @@ def _log_to_stderr() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interrupts.exit_process(main())

@@ -16,15 +16,20 @@ die() {
 }
 
 find_python() {
-    local candidate
+    local candidate found=""
     for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3 python; do
-        if command -v "$candidate" >/dev/null 2>&1 &&
-            "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+        command -v "$candidate" >/dev/null 2>&1 || continue
+        if "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
             printf '%s\n' "$candidate"
             return
         fi
+        found="$found$candidate is $(python_version "$candidate"). "
     done
-    die "Python 3.11 to 3.13 with venv was not found. Install it (Debian: apt-get install python3 python3-venv), or set PYTHON."
+    die "Python 3.11 to 3.13 with venv was not found. ${found}Install it (Debian: apt-get install python3 python3-venv), or name one: PYTHON=python3.11 bash $0"
+}
+
+python_version() {
+    "$1" -c 'import sys; print("Python %d.%d" % sys.version_info[:2])' 2>/dev/null || echo "no Python that runs"
 }
 
 # The extra with the engine for this machine: gpu where NVIDIA's driver answers, else cpu.
@@ -53,6 +58,8 @@ ensure_environment() {
     if [[ -n "${CEPO_PYTHON:-}" ]]; then
         python="$(command -v "$CEPO_PYTHON")" || die "CEPO_PYTHON=$CEPO_PYTHON is no program that can be run."
         [[ "$python" == /* ]] || python="$PWD/$python"
+        "$python" -c 'import sys; sys.exit(sys.version_info[:2] < (3, 11))' 2>/dev/null ||
+            die "CEPO_PYTHON=$CEPO_PYTHON is $(python_version "$python"); cepo needs Python 3.11 to 3.13."
         export CEPO_PYTHON="$python"
         return
     fi

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
-import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from cepo.algorithms import available_estimators, estimator_class
+from cepo.algorithms import available_estimators
 from cepo.algorithms.replaced import replaced_keys
 from cepo.config.easyr1 import ENGINE_KEYS, engine_key_of
 from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS, OTHER_DEFAULTS, OTHER_MEANINGS
+from cepo.config.listing import Setting, method_settings, settings_of, written
 from cepo.config.loader import default_settings
-from cepo.config.options import has_default, rule_of
-from cepo.config.schema import RunConfig
-from cepo.config.values import accepted_type
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -33,42 +29,28 @@ Paths are relative to the working directory; paths under `configs/` and `cepo/` 
 """
 
 
-def rows(section: type[Any], path: str) -> Iterator[str]:
-    """Table rows of a section's settings; nested sections go on in place."""
-    hints = typing.get_type_hints(section)
-    for field in dataclasses.fields(section):
-        name, hint = f"{path}{field.name}", hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            yield from rows(typing.cast("type[Any]", hint), f"{name}.")
-            continue
-        rule = rule_of(field)
-        if rule.internal:
-            continue
-        accepted = accepted_type(hint) + (f", {rule.accepted_range()}" if rule.accepted_range() else "")
-        yield f"| `{name}` | {_default(field) if has_default(field) else 'required'} | {_cell(accepted)} | {_cell(rule.help)} |"
+def rows(settings: Iterable[Setting]) -> Iterator[str]:
+    """Table rows of settings with their meaning."""
+    for one in settings:
+        yield f"| `{one.key}` | {_default(one)} | {_cell(one.accepted)} | {_cell(one.help)} |"
 
 
-def method_rows(section: type[Any], path: str) -> Iterator[str]:
+def method_rows(settings: Iterable[Setting]) -> Iterator[str]:
     """Table rows of a method's settings."""
-    hints = typing.get_type_hints(section)
-    for field in dataclasses.fields(section):
-        if dataclasses.is_dataclass(hints[field.name]):
-            yield from method_rows(typing.cast("type[Any]", hints[field.name]), f"{path}{field.name}.")
-        else:
-            yield f"| `{path}{field.name}` | {_default(field)} | {_cell(accepted_type(hints[field.name]))} |"
+    for one in settings:
+        yield f"| `{one.key}` | {_default(one)} | {_cell(one.accepted)} |"
 
 
 def document() -> str:
     """The whole page."""
     parts = [HEAD, "## Settings\n", "| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
-    parts += rows(RunConfig, "")
+    parts += rows(settings_of())
     parts.append(
         "\n## Methods\n\nEach method reads its own section. What the settings mean is in [methods.md](methods.md).\n"
     )
     for name in available_estimators():
-        config = estimator_class(name).Config
         parts += [f"### `algorithm.{name}.*`\n", "| key | default | accepts |", "| --- | --- | --- |"]
-        parts += [*method_rows(config, f"algorithm.{name}."), ""]
+        parts += [*method_rows(method_settings(name)), ""]
     parts += [
         "## EasyR1 keys without effect\n",
         "Accepted with one notice that lists those written; [from-easyr1.md](from-easyr1.md) has every key.\n",
@@ -83,13 +65,13 @@ def easyr1_rows() -> Iterator[str]:
     """Table rows of EasyR1's keys: its defaults, and what becomes of the key here."""
     ours = default_settings()
     for name, key in EASYR1_KEYS.items():
-        shipped = f"`{_text(key.shipped[0])}`" if key.shipped else ""
+        shipped = f"`{written(key.shipped[0])}`" if key.shipped else ""
         entry = engine_key_of(name)
         if entry is not None:
-            only = "" if entry.only is None else f", and must be `{_text(entry.only[0])}`"
+            only = "" if entry.only is None else f", and must be `{written(entry.only[0])}`"
             here = f"no effect{only}: {entry.reason}"
         elif name in OTHER_DEFAULTS:
-            here = f"{f'`{_text(ours[name])}`' if name in ours else 'required'}: {OTHER_DEFAULTS[name]}"
+            here = f"{f'`{written(ours[name])}`' if name in ours else 'required'}: {OTHER_DEFAULTS[name]}"
         elif name in OTHER_MEANINGS:
             here = f"same default: {OTHER_MEANINGS[name]}"
         else:
@@ -102,8 +84,8 @@ def replaced_rows() -> Iterator[str]:
     for name, replacement in replaced_keys().items():
         switched = not replacement("V")
         settings = replacement(True if switched else "V")
-        written = ", ".join(f"`{key}={_text(value)}`" for key, value in settings.items())
-        yield f"| `{name}={'true' if switched else 'V'}` | {written} |"
+        assignments = ", ".join(f"`{key}={written(value)}`" for key, value in settings.items())
+        yield f"| `{name}={'true' if switched else 'V'}` | {assignments} |"
 
 
 def with_tables(text: str) -> str:
@@ -125,17 +107,12 @@ def with_tables(text: str) -> str:
     return text
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    value = field.default if field.default is not dataclasses.MISSING else field.default_factory()  # type: ignore[misc]
-    return f"`{_text(value)}`"
+def _default(setting: Setting) -> str:
+    return "required" if setting.default is None else f"`{setting.default}`"
 
 
 def _code(value: Any) -> str:
-    return '`""`' if value == "" else f"`{_text(value)}`"
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return '`""`' if value == "" else f"`{written(value)}`"
 
 
 def _cell(text: str) -> str:

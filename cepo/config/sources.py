@@ -132,6 +132,8 @@ def read_argument(argument: str) -> Source:
     key, separator, value = argument.partition("=")
     if not separator or not _ARGUMENT_KEY.fullmatch(key):
         bare = argument.lstrip("-+~")
+        if bare.endswith((".yaml", ".yml")) and not separator:
+            raise ConfigError(f"argument '{argument}': a YAML file is named as config={bare}.")
         hint = " Write it without the leading dashes." if argument.startswith("-") else ""
         example = bare if "=" in bare else f"{bare}=..."
         raise ConfigError(f"argument '{argument}': settings have the form a.b.c=value, for example '{example}'.{hint}")

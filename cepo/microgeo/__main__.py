@@ -1,4 +1,4 @@
-"""`python3 -m cepo.microgeo`: builds the embedded world, and measures or ships its model."""
+"""`cepo microgeo`, or `python3 -m cepo.microgeo`: builds the embedded world, and measures or ships its model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cepo.microgeo.world import ASSETS, World, build_world
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 where the arguments or folders cannot be used."""
-    parser = argparse.ArgumentParser(prog="python3 -m cepo.microgeo", description="Builds the embedded world microgeo.")
+    parser = argparse.ArgumentParser(prog="cepo microgeo", description="Builds the embedded world microgeo.")
     parser.add_argument("--folder", type=Path, help="where to build it (default: the user's cache folder)")
     parser.add_argument("--seed", type=int, default=0, help="of the problems, and of the weights with --retrain")
     parser.add_argument("--num-train", type=int, default=4096, help="training problems")

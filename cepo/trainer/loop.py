@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cepo import interrupts
 from cepo.algorithms import Estimator
 from cepo.config import RunConfig, resolved_critic
 from cepo.data.batch import ScoringRow
@@ -80,6 +81,7 @@ class Trainer:
             self.validate(0)
         for step in range(self._first_step, self.total_steps):
             self.train_step(step)
+            interrupts.raise_if_lost()
             done = step + 1
             if _due(done, settings.val_freq):
                 self.validate(done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,17 @@ def launch(script: str, *arguments: object, folder: Path, **variables: object) -
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False
     )
+
+
+def old_python(folder: Path) -> tuple[Path, Path]:
+    """A program that answers questions about its version as Python 3.9 does, and a folder with what scripts need beside it."""
+    old, programs = folder / "python3.9", folder / "bin"
+    old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9, 18); $2"\n')
+    old.chmod(0o755)
+    programs.mkdir()
+    for name in ("bash", "dirname", "sed", "sort", "find", "tr", "cksum", "cut"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    return old, programs
 
 
 def resolved(script: str, *arguments: object, folder: Path, **variables: object) -> dict[str, object]:
@@ -131,15 +143,19 @@ def test_num_gpus_and_num_nodes_become_one_worker_per_device_under_ray(devices: 
         (["grpo"], {"NUM_NODES": "two"}, "NUM_NODES is 'two'; accepted: a number from 1 on"),
         (["grpo"], {"DRY_RUN": "yes"}, "DRY_RUN is 'yes'; accepted: 1 and 0"),
         (["grpo"], {"CEPO_PYTHON": "/no/python"}, "CEPO_PYTHON=/no/python is no program"),
+        (["grpo"], {"CEPO_PYTHON": "{old}"}, "is Python 3.9; cepo needs Python 3.11 to 3.13"),
+        (["grpo"], {"CEPO_PYTHON": "", "PYTHON": "{old}", "PATH": "{bin}"}, "{old} is Python 3.9. Install it"),
         (["grpo"], {"TRAIN_FILES": "no/such/train.parquet"}, "data.train_files=no/such/train.parquet"),
     ],
 )
 def test_a_mistake_ends_with_a_message_that_names_it(
     arguments: list[str], variables: dict[str, str], message: str, tmp_path: Path
 ) -> None:
-    done = launch("train.sh", *arguments, folder=tmp_path, **({"DRY_RUN": "1"} | variables))
+    old, programs = old_python(tmp_path)
+    places = {name: value.format(old=old, bin=programs) for name, value in variables.items()}
+    done = launch("train.sh", *arguments, folder=tmp_path, **({"DRY_RUN": "1"} | places))
     assert done.returncode in (1, 2)
-    assert message in done.stderr
+    assert message.format(old=old) in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -1,0 +1,95 @@
+"""What `--help` prints for the commands that take `config=FILE a.b.c=value ...`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from cepo.algorithms import available_estimators
+from cepo.config.listing import Setting, all_settings, settings_of
+from cepo.errors import ConfigError, did_you_mean
+
+HELP_WORDS = ("-h", "--help")
+_WIDTH = 110
+
+_COMMON = """
+config=FILE      a YAML file, relative to the working directory; shipped ones (configs/...) are found from any folder.
+                 Its top-level key `base` names a file that it builds on.
+a.b.c=value      one setting, over the file's; lists as [a,b], mappings as {{n: 2}}, nothing as null. The last one wins.
+--help SECTION   the settings below a key with their defaults, for example: {command} --help data
+
+sections: {sections}
+methods (algorithm.adv_estimator): {methods}
+
+The order is defaults, file, command line. docs/configuration.md has every setting, docs/from-easyr1.md EasyR1's keys.
+"""
+
+TRAIN = """\
+usage: cepo train config=FILE [a.b.c=value ...]        (the same: python3 -m cepo.train config=FILE ...)
+
+Trains a model. The same command resumes a stopped run from its last checkpoint.
+{common}
+exit code: 0 the run has finished, 2 a mistake that the message names, 130 interrupted by Ctrl-C
+
+examples:
+  cepo train config=configs/microgeo/base.yaml trainer.max_steps=20
+  cepo train config=configs/geo3k/cepo.yaml worker.actor.model.model_path=./Qwen3-VL-2B data.train_files=train.parquet
+"""
+
+CONFIG = """\
+usage: cepo config config=FILE [a.b.c=value ...]
+
+Resolves and checks a configuration and prints all of it as YAML, with the plan that follows from it. Starts nothing.
+{common}
+exit code: 0 the configuration can be used, 2 a mistake that the message names
+
+example:
+  cepo config config=configs/geo3k/cepo.yaml > resolved.yaml
+"""
+
+
+def asked_for_help(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks how the command is used."""
+    return any(argument in HELP_WORDS for argument in arguments)
+
+
+def help_text(page: str, arguments: Sequence[str]) -> str:
+    """The page of a command, or with a section behind `--help` the settings of that section.
+
+    Raises:
+        ConfigError: no key begins with that section.
+    """
+    sections = [argument for argument in arguments if argument not in HELP_WORDS and "=" not in argument]
+    if sections:
+        return "\n".join(_described(setting) for name in sections for setting in _below(name)) + "\n"
+    command = page.removeprefix("usage: ").partition(" config=")[0]
+    names = ", ".join(sorted(_sections()))
+    common = _COMMON.format(command=command, sections=_wrapped(names), methods=", ".join(available_estimators()))
+    return page.format(common=common)
+
+
+def _below(name: str) -> list[Setting]:
+    name = name.strip(".")
+    found = [setting for setting in all_settings() if f"{setting.key}.".startswith(f"{name}.")]
+    if not found:
+        known = sorted({*_sections(), *(f"algorithm.{method}" for method in available_estimators())})
+        raise ConfigError(
+            f"--help {name}: no setting begins with that.{did_you_mean(name, known)} Sections: {', '.join(known)}"
+        )
+    return found
+
+
+def _sections() -> set[str]:
+    return {setting.key.rpartition(".")[0] for setting in settings_of()}
+
+
+def _described(setting: Setting) -> str:
+    head = f"{setting.key}={'(required)' if setting.default is None else setting.default}"
+    meaning = (
+        f"{setting.help} {setting.accepted.capitalize()}." if setting.help else f"{setting.accepted.capitalize()}."
+    )
+    return f"{head}\n{textwrap.fill(meaning, _WIDTH, initial_indent='    ', subsequent_indent='    ')}"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, subsequent_indent="    ")

@@ -1,0 +1,90 @@
+"""Ctrl-C and SIGTERM: they end a run at once while libraries are being imported, and are never lost afterwards."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+EXIT_INTERRUPTED = 130
+_IMPORT_FRAMES = "<frozen importlib._bootstrap>"
+
+_has_begun = False
+_is_pending = False
+
+
+@contextmanager
+def handled() -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM are handled as this module says; the caller's handlers come back afterwards.
+
+    Without effect outside of the main thread, which is the only one that gets signals. A signal that is ignored stays so: that is
+    how a shell starts what runs in the background.
+    """
+    global _has_begun, _is_pending
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _has_begun = _is_pending = False
+    heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _handle) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def work_has_begun() -> None:
+    """From now on there is something to tidy up, so that an interruption is an exception even within an import."""
+    global _has_begun
+    _has_begun = True
+
+
+def raise_if_lost() -> None:
+    """Raises the `KeyboardInterrupt` that a library has swallowed (one in a callback or a destructor is only printed)."""
+    if _is_pending:
+        raise KeyboardInterrupt
+
+
+def exit_process(code: int) -> NoReturn:
+    """Ends the process with `code`.
+
+    After an interruption nothing but the registered clean-up runs: libraries that were stopped half-way can crash while the
+    interpreter takes them down.
+    """
+    if code == EXIT_INTERRUPTED:
+        atexit._run_exitfuncs()
+        _leave(code)
+    sys.exit(code)
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    global _is_pending
+    if not _has_begun and _is_importing(frame):
+        # An exception here leaves libraries half imported: they answer with errors of their own, or with a crash.
+        sys.stderr.write("interrupted while libraries were being loaded; nothing was begun\n")
+        _leave(EXIT_INTERRUPTED)
+    _is_pending = True
+    raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == _IMPORT_FRAMES:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _leave(code: int) -> NoReturn:
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

@@ -1,0 +1,109 @@
+"""The command line itself: versions, help, and what is said where no command was given."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cepo
+import cepo.train
+from cepo.cli import COMMANDS, main
+from cepo.config.loader import known_keys
+
+REPOSITORY = Path(cepo.__file__).resolve().parents[1]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.mark.parametrize("word", ["--version", "-V"])
+def test_the_version_is_that_of_the_package_and_of_the_project_file(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word]) == 0
+    assert capsys.readouterr().out == f"cepo {cepo.__version__}\n"
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{cepo.__version__}"' in project
+
+
+@pytest.mark.parametrize("word", ["--help", "-h", "help"])
+def test_help_names_every_command(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 0
+    assert re.findall(r"^  (\w+) ", capsys.readouterr().out, flags=re.MULTILINE) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_and_begins_nothing(name: str) -> None:
+    done = command("cepo", name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+    assert f"cepo {name}" in done.stdout.splitlines()[0]
+    assert done.stderr == ""
+
+
+def test_the_module_form_of_training_has_the_same_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help"]) == 0
+    assert command("cepo.train", "--help").stdout == capsys.readouterr().out
+
+
+def test_help_for_a_section_has_each_of_its_settings_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "--help", "data"]) == 0
+    shown = re.findall(r"^(data\.\w+)=(\S+)$", capsys.readouterr().out, flags=re.MULTILINE)
+    assert [key for key, _ in shown] == [key for key in known_keys() if key.startswith("data.")]
+    assert dict(shown)["data.max_prompt_length"] == "512"
+    assert dict(shown)["data.seed"] == "1"
+
+
+def test_help_for_a_method_has_its_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--help", "algorithm.cepo"]) == 0
+    assert "algorithm.cepo.clip_radius=" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["train", "config"])
+def test_help_for_a_section_that_there_is_not_names_the_nearest(
+    name: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main([name, "--help", "worker.rolout"]) == 2
+    assert "Did you mean 'worker.rollout'?" in capsys.readouterr().err + caplog.text
+
+
+def test_no_command_at_all_is_told_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage: cepo COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "part"),
+    [
+        ("trian", "Did you mean 'train'?"),
+        ("evalute", "Did you mean 'evaluate'?"),
+        ("--train", "Did you mean 'train'?"),
+        ("xyz", "unknown command 'xyz'. Commands: train, config"),
+        ("base.yaml", "write cepo train config=base.yaml"),
+        ("config=base.yaml", "write cepo train config=base.yaml"),
+    ],
+)
+def test_a_wrong_command_gets_the_nearest_one(word: str, part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word]) == 2
+    error = capsys.readouterr().err
+    assert part in error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_first_file_that_python_reads_is_understood_by_python_3_6_and_refuses_3_10(tmp_path: Path) -> None:
+    source = (REPOSITORY / "cepo" / "__init__.py").read_text(encoding="utf-8")
+    compile(source, "cepo/__init__.py", "exec", flags=0x400, _feature_version=6)  # ast.PyCF_ONLY_AST
+    older = tmp_path / "cepo.py"
+    older.write_text(f"import sys\nsys.version_info = (3, 9, 18)\n{source}", encoding="utf-8")
+    done = subprocess.run([sys.executable, str(older)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "this is Python 3.9" in done.stderr
+    assert "PYTHON=python3.11" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

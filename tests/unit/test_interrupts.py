@@ -1,0 +1,83 @@
+"""Ctrl-C while libraries are imported ends the process at once; a swallowed one is raised again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cepo import interrupts
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PLUGIN = "import interrupted_library\n"
+LIBRARY = """
+import os, signal, time
+os.kill(os.getpid(), getattr(signal, os.environ["WITH_SIGNAL"]))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("form", [("cepo.train",), ("cepo", "config")])
+def test_an_interruption_within_an_import_ends_with_130_and_one_line(
+    form: tuple[str, ...], name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "interrupted_library.py").write_text(LIBRARY)
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    environment = {**os.environ, "WITH_SIGNAL": name, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path)])}
+    done = subprocess.run(
+        [sys.executable, "-m", *form, "config=configs/microgeo/base.yaml", f"trainer.plugins=[{tmp_path}/plugin.py]"],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert done.returncode == 130
+    assert done.stderr == "interrupted while libraries were being loaded; nothing was begun\n"
+
+
+class _Interrupted:
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interruption_that_a_library_swallows_is_raised_at_the_next_look() -> None:
+    with interrupts.handled():
+        interrupts.raise_if_lost()
+        one = _Interrupted()
+        del one  # Python prints what a destructor raises, and goes on
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.raise_if_lost()
+
+
+def test_handlers_come_back_and_a_signal_that_was_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts.handled():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is interrupts._handle
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert signal.getsignal(signal.SIGTERM) is not interrupts._handle
+
+
+def test_an_interrupted_process_runs_its_clean_up_and_then_ends_at_once() -> None:
+    program = (
+        "import atexit, sys\n"
+        "from cepo import interrupts\n"
+        "class Crashes:\n"
+        "    def __del__(self): sys.stderr.write('taken down')\n"
+        "kept = Crashes()\n"
+        "atexit.register(lambda: sys.stderr.write('cleaned up'))\n"
+        "interrupts.exit_process(130)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (130, "cleaned up")
