@@ -108,6 +108,55 @@ def test_blocks_that_see_each_other_fully_need_no_mask_and_blind_ones_are_left_o
     assert mask.full_kv_num_blocks.flatten().tolist() == [0, 1, 2, 3, 2, 3]
 
 
+def blocks_of(mask: Tensor, counts: Tensor, indices: Tensor) -> Tensor:
+    """(Q, K) bool from the lists of FlexAttention's table."""
+    table = torch.zeros(counts.shape[2], indices.shape[3], dtype=torch.bool)
+    for query, count in enumerate(counts.flatten().tolist()):
+        table[query, indices[0, 0, query, :count].long()] = True
+    assert table.shape == mask.shape
+    return table
+
+
+def seen_by_blocks(layout: SegmentLayout) -> tuple[Tensor, Tensor]:
+    """(Q, K): whether any pair, and whether every pair of two blocks' tokens is visible, from the whole mask."""
+    length = -(-layout.num_tokens // 128) * 128
+    some, every = torch.zeros(length, length, dtype=torch.bool), torch.ones(length, length, dtype=torch.bool)
+    some[: layout.num_tokens, : layout.num_tokens] = whole_mask(layout)
+    every[: layout.num_tokens, : layout.num_tokens] = whole_mask(layout)
+    number = length // 128
+    return some.view(number, 128, number, 128).any(3).any(1), every.view(number, 128, number, 128).all(3).all(1)
+
+
+@pytest.mark.parametrize(
+    "starts_parents_ends",
+    [
+        # A branch that ends one token into a block, with a block's first token, right before it, and in its middle.
+        ((0, 1, 129, 300), (-1, 0, 0), (300, 129, 300)),
+        ((0, 127, 257, 385), (-1, 0, 0), (385, 257, 385)),
+        ((0, 128, 256, 257, 384), (-1, 0, 0, 0), (384, 256, 257, 384)),
+        ((0, 100, 129, 255, 256, 383), (-1, -1, 1, 2, -1), (100, 256, 256, 256, 383)),
+        ((0, 61, 250, 511, 640), (-1, 0, 1, 0), (640, 511, 511, 640)),
+    ],
+)
+def test_the_block_table_at_odd_starts_lists_exactly_the_blocks_in_which_something_is_seen(
+    starts_parents_ends: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
+) -> None:
+    starts, parents, ends = starts_parents_ends
+    layout = SegmentLayout(starts=starts, parents=parents, branch_ends=ends)
+    mask = block_mask(layout, torch.device("cpu"))
+    some, every = seen_by_blocks(layout)
+    assert mask.full_kv_num_blocks is not None
+    assert mask.full_kv_indices is not None
+    partial = blocks_of(some, mask.kv_num_blocks, mask.kv_indices)
+    full = blocks_of(some, mask.full_kv_num_blocks, mask.full_kv_indices)
+    assert not bool((partial & full).any())
+    assert torch.equal(partial | full, some)
+    below = torch.ones_like(some).tril(-1)
+    below[-1] = False  # in the last row of blocks stands padding, which a full block would let see
+    assert torch.equal(full & below, every & below)
+    assert bool((every | ~full).all())
+
+
 def test_a_layout_is_filled_to_a_multiple_by_one_segment_that_nobody_else_sees() -> None:
     layout = random_layout(1, num_segments=7, longest=40)
     filled = layout.filled_to(128)

@@ -29,6 +29,12 @@ def test_eight_rollouts_half_right_have_advantage_0_9354_with_the_unbiased_devia
     torch.testing.assert_close(advantages(HALF_RIGHT), torch.tensor([expected] * 4 + [-expected] * 4))
 
 
+def test_the_floor_of_1e_6_is_added_to_a_deviation_and_does_not_bound_it() -> None:
+    # Rewards 0 and 2e-6: deviation 1.4142e-6, 1e-6 / 2.4142e-6 = 0.41421; bounded from below it would be 0.70711.
+    found = credit.group_advantages(torch.tensor([0.0, 2e-6], dtype=torch.float64), torch.tensor([0, 0]))
+    assert found.tolist() == pytest.approx([1 - math.sqrt(2), math.sqrt(2) - 1], rel=1e-6)
+
+
 def test_eight_rollouts_half_right_have_advantage_1_with_ddof_0() -> None:
     torch.testing.assert_close(advantages(HALF_RIGHT, ddof=0), torch.tensor([1.0] * 4 + [-1.0] * 4), atol=3e-6, rtol=0)
 
@@ -119,20 +125,20 @@ def test_over_response_gives_each_row_its_advantage_and_padding_0() -> None:
 
 
 def test_evidence_metrics_count_only_response_tokens_of_rows_with_an_advantage() -> None:
-    delta = torch.tensor([[1.0, -0.5, 0.0, 9.0], [2.0, -1.0, 9.0, 9.0], [7.0, 7.0, 7.0, 7.0]])
+    delta = torch.tensor([[1.0, -0.5, 0.0, 9.0], [2.0, 1.0, 9.0, 9.0], [7.0, 7.0, 7.0, 7.0]])
     mask = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
     values = results(credit.evidence_metrics(delta, torch.tensor([1.0, -1.0, 0.0]), mask, mixing=0.25, clip_radius=0.5))
-    # counted deltas: 1, -0.5, 0 at A > 0 and 2, -1 at A < 0; sign * delta: 1, -0.5, 0, -2, 1; log 1.5 = 0.405, log 0.5 = -0.693
+    # counted deltas: 1, -0.5, 0 at A > 0 and 2, 1 at A < 0; sign * delta: 1, -0.5, 0, -2, -1; log 1.5 = 0.405, log 0.5 = -0.693
     assert values["evidence/lambda"] == 0.25
-    assert values["evidence/positive_fraction"] == pytest.approx(2 / 5)
-    assert values["evidence/negative_fraction"] == pytest.approx(2 / 5)
-    assert values["evidence/clip_high_rate"] == pytest.approx(2 / 5)
-    assert values["evidence/clip_low_rate"] == pytest.approx(1 / 5)
-    assert values["evidence/disagreement_rate"] == pytest.approx(2 / 5)
-    assert values["evidence/weight_mean"] == pytest.approx((1.5 + math.exp(-0.5) + 1.0 + 0.5 + 1.5) / 5)
+    assert values["evidence/positive_fraction"] == pytest.approx(3 / 5)
+    assert values["evidence/negative_fraction"] == pytest.approx(1 / 5)
+    assert values["evidence/clip_high_rate"] == pytest.approx(1 / 5)
+    assert values["evidence/clip_low_rate"] == pytest.approx(2 / 5)
+    assert values["evidence/disagreement_rate"] == pytest.approx(3 / 5)
+    assert values["evidence/weight_mean"] == pytest.approx((1.5 + math.exp(-0.5) + 1.0 + 0.5 + 0.5) / 5)
     assert values["evidence/delta_mean_right"] == pytest.approx(0.5 / 3)
-    assert values["evidence/delta_mean_wrong"] == pytest.approx(0.5)
-    assert values["evidence/delta_std_wrong"] == pytest.approx(math.sqrt(4.5))
+    assert values["evidence/delta_mean_wrong"] == pytest.approx(1.5)
+    assert values["evidence/delta_std_wrong"] == pytest.approx(math.sqrt(0.5))
 
 
 def test_group_metrics_of_one_right_one_wrong_and_two_mixed_groups_are_quarters_and_a_half() -> None:

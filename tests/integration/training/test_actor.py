@@ -20,6 +20,7 @@ from training_runs import (
     picture,
     random_response,
     reference_log_probs,
+    reference_logits,
     reference_model,
     whole,
 )
@@ -79,6 +80,31 @@ def gradients(actor: Actor, batch: OptimizerBatch) -> dict[str, Tensor]:
         for name, parameter in actor.module.named_parameters()
         if parameter.grad is not None
     }
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_gradient_of_the_first_update_is_that_of_minus_the_advantages_times_plain_log_probs(
+    build_actor: BuildActor,
+    tiny_model_folder: Path,
+    tiny_processing: Processing,
+    rows: list[ScoringRow],
+    temperature: float,
+) -> None:
+    actor, model = build_actor(temperature=temperature, max_grad_norm="1e9"), reference_model(tiny_model_folder)
+    batch = optimizer_batch(actor, rows, ADVANTAGES)
+    image_token = tiny_processing.image_token_id
+    assert image_token is not None
+    loss = torch.zeros(())
+    with torch.enable_grad():
+        for row, advantage in zip(rows, ADVANTAGES, strict=True):
+            logits = reference_logits.__wrapped__(model, row, image_token) / temperature  # type: ignore[attr-defined]
+            chosen = logits.log_softmax(dim=1).gather(1, torch.tensor(row.response_ids)[:, None])
+            loss = loss - advantage * chosen.sum() / batch.denominators.num_tokens
+    loss.backward()
+    expected = {f"model.{name}": weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    found = gradients(actor, batch)
+    assert math.sqrt(sum(float(gradient.square().sum()) for gradient in expected.values())) > 1e-2
+    assert relative_gap(found, expected) < 1e-5
 
 
 def relative_gap(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:

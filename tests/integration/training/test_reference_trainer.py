@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from generator_cases import picture
+from reference_trainer.model import Prompts, load_policy, response_logits, sampled_log_probs
 from reference_trainer.settings import Divergence, Problem, Response, Settings
 from reference_trainer.training import ReferenceTrainer
 from torch import Tensor
@@ -326,3 +327,28 @@ def test_two_steps_end_with_the_weights_of_the_second_trainer(
         head = torch.cat([found.critic["head.weight"].flatten(), found.critic["head.bias"]])
         expected = torch.cat([second.critic.weight.flatten(), second.critic.bias]).detach()
         torch.testing.assert_close(head, expected, atol=1e-4, rtol=1e-2)
+
+
+def test_delta_summed_over_a_response_is_what_plain_transformers_gives_for_its_two_log_likelihoods(
+    recorded_problems: Path, tiny_model_folder: Path, tmp_path: Path
+) -> None:
+    case = CASES["cepo"]
+    found = trained_by_cepo(case, recorded_problems, tiny_model_folder, tmp_path)
+    prompts, model = Prompts(tiny_model_folder), load_policy(tiny_model_folder)
+    recorded = {group["prompt_id"]: group["rollouts"] for group in found.rollouts if group["step"] == 1}
+    # The wrong answer of least reward and index; where every response is right there is none, and delta is not logged.
+    sums: list[float] = []
+    for number, wrong in (("0", "7"), ("1", "3"), ("2", "6")):
+        problem = PROBLEMS[int(number)]
+        for response, rollout in zip(problem.responses[0], recorded[number], strict=True):
+            ids = prompts.response_ids(response)
+            with torch.no_grad():
+                right_side, wrong_side = (
+                    float(
+                        sampled_log_probs(response_logits(model, prompts.encode(problem, shown), ids, 1.3), ids).sum()
+                    )
+                    for shown in (problem.truth, wrong)
+                )
+            assert sum(rollout["delta"]) == pytest.approx(right_side - wrong_side, abs=1e-4)
+            sums.append(sum(rollout["delta"]))
+    assert max(sums) - min(sums) > 0.1

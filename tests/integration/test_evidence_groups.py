@@ -1,0 +1,68 @@
+"""What the choice of references is given: extracted answers, the grader's judgement of them, responses without end tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+
+from cepo.algorithms.settings import NegativeConfig
+from cepo.data.dataset import Problem
+from cepo.rewards import RewardPool
+from cepo.rollout.base import Generation
+from cepo.teacher.references import wrong_candidates, wrong_reference
+from cepo.trainer.evidence import rollout_groups
+from cepo.trainer.rollouts import RolloutBatch
+from cepo.types import RolloutGroup
+
+END, STOP = 90, 91
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RewardPool]:
+    with RewardPool("cepo/rewards/math.py:compute_score", {}, num_workers=1, timeout_seconds=10.0) as opened:
+        yield opened
+
+
+def group_of(
+    pool: RewardPool, truth: str, responses: list[tuple[str, bool]], *, ids: list[tuple[int, ...]] | None = None
+) -> RolloutGroup:
+    """One group of responses with the verifier's verdict on each."""
+    tokens = ids or [(1, 2, END)] * len(responses)
+    problem = Problem(prompt_id="0", text="?", images=(), ground_truth=truth, solution=None, columns={})
+    batch = RolloutBatch(
+        step=3,
+        problems=[problem],
+        prompts=cast("Any", [None]),
+        generations=[Generation(response_ids=own, log_probs=(0.0,) * len(own), finished=True) for own in tokens],
+        responses=[text for text, _ in responses],
+        rewards=torch.tensor([float(right) for _, right in responses]),
+        correct=torch.tensor([right for _, right in responses]),
+    )
+    (group,) = rollout_groups(batch, pool, special_texts=["<|im_end|>"], eos_token_ids=(END, STOP), seed=7)
+    return group
+
+
+def test_an_answer_that_the_verifier_refuses_and_the_grader_finds_equal_is_no_wrong_reference(pool: RewardPool) -> None:
+    # A stricter verifier than the grader, one that wants another format or a proof.
+    group = group_of(pool, "0.5", [(r"\boxed{0.5}", True), (r"\boxed{1/2}", False), (r"\boxed{3}", False)])
+    assert [rollout.answer_equals_ground_truth for rollout in group.rollouts] == [True, True, False]
+    assert [rollout.answer for rollout in wrong_candidates(group)] == ["3"]
+    chosen = wrong_reference(group, NegativeConfig())
+    assert chosen is not None
+    assert (chosen.text, chosen.source_index) == ("3", 2)
+
+
+def test_a_response_without_an_answer_is_wrong_and_no_candidate(pool: RewardPool) -> None:
+    group = group_of(pool, "5", [("no idea", False), (r"\boxed{<|im_end|>}", False), (r"\boxed{6}", False)])
+    assert [rollout.answer for rollout in group.rollouts] == [None, None, "6"]
+    assert [rollout.index for rollout in wrong_candidates(group)] == [2]
+
+
+def test_responses_are_shown_to_peers_without_any_of_the_tokens_that_end_them(pool: RewardPool) -> None:
+    responses = [(r"\boxed{6}", False), (r"\boxed{5}", True), ("cut", False)]
+    group = group_of(pool, "5", responses, ids=[(1, 2, END), (3, STOP, END), (4, 5, 6)])
+    assert [rollout.response_ids for rollout in group.rollouts] == [(1, 2), (3,), (4, 5, 6)]
+    assert (group.seed, group.step, group.prompt_id) == (7, 3, "0")

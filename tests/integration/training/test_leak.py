@@ -1,0 +1,60 @@
+"""The leak probe against plain transformers, with its sign."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from training_runs import picture, random_response, reference_log_probs, reference_model
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.data.batch import ScoringRow
+from cepo.data.contexts import ContextBuilder
+from cepo.data.dataset import Problem
+from cepo.metrics import results
+from cepo.models.processing import Processing
+from cepo.rollout.base import Generation
+from cepo.trainer.leak import ValidationSample, leak_metrics
+from cepo.workers.actor import Actor
+
+pytestmark = pytest.mark.heavy
+
+
+def test_gaps_are_the_log_probs_with_the_answer_in_view_less_those_without_apart_for_right_and_wrong(
+    build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing
+) -> None:
+    problem = Problem(
+        prompt_id="0", text="<image>Find x.", images=(picture(1),), ground_truth="4", solution=None, columns={}
+    )
+    contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
+    plain = contexts.student(problem)
+    hinted = contexts.teacher(problem, plain, "4")
+    lengths, verdicts = (5, 3, 9), torch.tensor([1.0, 0.0, 0.0])
+    responses = [random_response(length, length) for length in lengths]
+    model = reference_model(tiny_model_folder)
+    image_token = tiny_processing.image_token_id
+    assert image_token is not None
+    with_answer, without = (
+        [reference_log_probs(model, ScoringRow(context=context, response_ids=ids), image_token) for ids in responses]
+        for context in (hinted, plain)
+    )
+    gaps = [one - other for one, other in zip(with_answer, without, strict=True)]
+    samples = [
+        ValidationSample(problem, plain, Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=True))
+        for ids in responses
+    ]
+    texts = ["it is 4", "as the given answer says", "the hint is 4"]
+    found = results(leak_metrics(samples, texts, verdicts, contexts, cast("Any", build_actor())))
+    assert found == pytest.approx(
+        {
+            "leak/mention_fraction": 2 / 3,
+            "leak/hint_gap_right": float(gaps[0].mean()),
+            "leak/hint_gap_wrong": float(torch.cat(gaps[1:]).mean()),
+            "leak/log_likelihood_gap": sum(float(gap.sum()) for gap in gaps) / 3,
+        },
+        abs=1e-5,
+    )
+    assert min(abs(value) for value in found.values()) > 1e-3

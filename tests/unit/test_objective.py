@@ -1,0 +1,136 @@
+"""What an optimizer batch minimises, in numbers worked out by hand, and the settings it is made with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cepo.config import load_config
+from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective
+from cepo.losses.policy import ClipRange, PolicyLossSettings
+from cepo.types import DivergenceConfig
+from cepo.workers.worker import objective_settings
+
+LOG2 = math.log(2)
+MASK = torch.tensor([[True, True, False]])
+WEIGHT = torch.tensor([[0.5, 0.25, 0.0]])
+
+
+def terms(**others: Any) -> ObjectiveTerms:
+    """Two response tokens of probability 1/2 and 1/4 under the old weights, with advantages 2 and -1."""
+    return ObjectiveTerms(
+        old_log_probs=torch.tensor([[-LOG2, -2 * LOG2, 0.0]]),
+        advantages=torch.tensor([[2.0, -1.0, 0.0]]),
+        response_mask=MASK,
+        weight=WEIGHT,
+        **others,
+    )
+
+
+def log_probs(*values: float) -> Tensor:
+    return torch.tensor([[*values, 0.0]], requires_grad=True)
+
+
+def gradient(loss: Tensor, of: Tensor) -> list[float]:
+    (found,) = torch.autograd.grad(loss, of)
+    return found[0].tolist()
+
+
+def test_at_the_old_weights_the_loss_is_minus_the_weighted_advantages_and_so_is_its_gradient() -> None:
+    now = log_probs(-LOG2, -2 * LOG2)
+    loss, metrics = objective(now, terms(), ObjectiveSettings())
+    # 0.5 * -2 + 0.25 * 1
+    assert loss.item() == pytest.approx(-0.75)
+    assert metrics["actor/pg_loss"].value == pytest.approx(-0.75)
+    assert gradient(loss, now) == pytest.approx([-1.0, 0.25, 0.0])
+
+
+def test_a_token_whose_ratio_is_beyond_its_own_bound_has_no_gradient() -> None:
+    settings = ObjectiveSettings(policy=PolicyLossSettings(clip=ClipRange(low=0.1, high=0.6)))
+    # Ratios 2 with A > 0, clipped at 1.6, and 1/2 with A < 0, clipped at 0.9.
+    now = log_probs(0.0, -3 * LOG2)
+    loss, _ = objective(now, terms(), settings)
+    assert loss.item() == pytest.approx(0.5 * -2 * 1.6 + 0.25 * 0.9)
+    assert gradient(loss, now) == [0.0, 0.0, 0.0]
+    # Ratio 1.5 lies within 1.6, and beyond 1.1, which bounds nothing above.
+    inside = log_probs(math.log(0.75), -2 * LOG2)
+    assert gradient(objective(inside, terms(), settings)[0], inside)[0] == pytest.approx(-0.5 * 2 * 1.5)
+
+
+def test_a_sampled_kl_is_added_with_its_coefficient_and_pulls_towards_the_reference() -> None:
+    settings = ObjectiveSettings(kl_penalty="kl", kl_coefficient=0.2)
+    now = log_probs(-LOG2, -2 * LOG2)
+    loss, metrics = objective(now, terms(reference_log_probs=torch.tensor([[-3 * LOG2, -2 * LOG2, 0.0]])), settings)
+    # KL is 2 log 2 at the first token and 0 at the second.
+    assert loss.item() == pytest.approx(-0.75 + 0.2 * 0.5 * 2 * LOG2)
+    assert metrics["actor/kl_loss"].result == pytest.approx(LOG2)
+    assert gradient(loss, now) == pytest.approx([-1.0 + 0.2 * 0.5, 0.25 + 0.2 * 0.25, 0.0])
+
+
+def test_a_kl_over_the_vocabulary_takes_the_sampled_ones_place() -> None:
+    settings = ObjectiveSettings(kl_penalty="full", kl_coefficient=0.2)
+    given = torch.tensor([[3.0, 1.0, 9.0]], requires_grad=True)
+    loss, metrics = objective(log_probs(-LOG2, -2 * LOG2), terms(), settings, reference_divergence=given)
+    assert loss.item() == pytest.approx(-0.75 + 0.2 * (0.5 * 3 + 0.25 * 1))
+    assert metrics["actor/kl_loss"].result == pytest.approx(2.0)
+    assert gradient(loss, given) == pytest.approx([0.1, 0.05, 0.0])
+
+
+def test_a_kl_that_is_part_of_the_reward_is_no_part_of_the_loss() -> None:
+    reference = torch.tensor([[-3 * LOG2, -2 * LOG2, 0.0]])
+    loss, metrics = objective(
+        log_probs(-LOG2, -2 * LOG2), terms(reference_log_probs=reference), ObjectiveSettings(kl_coefficient=0.0)
+    )
+    assert loss.item() == pytest.approx(-0.75)
+    assert "actor/kl_loss" not in metrics
+
+
+def test_a_divergence_is_added_with_the_methods_weight_and_the_importance_of_each_token() -> None:
+    given = torch.tensor([[0.3, 0.7, 5.0]], requires_grad=True)
+    # P / P_old is 2 at the first token, bounded by 1.5, and 1 at the second.
+    loss, metrics = objective(
+        log_probs(0.0, -2 * LOG2),
+        terms(divergence_weight=torch.tensor([[2.0, 1.0, 0.0]])),
+        ObjectiveSettings(),
+        teacher_divergence=given,
+        divergence_settings=DivergenceConfig(kind="jsd", importance_clip=1.5),
+    )
+    distilled = 0.5 * 2 * 0.3 * 1.5 + 0.25 * 1 * 0.7
+    assert loss.item() == pytest.approx(0.5 * -2 * 1.28 + 0.25 * 1 + distilled)
+    assert metrics["actor/distillation_loss"].value == pytest.approx(distilled)
+    assert gradient(loss, given) == pytest.approx([1.5, 0.25, 0.0])
+
+
+def test_the_configurations_bounds_reach_the_loss_each_in_its_own_place() -> None:
+    config = load_config(
+        [
+            "config=configs/microgeo/base.yaml",
+            "worker.actor.clip_ratio_low=0.11",
+            "worker.actor.clip_ratio_high=0.37",
+            "worker.actor.clip_ratio_dual=5.5",
+            "worker.actor.loss_type=sapo",
+            "worker.actor.tau_positive=1.2",
+            "worker.actor.tau_negative=1.7",
+            "algorithm.disable_kl=false",
+            "algorithm.use_kl_loss=true",
+            "algorithm.kl_penalty=mse",
+            "algorithm.kl_coef=0.03",
+        ]
+    )
+    assert objective_settings(config) == ObjectiveSettings(
+        loss_type="sapo",
+        policy=PolicyLossSettings(clip=ClipRange(low=0.11, high=0.37, dual=5.5), tau_positive=1.2, tau_negative=1.7),
+        kl_penalty="mse",
+        kl_coefficient=0.03,
+    )
+
+
+@pytest.mark.parametrize(("disabled", "in_loss"), [("true", "true"), ("true", "false"), ("false", "false")])
+def test_a_kl_that_is_off_or_in_the_reward_weighs_nothing_in_the_loss(disabled: str, in_loss: str) -> None:
+    kl = [f"algorithm.disable_kl={disabled}", f"algorithm.use_kl_loss={in_loss}", "algorithm.kl_coef=0.5"]
+    config = load_config(["config=configs/microgeo/base.yaml", *kl])
+    assert objective_settings(config).kl_coefficient == 0.0
