@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tiny_checkpoints import qwen
+from tiny_checkpoints import others, qwen
 from tiny_checkpoints.parts import Parts
 
 _STANDARD_DEVIATION = 0.1
@@ -21,6 +21,11 @@ _BUILDERS: dict[str, Callable[[], Parts]] = {
     "qwen3_vl_moe": qwen.qwen3_vl_moe,
     "qwen3_5": qwen.qwen3_5,
     "qwen3_5_moe": qwen.qwen3_5_moe,
+    "internvl": others.internvl,
+    "smolvlm": others.smolvlm,
+    "idefics3": others.idefics3,
+    "gemma3": others.gemma3,
+    "llava_onevision": others.llava_onevision,
 }
 FAMILIES = tuple(_BUILDERS)
 VISION_FAMILIES = tuple(family for family in FAMILIES if family not in TEXT_FAMILIES)
@@ -52,6 +57,7 @@ def write_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
     )
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
+    _as_published(folder / "model.safetensors", parts)
     parts.processor.save_pretrained(folder)
     return folder
 
@@ -69,3 +75,15 @@ def _random_model(config: Any, *, is_text: bool, seed: int) -> Any:
             if parameter.ndim >= 2:
                 torch.nn.init.normal_(parameter, std=_STANDARD_DEVIATION)
     return model
+
+
+def _as_published(file: Path, parts: Parts) -> None:
+    """Changes what transformers writes otherwise than the published files have it; it reads both, vLLM theirs alone."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = {}
+    for name, tensor in load_file(file).items():
+        start = next((start for start in parts.renamed if name.startswith(start)), "")
+        published = parts.renamed.get(start, "") + name.removeprefix(start)
+        tensors[published] = tensor.transpose(-1, -2).contiguous() if name.endswith(parts.transposed) else tensor
+    save_file(tensors, file, metadata={"format": "pt"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 HIDDEN_SIZE = 64
@@ -19,11 +19,15 @@ class Parts:
     Attributes:
         processor: the tokenizer for a text model.
         end_tokens: texts of the tokens that end a response.
+        transposed: ends of the names of tensors whose last two axes change places in the published files.
+        renamed: starts of the names of tensors that transformers writes, and what published files have in their place.
     """
 
     config: Any
     processor: Any
     end_tokens: tuple[str, ...]
+    transposed: tuple[str, ...] = ()
+    renamed: dict[str, str] = field(default_factory=dict)
 
 
 def token_ids(tokenizer: Any, **tokens: str) -> dict[str, int]:

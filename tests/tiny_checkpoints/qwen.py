@@ -17,6 +17,8 @@ _VISION_TOKENS = {
     "vision_start_token_id": "<|vision_start|>",
     "vision_end_token_id": "<|vision_end|>",
 }
+# `norm_topk_prob` is in the real files and read by vLLM alone: transformers always normalises.
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True}
 _END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 
 
@@ -112,15 +114,14 @@ def qwen3_vl_moe() -> Parts:
 
     tokenizer = _tokenizer(tokens.QWEN_TOKENS, templates.QWEN3_VL)
     config = Qwen3VLMoeConfig(
-        text_config=_text_config(
-            tokenizer, tie_word_embeddings=False, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=64
-        ),
+        text_config=_text_config(tokenizer, tie_word_embeddings=False, **_EXPERTS),
         vision_config=_tower(deepstack_visual_indexes=[0, 1]),
         **token_ids(tokenizer, **_VISION_TOKENS),
         tie_word_embeddings=False,
         dtype="float32",
     )
-    return _qwen3_parts(config, tokenizer)
+    # The real files hold an expert's matrices as (in, out), the model as (out, in).
+    return _qwen3_parts(config, tokenizer, transposed=("experts.gate_up_proj", "experts.down_proj"))
 
 
 def qwen3_5() -> Parts:
@@ -134,13 +135,7 @@ def qwen3_5_moe() -> Parts:
     """As `qwen3_5`, with 4 experts a layer, 2 of them for each token, and a shared one."""
     from transformers import Qwen3_5MoeConfig
 
-    return _qwen3_5_parts(
-        Qwen3_5MoeConfig,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=64,
-        shared_expert_intermediate_size=64,
-    )
+    return _qwen3_5_parts(Qwen3_5MoeConfig, shared_expert_intermediate_size=64, **_EXPERTS)
 
 
 def _tokenizer(special_tokens: tuple[str, ...], template: str, kind: str = "Qwen2Tokenizer") -> Any:
@@ -196,8 +191,8 @@ def _qwen3_5_parts(config_class: Any, **experts: int) -> Parts:
             head_dim=head_dim,
             rope_parameters=rope,
             linear_conv_kernel_dim=4,
-            linear_key_head_dim=32,
-            linear_value_head_dim=32,
+            linear_key_head_dim=64,
+            linear_value_head_dim=64,
             linear_num_key_heads=2,
             linear_num_value_heads=4,
             tie_word_embeddings=False,
@@ -211,10 +206,11 @@ def _qwen3_5_parts(config_class: Any, **experts: int) -> Parts:
     return _qwen3_parts(config, tokenizer)
 
 
-def _qwen3_parts(config: Any, tokenizer: Any) -> Parts:
+def _qwen3_parts(config: Any, tokenizer: Any, transposed: tuple[str, ...] = ()) -> Parts:
     from transformers import Qwen3VLProcessor
 
-    return Parts(config=config, processor=_processor(Qwen3VLProcessor, tokenizer, 16), end_tokens=_END_TOKENS)
+    processor = _processor(Qwen3VLProcessor, tokenizer, 16)
+    return Parts(config=config, processor=processor, end_tokens=_END_TOKENS, transposed=transposed)
 
 
 def _processor(processor_class: Any, tokenizer: Any, patch_size: int) -> Any:

@@ -90,21 +90,21 @@ def byte_level_tokenizer(
         "bos_token": begin,
         "eos_token": end,
         "pad_token": pad,
-        "additional_special_tokens": [token for token in special_tokens if token not in used],
+        "extra_special_tokens": dict(named or {}),
         "model_max_length": 4096,
         "clean_up_tokenization_spaces": False,
     }
-    if named:
-        options["extra_special_tokens"] = dict(named)
     if kind == "PreTrainedTokenizerFast":
         options["tokenizer_object"] = _byte_level_backend(pieces, merges)
     else:
         options |= {"vocab": dict(pieces), "merges": list(merges)}
-    return getattr(transformers, kind)(**options)
+    tokenizer = getattr(transformers, kind)(**options)
+    _add_special(tokenizer, [token for token in special_tokens if token not in used])
+    return tokenizer
 
 
 def gemma_tokenizer() -> Any:
-    """A BPE with byte fallback whose spaces are `▁`, and Gemma 3's special tokens; `<image_soft_token>` is the last."""
+    """A BPE with byte fallback whose spaces are `▁`, one token for up to four newlines, and Gemma 3's special tokens."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import GemmaTokenizer
 
@@ -120,10 +120,13 @@ def gemma_tokenizer() -> Any:
     )
     trainable.train_from_iterator(_words(), trainer)
     trained = json.loads(trainable.to_str())["model"]
+    merges = [tuple(merge) for merge in trained["merges"]]
+    for first, second in (("\n", "\n"), ("\n\n", "\n"), ("\n\n", "\n\n")):
+        merges.append((first, second))
+        trained["vocab"].setdefault(first + second, len(trained["vocab"]))
     tokenizer = GemmaTokenizer(
         vocab=trained["vocab"],
-        merges=[tuple(merge) for merge in trained["merges"]],  # type: ignore[arg-type]  # pairs are what it reads
-        additional_special_tokens=["<start_of_turn>", "<end_of_turn>"],
+        merges=merges,  # type: ignore[arg-type]  # pairs are what it reads
         extra_special_tokens={
             "boi_token": "<start_of_image>",
             "eoi_token": "<end_of_image>",
@@ -133,7 +136,14 @@ def gemma_tokenizer() -> Any:
         model_max_length=4096,
         clean_up_tokenization_spaces=False,
     )
+    _add_special(tokenizer, ["<start_of_turn>", "<end_of_turn>"])
     return tokenizer
+
+
+def _add_special(tokenizer: Any, texts: list[str]) -> None:
+    from tokenizers import AddedToken
+
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in texts], special_tokens=True)
 
 
 @cache
@@ -157,4 +167,4 @@ def _byte_level_backend(pieces: dict[str, int], merges: tuple[tuple[str, str], .
 def _words() -> list[str]:
     from cepo.microgeo.problems import generate_problem
 
-    return [generate_problem(0, index, stream="tokenizer").question for index in range(200)]
+    return [generate_problem(0, index, stream="tokenizer").question + "\n" for index in range(200)]
