@@ -17,6 +17,7 @@ from cepo.config.help import TRAIN, asked_for_help, help_text
 from cepo.errors import CepoError, CheckpointError, ConfigError, WorkerLostError
 from cepo.hardware.devices import require_wanted_device
 from cepo.interrupts import EXIT_INTERRUPTED
+from cepo.preflight import check_before_imports, try_reward
 
 if TYPE_CHECKING:
     from cepo.config.schema import RewardConfig
@@ -55,6 +56,7 @@ def _main(arguments: Sequence[str]) -> int:
         config = load_config(arguments)
         for line in check_config(config):
             logger.info("plan: %s", line)
+        check_before_imports(config)
         if runs_on_this_machine(config):
             require_wanted_device()
         train(config)
@@ -152,17 +154,19 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
 
     With a `history` whose records are open already, the run goes on from its own last checkpoint.
     """
+    from cepo.tracking.base import check_sinks
+
+    check_sinks(config.trainer.logger)
+    rewards = stack.enter_context(_reward_pool(config.worker.reward))
     from cepo.algorithms import build_estimator, load_plugin
     from cepo.data.contexts import ContextBuilder
     from cepo.data.dataset import most_visuals
-    from cepo.tracking.base import check_sinks
     from cepo.trainer.loop import Trainer
     from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
     from cepo.workers.worker import WorkerFacts, load_processing
 
     history = history or RunHistory()
-    check_sinks(config.trainer.logger)
     for plugin in config.trainer.plugins:
         load_plugin(plugin)
     name = config.algorithm.adv_estimator
@@ -174,7 +178,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     store = checkpoint_store(config)
     checkpoint = checkpoint_to_load(config, store, history)
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
-    rewards = stack.enter_context(_reward_pool(config.worker.reward))
+    try_reward(rewards, problems)
     store.require_writable()  # last of the checks: a run that is refused leaves no folder
     facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=most_visuals(problems, held_out))
     backend = build_backend(config, processing, facts, problems.picture_probe())

@@ -140,7 +140,9 @@ def _graded(
         for number, one in enumerate(group)
     ]
     inputs = [reward_input(problem, response, len(one.response_ids)) for problem, _, one, response in samples]
-    scores = rewards.score(inputs).scores
+    outcome = rewards.score(inputs)
+    rewards.require_a_score(outcome)
+    scores = outcome.scores
     algorithm = config.algorithm
     verdicts = correctness(scores, algorithm.correct_key, algorithm.correct_threshold).tolist()
     for (problem, number, one, response), score, is_right in zip(samples, scores, verdicts, strict=True):

@@ -5,9 +5,25 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+from dataclasses import dataclass, field
 from typing import Any
 
 _LENGTH = struct.Struct(">Q")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a sample has no score.
+
+    Attributes:
+        reason: one line.
+        details: the user's own frames and the exception.
+        breaks_contract: the function returned, but no score.
+    """
+
+    reason: str
+    details: str = field(repr=False)
+    breaks_contract: bool = False
 
 
 def send_message(descriptor: int, message: object) -> None:

@@ -24,41 +24,52 @@ RewardScore = dict[str, float]
 """`overall` is required: it becomes the reward. Every other number is averaged into the metrics."""
 
 
+class ContractError(RewardError):
+    """A function returned something else than scores: the same will happen with every sample."""
+
+
+class BatchContractError(ContractError):
+    """A batch function did not return one score for each sample, so that none can be told whose it is."""
+
+
 def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
     """The score as plain floats.
 
-    Raises `RewardError` naming `source` (the reward function) and `sample` where the score is not a dict with string
+    Raises `ContractError` naming `source` (the reward function) and `sample` where the score is not a dict with string
     keys and finite numbers, or has no `overall`.
     """
     where = f"{source} returned for sample {sample}"
     if not isinstance(score, Mapping):
-        raise RewardError(
+        raise ContractError(
             f"{where} a {type(score).__name__}: {score!r:.200}. Return a dict such as {{'overall': 1.0}}."
         )
     if "overall" not in score:
-        raise RewardError(f"{where} a dict without 'overall', with {sorted(map(str, score))}. Add the key 'overall'.")
+        raise ContractError(f"{where} a dict without 'overall', with {sorted(map(str, score))}. Add the key 'overall'.")
     return {_checked_name(name, where): _checked_number(name, value, where) for name, value in score.items()}
 
 
 def validate_scores(scores: object, num_expected: int, *, source: str, first_sample: int = 0) -> list[RewardScore]:
-    """The scores of a batch function, each checked by `validate_score`; `RewardError` where their number is wrong."""
+    """The scores of a batch function, each checked by `validate_score`; `BatchContractError` where their number is wrong."""
     if not isinstance(scores, Sequence) or isinstance(scores, str | bytes):
-        raise RewardError(
+        raise BatchContractError(
             f"{source} returned a {type(scores).__name__} for {num_expected} samples. A batch function returns a list "
             "of dicts, one per sample; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
         )
     if len(scores) != num_expected:
-        raise RewardError(f"{source} returned {len(scores)} scores for {num_expected} samples. Return one per sample.")
+        raise BatchContractError(
+            f"{source} returned {len(scores)} scores for {num_expected} samples. Return one per sample, in their order, 0 "
+            "for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
+        )
     return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(scores)]
 
 
 def _checked_name(name: Any, where: str) -> str:
     if not isinstance(name, str):
-        raise RewardError(f"{where} the key {name!r} ({type(name).__name__}). Keys are strings.")
+        raise ContractError(f"{where} the key {name!r} ({type(name).__name__}). Keys are strings.")
     return name
 
 
 def _checked_number(name: Any, value: Any, where: str) -> float:
     if not isinstance(value, Real) or not math.isfinite(value):
-        raise RewardError(f"{where} {name!r} = {value!r:.200} ({type(value).__name__}). Return a finite number.")
+        raise ContractError(f"{where} {name!r} = {value!r:.200} ({type(value).__name__}). Return a finite number.")
     return float(value)

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 import cepo
 from cepo.errors import RewardError, did_you_mean
 from cepo.rewards.contract import RewardScore, validate_score, validate_scores
+from cepo.rewards.imports import require_imports
 
 RewardType = Literal["batch", "sequential"]
 
@@ -87,6 +88,7 @@ def load_reward_function(spec: str, kwargs: Mapping[str, Any]) -> LoadedReward:
     callable or does not take `kwargs`, and where REWARD_TYPE is neither "batch" nor "sequential".
     """
     path, function_name = resolve_reward_path(spec)
+    require_imports(path)
     module = _run_file(path)
     reward_type = getattr(module, "REWARD_TYPE", "batch")
     if reward_type not in ("batch", "sequential"):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from cepo.errors import ConfigError, EngineError, RewardError
+from cepo.rewards.channel import Failure
 from cepo.rewards.contract import RewardScore
 from cepo.rewards.loader import resolve_reward_path
 from cepo.rewards.process import START_SECONDS, WorkerProcess
@@ -42,12 +43,14 @@ class RewardOutcome:
     """Samples whose function raised, broke the contract, or took its process down: all their fields are 0."""
     num_timed_out: int
     """Samples that ran past the time limit: all their fields are 0."""
+    first_failure: Failure | None = None
+    """That of the first sample that failed."""
 
 
 @dataclass(frozen=True)
 class _Fault:
     kind: Literal["raised", "timed_out"]
-    reason: str
+    failure: Failure
 
 
 @dataclass
@@ -66,8 +69,9 @@ class RewardPool:
 
     Sequential functions are called sample by sample, each within `timeout_seconds`. A batch function is called with up
     to 32 samples at once, and the call as a whole gets `timeout_seconds`. Where such a call raises, returns
-    something wrong, crashes or runs out of time, its samples are tried again one by one, each within
-    `timeout_seconds`, so that only the guilty ones fail. A batch that was merely slow is halved for later calls.
+    a score that is none, crashes or runs out of time, its samples are tried again one by one, each within
+    `timeout_seconds`, so that only the guilty ones fail. Where it returns another number of scores than it got samples, none can
+    be told whose it is: that is a `RewardError`. A batch that was merely slow is halved for later calls.
     A batch function therefore sees a part of the batch, some samples twice after a fault, and must score each sample
     by itself.
 
@@ -94,6 +98,7 @@ class RewardPool:
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._is_closed = False
+        self._has_scored = False
         self._overdue_batches: list[list[int]] = []
         self._workers: list[WorkerProcess] = []
         self._busy: dict[WorkerProcess, _Task] = {}
@@ -133,6 +138,26 @@ class RewardPool:
             ],
             num_raised=sum(fault.kind == "raised" for fault in faults.values()),
             num_timed_out=sum(fault.kind == "timed_out" for fault in faults.values()),
+            first_failure=faults[min(faults)].failure if faults else None,
+        )
+
+    def trial(self, sample: Mapping[str, Any]) -> Failure | None:
+        """Why the function gives no score for `sample`; None where it does. Logs nothing."""
+        (verdict,) = self._verdicts([sample])
+        return verdict.failure if isinstance(verdict, _Fault) else None
+
+    def require_a_score(self, outcome: RewardOutcome) -> None:
+        """Raises `RewardError` where no sample has got a score, neither in `outcome` nor in what was shown here before."""
+        failed = outcome.num_raised + outcome.num_timed_out
+        if self._has_scored or failed < len(outcome.scores):
+            self._has_scored = self._has_scored or bool(outcome.scores)
+            return
+        if outcome.first_failure is None:  # nothing was asked
+            return
+        raise RewardError(
+            f"{self.spec} failed for each of the first {failed} responses ({outcome.num_raised} raised or returned no score, "
+            f"{outcome.num_timed_out} took more than worker.reward.timeout_seconds={self._timeout_seconds:g}): nothing can be "
+            f"learnt from it. The first failure:\n{outcome.first_failure.details}"
         )
 
     def answers_equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
@@ -251,6 +276,8 @@ class RewardPool:
         if status == "done":
             for index, verdict in zip(answered, value, strict=True):
                 verdicts[index] = verdict
+        elif status == "refused":
+            raise RewardError(value)
         elif len(answered) == 1:
             verdicts[answered[0]] = _Fault("raised", value)
         else:
@@ -270,7 +297,7 @@ class RewardPool:
         if task.one_by_one or len(task.indices) == 1:
             index = task.indices.popleft()
             reason = f"no score within {self._timeout_seconds:g} s" if overdue else ending
-            verdicts[index] = _Fault("timed_out" if overdue else "raised", reason)
+            verdicts[index] = _Fault("timed_out" if overdue else "raised", Failure(reason=reason, details=reason))
         elif overdue:
             self._overdue_batches.append(list(task.indices))
         queue.extendleft(_split(task.action, True, task.indices, _SAMPLES_RETRIED))
@@ -307,7 +334,7 @@ def _check_picklable(samples: Sequence[Mapping[str, Any]]) -> None:
 def _warn_of_faults(faults: Mapping[int, _Fault], num_samples: int, source: str) -> None:
     if not faults:
         return
-    examples = "; ".join(f"sample {index}: {fault.reason}" for index, fault in list(faults.items())[:3])
+    examples = "; ".join(f"sample {index}: {fault.failure.reason}" for index, fault in list(faults.items())[:3])
     logger.warning("%s failed for %d of %d samples, which score 0. %s", source, len(faults), num_samples, examples)
 
 

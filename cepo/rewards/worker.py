@@ -16,8 +16,10 @@ import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
-from cepo.rewards.channel import receive_message, send_message
+import cepo
+from cepo.rewards.channel import Failure, receive_message, send_message
 
+_PACKAGE_FOLDER = os.path.dirname(os.path.abspath(cepo.__file__)) + os.sep
 _PARENT_CHECK_SECONDS = 2.0
 _GRACE_SECONDS = 2.0
 
@@ -66,12 +68,22 @@ def _serve(setup: dict[str, Any], requests: int, replies: int, parent: int, devn
 
 
 def _attempt(action: Callable[[list[Any], int], list[Any]], unit: list[Any], first: int) -> tuple[str, Any]:
+    """("done", results), ("refused", why no sample of a batch can be scored), or ("raised", a `Failure`)."""
+    from cepo.rewards.contract import BatchContractError, ContractError
+
     try:
         return "done", action(unit, first)
+    except BatchContractError as error:
+        return "refused", str(error)
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
-        return "raised", f"{type(error).__name__}: {error}"[:500] + place
+        words = f"{type(error).__name__}: {error}"[:500]
+        if isinstance(error, ContractError):
+            return "raised", Failure(reason=words, details=str(error), breaks_contract=True)
+        own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE_FOLDER)] or frames
+        details = "".join(traceback.format_list(own)) + words
+        return "raised", Failure(reason=words + place, details=details)
 
 
 class _Deadline:

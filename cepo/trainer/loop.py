@@ -27,6 +27,7 @@ from cepo.trainer import evidence, measures
 from cepo.trainer.backend import Backend
 from cepo.trainer.checkpoints import CheckpointStore
 from cepo.trainer.clock import StageClock
+from cepo.trainer.equal_rewards import EqualRewards
 from cepo.trainer.filtering import collect_batch
 from cepo.trainer.optimizer_batches import actor_batches, critic_batches
 from cepo.trainer.penalty import penalise
@@ -64,6 +65,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.clock = StageClock()
+        self._equal_rewards = EqualRewards()
         self._first_step = self.state.step
         self._last_validated = -1
         self._last_val_reward: float | None = None
@@ -128,6 +130,7 @@ class Trainer:
                 eos_token_ids=self.processing.eos_token_ids,
                 seed=self.config.trainer.seed,
             )
+        self._equal_rewards.see(batch.rewards)
         return batch, [*metrics, measures.reward_metrics(batch)]
 
     def sample(self) -> Sequence[Problem]:

@@ -20,7 +20,7 @@ class Rewarding:
         self, problems: Sequence[Problem], config: RunConfig, processing: Processing, rewards: RewardPool
     ) -> None:
         self._problems, self._config, self._processing = problems, config, processing
-        self._stream = rewards.stream()
+        self._rewards, self._stream = rewards, rewards.stream()
         self._responses: dict[int, list[str]] = {}
 
     def __enter__(self) -> Rewarding:
@@ -49,9 +49,13 @@ class Rewarding:
         """Waits for all scores; the decoded responses and their scores, problem by problem.
 
         Groups that the backend has not announced while it generated are scored now.
+
+        Raises:
+            RewardError: no response has got a score, in this round and all before it.
         """
         for index, group in enumerate(groups):
             if index not in self._stream:
                 self.begin(index, group)
         outcome = self._stream.outcome()
+        self._rewards.require_a_score(outcome)
         return [text for index in range(len(groups)) for text in self._responses[index]], outcome

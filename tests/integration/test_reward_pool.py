@@ -63,7 +63,17 @@ def one(sample):
 def batch(samples):
     return [one(sample) for sample in samples]
 
+def count(samples):
+    if "calls" in samples[0]:
+        with open(samples[0]["calls"], "a") as file:
+            file.write(f"{len(samples)}\\n")
+
+def one_for_all(samples):
+    count(samples)
+    return one(samples[0]) if len(samples) > 1 else batch(samples)
+
 def short(samples):
+    count(samples)
     scores = batch(samples)
     return scores[:-1] if any(sample["response"] == "too few" for sample in samples) else scores
 '''
@@ -157,14 +167,66 @@ def test_a_hang_in_c_code_that_holds_the_interpreter_lock_is_ended_too(misbehavi
     assert outcome.num_timed_out == 1
 
 
-def test_a_list_of_the_wrong_length_fails_only_the_sample_that_causes_it(
+@pytest.mark.parametrize("function", ["short", "one_for_all"])
+def test_another_number_of_scores_than_samples_is_refused_and_not_tried_again_one_by_one(
+    misbehaving: Path, tmp_path: Path, function: str
+) -> None:
+    calls = tmp_path / "calls"
+    samples = _samples("good", "too few", "better", calls=str(calls))
+    with RewardPool(f"{misbehaving}:{function}", {}, num_workers=1, timeout_seconds=5.0) as pool:
+        with pytest.raises(RewardError) as caught:
+            pool.score(samples)
+        assert calls.read_text() == "3\n"
+        assert pool.score(_samples("good")).scores == [{"overall": 4.0, "bonus": 1.0}]
+    expected = {"short": "returned 2 scores for 3 samples", "one_for_all": "returned a dict for 3 samples"}
+    assert expected[function] in str(caught.value)
+    assert "REWARD_TYPE = 'sequential'" in str(caught.value)
+
+
+def test_a_stream_with_a_part_of_the_wrong_number_of_scores_is_refused(misbehaving: Path) -> None:
+    with RewardPool(f"{misbehaving}:short", {}, num_workers=1, timeout_seconds=5.0) as pool, pool.stream() as stream:
+        stream.add(0, _samples("good"))
+        stream.add(1, _samples("too few", "good"))
+        with pytest.raises(RewardError, match="returned 1 scores for 2 samples"):
+            stream.outcome()
+
+
+def test_a_function_that_never_gave_a_score_is_refused_with_its_own_lines(misbehaving: Path) -> None:
+    line = MISBEHAVING.splitlines().index('        raise KeyError("no such thing")') + 1
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=5.0) as pool:
+        failed = pool.score(_samples("raise", "raise", "raise"))
+        with pytest.raises(RewardError) as caught:
+            pool.require_a_score(failed)
+        pool.require_a_score(pool.score([]))
+        pool.require_a_score(pool.score(_samples("raise", "good")))
+        pool.require_a_score(failed)  # once there was a score, a batch without one costs its samples alone
+    words = str(caught.value)
+    assert "failed for each of the first 3 responses (3 raised or returned no score, 0 took more" in words
+    assert f'File "{misbehaving}", line {line}, in one' in words
+    assert 'raise KeyError("no such thing")' in words
+    assert words.endswith("KeyError: 'no such thing'")
+    assert "loader.py" not in words, "the package's own lines are none of the user's"
+
+
+def test_a_function_that_is_always_too_slow_is_refused_with_the_limit(misbehaving: Path) -> None:
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=0.5) as pool:
+        failed = pool.score(_samples("sleep"))
+        with pytest.raises(RewardError, match=r"1 took more than worker\.reward\.timeout_seconds=0\.5"):
+            pool.require_a_score(failed)
+
+
+def test_a_trial_tells_what_raises_from_what_returns_no_score(
     misbehaving: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with RewardPool(f"{misbehaving}:short", {}, num_workers=1, timeout_seconds=5.0) as pool:
-        outcome = pool.score(_samples("good", "too few", "better"))
-    assert [score["overall"] for score in outcome.scores] == [4.0, 0.0, 6.0]
-    assert outcome.num_raised == 1
-    assert "returned 0 scores for 1 samples" in caplog.text
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
+        good, raising, without = (pool.trial(_samples(word)[0]) for word in ("good", "raise", "no overall"))
+    assert good is None
+    assert raising is not None
+    assert (raising.breaks_contract, raising.reason[:8]) == (False, "KeyError")
+    assert without is not None
+    assert without.breaks_contract
+    assert "returned for sample 0 a dict without 'overall'" in without.details
+    assert caplog.text == ""
 
 
 def test_the_warning_gives_the_sample_the_error_and_the_line(

@@ -1,12 +1,14 @@
 """Reward files are found, loaded and checked before a run needs them."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from cepo.errors import RewardError
 from cepo.rewards import load_reward_function, resolve_reward_path, validate_score, validate_scores
+from cepo.rewards.imports import require_imports
 
 BATCH = """
 REWARD_NAME = "length"
@@ -98,8 +100,11 @@ def test_a_bad_reward_setting_is_refused_with_what_would_be_accepted(
     ("source", "said"),
     [
         ("REWARD_TYPE = 'group'\ndef main(samples): return []", "'batch' or 'sequential'"),
-        ("import a_module_that_is_not_there", "ModuleNotFoundError"),
-        ("def main(samples:", "SyntaxError"),
+        (
+            "import a_module_that_is_not_there",
+            "line 1 imports 'a_module_that_is_not_there', which is not installed here",
+        ),
+        ("def main(samples:", "line 1: this is no Python ('(' was never closed)"),
         ("raise ValueError('no licence')", "no licence"),
     ],
 )
@@ -152,3 +157,52 @@ def test_whole_numbers_and_booleans_become_floats() -> None:
 def test_a_batch_function_returns_as_many_scores_as_samples(scores: object, said: str) -> None:
     with pytest.raises(RewardError, match=said):
         validate_scores(scores, 2, source="my.py:main")
+
+
+@pytest.mark.parametrize(
+    ("source", "packages"),
+    [
+        ("from mathruler.grader import grade_answer", "mathruler"),
+        ("import json\nimport sklearnn_, mathruler", "sklearnn_ mathruler"),
+        ("with open(__file__):\n    import mathruler.grader as grader", "mathruler"),
+    ],
+)
+def test_a_missing_library_is_named_with_the_line_to_install_it_before_the_file_is_run(
+    tmp_path: Path, source: str, packages: str
+) -> None:
+    path = tmp_path / "needs.py"
+    path.write_text(f"raise SystemExit('it was run')\n{source}\n")
+    with pytest.raises(RewardError) as caught:
+        load_reward_function(f"{path}:main", {})
+    assert f"Install it: {sys.executable} -m pip install {packages}." in str(caught.value)
+    assert ("examples/reward_function/math.py" in str(caught.value)) == packages.startswith("mathruler")
+
+
+def test_a_package_with_another_name_than_its_module_is_named_by_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    path = tmp_path / "needs.py"
+    path.write_text("import sklearn, cv2\n")
+    with pytest.raises(RewardError, match="pip install scikit-learn opencv-python-headless"):
+        require_imports(path)
+
+
+def test_imports_that_are_meant_to_fail_or_wait_are_left_to_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "careful.py"
+    path.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from . import beside\n"
+        "try:\n    import not_there\nexcept ImportError:\n    not_there = None\n"
+        "if TYPE_CHECKING:\n    import not_there_either\n"
+        "def main(samples):\n    import not_there_at_all\n"
+    )
+    require_imports(path)
+
+
+def test_a_module_beside_the_file_is_no_package_to_install(tmp_path: Path) -> None:
+    (tmp_path / "my_grader.py").touch()
+    path = tmp_path / "reward.py"
+    path.write_text("import my_grader\n")
+    with pytest.raises(RewardError, match=f"lies beside it .* PYTHONPATH={tmp_path}"):
+        require_imports(path)

@@ -1,0 +1,33 @@
+"""A run whose first steps give nothing to learn from says so, once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cepo.trainer.equal_rewards import EqualRewards
+
+
+def warned(caplog: pytest.LogCaptureFixture, *steps: list[float]) -> list[str]:
+    watch = EqualRewards()
+    for rewards in steps:
+        watch.see(torch.tensor(rewards))
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_three_steps_of_4_equal_rewards_are_told_with_their_number_and_their_value(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (message,) = warned(caplog, *[[0.5] * 4] * 5)
+    assert message.startswith("all 12 responses of the first 3 steps got the reward 0.5, so that nothing can be learnt")
+    assert "data.answer_key" in message
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [[[0.0] * 4] * 2, [[0.0] * 4, [0.0] * 4, [0.0, 0.0, 0.0, 1.0]], [[0.0, 1.0], [0.0] * 2, [0.0] * 2, [0.0] * 2]],
+)
+def test_two_steps_or_one_other_reward_among_the_first_three_are_no_reason(
+    steps: list[list[float]], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert warned(caplog, *steps) == []
