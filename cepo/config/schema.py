@@ -113,6 +113,11 @@ class ModelConfig:
     enable_gradient_checkpointing: bool = option(True, "Recompute activations in the backward pass to save memory.")
     trust_remote_code: bool = option(False, "Run Python code that comes with the model.")
     freeze_vision_tower: bool = option(False, "Train the language model only.")
+    fp32_logits: bool = option(
+        True,
+        "Accumulate and keep the LM head's logits in float32, in the trainer and in the generator; false: both round them to "
+        "the 16-bit type they compute in.",
+    )
     lora: LoraConfig = field(default_factory=LoraConfig)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,10 +15,88 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 from torch.utils.checkpoint import checkpoint
 
+from cepo.errors import ConfigError
+
 logger = logging.getLogger(__name__)
+
+_VOCABULARY_BLOCK = 2**22
+"""Weights of a 16-bit head that are brought to float32 at once where the device has no product that returns float32."""
 
 KERNEL_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
 """Largest gap between the kernel and torch on the first use of a device, where the types of numbers that it takes are named."""
+
+
+class Float32LogitsHead(nn.Linear):
+    """A language head whose logits are float32, whatever the type of its weight and of the hidden states.
+
+    `z = W h + b`, accumulated in float32 and never rounded to 16 bits. A product of two bf16 numbers, or of two fp16 numbers, is
+    exact in float32, so nothing but the order of the sums is left to the device. In bf16 logits from 16 to 32 are rounded to
+    multiples of 0.125, and a log-prob from them carries that error.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., H) to (..., V) in float32."""
+        logits = float32_logits(input, self.weight)
+        return logits if self.bias is None else logits + self.bias.float()
+
+
+def use_float32_logits(model: Any) -> None:
+    """Gives `model` a `Float32LogitsHead` with the weight of its language head, tied or not.
+
+    Raises:
+        ConfigError: the head is no plain linear layer.
+    """
+    head = model.lm_head
+    if type(head) is not nn.Linear:
+        raise ConfigError(
+            f"worker.actor.model.fp32_logits is true, but the language head of {type(model).__name__} is a "
+            f"{type(head).__name__} and not a linear layer; set worker.actor.model.fp32_logits=false"
+        )
+    replacement = Float32LogitsHead(head.in_features, head.out_features, bias=head.bias is not None, device="meta")
+    replacement.weight, replacement.bias = head.weight, head.bias
+    model.lm_head = replacement.train(head.training)
+
+
+def with_weight(head: nn.Module, weight: Tensor) -> Tensor | Callable[[Tensor], Tensor]:
+    """`weight` (V, H) in the place of the head's own, for `cepo.losses.divergence`, with logits of the same type."""
+    return partial(float32_logits, weight=weight) if isinstance(head, Float32LogitsHead) else weight
+
+
+def float32_logits(hidden: Float[Tensor, "*N H"], weight: Float[Tensor, "V H"]) -> Float[Tensor, "*N V"]:
+    """`hidden @ weight.T` in float32, of operands that are both float32, both bf16 or both fp16; with gradients."""
+    if weight.dtype is torch.float32:
+        return linear(hidden, weight)
+    logits: Any = _Float32Product.apply(hidden.reshape(-1, hidden.shape[-1]), weight)
+    return logits.view(*hidden.shape[:-1], len(weight))
+
+
+class _Float32Product(torch.autograd.Function):
+    """The gradients are products in the operands' own type, as those of `linear` are."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(hidden, weight)
+        return _float32_product(hidden, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, weight = ctx.saved_tensors
+        rounded = gradient.to(weight.dtype)
+        to_hidden = rounded @ weight if ctx.needs_input_grad[0] else None
+        return to_hidden, rounded.t() @ hidden if ctx.needs_input_grad[1] else None
+
+
+def _float32_product(hidden: Float[Tensor, "n H"], weight: Float[Tensor, "V H"]) -> Float[Tensor, "n V"]:
+    if weight.dtype is torch.float32:
+        return linear(hidden, weight)
+    if hidden.device.type == "cuda":
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    logits = torch.empty(len(hidden), len(weight), dtype=torch.float32, device=hidden.device)
+    wide = hidden.float()
+    for block in _chunks(len(weight), max(1, _VOCABULARY_BLOCK // weight.shape[1])):
+        logits[:, block] = wide @ weight[block].float().t()
+    return logits
 
 
 def target_log_probs(
@@ -29,7 +107,7 @@ def target_log_probs(
     temperature: float,
     chunk_tokens: int,
 ) -> Float[Tensor, " N"]:
-    """`z_n[y_n] - logsumexp(z_n)` with `z_n = head(h_n) / temperature`, in float32.
+    """`z_n[y_n] - logsumexp(z_n)` with `z_n = head(h_n) / temperature`, in float32 from logits of the head's own type.
 
     Runs `chunk_tokens` tokens at a time, and no tensor of tokens x vocabulary outlives its chunk, forward or backward.
 
@@ -39,28 +117,36 @@ def target_log_probs(
     chunk's logits are computed again, and the sum is taken in float32.
     """
     weight: Any = head.weight
-    if type(head) is not nn.Linear or head.bias is not None:
+    if type(head) not in (nn.Linear, Float32LogitsHead) or head.bias is not None:
         return _by_recomputation(hidden, head, targets, temperature, chunk_tokens)
     ahead = torch.is_grad_enabled() and hidden.requires_grad and not weight.requires_grad
-    return _LogProbs.apply(hidden, weight, targets, temperature, chunk_tokens, ahead)  # pyright: ignore[reportReturnType]
+    product = _float32_product if isinstance(head, Float32LogitsHead) else linear
+    return _LogProbs.apply(hidden, weight, targets, product, temperature, chunk_tokens, ahead)  # pyright: ignore[reportReturnType]
 
 
 class _LogProbs(torch.autograd.Function):
-    """`ahead`: the gradient in the hidden states is prepared in the forward pass."""
+    """`product` makes the logits; `ahead`: the gradient in the hidden states is prepared in the forward pass."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, chunk_tokens: int, ahead: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        product: Callable[[Tensor, Tensor], Tensor],
+        temperature: float,
+        chunk_tokens: int,
+        ahead: bool,
     ) -> Tensor:
         log_probs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
         directions = torch.empty_like(hidden) if ahead else None
         for here in _chunks(len(targets), chunk_tokens):
-            logits = linear(hidden[here], weight)
+            logits = product(hidden[here], weight)
             log_probs[here] = log_probs_in_place(logits, targets[here], temperature, with_direction=ahead)
             if directions is not None:
-                torch.mm(logits, weight, out=directions[here])
+                torch.mm(logits.to(weight.dtype), weight, out=directions[here])
         ctx.save_for_backward(*((hidden, weight, targets) if directions is None else (directions,)))
-        ctx.temperature, ctx.chunk_tokens, ctx.ahead = temperature, chunk_tokens, ahead
+        ctx.product, ctx.temperature, ctx.chunk_tokens, ctx.ahead = product, temperature, chunk_tokens, ahead
         return log_probs
 
     @staticmethod
@@ -69,17 +155,17 @@ class _LogProbs(torch.autograd.Function):
         factors = (gradient / ctx.temperature).unsqueeze(1)
         if ctx.ahead:
             (directions,) = ctx.saved_tensors
-            return (factors * directions).to(directions.dtype), *[None] * 5
+            return (factors * directions).to(directions.dtype), *[None] * 6
         hidden, weight, targets = ctx.saved_tensors
         to_hidden = torch.empty_like(hidden)
         to_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
         for here in _chunks(len(targets), ctx.chunk_tokens):
-            logits = linear(hidden[here], weight)
+            logits = ctx.product(hidden[here], weight)
             log_probs_in_place(logits, targets[here], ctx.temperature, with_direction=True)
-            logits.mul_(factors[here])
-            torch.mm(logits, weight, out=to_hidden[here])
-            to_weight += logits.t() @ hidden[here]
-        return to_hidden, to_weight.to(weight.dtype), *[None] * 4
+            to_logits = logits.mul_(factors[here]).to(weight.dtype)
+            torch.mm(to_logits, weight, out=to_hidden[here])
+            to_weight += to_logits.t() @ hidden[here]
+        return to_hidden, to_weight.to(weight.dtype), *[None] * 5
 
 
 def log_probs_in_place(

@@ -8,6 +8,7 @@ from typing import Any
 
 from cepo.errors import EngineError
 from cepo.hardware.tools import Capability
+from cepo.rollout.vllm_head import FLOAT32_HEAD
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -59,6 +60,7 @@ class EngineSettings:
     limit_videos: int
     lora_rank: int
     trust_remote_code: bool
+    fp32_logits: bool
     show_progress: bool
     tensor_parallel_size: int
     sleeps: bool
@@ -109,6 +111,8 @@ def engine_options(settings: EngineSettings, machine: EngineMachine) -> dict[str
     if machine.num_ranks > 1:
         # One engine per rank of the trainer's process group, or per group of neighbouring ranks.
         options["distributed_executor_backend"] = "external_launcher"
+    if settings.fp32_logits:
+        options["hf_overrides"] = dict(FLOAT32_HEAD)
     if settings.max_num_batched_tokens is not None:
         options["max_num_batched_tokens"] = settings.max_num_batched_tokens
     if settings.lora_rank > 0:

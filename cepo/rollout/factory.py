@@ -61,6 +61,7 @@ def build_generator(
     max_num_batched_tokens: int | None = None,
     batch_size: int = 64,
     trust_remote_code: bool = False,
+    fp32_logits: bool = True,
     show_progress: bool = False,
     sleeps: bool = False,
     tensor_parallel_size: int = 1,
@@ -80,6 +81,7 @@ def build_generator(
         "banned_token_ids": banned_token_ids,
         "eos_token_ids": eos_token_ids,
         "trust_remote_code": trust_remote_code,
+        "fp32_logits": fp32_logits,
     }
     if choose_generator(name, device=device) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
@@ -140,6 +142,7 @@ def generator_of_run(
         banned_token_ids=processing.banned_token_ids,
         eos_token_ids=processing.eos_token_ids,
         trust_remote_code=config.worker.actor.model.trust_remote_code,
+        fp32_logits=config.worker.actor.model.fp32_logits,
         show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
         processing=processing,
         **settings,

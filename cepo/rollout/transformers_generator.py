@@ -68,6 +68,7 @@ class TransformersGenerator:
         max_model_len: longest prompt (image tokens counted) plus response; None for no limit.
         batch_size: responses decoded together.
         trust_remote_code: run the checkpoint's own modelling code.
+        fp32_logits: logits are float32 where `dtype` is a 16-bit type too.
         processing: the checkpoint's tokenizer and image processor, if they are loaded already.
 
     Raises:
@@ -87,14 +88,19 @@ class TransformersGenerator:
         max_model_len: int | None = None,
         batch_size: int = 64,
         trust_remote_code: bool = False,
+        fp32_logits: bool = True,
         processing: Processing | None = None,
     ) -> None:
         import torch
+
+        from cepo.models.head import use_float32_logits
 
         self._processing = processing or Processing(str(model_path), trust_remote_code=trust_remote_code)
         model: Any = load_model(
             str(model_path), dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, override_config={}
         )
+        if fp32_logits and dtype != "fp32":
+            use_float32_logits(model)
         self._device = torch.device(device)
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
         self._wrapped = False

@@ -21,6 +21,7 @@ from cepo.rollout.base import (
     check_image_counts,
 )
 from cepo.rollout.engine_options import EngineSettings
+from cepo.rollout.vllm_head import require_float32_head
 from cepo.rollout.vllm_process import (
     callers_state_kept,
     has_process_group,
@@ -59,6 +60,7 @@ class VllmGenerator:
         banned_token_ids: tokens that are never sampled (vision and control tokens).
         eos_token_ids: tokens that end a response; they are kept in it.
         trust_remote_code: run the checkpoint's own modelling code.
+        fp32_logits: logits are float32 where `dtype` is a 16-bit type too.
         show_progress: draw a progress bar.
         tensor_parallel_size: neighbouring ranks of the process group that serve one engine; all of them get the same calls.
         sleeps: on a GPU, `rest` moves the weights to host memory and frees keys and values; untested.
@@ -85,6 +87,7 @@ class VllmGenerator:
         limit_videos: int = 0,
         lora_rank: int = 0,
         trust_remote_code: bool = False,
+        fp32_logits: bool = True,
         show_progress: bool = False,
         sleeps: bool = False,
         tensor_parallel_size: int = 1,
@@ -103,25 +106,28 @@ class VllmGenerator:
         self._sleeps = sleeps and not self._draws_itself
         self._is_asleep, self._adapter_id = False, 0
         self._group_is_the_callers = has_process_group()
-        llm = start_engine(
-            EngineSettings(
-                model_path=str(model_path),
-                dtype=dtype,
-                max_model_len=max_model_len,
-                seed=seed,
-                gpu_memory_utilization=gpu_memory_utilization,
-                enforce_eager=enforce_eager,
-                max_num_batched_tokens=max_num_batched_tokens,
-                limit_images=limit_images,
-                limit_videos=limit_videos,
-                lora_rank=lora_rank,
-                trust_remote_code=trust_remote_code,
-                show_progress=show_progress,
-                tensor_parallel_size=tensor_parallel_size,
-                sleeps=self._sleeps,
-            )
+        settings = EngineSettings(
+            model_path=str(model_path),
+            dtype=dtype,
+            max_model_len=max_model_len,
+            seed=seed,
+            gpu_memory_utilization=gpu_memory_utilization,
+            enforce_eager=enforce_eager,
+            max_num_batched_tokens=max_num_batched_tokens,
+            limit_images=limit_images,
+            limit_videos=limit_videos,
+            lora_rank=lora_rank,
+            trust_remote_code=trust_remote_code,
+            fp32_logits=fp32_logits,
+            show_progress=show_progress,
+            tensor_parallel_size=tensor_parallel_size,
+            sleeps=self._sleeps,
         )
+        llm = start_engine(settings)
         self._llm: LLM | None = llm
+        if fp32_logits:
+            with self._closed_on_error():
+                require_float32_head(llm)
         self._placeholders = _placeholders(llm.model_config.hf_config)
         self._prefixes = PrefixCounter(llm)
 
@@ -228,6 +234,14 @@ class VllmGenerator:
 
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    @contextlib.contextmanager
+    def _closed_on_error(self) -> Generator[None, None, None]:
+        try:
+            yield
+        except EngineError:
+            self.close()
+            raise
 
     def _engine(self) -> LLM:
         if self._llm is None:

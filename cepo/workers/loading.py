@@ -15,6 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig, LoraConfig
 from cepo.errors import ConfigError
 from cepo.models import family
+from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
 from cepo.workers.offload import offload_policy
 from cepo.workers.scoring_model import PictureEncoder, ScoringModel
@@ -36,6 +37,8 @@ def build_scoring_model(
         with_weights=_reads_weights(config.fsdp),
     )
     takes_segments = family.share_segments(model)
+    if config.model.fp32_logits and compute_dtype is not torch.float32:
+        use_float32_logits(model)
     if config.model.freeze_vision_tower:
         family.freeze_vision_tower(model)
     base = model

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
 from cepo.models import family
-from cepo.models.head import target_log_probs
+from cepo.models.head import target_log_probs, with_weight
 from cepo.models.positions import context_positions, sequence_positions
 from cepo.models.processing import EncodedPrompt, ImageInputs, Processing
 from cepo.models.segments import SegmentLayout
@@ -254,7 +254,7 @@ class ScoringModel(nn.Module):
             hidden,
             teacher.hidden.to(hidden),
             head,
-            head if teacher.head is None else teacher.head.to(hidden),
+            head if teacher.head is None else with_weight(head, teacher.head.to(hidden)),
             targets,
             teacher.divergence,
             temperature=self.temperature,

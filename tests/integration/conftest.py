@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from generator_cases import picture, request
+from realistic_logits import with_realistic_logits
 
 from cepo.microgeo.model import build_untrained_model
 from cepo.models.processing import Processing
@@ -37,6 +38,12 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     del tensors["lm_head.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+@pytest.fixture(scope="session")
+def realistic_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with logits as large as those of trained models. Read only."""
+    return with_realistic_logits(tiny_model_folder, tmp_path_factory.mktemp("realistic") / "model")
 
 
 @pytest.fixture(scope="session")

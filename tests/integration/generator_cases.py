@@ -12,11 +12,13 @@ import torch
 from PIL import Image
 
 from cepo.models.processing import Processing
-from cepo.rollout.base import Generation, GenerationRequest, Generator
+from cepo.rollout.base import AdapterWeights, Generation, GenerationRequest, Generator
 from cepo.rollout.factory import build_generator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MAX_MODEL_LEN = 512
+LORA_RANK = 4
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 Redraw = Callable[[int], dict[str, torch.Tensor]]
 
 
@@ -32,13 +34,22 @@ def request(processing: Processing, text: str, images: Sequence[Image.Image] = (
     )
 
 
-def open_generator(name: str, folder: Path, processing: Processing, lora_rank: int = 0) -> Generator:
+def open_generator(
+    name: str,
+    folder: Path,
+    processing: Processing,
+    lora_rank: int = 0,
+    *,
+    dtype: str = "fp32",
+    fp32_logits: bool = True,
+) -> Generator:
     if name == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
     return build_generator(
         name,
         model_path=folder,
-        dtype="fp32",
+        dtype=dtype,
+        fp32_logits=fp32_logits,
         device=DEVICE,
         seed=0,
         max_model_len=MAX_MODEL_LEN,
@@ -96,3 +107,18 @@ def mean_gap(
 
 def tokens(groups: Sequence[Sequence[Generation]]) -> list[list[tuple[int, ...]]]:
     return [[sample.response_ids for sample in group] for group in groups]
+
+
+def random_adapter(folder: Path, *, seed: int) -> tuple[Any, AdapterWeights]:
+    """A PEFT model with an adapter that matters (both factors drawn), and that adapter."""
+    import peft
+
+    config = peft.LoraConfig(r=LORA_RANK, lora_alpha=8, target_modules=TARGETS, exclude_modules=".*visual.*")
+    model = peft.get_peft_model(reference_model(folder), config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: 0.2 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in peft.get_peft_model_state_dict(model).items()
+    }
+    peft.set_peft_model_state_dict(model, tensors)
+    return model, AdapterWeights(tensors=tensors, adapter_config=config.to_dict())

@@ -6,20 +6,26 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from generator_cases import mean_gap, open_generator, picture, reference_log_probs, reference_model, request, tokens
+from generator_cases import (
+    LORA_RANK,
+    mean_gap,
+    open_generator,
+    picture,
+    random_adapter,
+    reference_log_probs,
+    reference_model,
+    request,
+    tokens,
+)
 
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.base import AdapterWeights, GenerationRequest, Generator, SamplingSettings
 
 pytestmark = pytest.mark.heavy
-
-LORA_RANK = 4
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 @pytest.fixture(scope="module", params=["vllm", "transformers"])
@@ -29,21 +35,6 @@ def adapter_generator(
     generator = open_generator(request.param, tiny_model_folder, tiny_processing, lora_rank=LORA_RANK)
     with contextlib.closing(generator):
         yield generator
-
-
-def random_adapter(folder: Path, *, seed: int) -> tuple[Any, AdapterWeights]:
-    """A PEFT model with an adapter that matters (both factors drawn), and that adapter."""
-    import peft
-
-    config = peft.LoraConfig(r=LORA_RANK, lora_alpha=8, target_modules=TARGETS, exclude_modules=".*visual.*")
-    model = peft.get_peft_model(reference_model(folder), config).eval()
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {
-        name: 0.2 * torch.randn(tensor.shape, generator=generator)
-        for name, tensor in peft.get_peft_model_state_dict(model).items()
-    }
-    peft.set_peft_model_state_dict(model, tensors)
-    return model, AdapterWeights(tensors=tensors, adapter_config=config.to_dict())
 
 
 def test_new_adapters_are_followed_to_1e_5_one_after_the_other(

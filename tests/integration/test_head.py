@@ -14,7 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from cepo.models.head import log_probs_in_place, target_log_probs
+from cepo.errors import ConfigError
+from cepo.models.head import (
+    Float32LogitsHead,
+    float32_logits,
+    log_probs_in_place,
+    target_log_probs,
+    use_float32_logits,
+    with_weight,
+)
 
 TOKENS, HIDDEN, VOCABULARY = 37, 16, 301
 NEEDS_TRITON = pytest.mark.skipif(
@@ -26,6 +34,20 @@ def build_head(*, trained: bool, bias: bool = False, dtype: torch.dtype = torch.
     head = nn.Linear(HIDDEN, VOCABULARY, bias=bias, dtype=dtype).requires_grad_(trained)
     with torch.no_grad():
         head.weight.copy_(torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(1)))
+    return head
+
+
+def realistic_head(*, trained: bool, bias: bool = False) -> Float32LogitsHead:
+    """In bf16, with a largest logit of about 24 for the hidden states of `draw`."""
+    plain = build_head(trained=trained, bias=bias, dtype=torch.bfloat16)
+    model = nn.Module()
+    model.lm_head = plain
+    with torch.no_grad():
+        plain.weight.mul_(2)
+    use_float32_logits(model)
+    head = model.lm_head
+    assert isinstance(head, Float32LogitsHead)
+    assert head.weight is plain.weight
     return head
 
 
@@ -100,6 +122,63 @@ def test_a_trained_head_in_bfloat16_sums_its_chunks_gradients_in_float32() -> No
     assert gap < 0.02 < float((running.double() - to_weight).norm() / to_weight.norm())
 
 
+@pytest.mark.parametrize(("trained", "bias"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("chunk_tokens", [8, 1000])
+def test_with_float32_logits_log_probs_in_bf16_are_those_of_float64_and_gradients_lose_the_rounding_of_one_product(
+    trained: bool, bias: bool, chunk_tokens: int
+) -> None:
+    head, (hidden, targets, factors) = realistic_head(trained=trained, bias=bias), draw(torch.bfloat16)
+    expected, to_hidden, to_weight = dense(hidden, head, targets, factors, 1.0)
+    found = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=chunk_tokens)
+    (factors * found).sum().backward()
+    assert hidden.grad is not None
+    assert 16 < float((hidden.detach() @ head.weight.detach().t()).amax(dim=1).mean()) < 32
+    assert float((found.detach() - expected).abs().max()) < 2e-5
+    assert float((hidden.grad - to_hidden).norm() / to_hidden.norm()) < 2**-7
+    if trained:
+        assert head.weight.grad is not None
+        assert float((head.weight.grad - to_weight).norm() / to_weight.norm()) < 2**-7
+    plain = build_head(trained=False, bias=bias, dtype=torch.bfloat16)
+    plain.load_state_dict(head.state_dict())
+    with torch.no_grad():
+        rounded = target_log_probs(hidden, plain, targets, temperature=1.0, chunk_tokens=chunk_tokens)
+    assert float((rounded - expected).square().mean().sqrt()) > 0.01
+
+
+@pytest.mark.parametrize("width", [16, 2**17])
+def test_float32_logits_and_their_gradients_are_those_of_float64_also_over_several_blocks_of_the_vocabulary(
+    width: int,
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    hidden = torch.randn(2, 3, width, generator=generator).bfloat16().requires_grad_()
+    weight = torch.randn(70, width, generator=generator).bfloat16().requires_grad_()
+    logits = float32_logits(hidden, weight)
+    exact = hidden.double() @ weight.double().t()
+    assert logits.dtype is torch.float32
+    assert float(((logits - exact).abs().max() / exact.abs().max()).detach()) < 1e-6
+    outer = torch.randn(2, 3, 70, generator=generator)
+    found = torch.autograd.grad((logits * outer).sum(), (hidden, weight))
+    wanted = torch.autograd.grad((exact * outer).sum(), (hidden, weight))
+    for gradient, reference in zip(found, wanted, strict=True):
+        assert gradient.dtype is torch.bfloat16
+        assert float((gradient.double() - reference.double()).norm() / reference.double().norm()) < 2**-7
+
+
+def test_another_weight_gets_logits_of_the_heads_own_type() -> None:
+    hidden, other = draw(torch.bfloat16)[0].detach(), torch.randn(9, HIDDEN).bfloat16()
+    exact = with_weight(realistic_head(trained=False), other)
+    assert callable(exact)
+    assert exact(hidden).dtype is torch.float32
+    assert with_weight(build_head(trained=False, dtype=torch.bfloat16), other) is other
+
+
+def test_a_head_that_is_no_linear_layer_is_refused_by_name() -> None:
+    model = nn.Module()
+    model.lm_head = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match=r"head of Module is a Sequential .*fp32_logits=false"):
+        use_float32_logits(model)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logits_become_the_gradient_of_their_log_probs_in_place(dtype: torch.dtype) -> None:
     logits = (4 * torch.randn(5, 1000, generator=torch.Generator().manual_seed(3))).to(dtype)
@@ -151,9 +230,10 @@ def test_the_kernel_computes_what_torch_computes() -> None:
 
 
 @NEEDS_TRITON
-@pytest.mark.parametrize("capability", [80, 90, 120])
+@pytest.mark.parametrize("logits", ["*bf16", "*fp32"])
+@pytest.mark.parametrize("capability", [80, 90, 100, 120])
 def test_the_kernel_compiles_for_the_cards_that_it_is_meant_for(
-    capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capability: int, logits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ampere, Hopper, Blackwell: the compiler needs no card to make their machine code."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -163,7 +243,7 @@ def test_the_kernel_compiles_for_the_cards_that_it_is_meant_for(
 
     from cepo.models.head_kernel import _rows
 
-    types = {"logits": "*bf16", "targets": "*i64", "log_probs": "*fp32", "vocabulary": "i32", "row_stride": "i32"}
+    types = {"logits": logits, "targets": "*i64", "log_probs": "*fp32", "vocabulary": "i32", "row_stride": "i32"}
     types |= {"scale": "fp32", "block": "constexpr", "with_direction": "constexpr"}
     source: Any = ASTSource(fn=_rows, signature=types, constexprs={"block": 4096, "with_direction": True})
     kernel: Any = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 8})

@@ -33,6 +33,7 @@ SETTINGS = EngineSettings(
     limit_videos=0,
     lora_rank=16,
     trust_remote_code=False,
+    fp32_logits=True,
     show_progress=False,
     tensor_parallel_size=1,
     sleeps=False,
@@ -248,3 +249,9 @@ def test_the_folder_of_this_pythons_programs_comes_first_on_the_path_once() -> N
     assert once.split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin"]
     assert path_with(program_folder(), once) == once
     assert path_with("/venv/bin", "") == "/venv/bin"
+
+
+@pytest.mark.parametrize("machine", [NO_GPU, on((9, 0))], ids=["cpu", "gpu"])
+def test_vllms_head_is_asked_for_in_float32_unless_logits_are_to_be_rounded(machine: EngineMachine) -> None:
+    assert options(machine)["hf_overrides"] == {"head_dtype": "float32"}
+    assert "hf_overrides" not in options(machine, fp32_logits=False)

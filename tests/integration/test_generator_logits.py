@@ -1,0 +1,106 @@
+"""Both generators in bf16: the language head's logits are float32 of the weights that were last given, or rounded where asked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from generator_cases import LORA_RANK, Redraw, open_generator, random_adapter
+from torch import Tensor
+
+from cepo.errors import EngineError
+from cepo.models.processing import Processing
+from cepo.rollout.base import FullWeights, GenerationRequest, Generator, SamplingSettings
+from cepo.rollout.vllm_head import require_float32_head
+
+pytestmark = pytest.mark.heavy
+
+
+def head_of(generator: Any) -> tuple[torch.nn.Module, torch.nn.Module, Callable[[tuple[Any, ...]], Tensor]]:
+    """The module that makes the logits, the one with the head's weight, and where the hidden states are in its arguments."""
+    if generator.name == "transformers":
+        model = generator._model
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        return base.lm_head, base.lm_head, lambda arguments: arguments[0]
+    models: list[Any] = []
+    generator._llm.apply_model(models.append)
+    language_model = models[0].language_model
+    return language_model.logits_processor, language_model.lm_head, lambda arguments: arguments[1]
+
+
+def head_errors(generator: Generator, requests: list[GenerationRequest]) -> tuple[set[torch.dtype], float, float]:
+    """Types of the logits made in a call, the largest logit's mean, and the error's root mean square against float64."""
+    maker, owner, hidden_of = head_of(generator)
+    errors: list[Tensor] = []
+    largest: list[Tensor] = []
+    types: set[torch.dtype] = set()
+
+    def look(_module: Any, arguments: tuple[Any, ...], logits: Tensor) -> None:
+        weight: Any = getattr(owner, "base_layer", owner).weight
+        hidden = hidden_of(arguments)
+        exact = (hidden.double() @ weight.double().t())[..., : logits.shape[-1]]
+        errors.append((logits.double() - exact).flatten())
+        largest.append(exact.amax(dim=-1).flatten())
+        types.add(logits.dtype)
+        assert hidden.dtype is torch.bfloat16
+
+    handle = maker.register_forward_hook(look)
+    try:
+        generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=8))
+    finally:
+        handle.remove()
+    return types, float(torch.cat(largest).mean()), float(torch.cat(errors).square().mean().sqrt())
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+def test_logits_in_bf16_are_float32_to_1e_5_before_and_after_new_full_weights(
+    name: str,
+    realistic_folder: Path,
+    tiny_processing: Processing,
+    requests: list[GenerationRequest],
+    redrawn_weights: Redraw,
+) -> None:
+    with contextlib.closing(open_generator(name, realistic_folder, tiny_processing, dtype="bf16")) as generator:
+        types, largest, error = head_errors(generator, requests)
+        assert types == {torch.float32}
+        assert 16 < largest < 32
+        assert error < 1e-5
+        weights = redrawn_weights(2)
+        weights["lm_head.weight"] = weights["lm_head.weight"] * 2
+        generator.sync_weights(FullWeights(tensors=weights))
+        types, _, error = head_errors(generator, requests)
+        assert types == {torch.float32}
+        assert error < 1e-5
+        assert torch.equal(
+            head_of(generator)[1].weight[:300].float(), weights["lm_head.weight"][:300].bfloat16().float()
+        )
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+def test_logits_in_bf16_are_float32_to_1e_5_beside_an_adapter(
+    name: str, realistic_folder: Path, tiny_processing: Processing, requests: list[GenerationRequest]
+) -> None:
+    generator = open_generator(name, realistic_folder, tiny_processing, LORA_RANK, dtype="bf16")
+    with contextlib.closing(generator):
+        generator.sync_weights(random_adapter(realistic_folder, seed=1)[1])
+        types, _, error = head_errors(generator, requests)
+        assert types == {torch.float32}
+        assert error < 1e-5
+
+
+@pytest.mark.parametrize("name", ["vllm", "transformers"])
+def test_without_fp32_logits_they_are_rounded_to_bf16_and_a_run_that_wants_float32_is_told(
+    name: str, realistic_folder: Path, tiny_processing: Processing, requests: list[GenerationRequest]
+) -> None:
+    generator = open_generator(name, realistic_folder, tiny_processing, dtype="bf16", fp32_logits=False)
+    with contextlib.closing(generator):
+        types, _, error = head_errors(generator, requests)
+        assert types == {torch.bfloat16}
+        assert error > 5e-3
+        if name == "vllm":
+            with pytest.raises(EngineError, match=r"computes this model's logits in torch\.bfloat16"):
+                require_float32_head(generator._llm)  # type: ignore[attr-defined]

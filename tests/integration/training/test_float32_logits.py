@@ -1,0 +1,104 @@
+"""CEPO's delta, a difference of two log-probs, in bf16: its rounding error with float32 logits and with rounded ones."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from generator_cases import open_generator, picture, request
+from torch import Tensor
+from training_runs import encoded, whole
+
+from cepo.data.batch import ScoringRow
+from cepo.models.processing import Processing
+from cepo.rollout.base import SamplingSettings
+from cepo.types import DivergenceConfig
+from cepo.workers.actor import Actor
+from cepo.workers.distillation import KeptStates
+from cepo.workers.scoring_model import TeacherStates, collate
+
+pytestmark = pytest.mark.heavy
+
+QUESTION = "Find the area of the triangle."
+HINTS = {"correct": "\nHere is a sample answer: 12", "wrong": "\nHere is a sample answer: 47"}
+BuildActor = Callable[..., Actor]
+Views = dict[str, list[ScoringRow]]
+
+
+@pytest.fixture(scope="module")
+def views(realistic_folder: Path, tiny_processing: Processing) -> Views:
+    """Sampled responses behind each hint."""
+    prompts = [request(tiny_processing, QUESTION, [picture(seed)], seed=seed) for seed in range(4)]
+    with contextlib.closing(open_generator("transformers", realistic_folder, tiny_processing)) as generator:
+        groups = generator.generate(prompts, SamplingSettings(num_samples=8, max_response_length=32, ignore_eos=True))
+    found: Views = {}
+    for name, hint in HINTS.items():
+        contexts = [encoded(tiny_processing, QUESTION + hint, picture(seed)) for seed in range(4)]
+        found[name] = [
+            ScoringRow(context=context, response_ids=one.response_ids)
+            for context, group in zip(contexts, groups, strict=True)
+            for one in group
+        ]
+    return found
+
+
+def scored(actor: Actor, rows: list[ScoringRow]) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-probs, those in float64 of the same hidden states and weights, and the largest logits."""
+    batch = collate(rows, processing=actor._processing, device=actor.device)
+    with torch.no_grad():
+        found, (hidden,) = actor.module(batch)
+        weight = whole(actor.module.base.lm_head.weight).to(hidden.dtype)
+        logits = hidden.double() @ weight.double().t()
+    exact = logits.log_softmax(dim=1).gather(1, batch.targets[:, None])[:, 0]
+    assert hidden.dtype is torch.bfloat16
+    return found.double(), exact, logits.amax(dim=1)
+
+
+def test_the_rounding_error_of_delta_in_bf16_falls_by_more_than_5_with_logits_of_16_to_32(
+    build_actor: BuildActor, realistic_folder: Path, views: Views
+) -> None:
+    errors: dict[bool, float] = {}
+    for fp32_logits in (True, False):
+        actor = build_actor(
+            folder=realistic_folder, fsdp__mp_param_dtype="bf16", model__fp32_logits=str(fp32_logits).lower()
+        )
+        (right, exact_right, largest), (wrong, exact_wrong, _) = (scored(actor, views[name]) for name in HINTS)
+        assert float(((largest > 16) & (largest < 32)).double().mean()) > 0.9
+        delta, exact = right - wrong, exact_right - exact_wrong
+        assert float(exact.square().mean().sqrt()) > 0.1, "the hints say something"
+        errors[fp32_logits] = float((delta - exact).square().mean().sqrt())
+    assert errors[False] > 0.02, "nats"
+    assert errors[False] / errors[True] >= 5
+
+
+def kept_teacher(actor: Actor, rows: list[ScoringRow], divergence: DivergenceConfig) -> Any:
+    states = KeptStates()
+    actor._pass(rows, keep=states)
+    lengths = [len(row.response_ids) for row in rows]
+    return states.states_for(lengths, list(range(len(rows))), divergence)
+
+
+@pytest.mark.parametrize("own_head", [False, True])
+def test_divergences_in_bf16_are_those_of_float64_logits(
+    build_actor: BuildActor, realistic_folder: Path, views: Views, own_head: bool
+) -> None:
+    """The teacher's head is the student's, or a copy kept beside its states, as where the head is trained."""
+    divergence = DivergenceConfig(kind="forward_kl")
+    frozen = {} if own_head else {"model__lora__rank": 4}
+    actor = build_actor(folder=realistic_folder, fsdp__mp_param_dtype="bf16", padding_free="false", **frozen)
+    teacher = kept_teacher(actor, views["correct"], divergence)
+    assert isinstance(teacher, TeacherStates)
+    assert (teacher.head is not None) == own_head
+    batch = collate(views["wrong"], processing=actor._processing, device=actor.device)
+    with torch.no_grad():
+        _, (found,) = actor.module(batch, (teacher,))
+        _, (hidden,) = actor.module(batch)
+        weight = whole(actor.module.base.lm_head.weight).bfloat16().double()
+        student, expert = ((states.double() @ weight.t()).log_softmax(dim=1) for states in (hidden, teacher.hidden))
+    exact = (expert.exp() * (expert - student)).sum(dim=1)
+    assert float(exact.mean()) > 1e-3
+    assert float((found.double() - exact).abs().max()) < 1e-4
