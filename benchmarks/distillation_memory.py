@@ -45,10 +45,6 @@ def highest_resident_bytes() -> int:
 def build_model(vocabulary: int, hidden: int) -> ScoringModel:
     """One decoder layer between an embedding and a tied head, all of it trained, float32."""
     import torch
-
-    from cepo.models.cpu_torch import repair_this_process
-
-    repair_this_process()
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     from cepo.workers.scoring_model import ScoringModel

@@ -18,8 +18,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cepo.models.cpu_torch import repair_this_process_and_its_children
-
 PICTURE_SIDE = 320
 LORA_RANK = 8
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -27,7 +25,6 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 def measure(kind: str, rounds: int) -> dict[str, Any]:
     """Resident MiB after each round, with the engine in this process."""
-    repair_this_process_and_its_children()
     from cepo.microgeo.model import build_untrained_model
     from cepo.models.processing import Processing
     from cepo.rollout.base import GenerationRequest, SamplingSettings

@@ -11,6 +11,8 @@ import torch
 from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
+import cepo  # noqa: F401  (first: where it was not installed by pip, it lets torchvision be imported beside a CPU torch)
+
 # Before any test module imports them: the hook acts on first import only.
 install_import_hook(["cepo.algorithms.credit", "cepo.losses"], "beartype.beartype")
 

@@ -170,9 +170,6 @@ def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0, device: str =
 
 
 def _write_checkpoint(shape: Shape, folder: Path, seed: int, device: str, dtype: str) -> None:
-    from cepo.models.cpu_torch import repair_this_process_and_its_children
-
-    repair_this_process_and_its_children()
     import torch
     from transformers import GenerationConfig, Qwen3VLForConditionalGeneration
 

@@ -28,9 +28,6 @@ class PeerTraining:
     """A TRL trainer that takes a step when asked and counts what it did."""
 
     def __init__(self, options: WorkOptions) -> None:
-        from cepo.models.cpu_torch import repair_this_process_and_its_children
-
-        repair_this_process_and_its_children()
         from cepo.models.processing import Processing
 
         self.options, self.shape = options, SHAPES[options.shape]

@@ -15,7 +15,6 @@ from PIL import Image
 
 from cepo.data.images import load_rgb
 from cepo.errors import ConfigError, DataError
-from cepo.models.cpu_torch import repair_this_process
 from cepo.models.videos import Video
 
 _LIBRARIES = ("av", "qwen_vl_utils", "torchvision")
@@ -153,7 +152,6 @@ def frame_size(size: tuple[int, int], num_frames: int, rules: FrameRules) -> tup
 
 def _qwen_rules() -> Any:
     """The module of qwen-vl-utils, which imports torchvision, whatever torch stands beside it."""
-    repair_this_process()
     from qwen_vl_utils import vision_process
 
     return vision_process

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from _cepo_cpu_torch import mismatched_builds
 from cepo.doctor.attention import Capability, attention_for, wheel_serves
 from cepo.doctor.findings import Finding, gib
 from cepo.hardware.devices import driver_problem, driver_version, gpus_are_hidden, smallest_driver, unseen_gpu_problem
-from cepo.models.cpu_torch import repair_this_process
 from cepo.tracking.environment import installed_version
 
 SECTION = "machine"
@@ -37,7 +37,7 @@ class Machine:
         torch_cuda: the CUDA version torch was built for; None for a CPU build.
         compiled: architectures in torch's build.
         driver: of the NVIDIA GPUs, whether or not torch can use them.
-        repaired: CUDA builds of torchvision and the like stand beside a CPU torch.
+        mismatched: CUDA builds beside a CPU torch, such as "torchvision".
         hidden: CUDA_VISIBLE_DEVICES is set and shows no GPU.
     """
 
@@ -49,14 +49,13 @@ class Machine:
     torch_cuda: str | None
     compiled: tuple[str, ...]
     driver: str | None
-    repaired: bool
+    mismatched: tuple[str, ...]
     gpus: tuple[Gpu, ...]
     hidden: bool = False
 
 
 def look_at_machine() -> Machine:
     """The machine as it is now."""
-    repaired = repair_this_process()
     import torch
 
     total, free = usable_memory(
@@ -80,7 +79,7 @@ def look_at_machine() -> Machine:
         torch_cuda=torch.version.cuda,
         compiled=tuple(torch.cuda.get_arch_list()),
         driver=driver_version(),
-        repaired=repaired,
+        mismatched=mismatched_builds(),
         gpus=tuple(gpus),
         hidden=gpus_are_hidden(),
     )
@@ -136,8 +135,8 @@ def _torch_build(machine: Machine) -> Finding:
             found = f"for CPUs, but there is an NVIDIA GPU (driver {machine.driver}), which it cannot use"
             return Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)
         found = "for CPUs, attention by SDPA's own kernel: runs are for trying things out on small models"
-        if machine.repaired:
-            found += "; CUDA builds of torchvision or its companions stand beside it and are worked around"
+        if machine.mismatched:
+            found += f"; CUDA builds of {', '.join(machine.mismatched)} stand beside it and are worked around"
         return Finding(section=SECTION, subject=subject, mark="ok", found=found)
     if machine.gpus:
         found = f"CUDA {machine.torch_cuda}, compiled for {', '.join(machine.compiled)}"

@@ -10,7 +10,6 @@ from cepo.config.schema import LoraConfig
 from cepo.doctor.memory import Layers, ModelShape
 from cepo.errors import ConfigError
 from cepo.models import family
-from cepo.models.cpu_torch import repair_this_process_and_its_children
 
 
 def model_shape(
@@ -21,7 +20,6 @@ def model_shape(
     Raises:
         ConfigError: no configuration can be read there, or it describes no model that this transformers can build.
     """
-    repair_this_process_and_its_children()
     import transformers
 
     try:
@@ -40,7 +38,6 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
     Raises:
         ConfigError: the configuration describes no model that this transformers can build.
     """
-    repair_this_process_and_its_children()
     import torch
     import transformers
 

@@ -60,9 +60,6 @@ class Evaluator:
     """A loaded checkpoint with its processor."""
 
     def __init__(self, folder: Path) -> None:
-        from cepo.models.cpu_torch import repair_this_process_and_its_children
-
-        repair_this_process_and_its_children()
         from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
         self.processor: Any = AutoProcessor.from_pretrained(folder)

@@ -24,9 +24,6 @@ def build_untrained_model(folder: Path, *, seed: int = 0) -> Path:
 
     The folder can be read by `AutoProcessor`, `Qwen3VLForConditionalGeneration` and vLLM. The same seed gives the same files.
     """
-    from cepo.models.cpu_torch import repair_this_process_and_its_children
-
-    repair_this_process_and_its_children()
     import torch
     from transformers import GenerationConfig, Qwen3VLForConditionalGeneration
 

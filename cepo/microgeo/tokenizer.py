@@ -62,9 +62,6 @@ CHAT_TEMPLATE = """\
 
 def build_tokenizer() -> Qwen2Tokenizer:
     """Trains the tokenizer on the embedded world's own texts. Takes about a second and gives the same result each time."""
-    from cepo.models.cpu_torch import repair_this_process
-
-    repair_this_process()
     from tokenizers import Tokenizer, models, trainers
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer

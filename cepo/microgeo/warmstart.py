@@ -65,9 +65,6 @@ def warm_start(
     The same folder content, settings and seed give the same weights bit for bit on one machine: the number of threads
     is fixed meanwhile.
     """
-    from cepo.models.cpu_torch import repair_this_process_and_its_children
-
-    repair_this_process_and_its_children()
     from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
     settings = settings or WarmStartSettings()

@@ -152,9 +152,6 @@ def _build(folder: Path, plan: _Plan, fingerprint: str, progress: Progress | Non
 @contextmanager
 def _without_library_bars() -> Iterator[None]:
     """Keeps the progress bars of datasets and transformers from writing into the caller's own."""
-    from cepo.models.cpu_torch import repair_this_process_and_its_children
-
-    repair_this_process_and_its_children()
     import datasets
     from transformers.utils import logging as transformers_logging
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import ConfigError, EngineError
-from cepo.models.cpu_torch import repair_this_process_and_its_children
 from cepo.models.processing import ImageInputs
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ def load_model(
         EngineError: the checkpoint's architecture is neither a vision-language nor a causal language model, or its weights
             are missing or damaged.
     """
-    repair_this_process_and_its_children()
     import transformers
     from safetensors import SafetensorError
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import ConfigError, DataError
-from cepo.models.cpu_torch import repair_this_process_and_its_children
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -109,7 +108,6 @@ class Processing:
     """
 
     def __init__(self, path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
-        repair_this_process_and_its_children()
         from transformers import AutoConfig, AutoProcessor
 
         try:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
 from cepo.hardware.tools import look_for_tools, path_with, program_folder
-from cepo.models.cpu_torch import repair_this_process_and_its_children
 from cepo.rollout.engine_options import EngineMachine, EngineSettings, engine_environment, engine_options
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ def start_engine(settings: EngineSettings) -> LLM:
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
         logger.warning("VLLM_ENABLE_V1_MULTIPROCESSING is overridden with 0: the engine must live in this process")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    repair_this_process_and_its_children()
     machine = this_machine()
     options = engine_options(settings, machine)
     prepare_environment(engine_environment(settings, machine))

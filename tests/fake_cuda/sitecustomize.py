@@ -9,10 +9,9 @@ import os
 
 _FAKE = json.loads(os.environ.get("CEPO_FAKE_CUDA", "null"))
 if _FAKE is not None:
-    from cepo.models.cpu_torch import repair_this_process
-
-    repair_this_process()  # as long as torch is a CPU build in its own eyes
     import torch
+
+    import cepo  # noqa: F401  (this file stands where the environment's own way of telling child processes would)
 
     _DEVICES = [] if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else _FAKE["devices"]
     torch.version.cuda = _FAKE["cuda"]

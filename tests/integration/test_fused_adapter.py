@@ -6,15 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from cepo.models.cpu_torch import repair_this_process
-
-repair_this_process()  # beside a CPU build of torch, PEFT could not be imported
-
-from peft import LoraConfig, get_peft_model  # noqa: E402
-
-from cepo.models.fused_adapter import FusedLoraLinear, fuse_adapters  # noqa: E402
+from cepo.models.fused_adapter import FusedLoraLinear, fuse_adapters
 
 SIZES = (24, 40)
 

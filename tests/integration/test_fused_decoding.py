@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from cepo.models.cpu_torch import repair_this_process
 from cepo.models.fused_decoding import FusedDecoding, fused_decoder
-
-repair_this_process()
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97,

@@ -38,9 +38,6 @@ def _as_it_was(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen3 checkpoint folder of random weights with the embedded world's tokenizer. Read only."""
-    from cepo.models.cpu_torch import repair_this_process_and_its_children
-
-    repair_this_process_and_its_children()
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     from cepo.microgeo.tokenizer import build_tokenizer

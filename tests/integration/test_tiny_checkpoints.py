@@ -14,15 +14,12 @@ import torch
 from PIL import Image
 from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, VISION_FAMILIES, write_checkpoint
 
-from cepo.models.cpu_torch import repair_this_process_and_its_children
-
 _MAX_IMAGE_TOKENS = 64
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A family's checkpoint folder, written when it is first asked for. Read only."""
-    repair_this_process_and_its_children()
     root = tmp_path_factory.mktemp("tiny-checkpoints")
 
     @cache

@@ -41,9 +41,6 @@ def write_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
         family: one of `FAMILIES`, which are the configuration's `model_type`.
         folder: made if it is missing.
     """
-    from cepo.models.cpu_torch import repair_this_process_and_its_children
-
-    repair_this_process_and_its_children()
     from transformers import GenerationConfig
 
     parts = _BUILDERS[family]()

@@ -68,7 +68,7 @@ def machine(**changes: Any) -> Machine:
         "torch_cuda": None,
         "compiled": (),
         "driver": None,
-        "repaired": False,
+        "mismatched": (),
         "gpus": (),
     }
     return Machine(**usual | changes)

@@ -23,12 +23,6 @@ from cepo.doctor.run import Needs, checkpoints_kept, engine_share, fits, memory_
 from cepo.doctor.shape import shape_of
 from cepo.microgeo.model import model_config
 from cepo.microgeo.tokenizer import build_tokenizer
-from cepo.models.cpu_torch import repair_this_process
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _companions_of_a_cpu_torch() -> None:
-    repair_this_process()
 
 
 def test_qwen3_vl_2b_has_2_127_532_032_parameters_406_957_056_of_them_in_its_vision_tower() -> None:

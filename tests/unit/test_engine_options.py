@@ -116,12 +116,11 @@ def in_fresh_python(script: str, **variables: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-_REPAIRED = """
+_START = """
 import json, logging, os, sys, types
-from cepo.models.cpu_torch import repair_this_process
-repair_this_process()
+import cepo
 """
-_WITH_CUDA_PLATFORM = f"""{_REPAIRED}
+_WITH_CUDA_PLATFORM = f"""{_START}
 sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("compiled")  # in the CUDA wheel alone; nothing of it is called
 from vllm.platforms import cuda
 """
@@ -132,7 +131,7 @@ def test_every_option_is_an_argument_of_vllms_engine_and_every_value_one_that_it
     pytest.importorskip("vllm", reason="vLLM is not installed")
     machines = (NO_GPU, on((9, 0)), on((10, 0), num_ranks=2))
     asked = [options(machine, tensor_parallel_size=2, sleeps=True) for machine in machines]
-    script = f"""{_REPAIRED}
+    script = f"""{_START}
 import inspect
 from vllm.config import AttentionConfig, CompilationConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -173,7 +172,7 @@ print(json.dumps(found))
 @pytest.mark.heavy
 def test_vllm_reads_the_environment_that_was_prepared_and_what_the_user_has_set_wins() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    script = f"""{_REPAIRED}
+    script = f"""{_START}
 from cepo.rollout.engine_options import EngineMachine, EngineSettings, engine_environment
 from cepo.rollout.vllm_process import prepare_environment
 assert "vllm" not in sys.modules
@@ -193,7 +192,7 @@ print(json.dumps([envs.VLLM_USE_FLASHINFER_SAMPLER, envs.VLLM_ALLREDUCE_USE_SYMM
 def test_the_warning_of_vllms_compile_monitor_is_silenced_on_a_gpu() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     script = (
-        _REPAIRED
+        _START
         + """
 from cepo.rollout import vllm_process
 from cepo.rollout.engine_options import EngineMachine

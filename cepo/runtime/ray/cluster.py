@@ -22,7 +22,6 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from cepo.config.schema import TrainerConfig
 from cepo.errors import ConfigError, EngineError
-from cepo.models.cpu_torch import repair_this_process_and_its_children
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,6 @@ def connect(trainer: TrainerConfig) -> None:
 
 
 def _connect(trainer: TrainerConfig) -> None:
-    repair_this_process_and_its_children()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}

@@ -16,7 +16,6 @@ from typing import Any
 from cepo.config import RunConfig
 from cepo.errors import CepoError, EngineError
 from cepo.hardware.devices import require_wanted_device
-from cepo.models.cpu_torch import repair_this_process_and_its_children
 from cepo.runtime.wire import Receiver, decode, encode
 from cepo.workers.worker import Worker, load_processing
 
@@ -162,7 +161,6 @@ def _hide_loading_bars() -> None:
     """A log file holds the last words, not the bars that libraries draw."""
     from transformers.utils import logging as transformers_logging
 
-    repair_this_process_and_its_children()
     transformers_logging.disable_progress_bar()
 
 

@@ -1,11 +1,8 @@
 """What every rank imports, for the server that ranks are forked from: seconds for each rank otherwise."""
 
-# ruff: noqa: E402, F401, I001  (the repair comes before anything that imports transformers)
+# ruff: noqa: F401, I001  (cepo comes before anything that imports transformers: see _cepo_cpu_torch.py)
 
-from cepo.models.cpu_torch import repair_this_process_and_its_children
-
-repair_this_process_and_its_children()
-
+import cepo.algorithms
 import peft
 import torch._dynamo
 import torch.distributed.checkpoint
@@ -15,7 +12,6 @@ import transformers.models.qwen3_vl.processing_qwen3_vl
 
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
-import cepo.algorithms
 import rank_reductions
 import rank_scenarios
 from cepo.microgeo.world import ASSETS
