@@ -59,7 +59,7 @@ def test_a_saved_folders_processor_is_read_with_the_startup_files_alone(
     startup_files: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     start = f"import site\nsite.addsitedir({str(startup_files)!r})\n"
-    printed = without_site(start + PROCESSOR.format(folder=str(tiny_model_folder)), folder=tmp_path)
+    printed = without_site(start + PROCESSOR.format(folder=str(tiny_model_folder)), startup_files, folder=tmp_path)
     assert printed == "Qwen3VLProcessor"
 
 
@@ -107,7 +107,7 @@ def test_starting_an_interpreter_loads_1_small_module_and_opens_no_file_of_torch
         f"before = set(sys.modules)\nsite.addsitedir({str(startup_files)!r})\n"
         "print(*sorted(set(sys.modules) - before))\nprint(*opened)"
     )
-    loaded, opened = without_site(watched, folder=tmp_path).splitlines()
+    loaded, opened = without_site(watched, startup_files, folder=tmp_path).splitlines()
     assert loaded.split() == ["__future__", "_cepo_cpu_torch"]
     standard_library = Path(os.__file__).parent
     assert {Path(file).parent.name for file in opened.split()} <= {startup_files.name, "__pycache__"}
@@ -155,7 +155,7 @@ def test_torchaudio_beside_a_cpu_torch_counts_as_not_installed_and_says_why(
         "try:\n    import torchaudio\nexcept ModuleNotFoundError as error:\n    print(error)\n"
         "import importlib.util\nprint(importlib.util.find_spec('torchaudio'))"
     )
-    assert without_site(tried, folder=tmp_path).splitlines() == [
+    assert without_site(tried, startup_files, folder=tmp_path).splitlines() == [
         "No module named 'torchaudio' that was built for this CPU build of torch",
         "None",
     ]
