@@ -47,6 +47,12 @@ def _inputs(processor: Any, *images: Image.Image, text: str = "Find x.") -> Any:
     )
 
 
+def _loaded(auto: Any, folder: Path) -> tuple[Any, dict[str, Any]]:
+    """The model, and the names of weights that the files lack, have too many, or have in another shape."""
+    model, report = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    return model.eval(), report
+
+
 @torch.no_grad()
 def _next_log_probs(model: Any, inputs: Any) -> torch.Tensor:
     return model(**inputs).logits[0, -1].log_softmax(dim=0)
@@ -57,10 +63,11 @@ def test_the_answer_depends_on_the_image(family: str, written: Callable[[str], P
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     processor = AutoProcessor.from_pretrained(written(family))
-    model: Any = AutoModelForImageTextToText.from_pretrained(written(family), dtype=torch.float32).eval()
+    model, report = _loaded(AutoModelForImageTextToText, written(family))
     first, second = (_inputs(processor, _image(seed, (56, 56))) for seed in (1, 2))
     several = _inputs(processor, _image(3, (112, 84)), _image(4, (60, 150)))
 
+    assert not any(report.values()), report
     assert model.config.model_type == family
     assert torch.equal(first["input_ids"], second["input_ids"])
     image_tokens = int((first["input_ids"] == model.config.image_token_id).sum())
@@ -79,8 +86,9 @@ def test_the_answer_depends_on_the_text(family: str, written: Callable[[str], Pa
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(written(family))
-    model: Any = AutoModelForCausalLM.from_pretrained(written(family), dtype=torch.float32).eval()
+    model, report = _loaded(AutoModelForCausalLM, written(family))
     answers = [_next_log_probs(model, _inputs(tokenizer, text=text)) for text in ("Find x.", "Find the area.")]
+    assert not any(report.values()), report
     assert model.config.model_type == family
     assert (answers[0] - answers[1]).abs().max() > 0.05
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tiny_checkpoints import others, qwen
 from tiny_checkpoints.parts import Parts
+from tiny_checkpoints.published import publish
 
 _STANDARD_DEVIATION = 0.1
 
@@ -54,8 +55,8 @@ def write_checkpoint(family: str, folder: Path, *, seed: int = 0) -> Path:
     )
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
-    _as_published(folder / "model.safetensors", parts)
     parts.processor.save_pretrained(folder)
+    publish(folder, parts)
     return folder
 
 
@@ -72,15 +73,3 @@ def _random_model(config: Any, *, is_text: bool, seed: int) -> Any:
             if parameter.ndim >= 2:
                 torch.nn.init.normal_(parameter, std=_STANDARD_DEVIATION)
     return model
-
-
-def _as_published(file: Path, parts: Parts) -> None:
-    """Changes what transformers writes otherwise than the published files have it; it reads both, vLLM theirs alone."""
-    from safetensors.torch import load_file, save_file
-
-    tensors = {}
-    for name, tensor in load_file(file).items():
-        start = next((start for start in parts.renamed if name.startswith(start)), "")
-        published = parts.renamed.get(start, "") + name.removeprefix(start)
-        tensors[published] = tensor.transpose(-1, -2).contiguous() if name.endswith(parts.transposed) else tensor
-    save_file(tensors, file, metadata={"format": "pt"})
