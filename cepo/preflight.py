@@ -10,6 +10,7 @@ from cepo.errors import RewardError
 
 if TYPE_CHECKING:
     from cepo.data.dataset import ProblemSet
+    from cepo.data.mixing import MixedProblems
     from cepo.rewards import RewardPool
 
 logger = logging.getLogger("cepo.train")
@@ -27,7 +28,7 @@ def check_before_imports(config: RunConfig) -> None:
     require_imports(resolve_reward_path(config.worker.reward.reward_function)[0])
 
 
-def try_reward(rewards: RewardPool, problems: ProblemSet) -> None:
+def try_reward(rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
     """Asks the reward function about a first problem, with its own answer as the response.
 
     A function that raises is only warned of: it may be meant to, for such a response.

@@ -22,6 +22,7 @@ from cepo.preflight import check_before_imports, try_reward
 if TYPE_CHECKING:
     from cepo.config.schema import RewardConfig
     from cepo.data.dataset import ProblemSet
+    from cepo.data.mixing import MixedProblems
     from cepo.models.processing import PictureSource, Processing
     from cepo.rewards import RewardPool
     from cepo.trainer.backend import Backend
@@ -237,7 +238,7 @@ def _update_bytes(config: RunConfig) -> int:
 def with_embedded_world(config: RunConfig) -> RunConfig:
     """Replaces `microgeo:*` by the paths of the embedded world, which is built if it is not in the cache."""
     data, model, critic = config.data, config.worker.actor.model, config.worker.critic
-    names = (data.train_files, data.val_files or "", model.model_path, critic.model.model_path or "")
+    names = (*data.train_sources, data.val_files or "", model.model_path, critic.model.model_path or "")
     if not any(name.startswith("microgeo:") for name in names):
         return config
     from cepo.microgeo.world import build_world
@@ -250,7 +251,7 @@ def with_embedded_world(config: RunConfig) -> RunConfig:
     }
     new_data = dataclasses.replace(
         data,
-        train_files=places.get(data.train_files, data.train_files),
+        train_files=",".join(places.get(source, source) for source in data.train_sources),
         val_files=places.get(data.val_files or "", data.val_files),
     )
     new_model = dataclasses.replace(model, model_path=places.get(model.model_path, model.model_path))
@@ -261,11 +262,11 @@ def with_embedded_world(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, data=new_data, worker=worker)
 
 
-def _problem_sets(config: RunConfig, processing: Processing) -> tuple[ProblemSet, ProblemSet | None]:
+def _problem_sets(config: RunConfig, processing: Processing) -> tuple[ProblemSet | MixedProblems, ProblemSet | None]:
     from cepo.data.dataset import ProblemSet
+    from cepo.data.mixing import read_training_sets
 
-    logger.info("reading and checking %s", config.data.train_files)
-    problems = ProblemSet(config.data.train_files, config.data, processing)
+    problems = read_training_sets(config.data, processing)
     held_out = None
     if config.data.val_files is not None:
         held_out = ProblemSet(config.data.val_files, config.data, processing)

@@ -38,6 +38,7 @@ def check_config(config: RunConfig) -> list[str]:
     _check_method(config)
     _check_algorithm(config)
     _check_model(config)
+    _check_mixing(config)
     _check_validation(config)
     _check_devices(config)
     _check_files(config)
@@ -162,6 +163,17 @@ def _check_model(config: RunConfig) -> None:
         )
 
 
+def _check_mixing(config: RunConfig) -> None:
+    data = config.data
+    if not all(data.train_sources):
+        raise ConfigError(f"data.train_files={data.train_files!r} must name training sets separated by single commas.")
+    if data.train_weights is not None and len(data.train_weights) != len(data.train_sources):
+        raise ConfigError(
+            f"data.train_weights={data.train_weights} has {len(data.train_weights)} entries, and data.train_files names "
+            f"{len(data.train_sources)} training sets. Give one weight for each, or null."
+        )
+
+
 def _check_validation(config: RunConfig) -> None:
     trainer = config.trainer
     if config.data.val_files is not None:
@@ -214,7 +226,8 @@ def _is_installed(library: str) -> bool:
 
 def _check_files(config: RunConfig) -> None:
     data, model, trainer = config.data, config.worker.actor.model, config.trainer
-    _require_data("data.train_files", data.train_files)
+    for source in data.train_sources:
+        _require_data("data.train_files", source)
     if data.val_files is not None:
         _require_data("data.val_files", data.val_files)
     _require_model("worker.actor.model.model_path", model.model_path)

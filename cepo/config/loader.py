@@ -271,7 +271,7 @@ def _with_located_files(run: RunConfig) -> RunConfig:
     data, reward, trainer = run.data, run.worker.reward, run.trainer
     data = dataclasses.replace(
         data,
-        train_files=located_data(data.train_files),
+        train_files=",".join(map(located_data, data.train_sources)),
         val_files=data.val_files and located_data(data.val_files),
         image_dir=data.image_dir and located(data.image_dir),
         format_prompt=data.format_prompt and located(data.format_prompt),

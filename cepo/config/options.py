@@ -23,6 +23,7 @@ class OptionRule:
         off: the one number outside the bounds that is accepted, because it turns the setting off.
         length: the number of entries a list must have.
         entries: for a mapping with a closed set of keys, the type and the rule of each key.
+        joined: text that may name several things, separated by commas; a list of texts is joined.
         internal: the field is filled by the loader and is not a key of the configuration.
     """
 
@@ -34,6 +35,7 @@ class OptionRule:
     off: int | None = None
     length: int | None = None
     entries: Mapping[str, tuple[type, OptionRule]] | None = None
+    joined: bool = False
     internal: bool = False
 
     def accepted_range(self) -> str:
@@ -87,6 +89,11 @@ def option(default: Any, help: str, **rule: Any) -> Any:
 def described(help: str, **rule: Any) -> Mapping[str, Any]:
     """Field metadata of a setting without a default: `field(metadata=described("..."))`."""
     return {_METADATA_KEY: OptionRule(help=help, **rule), "help": help}
+
+
+def parts_of(text: str) -> list[str]:
+    """What a `joined` setting names, one by one."""
+    return [part.strip() for part in text.split(",")]
 
 
 def rule_of(field: dataclasses.Field[Any]) -> OptionRule:

@@ -34,11 +34,19 @@ def build_section(section: type[Any], tree: Any, *, path: str, origins: Origins)
             below = tree.get(field.name, {})
             values[field.name] = build_section(hints[field.name], below, path=key, origins=origins)
         elif field.name in tree:
-            value = convert(tree[field.name], hints[field.name], key=key, origins=origins)
-            values[field.name] = _checked(value, rule_of(field), key=key, origins=origins)
+            rule = rule_of(field)
+            given = _joined(tree[field.name]) if rule.joined else tree[field.name]
+            value = convert(given, hints[field.name], key=key, origins=origins)
+            values[field.name] = _checked(value, rule, key=key, origins=origins)
         elif not has_default(field):
             raise ConfigError(f"{key} is required and not set. {rule_of(field).help}")
     return section(**values)
+
+
+def _joined(value: Any) -> Any:
+    """A list of texts as one text with commas; anything else as it is."""
+    texts = isinstance(value, list) and value and all(isinstance(entry, str) and "," not in entry for entry in value)
+    return ",".join(value) if texts else value
 
 
 def _checked(value: Any, rule: OptionRule, *, key: str, origins: Origins) -> Any:

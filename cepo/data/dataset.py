@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.meta import find_undeclared_variables
@@ -16,6 +16,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.config.schema import DataConfig
 from cepo.data.images import limited_size, verify_image
+from cepo.data.order import problem_indices
 from cepo.data.pictures import decoded_pictures, listed
 from cepo.data.row_checks import RowChecks, RowMeasure, RowRules, check_rows, file_identity, remembered_checks
 from cepo.data.sources import local_files, paths_in, read_source, without_decoding
@@ -141,6 +142,13 @@ class ProblemSet(Sequence[Problem]):
     def __iter__(self) -> Iterator[Problem]:
         return (self[index] for index in range(len(self)))
 
+    def indices(self, step: int, batch_size: int) -> list[int]:
+        """The problems of the 0-based `step`, a function of it and of `data.seed`."""
+        config = self._config
+        return problem_indices(
+            step, num_problems=len(self), batch_size=batch_size, shuffle=config.shuffle, seed=config.seed
+        )
+
     def picture_probe(self) -> PictureSource | None:
         """A row that stands for all whose pictures can be read again; with a picture, if any row has one. None: there is none.
 
@@ -229,7 +237,12 @@ class ProblemSet(Sequence[Problem]):
         return RowMeasure(length=length, num_images=len(images), num_videos=len(videos))
 
 
-def most_visuals(*problem_sets: ProblemSet | None) -> tuple[int, int]:
+class _WithVisuals(Protocol):
+    most_images: int
+    most_videos: int
+
+
+def most_visuals(*problem_sets: _WithVisuals | None) -> tuple[int, int]:
     """The most pictures and the most videos of any prompt, which an engine has to take in one request; None has none."""
     present = [problems for problems in problem_sets if problems is not None]
     return max(each.most_images for each in present), max(each.most_videos for each in present)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import lru_cache
 
 
 def steps_per_epoch(num_problems: int, batch_size: int) -> int:
@@ -19,3 +23,44 @@ def problem_indices(step: int, *, num_problems: int, batch_size: int, shuffle: b
     if shuffle:
         random.Random(f"{seed}/{epoch}").shuffle(order)
     return order[place * batch_size : (place + 1) * batch_size]
+
+
+def weighted_indices(
+    step: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int, shuffle: bool, seed: int
+) -> list[tuple[int, int]]:
+    """(set, index in it) of the problems of the 0-based `step`, of sets that are asked in proportion to `weights`.
+
+    After any number of problems the share of each set is right to less than one problem for each set before it in the list,
+    and to one. Each set is passed through at its own pace, every problem once per pass, and each pass has its own order.
+    """
+    total = sum(map(Fraction, weights))
+    shares = [Fraction(weight) / total for weight in weights]
+    chosen: list[tuple[int, int]] = []
+    for slot in range(step * batch_size, (step + 1) * batch_size):
+        part, earlier = _turn(slot, shares)
+        lap, place = divmod(earlier, sizes[part])
+        chosen.append((part, _order(sizes[part], f"{seed}/{part}/{lap}")[place] if shuffle else place))
+    return chosen
+
+
+def _turn(slot: int, shares: Sequence[Fraction]) -> tuple[int, int]:
+    """The set whose turn the 0-based `slot` is, and how many earlier slots were that set's.
+
+    A set that is due at the rate r has had floor(slot r) of the slots before; what it leaves goes to the sets behind it.
+    """
+    left = Fraction(1)
+    for part, share in enumerate(shares[:-1]):
+        rate = share / left
+        earlier = math.floor(slot * rate)
+        if math.floor((slot + 1) * rate) > earlier:
+            return part, earlier
+        slot -= earlier
+        left -= share
+    return len(shares) - 1, slot
+
+
+@lru_cache(maxsize=16)
+def _order(size: int, seed: str) -> tuple[int, ...]:
+    order = list(range(size))
+    random.Random(seed).shuffle(order)
+    return tuple(order)

@@ -306,8 +306,10 @@ def data_findings(config: RunConfig) -> list[Finding]:
     except CepoError as error:
         remedy = "name a folder that holds tokenizer and processor too, or set worker.actor.model.tokenizer_path"
         return [Finding(section=DATA, subject="processor", mark="fail", found=str(error), remedy=remedy)]
-    names = {"data.train_files": config.data.train_files, "data.val_files": config.data.val_files}
-    return [_source_finding(key, name, config, processing) for key, name in names.items() if name is not None]
+    names = [("data.train_files", source) for source in config.data.train_sources]
+    if config.data.val_files is not None:
+        names.append(("data.val_files", config.data.val_files))
+    return [_source_finding(key, name, config, processing) for key, name in names]
 
 
 def _source_finding(key: str, source: str, config: RunConfig, processing: Any) -> Finding:
@@ -315,6 +317,8 @@ def _source_finding(key: str, source: str, config: RunConfig, processing: Any) -
     from cepo.data.dataset import ProblemSet
     from cepo.data.sources import first_rows
 
+    several = key == "data.train_files" and len(config.data.train_sources) > 1
+    subject = f"{key}, {source}" if several else key
     with tempfile.TemporaryDirectory(prefix="cepo-doctor-") as folder:
         sample = Path(folder) / "first_rows.parquet"
         try:
@@ -329,20 +333,20 @@ def _source_finding(key: str, source: str, config: RunConfig, processing: Any) -
                     "where no hub can be reached, give a file, or a name that the datasets library has in its cache"
                 )
             found = str(error).replace(str(sample), source)
-            return Finding(section=DATA, subject=key, mark="fail", found=found, remedy=remedy)
+            return Finding(section=DATA, subject=subject, mark="fail", found=found, remedy=remedy)
     size = config.data.rollout_batch_size
-    if key == "data.train_files" and total is not None and total < size:
+    if subject == "data.train_files" and total is not None and total < size:
         found = f"{total} rows, but data.rollout_batch_size is {size}"
         remedy = (
             f"set data.rollout_batch_size to at most {total}, and worker.actor.global_batch_size to a divisor of it"
         )
-        return Finding(section=DATA, subject=key, mark="fail", found=found, remedy=remedy)
+        return Finding(section=DATA, subject=subject, mark="fail", found=found, remedy=remedy)
     counted = "a hub name" if total is None else f"{total} rows"
     found = f"{counted}; the first {len(lengths)} have prompts of {min(lengths)} to {max(lengths)} tokens"
     found += f" and pictures of {', '.join(sizes[:4])}" if sizes else " and no pictures"
     if problems.skipped:
         found += f"; left out: {dict(problems.skipped)}"
-    return Finding(section=DATA, subject=key, mark="ok", found=found)
+    return Finding(section=DATA, subject=subject, mark="ok", found=found)
 
 
 def _measured(problems: Any, processing: Any) -> tuple[list[int], list[str]]:

@@ -16,7 +16,7 @@ from cepo.config import RunConfig, resolved_critic
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
-from cepo.data.order import problem_indices
+from cepo.data.mixing import MixedProblems
 from cepo.errors import CheckpointError
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
@@ -50,7 +50,7 @@ class Trainer:
     """
 
     config: RunConfig
-    problems: ProblemSet
+    problems: ProblemSet | MixedProblems
     processing: Processing
     estimator: Estimator
     contexts: ContextBuilder
@@ -139,9 +139,7 @@ class Trainer:
         size = data.rollout_batch_size
         if self.config.algorithm.online_filtering:
             size = data.mini_rollout_batch_size or size
-        indices = problem_indices(
-            self.state.rounds, num_problems=len(self.problems), batch_size=size, shuffle=data.shuffle, seed=data.seed
-        )
+        indices = self.problems.indices(self.state.rounds, size)
         self.state.rounds += 1
         return [self.problems[index] for index in indices]
 

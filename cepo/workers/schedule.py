@@ -17,8 +17,8 @@ def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
 def learning_rate_factor(step: int, optim: OptimConfig, total_steps: int) -> float:
     """Share of the peak learning rate at the 0-based training step.
 
-    Warm-up: `(step + 1) / warmup`, so that the first step trains. Then 1 (`constant`) or
-    `floor + (1 - floor) (1 + cos(pi p)) / 2` (`cosine`) with p the share of the remaining steps that is done.
+    Warm-up: `(step + 1) / warmup`, so that the first step trains. Then 1 (`constant`), `floor + (1 - floor) (1 + cos(pi p)) / 2`
+    (`cosine`) or `floor + (1 - floor) (1 - p)` (`linear`) with p the share of the remaining steps that is done.
     """
     warmup = warmup_steps(optim, total_steps)
     if step < warmup:
@@ -27,4 +27,5 @@ def learning_rate_factor(step: int, optim: OptimConfig, total_steps: int) -> flo
         return 1.0
     floor = optim.min_lr_ratio or 0.0
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
-    return floor + (1.0 - floor) * (1.0 + math.cos(math.pi * progress)) / 2.0
+    left = 1.0 - progress if optim.lr_scheduler_type == "linear" else (1.0 + math.cos(math.pi * progress)) / 2.0
+    return floor + (1.0 - floor) * left

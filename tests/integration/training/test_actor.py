@@ -277,6 +277,14 @@ def test_an_optimizer_batch_without_live_rows_still_moves_adam(build_actor: Buil
     assert steps == {2.0}
 
 
+def test_linear_falls_in_equal_steps_from_the_peak_to_its_floor_after_warm_up() -> None:
+    optim = OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_steps=2, min_lr_ratio=0.2)
+    factors = [learning_rate_factor(step, optim, 6) for step in range(8)]
+    assert factors == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
+    to_zero = OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_ratio=0.25)
+    assert [learning_rate_factor(step, to_zero, 4) for step in range(5)] == pytest.approx([1.0, 1.0, 2 / 3, 1 / 3, 0.0])
+
+
 def test_the_cosine_gives_the_values_worked_out_by_hand(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     optim = OptimConfig(lr=1e-3, lr_scheduler_type="cosine", lr_warmup_steps=2, min_lr_ratio=0.1)
     factors = [learning_rate_factor(step, optim, 6) for step in range(7)]

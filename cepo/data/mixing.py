@@ -1,0 +1,83 @@
+"""Several training sets in one run."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+
+from cepo.config.schema import DataConfig
+from cepo.data.dataset import Problem, ProblemSet
+from cepo.data.order import problem_indices, weighted_indices
+from cepo.models.processing import PictureSource, Processing
+
+logger = logging.getLogger(__name__)
+
+
+class MixedProblems:
+    """The usable rows of several sources, one source behind the other; a problem's id is `<source number>:<row number>`.
+
+    Without `data.train_weights` all rows are one set: a pass asks every row once, whatever its source.
+    """
+
+    def __init__(self, parts: Sequence[ProblemSet], config: DataConfig) -> None:
+        self._parts, self._config = parts, config
+        self._ends = list(accumulate(len(part) for part in parts))
+        self.skipped = sum((part.skipped for part in parts), Counter[str]())
+        self.most_images = max(part.most_images for part in parts)
+        self.most_videos = max(part.most_videos for part in parts)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Problem:
+        part = bisect_right(self._ends, index)
+        problem = self._parts[part][index - self._begin(part)]
+        return dataclasses.replace(problem, prompt_id=f"{part}:{problem.prompt_id}")
+
+    def indices(self, step: int, batch_size: int) -> list[int]:
+        """The problems of the 0-based `step`, a function of it and of `data.seed`."""
+        config = self._config
+        if config.train_weights is None:
+            return problem_indices(
+                step, num_problems=len(self), batch_size=batch_size, shuffle=config.shuffle, seed=config.seed
+            )
+        chosen = weighted_indices(
+            step,
+            sizes=[len(part) for part in self._parts],
+            weights=config.train_weights,
+            batch_size=batch_size,
+            shuffle=config.shuffle,
+            seed=config.seed,
+        )
+        return [self._begin(part) + index for part, index in chosen]
+
+    def picture_probe(self) -> PictureSource | None:
+        """As a problem set's own, of the first source that has a picture which can be read again."""
+        parts = sorted(self._parts, key=lambda part: not part.most_images)
+        return next((probe for probe in (part.picture_probe() for part in parts) if probe is not None), None)
+
+    def _begin(self, part: int) -> int:
+        return self._ends[part - 1] if part else 0
+
+
+def read_training_sets(config: DataConfig, processing: Processing) -> ProblemSet | MixedProblems:
+    """All of `data.train_files`, every row checked.
+
+    Raises:
+        ConfigError, DataError: as `ProblemSet`; the message names the source.
+    """
+    parts: list[ProblemSet] = []
+    for source in config.train_sources:
+        logger.info("reading and checking %s", source)
+        parts.append(ProblemSet(source, config, processing))
+    if len(parts) == 1:
+        return parts[0]
+    sizes = [len(part) for part in parts]
+    weights = config.train_weights or sizes
+    for source, size, weight in zip(config.train_sources, sizes, weights, strict=True):
+        logger.info("plan: %.1f %% of the prompts from %s (%d problems)", 100 * weight / sum(weights), source, size)
+    return MixedProblems(parts, config)

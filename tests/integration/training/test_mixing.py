@@ -1,0 +1,86 @@
+"""Several training sets in one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from training_runs import run
+
+from cepo.config import load_config
+from cepo.data.dataset import ProblemSet
+from cepo.data.mixing import MixedProblems, read_training_sets
+from cepo.models.processing import Processing
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """Three problems without pictures."""
+    from datasets import Dataset
+
+    rows = {"problem": [f"What is {n} + 1?" for n in range(3)], "answer": [str(n + 1) for n in range(3)]}
+    Dataset.from_dict(rows).to_parquet(str(tmp_path / "text.parquet"))
+    return tmp_path / "text.parquet"
+
+
+def sets_of(arguments: list[str], processing: Processing) -> ProblemSet | MixedProblems:
+    return read_training_sets(load_config(arguments).data, processing)
+
+
+def test_2_files_are_one_set_whose_pass_asks_each_of_11_rows_once(
+    tiny_run: list[str], tiny_processing: Processing, problem_file: Path, text_file: Path
+) -> None:
+    problems = sets_of([*tiny_run, f"data.train_files=[{problem_file}, {text_file}]"], tiny_processing)
+    assert len(problems) == 11
+    names = [problems[index].prompt_id for index in range(11)]
+    assert names == [f"0:{row}" for row in range(8)] + [f"1:{row}" for row in range(3)]
+    assert (len(problems[0].images), len(problems[10].images), problems.most_images) == (1, 0, 1)
+    asked = [index for step in range(11) for index in problems.indices(step, 1)]
+    assert sorted(asked) == list(range(11)) != asked
+    probe = problems.picture_probe()
+    assert probe is not None
+    assert probe.data == str(problem_file)
+
+
+def test_with_weights_every_step_has_its_share_of_each_file_and_commas_separate_as_a_list_does(
+    tiny_run: list[str], tiny_processing: Processing, problem_file: Path, text_file: Path
+) -> None:
+    problems = sets_of(
+        [*tiny_run, f"data.train_files={text_file},{problem_file}@train[:6]", "data.train_weights=[1,3]"],
+        tiny_processing,
+    )
+    assert len(problems) == 9
+    for step in range(12):
+        names = [problems[index].prompt_id for index in problems.indices(step, 4)]
+        assert sorted(name.partition(":")[0] for name in names) == ["0", "1", "1", "1"]
+
+
+def test_one_file_is_read_as_without_mixing(
+    tiny_run: list[str], tiny_processing: Processing, problem_file: Path
+) -> None:
+    problems = sets_of(tiny_run, tiny_processing)
+    assert isinstance(problems, ProblemSet)
+    assert problems[3].prompt_id == "3"
+
+
+@pytest.mark.heavy
+def test_a_run_over_2_weighted_files_resumes_with_the_same_problems(
+    tiny_run: list[str], problem_file: Path, text_file: Path, tmp_path: Path
+) -> None:
+    options = [
+        f"data.train_files=[{problem_file}, {text_file}]",
+        "data.train_weights=[1, 1]",
+        "trainer.save_freq=1",
+        "worker.rollout.n=2",
+    ]
+    whole = run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path / "whole")
+    run(tiny_run, *options, "trainer.max_steps=1", folder=tmp_path / "stopped")
+    resumed = run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path / "stopped")
+    assert resumed.first_step == 1
+
+    def asked(rollouts: list[dict[str, object]]) -> list[tuple[object, object]]:
+        return sorted({(row["step"], row["prompt_id"]) for row in rollouts})  # pyright: ignore[reportReturnType, reportArgumentType]
+
+    assert len(asked(whole.rollouts)) == 12
+    assert asked(whole.rollouts) == asked(resumed.rollouts)
+    assert {str(name).partition(":")[0] for _, name in asked(whole.rollouts)} == {"0", "1"}
