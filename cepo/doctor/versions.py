@@ -26,7 +26,7 @@ class Versions:
 TESTED: Mapping[str, Versions] = {
     "python": Versions(tested="==3.11.*", required=">=3.11"),
     "torch": Versions(tested="==2.13.0", required=">=2.11"),
-    "transformers": Versions(tested=">=5.16.1,<5.20", required=">=5.16.1,<5.20"),
+    "transformers": Versions(tested=">=5.18,<5.20", required=">=5.18,<5.20"),
     "peft": Versions(tested=">=0.18", required=">=0.18"),
     "datasets": Versions(tested=">=4.0,<6", required=">=4.0"),
     "omegaconf": Versions(tested=">=2.3,<2.5", required=">=2.3,<2.5"),

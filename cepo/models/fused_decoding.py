@@ -17,7 +17,8 @@ KeysAndValues = Sequence[tuple[Tensor, Tensor]]
 
 _FIRST_ROOM = 64
 """Tokens per row that memory is taken for at first; it doubles as often as needed."""
-_DECODERS = ("Qwen3Model", "Qwen3VLTextModel")
+_POSITION_AXES = {"Qwen3Model": 0, "Qwen3VLTextModel": 3}
+"""The decoders that are known here, and how many axes of positions their rotation takes, (axes, B, T); 0: (B, T)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +47,7 @@ class FusedDecoder:
         self.embedding: Tensor = text_model.embed_tokens.weight
         self.norm, self.epsilon = text_model.norm.weight, config.rms_norm_eps
         self.rotary, self.head, self.layers = text_model.rotary_emb, head, layers
+        self.position_axes = _POSITION_AXES[type(text_model).__name__]
 
 
 def fused_decoder(model: Any) -> FusedDecoder | None:
@@ -53,7 +55,7 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     text_model = getattr(base.model, "language_model", base.model)
     embedding: Any = getattr(text_model, "embed_tokens", None)
-    known = type(text_model).__name__ in _DECODERS and type(embedding) is nn.Embedding
+    known = type(text_model).__name__ in _POSITION_AXES and type(embedding) is nn.Embedding
     if not known or embedding.weight.dtype is not torch.float32 or text_model.config.hidden_act != "silu":
         return None
     if any(kind != "full_attention" for kind in getattr(text_model.config, "layer_types", None) or ()):
@@ -225,7 +227,8 @@ class FusedDecoding:
 
     def _rotation(self, positions: Int64[Tensor, " B"]) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine, (B, 1, width). Text behind a prompt has one position on all of M-RoPE's axes."""
-        cosine, sine = self._decoder.rotary(self._own, positions[None])
+        axes = self._decoder.position_axes
+        cosine, sine = self._decoder.rotary(self._own, positions.expand(axes, 1, -1) if axes else positions[None])
         half = self._decoder.width // 2
         return cosine[0, :, None], torch.cat([-sine[0, :, None, :half], sine[0, :, None, half:]], dim=2)
 
