@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cepo.data.mixing import MixedProblems
     from cepo.models.processing import PictureSource, Processing
     from cepo.rewards import RewardPool
+    from cepo.sizing.phases import Demand
     from cepo.trainer.backend import Backend
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
@@ -211,7 +212,7 @@ def build_backend(
     config: RunConfig, processing: Processing, facts: WorkerFacts, picture_probe: PictureSource | None
 ) -> Backend:
     """The run's devices: this process's own, or those of a Ray cluster."""
-    facts = dataclasses.replace(facts, update_bytes=_update_bytes(config))
+    facts = dataclasses.replace(facts, demand=_demand(config))
     if chosen_launcher(config) == "ray":
         from cepo.runtime.ray import RayBackend
 
@@ -222,17 +223,18 @@ def build_backend(
     return LocalBackend(config, facts, processing)
 
 
-def _update_bytes(config: RunConfig) -> int:
-    """For the decision whether vLLM sleeps; not estimated where no GPU can be at work."""
+def _demand(config: RunConfig) -> Demand | None:
+    """For the decision whether the run fits and whether vLLM sleeps; not estimated where no GPU can be at work."""
     import torch
 
-    from cepo.doctor.run import estimate_needs
+    from cepo.rollout.factory import takes_vllm
+    from cepo.sizing.needs import estimate_needs
 
     on_other_machines = chosen_launcher(config) == "ray"
-    if config.worker.rollout.sleep != "auto" or not (torch.cuda.is_available() or on_other_machines):
-        return 0
-    needs = estimate_needs(config, cpu_engine=False)
-    return needs.actor.beyond_weights + (0 if needs.critic is None else needs.critic.beyond_weights)
+    if not (torch.cuda.is_available() or on_other_machines):
+        return None
+    with_vllm = takes_vllm(config.worker.rollout.name, device="cuda")
+    return estimate_needs(config, cpu_engine=False).demand(with_vllm=with_vllm)
 
 
 def with_embedded_world(config: RunConfig) -> RunConfig:

@@ -1,10 +1,10 @@
-"""Writes docs/configuration.md and the tables of docs/from-easyr1.md from the code: `generate_docs.py [--check]`."""
+"""Writes docs/configuration.md and the tables of other pages from the code: `generate_docs.py [--check]`."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from cepo.config.easyr1 import ENGINE_KEYS, engine_key_of
 from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS, OTHER_DEFAULTS, OTHER_MEANINGS
 from cepo.config.listing import Setting, method_settings, settings_of, written
 from cepo.config.loader import default_settings
+from cepo.sizing.table import memory_table
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -88,9 +89,9 @@ def replaced_rows() -> Iterator[str]:
         yield f"| `{name}={'true' if switched else 'V'}` | {assignments} |"
 
 
-def with_tables(text: str) -> str:
-    """The page of those who come from EasyR1, each block between two markers replaced by its rows."""
-    blocks = {
+def easyr1_tables() -> dict[str, list[str]]:
+    """The blocks of the page of those who come from EasyR1."""
+    return {
         "keys": [
             "| key | EasyR1's default | in its `config.yaml` | here |",
             "| --- | --- | --- | --- |",
@@ -99,11 +100,16 @@ def with_tables(text: str) -> str:
         "internal": [", ".join(f"`{name}`" for name in INTERNAL_KEYS) + "."],
         "fork": ["| the fork's key | here |", "| --- | --- |", *replaced_rows()],
     }
+
+
+def with_tables(page: Path, blocks: Mapping[str, Sequence[str]]) -> str:
+    """The page with each block between two markers replaced by its rows."""
+    text = page.read_text(encoding="utf-8")
     for name, lines in blocks.items():
         begin, end = f"<!-- {name}: begin, generated -->", f"<!-- {name}: end -->"
         block = "\n".join([begin, *lines, end])
         text, count = re.subn(f"{begin}.*?{end}", lambda _, block=block: block, text, flags=re.DOTALL)
-        assert count == 1, f"docs/from-easyr1.md has {count} blocks '{name}'"
+        assert count == 1, f"{page.name} has {count} blocks '{name}'"
     return text
 
 
@@ -121,8 +127,12 @@ def _cell(text: str) -> str:
 
 def main() -> int:
     """Writes the pages, or with --check says whether they are up to date (exit code 1 if not)."""
-    moving = DOCS / "from-easyr1.md"
-    pages = {DOCS / "configuration.md": document(), moving: with_tables(moving.read_text(encoding="utf-8"))}
+    moving, memory = DOCS / "from-easyr1.md", DOCS / "memory.md"
+    pages = {
+        DOCS / "configuration.md": document(),
+        moving: with_tables(moving, easyr1_tables()),
+        memory: with_tables(memory, {"memory": memory_table()}),
+    }
     if "--check" in sys.argv[1:]:
         return (
             0 if all(page.is_file() and page.read_text(encoding="utf-8") == text for page, text in pages.items()) else 1

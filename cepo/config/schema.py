@@ -227,7 +227,7 @@ class RolloutConfig:
     gpu_memory_utilization: float = option(0.6, "vLLM's share of the device's memory.", above=0, maximum=1)
     enforce_eager: bool = option(False, "Do without CUDA graphs.")
     sleep: Literal["auto", "always", "never"] = option(
-        "auto", "Free vLLM's GPU memory while scoring and updating; auto: where an update would not fit beside it."
+        "auto", "Free vLLM's GPU memory while scoring and updating; auto: where these would not fit beside it."
     )
     limit_images: int = option(0, "Images a prompt may have; 0: as many as the data has.", minimum=0)
     max_model_len: int | None = option(None, "Context length of the engine; null: prompt plus response.", minimum=1)

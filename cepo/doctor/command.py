@@ -13,10 +13,13 @@ from cepo.doctor.findings import Finding, exit_code, findings_table
 from cepo.errors import CepoError, ConfigError
 
 _BAD_CONFIG = 2
+_TABLE = "table=memory"
 _USAGE = """\
 usage: cepo doctor [config=FILE a.b.c=value ...]
+       cepo doctor table=memory
 
 Versions, devices and memory of this machine against what is tested; with a config, whether its training could start.
+table=memory prints which cards train which models in the paper's setting, by arithmetic.
 Exit code: 0 yes, 1 no (the remedy is printed), 2 the config is faulty.
 """
 
@@ -27,6 +30,8 @@ def run_doctor_command(argv: Sequence[str], *, console: Console | None = None) -
         sys.stdout.write(_USAGE)
         return 0
     console = console or Console()
+    if _TABLE in argv:
+        return _print_table(argv, console)
     config = None
     try:
         if argv:
@@ -40,6 +45,18 @@ def run_doctor_command(argv: Sequence[str], *, console: Console | None = None) -
     code = exit_code(findings)
     console.print(_verdict(code, with_config=config is not None))
     return code
+
+
+def _print_table(argv: Sequence[str], console: Console) -> int:
+    if len(argv) > 1:
+        others = " ".join(argument for argument in argv if argument != _TABLE)
+        sys.stderr.write(f"cepo doctor: {_TABLE} goes with no other argument, got '{others}'\n")
+        return _BAD_CONFIG
+    from cepo.sizing.table import memory_table
+
+    for line in memory_table():
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    return 0
 
 
 def _findings(config: RunConfig | None) -> list[Finding]:

@@ -56,8 +56,3 @@ def findings_table(findings: Sequence[Finding]) -> Table:
             found.append(f"\n-> {finding.remedy}", style=_STYLES[finding.mark])
         table.add_row(Text(f"  {finding.subject}"), Text(finding.mark, style=_STYLES[finding.mark]), found)
     return table
-
-
-def gib(num_bytes: float) -> str:
-    """Bytes in words: MiB below one GiB, else GiB."""
-    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from _cepo_cpu_torch import mismatched_builds
 from cepo.doctor.attention import Capability, attention_for, wheel_serves
-from cepo.doctor.findings import Finding, gib
+from cepo.doctor.findings import Finding
 from cepo.hardware.devices import driver_problem, driver_version, gpus_are_hidden, smallest_driver, unseen_gpu_problem
+from cepo.sizing.phases import gib
 from cepo.tracking.environment import installed_version
 
 SECTION = "machine"

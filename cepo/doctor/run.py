@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cepo.algorithms import build_estimator
-from cepo.config import RunConfig, find_path, resolved_critic, run_folder
-from cepo.config.schema import FsdpConfig, LoraConfig
-from cepo.doctor.findings import Finding, gib
+from cepo.config import RunConfig, find_path, run_folder
+from cepo.doctor.findings import Finding
 from cepo.doctor.machine import Machine
-from cepo.doctor.memory import (
-    Estimate,
-    ModelShape,
-    TrainingShape,
-    checkpoint_bytes,
-    generator_memory,
-    trained_parameters,
-    training_memory,
-)
-from cepo.doctor.shape import model_shape
 from cepo.doctor.start import ray_findings, start_findings
 from cepo.errors import CepoError, ConfigError
 from cepo.rollout.factory import choose_generator
+from cepo.sizing.fitting import phases_on, what_would_fit
+from cepo.sizing.needs import Needs, ShapeOf, estimate_needs
+from cepo.sizing.phases import Phases, gib
 
 DEVICES, MEMORY, DATA, DISK = "this config's devices", "this config's memory", "data", "disk"
 _VLLM = "vllm"
@@ -42,27 +30,6 @@ _LESS_ACTIVATIONS = (
     "if it runs out: lower worker.actor.micro_batch_size_per_device_for_update or data.max_response_length, or set "
     "worker.actor.model.enable_gradient_checkpointing=true"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What a run needs on one device, in bytes, and the checkpoints it writes."""
-
-    model: ModelShape
-    actor: Estimate
-    critic: Estimate | None
-    generator: int
-    checkpoint: int
-
-    @property
-    def certain(self) -> int:
-        """Of the trained models, whatever the lengths."""
-        return self.actor.certain + (0 if self.critic is None else self.critic.certain)
-
-    @property
-    def activations(self) -> int:
-        """Upper bound; actor and critic are updated one after the other."""
-        return max(self.actor.activations, 0 if self.critic is None else self.critic.activations)
 
 
 def run_findings(config: RunConfig, machine: Machine) -> list[Finding]:
@@ -135,109 +102,10 @@ def weights_finding(path: str) -> Finding:
     return Finding(section=DEVICES, subject="weights", mark="fail", found=found, remedy=remedy)
 
 
-def estimate_needs(config: RunConfig, *, cpu_engine: bool) -> Needs:
-    """What a run needs on each device; with `cpu_engine` vLLM's keys and values are set aside in the machine's memory.
-
-    Raises:
-        ConfigError: the model's configuration cannot be read.
-    """
-    from cepo.workers.scoring_model import HEAD_CHUNK_ELEMENTS
-
-    actor, data, rollout = config.worker.actor, config.data, config.worker.rollout
-    estimator = build_estimator(
-        config.algorithm.adv_estimator, config.algorithm.methods[config.algorithm.adv_estimator]
-    )
-    model = model_shape(
-        actor.model.model_path,
-        trust_remote_code=actor.model.trust_remote_code,
-        override_config=actor.model.override_config,
-        lora=actor.model.lora,
-    )
-    common: dict[str, Any] = {
-        "prompt_tokens": data.max_prompt_length,
-        "response_tokens": data.max_response_length,
-        "head_chunk_elements": HEAD_CHUNK_ELEMENTS,
-        "devices": config.trainer.nnodes * config.trainer.n_gpus_per_node,
-    }
-    training = TrainingShape(
-        lora_rank=actor.model.lora.rank,
-        freeze_vision_tower=actor.model.freeze_vision_tower,
-        gradient_checkpointing=actor.model.enable_gradient_checkpointing,
-        rows=actor.micro_batch_size_per_device_for_update,
-        weight_copies=_weight_copies(config, estimator),
-        optimizer=actor.optim.strategy,
-        **_types(actor.fsdp),
-        **common,
-    )
-    critic = _critic_estimate(config, common) if estimator.needs_values else None
-    trained, trained_type = trained_parameters(model, training), actor.fsdp.torch_dtype or "fp32"
-    weights_only = config.trainer.save_model_only
-    checkpoint = checkpoint_bytes(
-        trained, trained_type, training.weight_copies, training.optimizer, weights_only=weights_only
-    )
-    if critic is not None:
-        checkpoint += training.devices * (critic.weights + (0 if weights_only else critic.optimizer))
-    own_cache = _cpu_cache_bytes() if cpu_engine else 0
-    return Needs(
-        model=model,
-        actor=training_memory(model, training),
-        critic=critic,
-        generator=-(-generator_memory(model, rollout.dtype, _cache_tokens(config)) // rollout.tensor_parallel_size)
-        + own_cache,
-        checkpoint=checkpoint,
-    )
-
-
-def _critic_estimate(config: RunConfig, common: Mapping[str, Any]) -> Estimate:
-    """The value model's: all its weights are trained."""
-    settings = resolved_critic(config.worker)
-    assert settings.model.model_path is not None
-    training = TrainingShape(
-        lora_rank=0,
-        freeze_vision_tower=settings.model.freeze_vision_tower,
-        gradient_checkpointing=settings.model.enable_gradient_checkpointing,
-        rows=settings.micro_batch_size_per_device_for_update,
-        optimizer=settings.optim.strategy,
-        **_types(settings.fsdp),
-        **common,
-    )
-    model = model_shape(
-        settings.model.model_path,
-        trust_remote_code=settings.model.trust_remote_code,
-        override_config=settings.model.override_config,
-        lora=LoraConfig(),
-    )
-    return training_memory(model, training)
-
-
-def _types(fsdp: FsdpConfig) -> dict[str, Any]:
-    return {
-        "trained_type": fsdp.torch_dtype or "fp32",
-        "compute_type": fsdp.mp_param_dtype,
-        "full_shard": fsdp.enable_full_shard,
-    }
-
-
-def _weight_copies(config: RunConfig, estimator: Any) -> int:
-    """Copies of the trained weights: the teacher's, unless it is the actor, and the reference's; LoRA turns its adapter off."""
-    with_adapter = config.worker.actor.model.lora.rank > 0
-    sources = [estimator.teacher.source] if estimator.views else []
-    sources += [] if config.algorithm.disable_kl else ["reference"]
-    return sum(source != "actor" and not (with_adapter and source == "reference") for source in sources)
-
-
-def _cache_tokens(config: RunConfig) -> int:
-    """Keys and values that one request at its longest needs, the least an engine starts with."""
-    return config.worker.rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length
-
-
-def _cpu_cache_bytes() -> int:
-    """What vLLM sets aside for keys and values where there is no GPU."""
-    return int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * 2**30)
-
-
-def memory_findings(needs: Needs, config: RunConfig, machine: Machine, *, with_vllm: bool) -> list[Finding]:
-    """The estimate part by part, and whether it fits beside the generator's share."""
+def memory_findings(
+    needs: Needs, config: RunConfig, machine: Machine, *, with_vllm: bool, shape_of_path: ShapeOf | None = None
+) -> list[Finding]:
+    """The estimate part by part, and whether it fits beside the generator's share; `shape_of_path` as in `estimate_needs`."""
     actor = needs.actor
     findings = [
         Finding(section=MEMORY, subject="model", mark="info", found=f"{needs.model.parameters:,} parameters"),
@@ -246,7 +114,8 @@ def memory_findings(needs: Needs, config: RunConfig, machine: Machine, *, with_v
             subject="actor",
             mark="info",
             found=f"weights {gib(actor.weights)}, gathered by FSDP {gib(actor.gathered)}, gradients {gib(actor.gradients)}, "
-            f"optimizer {gib(actor.optimizer)}, copies {gib(actor.copies)}, activations at most {gib(actor.activations)}",
+            f"optimizer {gib(actor.optimizer)}, copies {gib(actor.copies)}; at most {gib(actor.activations)} of activations in "
+            f"an update, {gib(actor.scoring)} in a scoring pass",
         ),
     ]
     if needs.critic is not None:
@@ -256,18 +125,40 @@ def memory_findings(needs: Needs, config: RunConfig, machine: Machine, *, with_v
         if machine.memory_free is None:
             return [*findings, Finding(section=MEMORY, subject="fits", mark="info", found="free memory is not known")]
         workers = config.trainer.n_gpus_per_node
-        certain, activations = workers * (needs.certain + needs.generator), workers * needs.activations
+        certain, activations = workers * (needs.certain + needs.generator), workers * (needs.total - needs.certain)
         where = "memory" if workers == 1 else f"memory, which {workers} workers share"
         return [*findings, fits(certain, activations, machine.memory_free, where)]
     for index, gpu in enumerate(machine.gpus):
-        share = 0
         if with_vllm:
             share = int(config.worker.rollout.gpu_memory_utilization * gpu.total)
             findings.append(engine_share(needs.generator, share, index))
-        generator, beside = (0, " beside vLLM's share") if with_vllm else (needs.generator, "")
-        certain = needs.certain + generator
-        findings.append(fits(certain, needs.activations, gpu.free - share, f"memory of GPU {index}{beside}"))
+        phases = phases_on(config, needs, free=gpu.free, total=gpu.total, with_vllm=with_vllm)
+        fitting = ""
+        if not phases.fits:
+            fitting = what_would_fit(
+                config, free=gpu.free, total=gpu.total, with_vllm=with_vllm, shape_of_path=shape_of_path
+            )
+        findings.append(phases_finding(needs, phases, index, fitting, with_vllm=with_vllm))
     return findings
+
+
+def phases_finding(needs: Needs, phases: Phases, index: int, fitting: str, *, with_vllm: bool) -> Finding:
+    """Whether sampling, scoring and update fit on a GPU, and whether vLLM sleeps, as a run decides it; else what would fit."""
+    subject = "fits" if index == 0 else f"fits GPU {index}"
+    parts = f"{gib(needs.certain)} needed, at most {gib(needs.total)} with activations"
+    if phases.refused is not None:
+        return Finding(section=MEMORY, subject=subject, mark="fail", found=f"{parts}; {phases.refused}", remedy=fitting)
+    beside = "" if not with_vllm else " with vLLM asleep" if phases.sleeps else " beside vLLM"
+    found = (
+        f"{parts}; scoring and update{beside}: {_left(phases.training_left)}; sampling: {_left(phases.sampling_left)}"
+    )
+    if phases.fits:
+        return Finding(section=MEMORY, subject=subject, mark="ok", found=found)
+    return Finding(section=MEMORY, subject=subject, mark="warn", found=found, remedy=f"if it runs out: {fitting}")
+
+
+def _left(free: int) -> str:
+    return f"{gib(free)} left" if free >= 0 else f"{gib(-free)} too much at the upper bound"
 
 
 def engine_share(needed: int, share: int, index: int) -> Finding:

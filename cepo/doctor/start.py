@@ -7,9 +7,10 @@ import socket
 from collections.abc import Callable
 
 from cepo.config import RunConfig, chosen_launcher, run_folder
-from cepo.doctor.findings import Finding, gib
+from cepo.doctor.findings import Finding
 from cepo.doctor.machine import SHARED_MEMORY, Machine
 from cepo.errors import CepoError
+from cepo.sizing.phases import gib
 
 START, RAY = "start", "several devices"
 _SHARED_PER_DEVICE = 2 * 2**30

@@ -43,6 +43,11 @@ def choose_generator(name: str, *, device: str) -> str:
     return "vllm"
 
 
+def takes_vllm(name: str, *, device: str) -> bool:
+    """Whether `choose_generator` would take vLLM there; logs nothing, and leaves mistakes to it."""
+    return name == "vllm" or (name == "auto" and _why_not_vllm(device) is None)
+
+
 def build_generator(
     name: str,
     *,

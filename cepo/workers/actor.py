@@ -168,6 +168,10 @@ class Actor:
         self.module.encoder.forget()
         self.teacher_weights.after_update(step)
 
+    def forget_gradients(self) -> None:
+        """Frees the gradients, which the next update makes anew: they would lie beside the engine while it samples."""
+        self.optimizer.zero_grad(set_to_none=True)
+
     def rest(self) -> None:
         """Frees what `offload` says of the device, before responses are sampled; the next call takes it back."""
         self.offload.weights_away()

@@ -86,6 +86,10 @@ class Critic:
         self.offload.optimizer_away()
         return merge_metrics([*parts, on_first_rank({"critic/lr": mean_value(learning_rate)})])
 
+    def forget_gradients(self) -> None:
+        """As `Actor.forget_gradients`."""
+        self.optimizer.zero_grad(set_to_none=True)
+
     def rest(self) -> None:
         """As `Actor.rest`."""
         self.offload.weights_away()

@@ -14,16 +14,16 @@ from torch.distributed.checkpoint import CheckpointException
 from cepo.algorithms import Estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig, resolved_critic
-from cepo.config.schema import RolloutConfig
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
-from cepo.errors import CheckpointError
+from cepo.errors import CheckpointError, ConfigError
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.policy import ClipRange, PolicyLossSettings
 from cepo.metrics import Metrics, merge_metrics
 from cepo.models.processing import Processing
 from cepo.rollout.base import Generation, GenerationRequest, Generator, OnFinished, SamplingSettings
-from cepo.rollout.factory import generator_of_run
-from cepo.rollout.sleeping import sleeps_between_phases
+from cepo.rollout.factory import generator_of_run, takes_vllm
+from cepo.sizing.fitting import what_would_fit
+from cepo.sizing.phases import Demand, Phases, gib, plan_phases
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_actor, load_critic, pass_interruption_on, save_actor, save_critic
 from cepo.workers.critic import Critic
@@ -41,14 +41,14 @@ class WorkerFacts:
         needs_values: whether the method learns from a critic.
         total_steps: horizon of the learning-rate schedules.
         most_visuals: the most pictures and the most videos that a prompt has.
-        update_bytes: estimate of what updates take on a device beyond the weights; 0 where nothing depends on it.
+        demand: what the trained models need of a GPU; None where no GPU can be at work.
     """
 
     teacher: TeacherConfig
     needs_values: bool
     total_steps: int
     most_visuals: tuple[int, int]
-    update_bytes: int = 0
+    demand: Demand | None = None
 
     @classmethod
     def of(cls, estimator: Estimator, *, total_steps: int, most_visuals: tuple[int, int]) -> WorkerFacts:
@@ -72,6 +72,7 @@ class Worker:
     """
 
     def __init__(self, config: RunConfig, facts: WorkerFacts, processing: Processing) -> None:
+        _require_memory(config, facts)
         self._saves_weights_only = config.trainer.save_model_only
         longest_row = config.data.max_prompt_length + config.data.max_response_length
         self.actor = Actor(
@@ -127,7 +128,9 @@ class Worker:
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `Actor.update`; with what the engine counted since the last one."""
         self.generator.rest()
-        return merge_metrics([self.actor.update(batches, step=step), self.generator.drain_metrics()])
+        metrics = self.actor.update(batches, step=step)
+        self.actor.forget_gradients()
+        return merge_metrics([metrics, self.generator.drain_metrics()])
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """See `Critic.values`."""
@@ -137,7 +140,9 @@ class Worker:
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
         """See `Critic.update`."""
         self.generator.rest()
-        return self._its_critic.update(batches, step=step)
+        metrics = self._its_critic.update(batches, step=step)
+        self._its_critic.forget_gradients()
+        return metrics
 
     def finish_step(self, step: int) -> None:
         """See `Actor.finish_step`."""
@@ -217,26 +222,56 @@ def _generator(config: RunConfig, facts: WorkerFacts, processing: Processing) ->
         model_path=model.model_path,
         lora_rank=model.lora.rank,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
-        sleeps=_sleeps(rollout, facts),
+        sleeps=_sleeps(config, facts),
         tensor_parallel_size=rollout.tensor_parallel_size,
     )
 
 
-def _sleeps(rollout: RolloutConfig, facts: WorkerFacts) -> bool:
+def _require_memory(config: RunConfig, facts: WorkerFacts) -> None:
+    """Before a model is loaded.
+
+    Raises:
+        ConfigError: what no length can change does not fit on this device, with a setting that would.
+    """
+    phases = _phases(config, facts, is_loaded=False)
+    if phases is None or phases.refused is None:
+        return
+    free, total = torch.cuda.mem_get_info(this_device())
+    would_fit = what_would_fit(
+        config, free=free, total=total, with_vllm=takes_vllm(config.worker.rollout.name, device="cuda")
+    )
+    raise ConfigError(
+        f"the run does not fit on this GPU, of which {gib(free)} of {gib(total)} are free: {phases.refused}; {would_fit}"
+    )
+
+
+def _sleeps(config: RunConfig, facts: WorkerFacts) -> bool:
     """Called with the trained models on the device, before the engine takes its share."""
-    device = this_device()
-    if device.type != "cuda":
+    if this_device().type == "cuda":
+        torch.cuda.empty_cache()
+    phases = _phases(config, facts, is_loaded=True)
+    if phases is None:
         return False
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    left = free - int(rollout.gpu_memory_utilization * total)
-    sleeps = sleeps_between_phases(rollout.sleep, free_bytes=left, update_bytes=facts.update_bytes)
-    if sleeps:
+    if phases.sleeps:
         logger.info(
-            "vLLM sleeps while the trainer works (worker.rollout.sleep=%s): beside it %.1f GiB are free, an update may "
-            "take %.1f",
-            rollout.sleep,
-            left / 2**30,
-            facts.update_bytes / 2**30,
+            "vLLM sleeps while rows are scored and weights updated (worker.rollout.sleep=%s)",
+            config.worker.rollout.sleep,
         )
-    return sleeps
+    if not phases.fits:
+        logger.warning(
+            "memory may run out, by at most %s: lower worker.actor.micro_batch_size_per_device_for_update and "
+            "_for_experience if it does (`cepo doctor` names settings that fit)",
+            gib(-min(phases.sampling_left, phases.training_left)),
+        )
+    return phases.sleeps
+
+
+def _phases(config: RunConfig, facts: WorkerFacts, *, is_loaded: bool) -> Phases | None:
+    """How a step's phases lie on this device as it is now; None without a GPU."""
+    device, rollout = this_device(), config.worker.rollout
+    if device.type != "cuda" or facts.demand is None:
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    share = int(rollout.gpu_memory_utilization * total) if takes_vllm(rollout.name, device="cuda") else 0
+    left = free if is_loaded else free - facts.demand.loaded
+    return plan_phases(facts.demand, free=left, share=share, sleep=rollout.sleep)

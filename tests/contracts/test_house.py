@@ -25,7 +25,7 @@ LEVELS = {
     "algorithms": 1, "losses": 1, "teacher": 1,
     "config": 2,
     "data": 3, "hardware": 3, "models": 3, "rewards": 3, "tracking": 3,
-    "microgeo": 4, "rollout": 4, "workers": 4,
+    "microgeo": 4, "rollout": 4, "sizing": 4, "workers": 4,
     "trainer": 5, "report": 5, "evaluation": 5,
     "runtime": 6,
     "doctor": 7,

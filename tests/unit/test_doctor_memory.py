@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from doctor_cases import GIB, machine, on_devices, qwen3_vl_2b, training
+from doctor_cases import GIB, machine, on_devices, qwen3_vl, qwen3_vl_2b, training
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
 
 from cepo.config import load_config
 from cepo.config.schema import LoraConfig
 from cepo.doctor.machine import Gpu
-from cepo.doctor.memory import (
+from cepo.doctor.run import checkpoints_kept, engine_share, fits, memory_findings, weights_finding
+from cepo.microgeo.model import model_config
+from cepo.microgeo.tokenizer import build_tokenizer
+from cepo.sizing.fitting import phases_on, settings_that_fit
+from cepo.sizing.known import SIZES, known_shape
+from cepo.sizing.memory import (
+    VALUE_BYTES,
+    ModelShape,
     adapter_parameters,
     block_bytes_per_token,
     checkpoint_bytes,
     generator_memory,
+    passing_bytes_per_token,
+    scoring_bytes,
     training_memory,
 )
-from cepo.doctor.run import Needs, checkpoints_kept, engine_share, fits, memory_findings, weights_finding
-from cepo.doctor.shape import shape_of
-from cepo.microgeo.model import model_config
-from cepo.microgeo.tokenizer import build_tokenizer
+from cepo.sizing.needs import Needs, ShapeOf, estimate_needs
+from cepo.sizing.phases import Phases
+from cepo.sizing.shape import shape_of
+from cepo.sizing.table import RESPONSES, memory_table
+
 
 
 def test_qwen3_vl_2b_has_2_127_532_032_parameters_406_957_056_of_them_in_its_vision_tower() -> None:
@@ -129,6 +145,94 @@ def test_a_forward_pass_keeps_between_half_and_all_of_the_activations_bound() ->
     assert 0.5 * bound < measured <= bound
 
 
+class LargestLive(TorchDispatchMode):
+    """The most bytes that tensors made inside it held at one time, views of the model's weights left out."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.most = 0
+        self._weights = {StorageWeakRef(weight.untyped_storage()) for weight in model.parameters()}
+        self._live: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_flatten(result)[0]:
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if StorageWeakRef(storage) not in self._weights:
+                    self._live.setdefault(StorageWeakRef(storage), storage.nbytes())
+        self._live = {storage: size for storage, size in self._live.items() if not storage.expired()}
+        self.most = max(self.most, sum(self._live.values()))
+        return result
+
+
+@pytest.mark.parametrize("compute_type", ["bf16", "fp32"])
+def test_a_pass_without_gradient_holds_between_half_and_all_of_the_scoring_bound(compute_type: str) -> None:
+    import transformers
+
+    config = model_config(build_tokenizer())
+    shape = shape_of(config, lora=LoraConfig())
+    model = transformers.Qwen3VLForConditionalGeneration(config)
+    model = model.bfloat16() if compute_type == "bf16" else model.float()
+    ids = torch.randint(0, 200, (4, 512))
+    with torch.no_grad(), LargestLive(model) as live:
+        model.model(input_ids=ids, use_cache=False)
+    bound = ids.numel() * passing_bytes_per_token(shape.text, VALUE_BYTES[compute_type])
+    assert 0.5 * bound < live.most <= bound
+
+
+def test_scoring_16_rows_of_3072_with_qwen3_vl_2b_takes_at_most_3_5_gb_and_without_rows_nothing() -> None:
+    shape = qwen3_vl_2b(LoraConfig(rank=16))
+    attention = 2 * (4 * 2048 + 5 * 1024) + 12 * 2048
+    assert passing_bytes_per_token(shape.text, 2) == 2 * 5 * 2048 + attention == 71_680
+    settings = {"lora_rank": 16, "compute_type": "bf16"}
+    assert scoring_bytes(shape, training(**settings, scoring_rows=16)) == 16 * 3072 * 71_680 == 3_523_215_360
+    assert scoring_bytes(shape, training(**settings)) == 0
+
+
+def test_at_8192_tokens_per_row_scoring_16_rows_of_2b_takes_more_than_updating_1() -> None:
+    lengths = {"lora_rank": 16, "compute_type": "bf16", "rows": 1, "response_tokens": 7168}
+    shape = qwen3_vl_2b(LoraConfig(rank=16))
+    update = training_memory(shape, training(**lengths))
+    both = training_memory(shape, training(**lengths, scoring_rows=16))
+    assert both.scoring == 16 * 8192 * 71_680 > both.activations == update.activations
+    assert both.total - both.loaded == both.optimizer + both.gathered + both.scoring
+    assert both.total > update.total
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rank", [0, 16])
+def test_the_known_shape_of_each_size_is_that_of_the_model_that_transformers_builds(size: str, rank: int) -> None:
+    lora = LoraConfig(rank=rank)
+    built = qwen3_vl(size, lora)
+    assert known_shape(size, lora) == dataclasses.replace(built, adapted=known_shape(size, lora).adapted)
+    assert sorted(known_shape(size, lora).adapted) == sorted(built.adapted)
+
+
+@pytest.mark.parametrize(
+    ("offloaded", "sampling", "scoring"),
+    [
+        ({}, 0, 0),
+        ({"offload_optimizer": True}, 16, 16),
+        ({"offload_params": True}, 8, 0),
+        ({"offload_params": True, "offload_optimizer": True}, 24, 16),
+    ],
+)
+def test_what_is_offloaded_between_phases_leaves_8_bytes_per_float32_moment_pair_and_4_per_weight(
+    offloaded: dict[str, bool], sampling: int, scoring: int
+) -> None:
+    shape = qwen3_vl_2b(LoraConfig())
+    estimate = training_memory(shape, training(compute_type="bf16", devices=2, **offloaded))
+    share = 2_127_532_032 // 2
+    assert (estimate.leaves_while_sampling, estimate.leaves_while_scoring) == (
+        sampling * share // 2,
+        scoring * share // 2,
+    )
+    away = training_memory(shape, training(compute_type="bf16", cpu_offload=True, **offloaded))
+    assert (away.weights, away.gradients, away.optimizer, away.kept) == (0, 0, 0, 0)
+    assert away.gathered == estimate.gathered
+
+
 def test_a_generator_of_qwen3_vl_2b_with_one_request_of_3072_tokens_needs_4_6_gb_in_bf16() -> None:
     shape = qwen3_vl_2b(LoraConfig())
     assert generator_memory(shape, "bf16", 3072) == 2 * (2_127_532_032 + 2 * 28 * 1024 * 3072) == 4_607_385_600
@@ -159,9 +263,75 @@ def test_beside_vllm_qwen3_vl_2b_fits_an_80_gib_card_at_a_share_of_0_6_and_not_a
     marks = {}
     for share in ("0.6", "0.95", "0.01"):
         arguments = ["config=configs/geo3k/base.yaml", f"worker.rollout.gpu_memory_utilization={share}"]
-        found = memory_findings(needs, load_config(arguments), machine(gpus=(card,)), with_vllm=True)
+        config = load_config(arguments)
+        found = memory_findings(needs, config, machine(gpus=(card,)), with_vllm=True, shape_of_path=of_size("2B"))
         marks[share] = [each.mark for each in found if each.mark != "info"]
-    assert marks == {"0.6": ["ok", "ok"], "0.95": ["ok", "fail"], "0.01": ["fail", "ok"]}
+    assert marks == {"0.6": ["ok", "ok"], "0.95": ["ok", "fail"], "0.01": ["fail", "fail"]}
+
+
+def of_size(size: str) -> ShapeOf:
+    def shape_of_path(path: str, trust: bool, override: Mapping[str, Any], lora: LoraConfig) -> ModelShape:
+        return known_shape(size, lora)
+
+    return shape_of_path
+
+
+def on_a_card(size: str, gigabytes: float, *settings: str) -> tuple[Phases, str]:
+    """What a card makes of the paper's setting with these changes, and which setting would fit where it is refused."""
+    config = load_config(["config=configs/geo3k/cepo.yaml", *settings])
+    shapes = of_size(size)
+    card = {"free": int((gigabytes - 0.5) * 1e9), "total": int(gigabytes * 1e9), "with_vllm": True}
+    needs = estimate_needs(config, cpu_engine=False, shape_of_path=shapes)
+    return phases_on(config, needs, **card), settings_that_fit(config, **card, shape_of_path=shapes)
+
+
+def test_training_all_weights_of_2b_on_80_gb_sleeps_and_fits_because_gradients_are_freed_before_vllm_wakes_up() -> None:
+    phases, _ = on_a_card("2B", 80, "worker.actor.model.lora.rank=0")
+    assert phases.in_words == "sleeps"
+    gradients = 4 * 2_127_532_032
+    assert 0 < phases.sampling_left < gradients, "with the gradients of the last update there the wake-up would fail"
+
+
+def test_training_all_weights_of_2b_on_48_gb_is_refused_by_name_with_the_share_that_would_fit() -> None:
+    phases, fitting = on_a_card("2B", 48, "worker.actor.model.lora.rank=0")
+    assert phases.refused is not None
+    assert "while responses are sampled" in phases.refused
+    assert fitting == "worker.rollout.gpu_memory_utilization=0.45"
+    share = (fitting, "worker.actor.model.lora.rank=0")
+    assert on_a_card("2B", 48, *share)[0].in_words == "sleeps"
+
+
+@pytest.mark.parametrize(
+    ("settings", "fitting"),
+    [
+        (["worker.actor.model.lora.rank=0"], "worker.actor.fsdp.enable_cpu_offload=true"),
+        (["worker.rollout.gpu_memory_utilization=0.05"], "worker.rollout.gpu_memory_utilization=0.15"),
+        (
+            ["worker.rollout.gpu_memory_utilization=0.9", "worker.rollout.sleep=never"],
+            "worker.rollout.gpu_memory_utilization=0.75",
+        ),
+    ],
+)
+def test_a_refused_run_of_4b_on_80_gb_names_one_change_that_makes_it_fit(settings: list[str], fitting: str) -> None:
+    phases, found = on_a_card("4B", 80, *settings)
+    assert not phases.fits
+    assert found == fitting
+    kept = [each for each in settings if each.partition("=")[0] not in found]
+    assert on_a_card("4B", 80, *kept, *found.split())[0].fits
+
+
+def test_a_larger_card_never_trains_less_and_longer_responses_never_more() -> None:
+    marks = {"refused": 0, "sleeps": 1, "fits": 2}
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in memory_table()[2:]]
+    assert len(rows) == len(SIZES) * 2 * len(RESPONSES)
+    grades = [[marks[cell.split()[-2] if " " in cell else cell] for cell in row[3:]] for row in rows]
+    for grade in grades:
+        assert grade == sorted(grade)
+    for first in range(0, len(rows), len(RESPONSES)):
+        for shorter, longer in zip(rows[first : first + 2], rows[first + 1 : first + 3], strict=True):
+            for short_cell, long_cell in zip(shorter[3:], longer[3:], strict=True):
+                if short_cell.split()[:-1] == long_cell.split()[:-1] and " " in long_cell:
+                    assert int(short_cell.split()[-1]) >= int(long_cell.split()[-1])
 
 
 def test_50_steps_saved_every_10_keep_5_checkpoints_or_4_under_a_limit_of_3_and_the_last_alone_without_a_frequency() -> (

@@ -11,8 +11,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from cepo.doctor.attention import attention_lines
-from cepo.doctor.findings import Finding, exit_code, findings_table, gib
+from cepo.doctor.findings import Finding, exit_code, findings_table
 from cepo.doctor.versions import TESTED, version_findings, version_lines
+from cepo.sizing.phases import gib
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 INSTALLED: dict[str, str | None] = {

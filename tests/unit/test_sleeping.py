@@ -1,26 +1,87 @@
-"""When vLLM gives its memory back between phases."""
+"""Whether a step fits on a device, and when vLLM gives its memory back between phases."""
 
 from __future__ import annotations
 
-from cepo.doctor.memory import Estimate
-from cepo.rollout.sleeping import sleeps_between_phases
+import dataclasses
 
-GIB = 2**30
+import pytest
+from doctor_cases import GIB
+
+from cepo.sizing.memory import Estimate
+from cepo.sizing.phases import ASLEEP_BYTES, Demand, Phases, plan_phases
+
+DEMAND = Demand(loaded=5 * GIB, kept=2 * GIB, certain=8 * GIB, bound=12 * GIB, engine=6 * GIB)
 
 
-def test_auto_sleeps_only_where_the_update_needs_more_than_is_free_beside_the_engine() -> None:
-    assert not sleeps_between_phases("auto", free_bytes=20 * GIB, update_bytes=12 * GIB)
-    assert not sleeps_between_phases("auto", free_bytes=12 * GIB, update_bytes=12 * GIB)
-    assert sleeps_between_phases("auto", free_bytes=12 * GIB, update_bytes=12 * GIB + 1)
-    assert sleeps_between_phases("auto", free_bytes=-GIB, update_bytes=0)  # the engine's share alone is too large
+def phases(free: int, share: int = 40 * GIB, sleep: str = "auto", **changes: int) -> Phases:
+    return plan_phases(dataclasses.replace(DEMAND, **changes), free=free, share=share, sleep=sleep)
+
+
+def test_auto_sleeps_only_where_scoring_or_update_needs_more_than_is_free_beside_the_engine() -> None:
+    assert not phases(52 * GIB).sleeps
+    assert phases(52 * GIB - 1).sleeps
+    assert [phases(free * GIB).in_words for free in (60, 52, 51)] == ["fits", "fits", "sleeps"]
 
 
 def test_always_and_never_do_not_look_at_memory() -> None:
-    assert sleeps_between_phases("always", free_bytes=80 * GIB, update_bytes=0)
-    assert not sleeps_between_phases("never", free_bytes=0, update_bytes=80 * GIB)
+    assert phases(80 * GIB, sleep="always").sleeps
+    assert not phases(51 * GIB, sleep="never").sleeps
+    assert not phases(20 * GIB, share=0, sleep="always").sleeps, "only vLLM can sleep"
 
 
-def test_an_update_takes_all_but_the_weights_and_their_copies() -> None:
-    estimate = Estimate(weights=1000, gathered=200, gradients=30, optimizer=60, copies=500, activations=7)
-    assert estimate.total == 1797
-    assert estimate.beyond_weights == 200 + 30 + 60 + 7
+def test_what_stays_from_the_second_step_on_must_fit_beside_the_engine_that_wakes_up() -> None:
+    """Where the optimizer's state is not counted, the engine starts, step 1 passes, and step 2 has no memory to wake up."""
+    assert phases(42 * GIB).in_words == "sleeps"
+    late = phases(42 * GIB - 1)
+    assert late.refused is not None
+    assert "while responses are sampled, 7.0 GiB of the trainer stay beside vLLM's share of 40.0 GiB" in late.refused
+    assert phases(42 * GIB, kept=2 * GIB + 1).refused
+    assert phases(41 * GIB, kept=-3 * GIB).refused is None, "weights that leave the device make room"
+
+
+def test_a_certain_part_that_exceeds_the_device_is_refused_and_an_upper_bound_alone_is_tight() -> None:
+    asleep = {"kept": 0, "share": 4 * GIB, "engine": 0}
+    assert phases(8 * GIB, **asleep).in_words == "tight"
+    assert phases(12 * GIB + ASLEEP_BYTES, **asleep).in_words == "sleeps"
+    assert phases(12 * GIB + ASLEEP_BYTES - 1, **asleep).in_words == "tight"
+    refused = phases(8 * GIB - 1, **asleep).refused
+    assert refused is not None
+    assert "need 13.0 GiB beside a sleeping vLLM" in refused
+    awake = phases(47 * GIB, sleep="never").refused
+    assert awake is not None
+    assert "beside vLLM's share" in awake
+
+
+def test_a_share_below_the_engines_weights_is_refused() -> None:
+    assert phases(80 * GIB, share=6 * GIB).refused is None
+    assert "its weights with one request need 6.0 GiB" in (phases(80 * GIB, share=6 * GIB - 1).refused or "")
+
+
+@pytest.mark.parametrize(("scoring", "total"), [(28, 1797), (2000, 500 + 1000 + 60 + 200 + 8 + 2000)])
+def test_a_step_takes_the_larger_of_an_update_and_of_a_scoring_pass_which_has_no_gradients(
+    scoring: int, total: int
+) -> None:
+    estimate = Estimate(
+        weights=1000, gathered=200, gradients=30, optimizer=60, copies=500, activations=7, scoring=scoring, swapped=8
+    )
+    assert estimate.total == total
+    assert (estimate.loaded, estimate.kept) == (1500, 60)
+    assert estimate.certain == 1500 + 60 + 30 + 200
+
+
+def test_a_step_takes_the_larger_of_a_backward_pass_and_of_the_optimizers_arithmetic() -> None:
+    estimate = Estimate(
+        weights=100, gathered=20, gradients=30, optimizer=60, copies=0, activations=7, reducing=5, stepping=33
+    )
+    assert estimate.certain == 100 + 30 + 60 + 33
+    assert estimate.total == 100 + 30 + 60 + 33
+    assert dataclasses.replace(estimate, stepping=31).total == 100 + 30 + 60 + 20 + 5 + 7
+
+
+def test_state_that_leaves_the_device_is_not_kept_while_sampling_nor_while_scoring() -> None:
+    estimate = Estimate(
+        weights=100, gathered=20, gradients=0, optimizer=60, copies=0, activations=0, scoring=500,
+        leaves_while_sampling=160, leaves_while_scoring=60,
+    )  # fmt: skip
+    assert estimate.kept == -100
+    assert estimate.total == 100 + 20 + 500

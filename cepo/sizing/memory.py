@@ -68,6 +68,11 @@ class TrainingShape:
         head_chunk_elements: logits held at once.
         weight_copies: copies of the trained weights kept beside them (teacher, reference).
         devices: over which FSDP shards weights, gradients, optimizer and copies, but not a vision tower without gradient.
+        scoring_rows: of a micro-batch that is scored without gradient, each row at its longest.
+        prompts: of a step on one device, whose pictures' features are kept under a vision tower without gradient.
+        offload_params: weights leave the device while responses are sampled.
+        offload_optimizer: the optimizer's state is on the device during updates alone.
+        cpu_offload: weights, gradients, optimizer and copies are in host memory.
     """
 
     lora_rank: int
@@ -83,11 +88,32 @@ class TrainingShape:
     weight_copies: int = 0
     devices: int = 1
     optimizer: str = "adamw"
+    scoring_rows: int = 0
+    prompts: int = 0
+    offload_params: bool = False
+    offload_optimizer: bool = False
+    cpu_offload: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Bytes a trained model needs on its device. `activations` is a rough upper bound, the rest follows from the shape."""
+    """Bytes a trained model needs on its device.
+
+    `activations`, `scoring` and `features` are rough upper bounds, the rest follows from the shape.
+
+    Attributes:
+        weights, copies: there from the start; copies are the teacher's and the reference's.
+        gathered: what FSDP holds in the type of the computation during a pass.
+        gradients, optimizer: there from the first update on; gradients are freed after each.
+        reducing: beside the gathered weights while a backward pass adds up gradients.
+        stepping: what the optimizer's step holds for its own arithmetic.
+        swapped: live weights set aside while a copy of the teacher's takes their place.
+        activations: of an update's forward and backward pass.
+        scoring: of a pass without gradient.
+        features: of the pictures of a step, where they are kept.
+        leaves_while_sampling: of `weights` and `optimizer`, what host memory holds while responses are sampled.
+        leaves_while_scoring: of `optimizer`, what host memory holds while rows are scored.
+    """
 
     weights: int
     gathered: int
@@ -95,21 +121,38 @@ class Estimate:
     optimizer: int
     copies: int
     activations: int
+    reducing: int = 0
+    stepping: int = 0
+    swapped: int = 0
+    scoring: int = 0
+    features: int = 0
+    leaves_while_sampling: int = 0
+    leaves_while_scoring: int = 0
+
+    @property
+    def loaded(self) -> int:
+        """What is on the device when the rollout engine starts."""
+        return self.weights + self.copies
+
+    @property
+    def kept(self) -> int:
+        """What stays beyond `loaded` while responses are sampled, from the second step on; below 0 where weights leave."""
+        return self.optimizer - self.leaves_while_sampling
 
     @property
     def certain(self) -> int:
-        """What is needed whatever the lengths of prompts and responses."""
-        return self.weights + self.gathered + self.gradients + self.optimizer + self.copies
-
-    @property
-    def beyond_weights(self) -> int:
-        """What an update takes once weights and their copies are loaded."""
-        return self.total - self.weights - self.copies
+        """What an update or a scoring pass needs whatever the lengths of prompts and responses."""
+        update = self.gradients + self.optimizer + max(self.gathered + self.reducing, self.stepping)
+        scoring = self.optimizer - self.leaves_while_scoring + self.gathered + self.swapped
+        return self.loaded + max(update, scoring)
 
     @property
     def total(self) -> int:
-        """With the upper bound of the activations."""
-        return self.certain + self.activations
+        """With the upper bounds: the larger of an update and of a scoring pass."""
+        backward = self.gathered + self.reducing + self.activations + self.features
+        update = self.gradients + self.optimizer + max(backward, self.stepping)
+        passing = self.gathered + self.swapped + self.scoring + self.features
+        return self.loaded + max(update, self.optimizer - self.leaves_while_scoring + passing)
 
 
 def adapter_parameters(adapted: Sequence[tuple[int, int]], rank: int) -> int:
@@ -138,8 +181,9 @@ def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
     - gathered: what FSDP holds in the compute type: the weights outside the blocks, and two blocks (the one at work and the
       next), or all of them without full sharding.
     - gradients: one per trained weight, in the trained type; optimizer: see `optimizer_bytes_per_weight`.
-    - copies: of the trained weights, in float32.
-    - activations: see `activation_bytes`.
+    - reducing: see `reducing_bytes`; stepping: see `stepping_bytes`.
+    - copies: of the trained weights, in float32; swapped: one more of them, while a copy computes.
+    - activations: see `activation_bytes`; scoring: see `scoring_bytes`; features: see `feature_bytes`.
     """
     trained_bytes, compute_bytes = VALUE_BYTES[training.trained_type], VALUE_BYTES[training.compute_type]
     trained = trained_parameters(model, training)
@@ -150,15 +194,50 @@ def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
     blocks = 2 * model.largest_block if training.full_shard else sharded
     outside = model.outside_blocks - (model.vision_outside_blocks if whole else 0)
     gathered = min(outside + blocks, sharded) * compute_bytes
-    shares = -(-trained // training.devices)
+    shares, shards = -(-trained // training.devices), -(-weights // training.devices)
+    optimizer = shares * optimizer_bytes_per_weight(training.trained_type, training.optimizer)
+    on_device = 0 if training.cpu_offload else 1
+    copies = training.weight_copies * shares * 4 * on_device
+    away = optimizer * on_device if training.offload_optimizer else 0
     return Estimate(
-        weights=-(-weights // training.devices) + whole * compute_bytes,
+        weights=shards * on_device + whole * compute_bytes,
         gathered=gathered,
-        gradients=shares * trained_bytes,
-        optimizer=shares * optimizer_bytes_per_weight(training.trained_type, training.optimizer),
-        copies=training.weight_copies * shares * 4,
+        gradients=shares * trained_bytes * on_device,
+        optimizer=optimizer * on_device,
+        copies=copies,
         activations=activation_bytes(model, training),
+        reducing=reducing_bytes(model, training),
+        stepping=stepping_bytes(model, training) * on_device,
+        swapped=shares * trained_bytes if copies else 0,
+        scoring=scoring_bytes(model, training),
+        features=feature_bytes(model, training),
+        leaves_while_sampling=away + (shards * on_device if training.offload_params else 0),
+        leaves_while_scoring=away,
     )
+
+
+def reducing_bytes(model: ModelShape, training: TrainingShape) -> int:
+    """What a backward pass through all weights holds of gradients before they are those of the shards.
+
+    The gradients outside the blocks (embeddings, head) and of one block, in the compute type and in float32 for their
+    reduction; the head's own is summed in float32 before that. An adapter's are small and not counted.
+    """
+    if training.lora_rank > 0:
+        return 0
+    outside = model.outside_blocks - (model.vision_outside_blocks if whole_parameters(model, training) else 0)
+    reduced = (outside + model.largest_block) * (VALUE_BYTES[training.compute_type] + 4)
+    return max(reduced, 4 * model.vocabulary * model.text.hidden)
+
+
+def stepping_bytes(model: ModelShape, training: TrainingShape) -> int:
+    """torch's AdamW holds the square roots of all second moments at once on a GPU; `adamw_bf16` six float32 numbers for each
+
+    weight of one tensor at a time, of which the embeddings are the largest.
+    """
+    shares = -(-trained_parameters(model, training) // training.devices)
+    if training.optimizer == "adamw_bf16":
+        return 6 * 4 * min(shares, -(-model.vocabulary * model.text.hidden // training.devices))
+    return shares * VALUE_BYTES[training.trained_type]
 
 
 def optimizer_bytes_per_weight(trained_type: str, optimizer: str) -> int:
@@ -178,6 +257,50 @@ def activation_bytes(model: ModelShape, training: TrainingShape) -> int:
         total += stack_bytes(model.vision, training.rows * training.prompt_tokens * model.patches_per_token, training)
     logits = min(training.head_chunk_elements, training.rows * training.response_tokens * model.vocabulary)
     return total + 4 * 4 * logits
+
+
+def scoring_bytes(model: ModelShape, training: TrainingShape) -> int:
+    """A rough upper bound of a pass without gradient, rows as in `activation_bytes`: the inside of a block, or the head's chunk.
+
+    The vision tower runs before the language model, on every picture once.
+    """
+    if training.scoring_rows == 0:
+        return 0
+    compute_bytes = VALUE_BYTES[training.compute_type]
+    prompts = training.scoring_rows * training.prompt_tokens
+    tokens = prompts + training.scoring_rows * training.response_tokens
+    inside = tokens * passing_bytes_per_token(model.text, compute_bytes)
+    logits = min(training.head_chunk_elements, training.scoring_rows * training.response_tokens * model.vocabulary)
+    states = training.scoring_rows * training.response_tokens * model.text.hidden * compute_bytes
+    needed = max(inside, tokens * model.text.hidden * compute_bytes + states + 4 * 4 * logits)
+    if model.vision is None:
+        return needed
+    patches = prompts * model.patches_per_token
+    return max(needed, patches * passing_bytes_per_token(model.vision, compute_bytes))
+
+
+def feature_bytes(model: ModelShape, training: TrainingShape) -> int:
+    """Of a vision tower without gradient: what it gives to the language model's input and to three of its layers is kept
+
+    for the step, every prompt token counted as part of a picture.
+    """
+    if model.vision is None or not whole_parameters(model, training):
+        return 0
+    return training.prompts * training.prompt_tokens * 4 * model.text.hidden * VALUE_BYTES[training.compute_type]
+
+
+def passing_bytes_per_token(layers: Layers, compute_bytes: int) -> int:
+    """The most that one block holds of one token at a time in a pass without gradient.
+
+    The model's input, the block's, the residual and its normalised state stay, with the rotations (5 hidden states). Beside
+    them stand, one after the other: the norm's float32 copies (3); attention's queries before and after norm and rotation
+    with its output (4), keys and values likewise (5), and the float32 copies of the queries' norm (3); the MLP's
+    activation, its other branch and their product (3).
+    """
+    normed = 4 * 3 * layers.hidden
+    attention = compute_bytes * (4 * layers.queries + 5 * layers.keys) + 4 * 3 * layers.queries
+    mlp = compute_bytes * 3 * layers.intermediate
+    return compute_bytes * 5 * layers.hidden + max(normed, attention, mlp)
 
 
 def stack_bytes(layers: Layers, tokens: int, training: TrainingShape) -> int:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from cepo.config.schema import LoraConfig
-from cepo.doctor.memory import Layers, ModelShape
 from cepo.errors import ConfigError
 from cepo.models import family
+from cepo.sizing.memory import Layers, ModelShape
 
 
 def model_shape(

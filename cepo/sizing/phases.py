@@ -1,0 +1,101 @@
+"""Whether a step's phases fit on a device beside the rollout engine, and whether the engine sleeps between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ASLEEP_BYTES = 2 * 2**30
+"""What a sleeping engine keeps of its device: CUDA graphs and working buffers. An estimate, not yet measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """Bytes of the trained models on one device, of all of them together.
+
+    Attributes:
+        loaded: weights and copies, there when the engine starts.
+        kept: beyond them while responses are sampled, from the second step on.
+        certain: beyond them at the worst moment of scoring and update, whatever the lengths.
+        bound: the same with the upper bounds of the activations.
+        engine: the least that the engine needs: its weights, and keys and values of one request.
+    """
+
+    loaded: int
+    kept: int
+    certain: int
+    bound: int
+    engine: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phases:
+    """What follows for a device.
+
+    Attributes:
+        sleeps: the engine frees its memory while rows are scored and weights are updated.
+        sampling_left, training_left: what remains free in the two phases, with the upper bounds; below 0: it may not fit.
+        refused: why the run cannot go on; None where it can.
+    """
+
+    sleeps: bool
+    sampling_left: int
+    training_left: int
+    refused: str | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether both phases fit with the upper bounds."""
+        return self.refused is None and min(self.sampling_left, self.training_left) >= 0
+
+    @property
+    def in_words(self) -> str:
+        """`fits`, `sleeps`, `tight` (the certain part fits, the upper bound does not) or `refused`."""
+        if self.refused is not None:
+            return "refused"
+        return ("sleeps" if self.sleeps else "fits") if self.fits else "tight"
+
+
+def plan_phases(demand: Demand, *, free: int, share: int, sleep: str) -> Phases:
+    """The phases of a step on a device.
+
+    Sampling: the engine's share and `kept`. Training: `bound`, beside the engine's share, or beside a sleeping engine's rest.
+    Sleeping costs a copy of the engine's weights over the bus twice per step, so `auto` does it only where training would
+    not fit beside the engine's share.
+
+    Args:
+        free: bytes of the device once the trained models are loaded, before the engine takes its share.
+        share: bytes of vLLM's share of the device; 0 where another generator samples, which cannot sleep.
+        sleep: `worker.rollout.sleep`.
+    """
+    beside = free - share
+    sleeps = share > 0 and (sleep == "always" or (sleep == "auto" and demand.bound > beside))
+    training = free - ASLEEP_BYTES if sleeps else beside
+    return Phases(
+        sleeps=sleeps,
+        sampling_left=beside - demand.kept,
+        training_left=training - demand.bound,
+        # How much a sleeping engine keeps is too uncertain to refuse a run for.
+        refused=_refused(demand, beside=beside, training=free if sleeps else beside, share=share, sleeps=sleeps),
+    )
+
+
+def _refused(demand: Demand, *, beside: int, training: int, share: int, sleeps: bool) -> str | None:
+    if 0 < share < demand.engine:
+        return f"vLLM's share is {gib(share)}, and its weights with one request need {gib(demand.engine)}"
+    if demand.kept > beside:
+        return (
+            f"while responses are sampled, {gib(demand.loaded + demand.kept)} of the trainer stay beside vLLM's share of "
+            f"{gib(share)}: {gib(demand.kept - beside)} too much"
+        )
+    if demand.certain > training:
+        where = "beside a sleeping vLLM" if sleeps else "beside vLLM's share" if share else "on the device"
+        return (
+            f"scoring and update need {gib(demand.loaded + demand.certain)} {where} before any activation: "
+            f"{gib(demand.certain - training)} too much"
+        )
+    return None
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes in words: MiB below one GiB, else GiB."""
+    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,104 @@
+"""`cepo doctor table=memory`: which cards train which models in the paper's setting, by arithmetic alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from cepo.config import RunConfig, load_config
+from cepo.config.schema import LoraConfig
+from cepo.sizing.fitting import phases_on, settings_that_fit
+from cepo.sizing.known import SIZES, known_shape
+from cepo.sizing.memory import ModelShape
+from cepo.sizing.needs import ShapeOf, estimate_needs
+
+CARDS = (24, 48, 80, 96, 141, 180)
+"""Memory of the cards, in GB of 10^9 bytes."""
+RESPONSES = (2048, 4096, 8192)
+_SETTING = "config=configs/geo3k/cepo.yaml"
+_TAKEN_BY_THE_DRIVER = 500_000_000
+_SCORED_PER_TRAINED = 4  # rows of a scoring pass for each row of an update, as in the defaults
+_MOST_ROWS = 64
+_SHARE = "worker.rollout.gpu_memory_utilization="
+
+
+def memory_table() -> list[str]:
+    """The table as Markdown."""
+    lines = [
+        f"| model | trained | longest response | {' | '.join(f'{card} GB' for card in CARDS)} |",
+        f"| --- | --- | --- |{' --- |' * len(CARDS)}",
+    ]
+    for size in SIZES:
+        for rank, trained in ((16, "LoRA"), (0, "all weights")):
+            for response in RESPONSES:
+                config = _config(rank, response)
+                cells = [cell(config, _shapes(size), card) for card in CARDS]
+                lines.append(f"| {size} | {trained} | {response} | {' | '.join(cells)} |")
+    return lines
+
+
+def cell(config: RunConfig, shapes: ShapeOf, gigabytes: float) -> str:
+    """What a card makes of a configuration.
+
+    `fits N`: with the default micro-batches vLLM keeps its memory, and up to N rows per update pass; `sleeps N`: it frees it
+    between the phases, and N is the largest micro-batch then; in front another share of vLLM where the default of
+    0.6 is refused; `refused`: no share fits.
+    """
+    total = int(gigabytes * 1e9)
+    free = total - _TAKEN_BY_THE_DRIVER
+    found = _verdict(config, shapes, free, total)
+    if found is not None:
+        return found
+    smallest = _with_rows(config, 1)
+    written = settings_that_fit(smallest, free=free, total=total, with_vllm=True, shape_of_path=shapes)
+    if not written.startswith(_SHARE) or " " in written:
+        return "refused"
+    share = float(written.removeprefix(_SHARE))
+    shared = _verdict(_with_share(config, share), shapes, free, total)
+    assert shared is not None, "one row per pass was found to fit"
+    return f"{share:g}: {shared}"
+
+
+def _verdict(config: RunConfig, shapes: ShapeOf, free: int, total: int) -> str | None:
+    """None where not even one row per pass fits."""
+
+    def words(rows: int) -> str:
+        changed = _with_rows(config, rows)
+        needs = estimate_needs(changed, cpu_engine=False, shape_of_path=shapes)
+        return phases_on(changed, needs, free=free, total=total, with_vllm=True).in_words
+
+    usual = words(config.worker.actor.micro_batch_size_per_device_for_update)
+    wanted = usual if usual == "fits" else "sleeps"
+    largest = 0
+    for rows in range(1, _MOST_ROWS + 1):
+        found = words(rows)
+        if found == wanted or (wanted == "sleeps" and found == "fits"):
+            largest = rows
+    return f"{wanted} {largest}" if largest else None
+
+
+def _config(rank: int, response: int) -> RunConfig:
+    settings = [f"worker.actor.model.lora.rank={rank}", f"data.max_response_length={response}"]
+    return load_config([_SETTING, *settings])
+
+
+def _shapes(size: str) -> ShapeOf:
+    def shape_of_path(path: str, trust: bool, override: Mapping[str, Any], lora: LoraConfig) -> ModelShape:
+        return known_shape(size, lora)
+
+    return shape_of_path
+
+
+def _with_rows(config: RunConfig, rows: int) -> RunConfig:
+    actor = dataclasses.replace(
+        config.worker.actor,
+        micro_batch_size_per_device_for_update=rows,
+        micro_batch_size_per_device_for_experience=_SCORED_PER_TRAINED * rows,
+    )
+    return dataclasses.replace(config, worker=dataclasses.replace(config.worker, actor=actor))
+
+
+def _with_share(config: RunConfig, share: float) -> RunConfig:
+    rollout = dataclasses.replace(config.worker.rollout, gpu_memory_utilization=share)
+    return dataclasses.replace(config, worker=dataclasses.replace(config.worker, rollout=rollout))
