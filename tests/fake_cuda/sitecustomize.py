@@ -14,11 +14,15 @@ if _FAKE is not None:
     import cepo  # noqa: F401  (this file stands where the environment's own way of telling child processes would)
 
     _DEVICES = [] if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else _FAKE["devices"]
+
+    def _device(device=None):
+        return _DEVICES[getattr(device, "index", device) or 0]
+
     torch.version.cuda = _FAKE["cuda"]
     torch.cuda.is_available = lambda: bool(_DEVICES)
     torch.cuda.device_count = lambda: len(_DEVICES)
     torch.cuda.current_device = lambda: 0
-    torch.cuda.get_device_name = lambda device=0: _DEVICES[device or 0]["name"]
-    torch.cuda.get_device_capability = lambda device=0: tuple(_DEVICES[device or 0]["capability"])
-    torch.cuda.mem_get_info = lambda device=0: (_DEVICES[device or 0]["free"], _DEVICES[device or 0]["total"])
+    torch.cuda.get_device_name = lambda device=None: _device(device)["name"]
+    torch.cuda.get_device_capability = lambda device=None: tuple(_device(device)["capability"])
+    torch.cuda.mem_get_info = lambda device=None: (_device(device)["free"], _device(device)["total"])
     torch.cuda.get_arch_list = lambda: _FAKE["compiled"]

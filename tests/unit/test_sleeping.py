@@ -40,11 +40,14 @@ def test_what_stays_from_the_second_step_on_must_fit_beside_the_engine_that_wake
 
 
 def test_a_certain_part_that_exceeds_the_device_is_refused_and_an_upper_bound_alone_is_tight() -> None:
-    asleep = {"kept": 0, "share": 4 * GIB, "engine": 0}
-    assert phases(8 * GIB, **asleep).in_words == "tight"
-    assert phases(12 * GIB + ASLEEP_BYTES, **asleep).in_words == "sleeps"
-    assert phases(12 * GIB + ASLEEP_BYTES - 1, **asleep).in_words == "tight"
-    refused = phases(8 * GIB - 1, **asleep).refused
+
+    def asleep(free: int) -> Phases:
+        return phases(free, share=4 * GIB, kept=0, engine=0)
+
+    assert asleep(8 * GIB).in_words == "tight"
+    assert asleep(12 * GIB + ASLEEP_BYTES).in_words == "sleeps"
+    assert asleep(12 * GIB + ASLEEP_BYTES - 1).in_words == "tight"
+    refused = asleep(8 * GIB - 1).refused
     assert refused is not None
     assert "need 13.0 GiB beside a sleeping vLLM" in refused
     awake = phases(47 * GIB, sleep="never").refused

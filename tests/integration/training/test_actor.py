@@ -285,6 +285,20 @@ def test_linear_falls_in_equal_steps_from_the_peak_to_its_floor_after_warm_up() 
     assert [learning_rate_factor(step, to_zero, 4) for step in range(5)] == pytest.approx([1.0, 1.0, 2 / 3, 1 / 3, 0.0])
 
 
+def test_gradients_that_were_freed_between_steps_change_no_bit_of_the_next_ones(
+    build_actor: BuildActor, rows: list[ScoringRow]
+) -> None:
+    freeing, keeping = build_actor(optim__lr="1e-3"), build_actor(optim__lr="1e-3")
+    batch = optimizer_batch(freeing, rows, ADVANTAGES)
+    for step in range(3):
+        freeing.update([batch], step=step)
+        keeping.update([batch], step=step)
+        freeing.forget_gradients()
+        assert all(parameter.grad is None for parameter in freeing.module.parameters())
+    assert any(parameter.grad is not None for parameter in keeping.module.parameters())
+    assert differing(parameters_of(keeping), parameters_of(freeing)) == []
+
+
 def test_the_cosine_gives_the_values_worked_out_by_hand(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     optim = OptimConfig(lr=1e-3, lr_scheduler_type="cosine", lr_warmup_steps=2, min_lr_ratio=0.1)
     factors = [learning_rate_factor(step, optim, 6) for step in range(7)]
