@@ -34,7 +34,7 @@ def test_training_on_a_gpu_of_40_mb_ends_with_code_2_before_anything_is_written(
     message = done.stderr.splitlines()[-1]
     assert "the run does not fit on this GPU, of which 37 MiB of 38 MiB are free" in message
     assert "while responses are sampled" in message
-    assert "what would fit: worker.rollout.gpu_memory_utilization=" in message
+    assert "take more devices (trainer.n_gpus_per_node)" in message
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 

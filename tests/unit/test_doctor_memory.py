@@ -40,7 +40,6 @@ from cepo.sizing.shape import shape_of
 from cepo.sizing.table import RESPONSES, memory_table
 
 
-
 def test_qwen3_vl_2b_has_2_127_532_032_parameters_406_957_056_of_them_in_its_vision_tower() -> None:
     layer = 3 * 2048 * 2048 + 3 * 2048 * 6144 + 2 * 2048 + 2 * 128  # q, o and k with v; MLP; norms; q and k norms
     text = 151936 * 2048 + 28 * layer + 2048
