@@ -25,7 +25,8 @@ def check_before_imports(config: RunConfig) -> None:
     from cepo.rewards.imports import require_imports
     from cepo.rewards.loader import resolve_reward_path
 
-    require_imports(resolve_reward_path(config.worker.reward.reward_function)[0])
+    for spec in config.worker.reward.reward_functions:
+        require_imports(resolve_reward_path(spec)[0])
 
 
 def try_reward(rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:

@@ -286,6 +286,7 @@ def _reward_pool(reward: RewardConfig) -> RewardPool:
     return RewardPool(
         reward.reward_function,
         reward.reward_function_kwargs,
+        weights=reward.reward_weights,
         num_workers=reward.num_cpus,
         timeout_seconds=reward.timeout_seconds,
     )

@@ -14,7 +14,7 @@ from cepo.config.derived import chosen_launcher, needs_critic, num_devices
 from cepo.config.loader import build_run, plain_tree
 from cepo.config.paths import find_path, searched, split_function
 from cepo.config.plan import plan_lines
-from cepo.config.schema import ModelConfig, RunConfig
+from cepo.config.schema import ModelConfig, RewardConfig, RunConfig
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, did_you_mean
 
@@ -237,19 +237,27 @@ def _check_files(config: RunConfig) -> None:
         _require_model("worker.critic.model.model_path", config.worker.critic.model.model_path)
     _require_file("data.format_prompt", data.format_prompt)
     _require_file("data.override_chat_template", data.override_chat_template)
-    reward_key = "worker.reward.reward_function"
-    reward_file, function = split_function(config.worker.reward.reward_function)
-    if not reward_file.endswith(".py") or not function.isidentifier():
-        raise ConfigError(
-            f"{reward_key}={config.worker.reward.reward_function} must have the form path/file.py:function."
-        )
-    _require_file(reward_key, reward_file)
+    _check_rewards(config.worker.reward)
     for path in trainer.plugins:
         _require_file("trainer.plugins", path)
     _require_folder("data.image_dir", data.image_dir)
     _require_folder("trainer.load_checkpoint_path", trainer.load_checkpoint_path)
     template = config.algorithm.methods[config.algorithm.adv_estimator].get("teacher", {}).get("template")
     _require_file(f"algorithm.{config.algorithm.adv_estimator}.teacher.template", template)
+
+
+def _check_rewards(reward: RewardConfig) -> None:
+    key, functions = "worker.reward.reward_function", reward.reward_functions
+    for name in functions:
+        file, function = split_function(name)
+        if not file.endswith(".py") or not function.isidentifier():
+            raise ConfigError(f"{key}={name} must have the form path/file.py:function.")
+        _require_file(key, file)
+    if reward.reward_weights is not None and len(reward.reward_weights) != len(functions):
+        raise ConfigError(
+            f"worker.reward.reward_weights={reward.reward_weights} has {len(reward.reward_weights)} entries, and {key} names "
+            f"{len(functions)} functions. Give one weight for each, or null for 1 each."
+        )
 
 
 def check_model_and_data(model_path: str, sources: Sequence[str]) -> None:

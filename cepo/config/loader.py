@@ -277,8 +277,10 @@ def _with_located_files(run: RunConfig) -> RunConfig:
         format_prompt=data.format_prompt and located(data.format_prompt),
         override_chat_template=data.override_chat_template and located(data.override_chat_template),
     )
-    file, function = split_function(reward.reward_function)
-    reward = dataclasses.replace(reward, reward_function=f"{located(file)}:{function}")
+    functions = [split_function(each) for each in reward.reward_functions]
+    reward = dataclasses.replace(
+        reward, reward_function=",".join(f"{located(file)}:{function}" for file, function in functions)
+    )
     trainer = dataclasses.replace(trainer, plugins=[located(path) for path in trainer.plugins])
     methods = {name: _located_strings(section) for name, section in run.algorithm.methods.items()}
     return dataclasses.replace(

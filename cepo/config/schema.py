@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.config.data_schema import DataConfig
-from cepo.config.options import OptionRule, described, option
+from cepo.config.options import OptionRule, described, option, parts_of
 
 FloatType = Literal["bf16", "fp16", "fp32"]
 
@@ -253,11 +253,23 @@ class RolloutConfig:
 class RewardConfig:
     """`worker.reward.*`."""
 
-    reward_function: str = option("cepo/rewards/math.py:compute_score", "`file.py:function`; without a name: `main`.")
-    reward_function_kwargs: Mapping[str, Any] = option({}, "Keyword arguments of that function.")
+    reward_function: str = option(
+        "cepo/rewards/math.py:compute_score",
+        "`file.py:function`; without a name: `main`. Several as a list, or separated by commas, are added up.",
+        joined=True,
+    )
+    reward_weights: list[float] | None = option(None, "Weight of each of several reward functions; null: 1 each.")
+    reward_function_kwargs: Mapping[str, Any] = option(
+        {}, "Keyword arguments of that function; of several, a section for each under its file's name."
+    )
     skip_special_tokens: bool = option(True, "Decode responses without special tokens.")
     num_cpus: int = option(1, "Worker processes that score responses.", minimum=1)
     timeout_seconds: float = option(10.0, "Time after which one response's scoring is given up and counts 0.", above=0)
+
+    @property
+    def reward_functions(self) -> list[str]:
+        """The reward functions one by one."""
+        return parts_of(self.reward_function)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,10 +94,10 @@ def _trackers(config: RunConfig) -> str:
 
 
 def _reward(config: RunConfig) -> str:
-    from cepo.rewards.loader import load_reward_function
+    from cepo.rewards.combined import load_reward
 
     reward = config.worker.reward
-    load_reward_function(reward.reward_function, reward.reward_function_kwargs)
+    load_reward(reward.reward_function, reward.reward_function_kwargs, reward.reward_weights)
     return reward.reward_function
 
 

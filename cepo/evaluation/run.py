@@ -85,8 +85,13 @@ def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
 def reward_pool(task: Task, config: RunConfig) -> RewardPool:
     """Processes that run the task's reward function; they serve every task of the same function."""
     reward = config.worker.reward
-    kwargs = {} if task.is_benchmark else reward.reward_function_kwargs
-    return RewardPool(task.reward_function, kwargs, num_workers=reward.num_cpus, timeout_seconds=reward.timeout_seconds)
+    return RewardPool(
+        task.reward_function,
+        {} if task.is_benchmark else reward.reward_function_kwargs,
+        weights=None if task.is_benchmark else reward.reward_weights,
+        num_workers=reward.num_cpus,
+        timeout_seconds=reward.timeout_seconds,
+    )
 
 
 def graded_rows(

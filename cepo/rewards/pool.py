@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from cepo.errors import ConfigError, EngineError, RewardError
 from cepo.rewards.channel import Failure
+from cepo.rewards.combined import function_names
 from cepo.rewards.contract import RewardScore
-from cepo.rewards.loader import resolve_reward_path
 from cepo.rewards.process import START_SECONDS, WorkerProcess
 from cepo.rewards.stream import RewardStream
 
@@ -65,7 +65,8 @@ class _Task:
 class RewardPool:
     """Runs a reward function in processes that are killed and replaced when they exceed the time limit.
 
-    `spec` is `path/to/file.py:function` (see `cepo.rewards.loader`) and `kwargs` are its keywords.
+    `spec` is `path/to/file.py:function` (see `cepo.rewards.loader`) and `kwargs` are its keywords; several functions with
+    `weights` are added up (see `cepo.rewards.combined`).
 
     Sequential functions are called sample by sample, each within `timeout_seconds`. A batch function is called with up
     to 32 samples at once, and the call as a whole gets `timeout_seconds`. Where such a call raises, returns
@@ -82,16 +83,24 @@ class RewardPool:
     Calls from several threads are served in turn.
     """
 
-    def __init__(self, spec: str, kwargs: Mapping[str, Any], *, num_workers: int, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        spec: str,
+        kwargs: Mapping[str, Any],
+        *,
+        weights: Sequence[float] | None = None,
+        num_workers: int,
+        timeout_seconds: float,
+    ) -> None:
         if num_workers < 1:
             raise ConfigError(f"num_workers = {num_workers}: give at least 1 reward worker.")
         if not (timeout_seconds > 0 and math.isfinite(timeout_seconds)):
             raise ConfigError(f"timeout_seconds = {timeout_seconds}: give a positive number of seconds.")
-        resolve_reward_path(spec)
+        function_names(spec)
         self.spec = spec
         self.reward_name = "unknown"
         self.reward_type = "batch"
-        self._kwargs = dict(kwargs)
+        self._kwargs, self._weights = dict(kwargs), weights
         self._timeout_seconds = timeout_seconds
         self._samples_together = _SAMPLES_TOGETHER
         self._fields: dict[str, None] = {"overall": None}
@@ -310,7 +319,7 @@ class RewardPool:
         return self._workers[position]
 
     def _start_worker(self) -> WorkerProcess:
-        return WorkerProcess(self.spec, self._kwargs, timeout_seconds=self._timeout_seconds)
+        return WorkerProcess(self.spec, self._kwargs, weights=self._weights, timeout_seconds=self._timeout_seconds)
 
 
 def _split(

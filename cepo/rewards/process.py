@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ _CLOSE_SECONDS = 1.0
 class WorkerProcess:
     """A running `python -m cepo.rewards.worker`. It is `ready` once it has said so; until then it loads the function."""
 
-    def __init__(self, spec: str, kwargs: Mapping[str, Any], *, timeout_seconds: float) -> None:
+    def __init__(
+        self, spec: str, kwargs: Mapping[str, Any], *, weights: Sequence[float] | None = None, timeout_seconds: float
+    ) -> None:
         self.ready = False
         self.deadline = time.monotonic() + START_SECONDS
         self._buffer = MessageBuffer()
@@ -46,6 +48,7 @@ class WorkerProcess:
         setup = {
             "spec": spec,
             "kwargs": dict(kwargs),
+            "weights": weights,
             "sys_path": [entry or os.getcwd() for entry in sys.path],
             "timeout_seconds": timeout_seconds,
             "start_seconds": START_SECONDS,

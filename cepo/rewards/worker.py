@@ -42,11 +42,11 @@ def main() -> None:
 
 def _serve(setup: dict[str, Any], requests: int, replies: int, parent: int, devnull: IO[str]) -> None:
     from cepo.rewards.answers import answers_equal
-    from cepo.rewards.loader import load_reward_function
+    from cepo.rewards.combined import load_reward
 
     with _Deadline(setup["start_seconds"] + _GRACE_SECONDS, devnull):
         try:
-            reward = load_reward_function(setup["spec"], setup["kwargs"])
+            reward = load_reward(setup["spec"], setup["kwargs"], setup["weights"])
             # The first comparison builds the parser's tables: not at the cost of the first sample.
             answers_equal(r"\frac{1}{2}", r"\sqrt{3}")
         except (Exception, SystemExit) as error:

@@ -59,6 +59,11 @@ def fault(*arguments: str) -> str:
         (["data.train_files=../elsewhere"], ["no such file or folder", "org/name@split"]),
         (["data.train_files=org/name@a@b"], ["one '@'"]),
         (["data.train_files=[org/name, data/train.parquet]"], ["data.train_files=data/train.parquet", "no such file"]),
+        (
+            ["worker.reward.reward_function=[cepo/rewards/math.py, no.py:f]"],
+            ["reward_function=no.py", "no such file"],
+        ),
+        (["worker.reward.reward_weights=[1,2]"], ["reward_weights=[1.0, 2.0] has 2 entries", "names 1 functions"]),
         (["data.train_files='org/name,,org/other'"], ["separated by single commas"]),
         (["data.train_files=org/a,org/b", "data.train_weights=[1]"], ["has 1 entries", "names 2 training sets"]),
         (["data.train_files=org/name@"], ["one '@'"]),

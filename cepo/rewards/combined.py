@@ -1,0 +1,99 @@
+"""Several reward functions as one: a weighted sum, with what each of them gave beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cepo.errors import RewardError, did_you_mean
+from cepo.rewards.contract import RewardScore
+from cepo.rewards.loader import LoadedReward, RewardType, load_reward_function, resolve_reward_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class CombinedReward:
+    """Functions f with weights w: `overall` = sum over f of w_f overall_f, and `<f>` = overall_f.
+
+    The other numbers keep their names, so `accuracy` tells right from wrong; where two functions give one of the same name, it is
+    that of the first, and the later one's is `<f>.<name>`.
+    """
+
+    parts: Mapping[str, LoadedReward]
+    weights: Sequence[float]
+
+    @property
+    def name(self) -> str:
+        """The functions' names."""
+        return "+".join(self.parts)
+
+    @property
+    def reward_type(self) -> RewardType:
+        """`sequential` as soon as one function is: then each sample has the time limit for itself."""
+        kinds = {part.reward_type for part in self.parts.values()}
+        return "sequential" if "sequential" in kinds else "batch"
+
+    def score(self, reward_inputs: Sequence[Mapping[str, Any]], *, first_sample: int = 0) -> list[RewardScore]:
+        """As `LoadedReward.score`, over all functions."""
+        given = [part.score(reward_inputs, first_sample=first_sample) for part in self.parts.values()]
+        return [self._sum(scores) for scores in zip(*given, strict=True)]
+
+    def _sum(self, scores: Sequence[RewardScore]) -> RewardScore:
+        pairs = zip(self.weights, scores, strict=True)
+        total: RewardScore = {"overall": sum(weight * score["overall"] for weight, score in pairs)}
+        total.update({name: score["overall"] for name, score in zip(self.parts, scores, strict=True)})
+        for name, score in zip(self.parts, scores, strict=True):
+            for key, value in score.items():
+                if key != "overall":
+                    total[f"{name}.{key}" if key in total else key] = value
+        return total
+
+
+def load_reward(
+    spec: str, kwargs: Mapping[str, Any], weights: Sequence[float] | None = None
+) -> LoadedReward | CombinedReward:
+    """The function that `spec` names, or the weighted sum of several, separated by commas.
+
+    Args:
+        kwargs: keywords of the function; of several, a mapping of keywords for each name that has some.
+        weights: one for each function; None: 1 each.
+
+    Raises:
+        RewardError: as `load_reward_function`, and where `kwargs` names no function of several.
+    """
+    specs = _each(spec)
+    if len(specs) == 1 and weights is None:
+        return load_reward_function(spec, kwargs)
+    names = function_names(spec)
+    own = {names[0]: kwargs} if len(names) == 1 else kwargs
+    for name, keywords in own.items():
+        if name not in names or not isinstance(keywords, Mapping):
+            raise RewardError(
+                f"worker.reward.reward_function_kwargs has {name}={keywords!r}.{did_you_mean(name, names)} Of several reward "
+                f"functions, give each its own section of keywords: {', '.join(f'{each}: {{...}}' for each in names)}."
+            )
+    parts = {name: load_reward_function(each, own.get(name, {})) for name, each in zip(names, specs, strict=True)}
+    return CombinedReward(parts=parts, weights=weights or [1.0] * len(parts))
+
+
+def function_names(spec: str) -> list[str]:
+    """What metrics call the functions of `spec`: the name of the file, with the function's where two files' are alike.
+
+    Raises:
+        RewardError: a file does not exist, or a function is named twice.
+    """
+    files = [resolve_reward_path(each) for each in _each(spec)]
+    often = Counter(path.stem for path, _ in files)
+    names = [path.stem if often[path.stem] == 1 else f"{path.stem}.{function}" for path, function in files]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise RewardError(
+            f"worker.reward.reward_function={spec} names {twice[0]} twice. Give each function once, with its weight in "
+            "worker.reward.reward_weights, and files that are called alike other names."
+        )
+    return names
+
+
+def _each(spec: str) -> list[str]:
+    return [each.strip() for each in spec.split(",")]
