@@ -9,6 +9,8 @@ recomputed layer gets the same argument again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
@@ -21,6 +23,12 @@ ATTENTION_NAME = "shared_segments"
 
 BLOCK_SIZE = 128
 """Tokens per side of a block of FlexAttention."""
+
+
+_SCORES_AT_ONCE = 2**26
+"""Of `attend_by_formula`; float32: 256 MiB."""
+
+_BY_FORMULA = ContextVar("by_formula", default=False)
 
 
 class Part(NamedTuple):
@@ -92,10 +100,13 @@ def segment_attention(
     segments: SegmentLayout | None = None,
     **settings: Any,
 ) -> tuple[Float[Tensor, "1 L H D"], None]:
-    """transformers' attention function: as `sdpa` where the call names no layout.
+    """transformers' attention function: as `sdpa` where the call names no layout, unless `attention_by_formula` is on.
 
     With a layout the row is the packed one. On a CPU that is flash attention part by part, on other devices FlexAttention.
     """
+    if segments is None and _BY_FORMULA.get() and attention_mask is None:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        return attend_by_formula(query, key, value, scale).transpose(1, 2).contiguous(), None
     if segments is None:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -107,6 +118,34 @@ def segment_attention(
     else:
         attended = attend_by_blocks(query, key, value, segments, scale)
     return attended.transpose(1, 2).contiguous(), None
+
+
+@contextmanager
+def attention_by_formula() -> Iterator[None]:
+    """Inside, rows without a layout are computed by `attend_by_formula`: another rounding of the same numbers."""
+    token = _BY_FORMULA.set(True)
+    try:
+        yield
+    finally:
+        _BY_FORMULA.reset(token)
+
+
+def attend_by_formula(
+    query: Float[Tensor, "R H L D"], key: Float[Tensor, "R K L D"], value: Float[Tensor, "R K L D"], scale: float
+) -> Float[Tensor, "R H L D"]:
+    """Causal softmax attention in float32, some queries at a time, in the type of the query."""
+    rows, heads, length, _ = query.shape
+    grouped = query.unflatten(1, (key.shape[1], -1))
+    keys, values = key.float().unsqueeze(2), value.float().unsqueeze(2)
+    attended = torch.empty_like(grouped)
+    place = torch.arange(length, device=query.device)
+    step = max(1, _SCORES_AT_ONCE // (rows * heads * length))
+    for start in range(0, length, step):
+        stop = min(start + step, length)
+        scores = grouped[..., start:stop, :].float() @ keys[..., :stop, :].mT * scale
+        scores.masked_fill_(place[:stop] > place[start:stop, None], float("-inf"))
+        attended[..., start:stop, :] = scores.softmax(dim=-1) @ values[..., :stop, :]
+    return attended.flatten(1, 2)
 
 
 def attend_by_parts(

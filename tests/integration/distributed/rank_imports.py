@@ -12,6 +12,7 @@ import transformers.models.qwen3_vl.processing_qwen3_vl
 
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
+import rank_checks
 import rank_reductions
 import rank_scenarios
 from cepo.microgeo.world import ASSETS

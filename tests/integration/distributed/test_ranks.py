@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 import torch
+from rank_checks import RIGHT, WRONG, check_runs
 from rank_processes import run_ranks
 from rank_reductions import SCENARIOS as REDUCTIONS
 from rank_reductions import WEIGHTS, Reductions, every_run_and_reduction
@@ -37,11 +38,13 @@ Key = TypeVar("Key", str, int)
 
 @dataclass(frozen=True)
 class Runs:
-    """Outcomes by number of ranks, then rank, then scenario; those resumed from checkpoints of more ranks; what was reduced."""
+    """Outcomes by number of ranks, then rank, then scenario; those resumed from checkpoints of more ranks; what was reduced;
+    whether rows stayed packed."""
 
     whole: Mapping[int, list[dict[str, Outcome]]]
     resumed: Mapping[int, list[dict[str, Outcome]]]
     reductions: Mapping[int, list[dict[str, Reductions]]]
+    packed: Mapping[int, list[dict[str, bool]]]
     saved: Path
 
     def one(self, name: str) -> Outcome:
@@ -51,13 +54,19 @@ class Runs:
         return [outcomes[name] for outcomes in self.whole[num_ranks]]
 
 
+def everything(folder: Path, saved: Path) -> tuple[dict[str, Outcome], dict[str, Reductions], dict[str, bool]]:
+    """What a rank does; one start of processes serves all."""
+    return *every_run_and_reduction(folder, saved), check_runs(folder)
+
+
 @pytest.fixture(scope="module")
 def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """One start of processes for each number of ranks, and one more for those that resume what more ranks saved."""
     saved = tmp_path_factory.mktemp("saved")
-    both = {number: run_ranks(every_run_and_reduction, number, tiny_model_folder, saved) for number in NUM_RANKS}
-    whole = {number: [outcomes for outcomes, _ in ranks] for number, ranks in both.items()}
-    reductions = {number: [reductions for _, reductions in ranks] for number, ranks in both.items()}
+    found = {number: run_ranks(everything, number, tiny_model_folder, saved) for number in NUM_RANKS}
+    whole, reductions, packed = (
+        {number: [each[place] for each in ranks] for number, ranks in found.items()} for place in range(3)
+    )
     resumed = {
         1: run_ranks(resumed_runs, 1, tiny_model_folder, saved, (ALL_WEIGHTS, ADAPTER), (2, 4)),
         2: run_ranks(resumed_runs, 2, tiny_model_folder, saved, (ALL_WEIGHTS,), (4,)),
@@ -66,7 +75,7 @@ def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> R
         earlier = [{key: value for key, value in each.items() if key not in SCENARIOS} for each in whole[number]]
         more = resumed.get(number, [{} for _ in earlier])
         resumed[number] = [one | other for one, other in zip(earlier, more, strict=True)]
-    return Runs(whole, resumed, reductions, saved)
+    return Runs(whole, resumed, reductions, packed, saved)
 
 
 def gap(left: Mapping[Key, Tensor], right: Mapping[Key, Tensor]) -> float:
@@ -247,3 +256,10 @@ def test_only_gradients_of_an_adapter_that_every_pass_reaches_and_fp32_adds_up_a
     for ranks in runs.reductions[num_ranks]:
         for found in ranks.values():
             assert [name for name, once in found.decisions.items() if once] == ["an adapter"]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_in_bf16_all_ranks_keep_packed_rows_or_all_pad_them_also_those_without_a_row(
+    runs: Runs, num_ranks: int
+) -> None:
+    assert runs.packed[num_ranks] == [{RIGHT: True, WRONG: False}] * num_ranks
