@@ -26,7 +26,7 @@ class DataConfig:
         above=0,
     )
     val_files: str | None = option(None, "Validation set, in the same forms; null: no validation.")
-    prompt_key: str = option("prompt", "Column with the question.")
+    prompt_key: str = option("prompt", "Column with the question: text, or a list of chat messages.")
     answer_key: str = option("answer", "Column with the reference answer.")
     solution_key: str = option("solution", "Column with a worked solution; a dataset need not have it.")
     image_key: str = option("images", "Column with the list of images; a row may have none.")

@@ -8,6 +8,7 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.data.dataset import Problem
 from cepo.errors import DataError
 from cepo.models.processing import MARKS, EncodedPrompt, ImageInputs, Processing
+from cepo.models.turns import Turn
 from cepo.teacher.hints import HintTemplate, sanitise_reference
 from cepo.types import Reference
 
@@ -37,7 +38,7 @@ class ContextBuilder:
             DataError: it is too long; the reference may be cut, the question may not.
         """
         pictures = self._processing.load_visuals(problem.images, problem.videos, problem.picture_source)
-        prompt = self._processing.encode(problem.text, pictures)
+        prompt = self._processing.encode(problem.text, pictures, history=problem.history)
         if len(prompt.token_ids) > self._max_context_length:
             raise DataError(
                 f"row {problem.prompt_id}: the prompt has {len(prompt.token_ids)} tokens; data.max_prompt_length is "
@@ -74,15 +75,20 @@ class ContextBuilder:
         return context, reference_text
 
     def _encode(self, problem: Problem, images: ImageInputs | None, reference_text: str) -> EncodedPrompt:
-        text = problem.text
+        text, history = problem.text, problem.history
         if not self._teacher.with_images:
-            for mark in MARKS:
-                text = text.replace(mark, "")
+            text, history = _without_marks(text), [Turn(turn.role, _without_marks(turn.text)) for turn in history]
         rendered = self._template.render(prompt=text, reference=reference_text)
         if self._teacher.placement != "assistant_prefix":
-            return self._processing.encode(rendered, images)
-        return self._processing.encode(text, images, assistant_prefix=rendered)
+            return self._processing.encode(rendered, images, history=history)
+        return self._processing.encode(text, images, history=history, assistant_prefix=rendered)
 
     def _cut(self, text: str, num_tokens: int) -> str:
         tokens = self._processing.encode_text(text)
         return text if len(tokens) <= num_tokens else self._processing.decode(tokens[:num_tokens]).rstrip("\ufffd ")
+
+
+def _without_marks(text: str) -> str:
+    for mark in MARKS:
+        text = text.replace(mark, "")
+    return text

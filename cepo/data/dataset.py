@@ -16,6 +16,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.config.schema import DataConfig
 from cepo.data.images import limited_size, verify_image
+from cepo.data.messages import is_conversation, read_conversation
 from cepo.data.order import problem_indices
 from cepo.data.pictures import decoded_pictures, listed
 from cepo.data.row_checks import RowChecks, RowMeasure, RowRules, check_rows, file_identity, remembered_checks
@@ -23,6 +24,7 @@ from cepo.data.sources import local_files, paths_in, read_source, without_decodi
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, PictureSource, Processing
+from cepo.models.turns import Turn
 from cepo.models.videos import Video
 
 if TYPE_CHECKING:
@@ -52,12 +54,14 @@ class Problem:
 
     Attributes:
         prompt_id: the row's place in its source, `<row number>`; stable under filtering and shuffling.
-        text: the user's text after the format prompt, one `<image>` per picture and one `<video>` per video.
+        text: the user's text (of a conversation, the last one) after the format prompt, one `<image>` per picture and one
+            `<video>` per video.
         images: decoded RGB pictures.
         videos: the chosen frames of each video.
         ground_truth: the reference answer as it stands in the data.
         solution: the worked solution, None where the dataset has none.
         columns: the row's other columns, for reward functions.
+        history: the turns before that text, where the prompt is a conversation.
         picture_source: where `images` can be read again; None for a problem that stands in no data set.
     """
 
@@ -69,6 +73,7 @@ class Problem:
     columns: dict[str, Any] = field(repr=False)
     picture_source: PictureSource | None = None
     videos: tuple[Video, ...] = field(default=(), repr=False)
+    history: tuple[Turn, ...] = ()
 
 
 class ProblemSet(Sequence[Problem]):
@@ -124,13 +129,14 @@ class ProblemSet(Sequence[Problem]):
         config = self._config
         images = decoded_pictures(row, config)
         videos = tuple(self._video(value) for value in listed(row, config.video_key))
-        text, answer = self._text(row), plain_text(row.pop(config.answer_key)).strip()
+        (*history, last), answer = self._turns(row), plain_text(row.pop(config.answer_key)).strip()
         row.pop(config.image_key, None)
         row.pop(config.video_key, None)
         solution = row.get(config.solution_key)
         return Problem(
             prompt_id=str(row_number),
-            text=text,
+            text=last.text,
+            history=tuple(history),
             images=images,
             ground_truth=answer,
             solution=None if solution is None else str(solution),
@@ -164,9 +170,13 @@ class ProblemSet(Sequence[Problem]):
     def _picture_source(self, row_number: int, *, has_videos: bool) -> PictureSource | None:
         return None if has_videos or self._rows_are_given else PictureSource(data=self._source, row=row_number)
 
-    def _text(self, row: Mapping[str, Any]) -> str:
-        question = plain_text(row[self._config.prompt_key])
-        return question if self._template is None else self._template.render(content=question)
+    def _turns(self, row: Mapping[str, Any]) -> list[Turn]:
+        """The prompt's turns, the last one after the format prompt."""
+        value = row[self._config.prompt_key]
+        *history, last = read_conversation(value) if is_conversation(value) else [Turn("user", plain_text(value))]
+        if self._template is not None:
+            last = Turn(last.role, self._template.render(content=last.text))
+        return [*history, last]
 
     def _video(self, value: Any) -> Video:
         config = self._config
@@ -215,14 +225,19 @@ class ProblemSet(Sequence[Problem]):
     def _measure(self, row: Mapping[str, Any]) -> RowMeasure:
         """The prompt's length and what it shows. A video is decoded whole: only that finds a damaged one."""
         config = self._config
-        for key in (config.prompt_key, config.answer_key):
-            if isinstance(row[key], list | dict):
-                raise DataError(f"column '{key}' holds a {type(row[key]).__name__}; accepted: text or a number")
-        if not plain_text(row[config.prompt_key]).strip():
+        for key, wrong, accepted in (
+            (config.prompt_key, dict, "text, a number, or a list of messages"),
+            (config.answer_key, list | dict, "text or a number"),
+        ):
+            if isinstance(row[key], wrong):
+                raise DataError(f"column '{key}' holds a {type(row[key]).__name__}; accepted: {accepted}")
+        prompt = row[config.prompt_key]
+        if not (read_conversation(prompt)[-1].text if is_conversation(prompt) else plain_text(prompt)).strip():
             raise DataError(f"column '{config.prompt_key}' is empty")
         if not plain_text(row[config.answer_key]).strip():
             raise DataError(f"column '{config.answer_key}' is empty; a problem without an answer cannot be rewarded")
-        text = self._text(row)
+        *history, last = self._turns(row)
+        text = "".join(turn.text for turn in (*history, last))
         images, videos = listed(row, config.image_key), listed(row, config.video_key)
         for mark, values, name in ((IMAGE_MARK, images, "pictures"), (VIDEO_MARK, videos, "videos")):
             if text.count(mark) != len(values) and (values or mark == IMAGE_MARK):  # without videos it is plain text
@@ -233,7 +248,7 @@ class ProblemSet(Sequence[Problem]):
             length += self._processing.num_image_tokens(size) - 1
         for value in videos:
             length += self._processing.num_video_tokens(self._video(value)) - 1
-        length += len(self._processing.template_ids(text, with_videos=bool(videos)))
+        length += len(self._processing.template_ids(last.text, with_videos=bool(videos), history=history))
         return RowMeasure(length=length, num_images=len(images), num_videos=len(videos))
 
 

@@ -143,11 +143,11 @@ def file_identity(files: Iterable[Path]) -> list[tuple[str, int, int]]:
 
 
 def _digest(identity: Mapping[str, Any]) -> str:
-    from cepo.data import dataset, images, sources, videos
+    from cepo.data import dataset, images, messages, sources, videos
     from cepo.models import processing
 
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-    for module in (__file__, *(part.__file__ for part in (dataset, images, sources, videos, processing))):
+    for module in (__file__, *(part.__file__ for part in (dataset, images, messages, sources, videos, processing))):
         digest.update(hashlib.sha256(Path(str(module)).read_bytes()).digest())
     return digest.hexdigest()[:32]
 

@@ -244,7 +244,8 @@ def _measured(problems: Any, processing: Any) -> tuple[list[int], list[str]]:
     """Prompt lengths of the problems, and the distinct sizes of their pictures with their tokens."""
     lengths, sizes = [], {}
     for problem in problems:
-        prompt = processing.encode(problem.text, processing.load_visuals(problem.images, problem.videos))
+        visuals = processing.load_visuals(problem.images, problem.videos)
+        prompt = processing.encode(problem.text, visuals, history=problem.history)
         lengths.append(len(prompt.token_ids))
         for image in problem.images:
             sizes[f"{image.width} x {image.height} ({processing.num_image_tokens(image.size)} tokens)"] = None

@@ -120,7 +120,10 @@ def _sample(
     problems: Sequence[Problem], config: RunConfig, processing: Processing, generator: Generator
 ) -> list[list[Generation]]:
     prompts = [
-        processing.encode(problem.text, processing.load_visuals(problem.images, problem.videos)) for problem in problems
+        processing.encode(
+            problem.text, processing.load_visuals(problem.images, problem.videos), history=problem.history
+        )
+        for problem in problems
     ]
     seed = config.worker.rollout.seed
     requests = [

@@ -10,7 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from cepo.errors import ConfigError, DataError
+from cepo.models.turns import Turn
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -233,12 +236,20 @@ class Processing:
         patches = self._picture_reader.get_number_of_image_patches(height, width, {})
         return int(patches) // self.merge_size**2
 
-    def encode(self, text: str, images: ImageInputs | None, *, assistant_prefix: str = "") -> EncodedPrompt:
+    def encode(
+        self,
+        text: str,
+        images: ImageInputs | None,
+        *,
+        history: Sequence[Turn] = (),
+        assistant_prefix: str = "",
+    ) -> EncodedPrompt:
         """Tokens of the user turn `text` (one `<image>` per picture, one `<video>` per video) and of the assistant header.
 
-        `assistant_prefix` is put behind the header, right before the response.
+        `history` stands before that turn; `assistant_prefix` is put behind the header, right before the response.
         """
-        engine_ids = self.template_ids(text, with_videos=images is not None and bool(images.frame_times))
+        with_videos = images is not None and bool(images.frame_times)
+        engine_ids = self.template_ids(text, with_videos=with_videos, history=history)
         prefix = self.encode_text(assistant_prefix)
         expanded = self.expand(engine_ids, images)
         return EncodedPrompt(token_ids=(*expanded, *prefix), engine_ids=(*engine_ids, *prefix), images=images)
@@ -263,15 +274,24 @@ class Processing:
                 expanded.append(token)
         return expanded
 
-    def template_ids(self, text: str, *, with_videos: bool = False) -> list[int]:
-        """The templated user turn with the assistant header, one placeholder token per `<image>`.
+    def template_ids(self, text: str, *, with_videos: bool = False, history: Sequence[Turn] = ()) -> list[int]:
+        """The templated turns of `history` and the user's with the assistant header, one placeholder token per `<image>`.
 
         `<video>` is a placeholder too where there are videos, and else plain text.
+
+        Raises:
+            DataError: the model's template refuses the roles or their order.
         """
-        parts, texts = self._content(text, MARKS if with_videos else (IMAGE_MARK,))
-        rendered: str = self._processor.apply_chat_template(
-            [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
-        )
+        messages: list[dict[str, Any]] = []
+        texts: list[str] = []
+        for turn in (*history, Turn("user", text)):
+            parts = self._content(turn.text, MARKS if with_videos else (IMAGE_MARK,), texts)
+            messages.append({"role": turn.role, "content": parts})
+        try:
+            rendered: str = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise DataError(f"the chat template refuses messages of the roles {roles}: {error}") from error
         token_ids: list[int] = []
         for index, piece in enumerate(texts):
             head, slot, rendered = rendered.partition(_TEXT_SLOT.format(index))
@@ -301,10 +321,10 @@ class Processing:
         """Writes tokenizer, template and processor files."""
         self._processor.save_pretrained(folder)
 
-    def _content(self, text: str, marks: Sequence[str]) -> tuple[Any, list[str]]:
+    def _content(self, text: str, marks: Sequence[str], texts: list[str]) -> Any:
+        """A message's content with slots in place of its texts, which are put behind those of the messages before."""
         pieces = re.split(f"({'|'.join(marks)})", text)
         parts: list[dict[str, str]] = []
-        texts: list[str] = []
         for piece in pieces:
             if piece in marks:
                 parts.append({"type": piece.strip("<>")})
@@ -312,8 +332,8 @@ class Processing:
                 parts.append({"type": "text", "text": _TEXT_SLOT.format(len(texts))})
                 texts.append(piece)
         if self.image_processor is None and len(pieces) == 1:
-            return "".join(part["text"] for part in parts), texts  # templates of text models take a string
-        return parts, texts
+            return "".join(part["text"] for part in parts)  # templates of text models take a string
+        return parts
 
 
 def _time_text(seconds: float) -> str:

@@ -184,9 +184,9 @@ def test_columns_go_by_their_keys_and_a_set_without_pictures_needs_no_column_for
     assert text[0].solution is None
 
 
-def test_a_list_of_messages_in_the_prompt_column_is_refused_with_its_type(read: Reader, tmp_path: Path) -> None:
-    rows = [{"problem": [{"role": "user", "content": "1 + 1?"}], "answer": "2"}]
-    with pytest.raises(DataError, match="row 0: column 'problem' holds a list; accepted: text or a number"):
+def test_a_single_message_in_the_prompt_column_is_refused_with_its_type(read: Reader, tmp_path: Path) -> None:
+    rows = [{"problem": {"role": "user", "content": "1 + 1?"}, "answer": "2"}]
+    with pytest.raises(DataError, match="row 0: column 'problem' holds a dict; accepted: text, a number, or a list"):
         read(write(tmp_path, "jsonl", rows))
 
 
