@@ -23,6 +23,7 @@ from cepo.rollout.adapters import write_adapter
 from cepo.rollout.base import AdapterWeights
 from cepo.workers.actor import Actor
 from cepo.workers.critic import Critic
+from cepo.workers.shards import load_shards, read_saved
 
 SHARDS = "distributed"
 RANDOM_STATE = "random_state.pt"
@@ -50,21 +51,22 @@ def load_actor(actor: Actor, folder: Path) -> None:
     """Restores what `save_actor` wrote, on any number of ranks; one without a random state of its own takes rank 0's.
 
     Raises:
-        CheckpointError: files are missing, or belong to another model, adapter or teacher.
+        CheckpointError: files are missing, ask for code, or belong to another model, adapter or teacher.
     """
     state = _state(actor)
     with _refused_where_it_does_not_fit(folder):
-        dcp.load(state, checkpoint_id=str(folder / SHARDS))
+        load_shards(state, folder / SHARDS)
         own = folder / _random_state_file(dist.get_rank())
-        random_state = torch.load(own if own.is_file() else folder / _random_state_file(0), weights_only=False)
+        random_state = read_saved(own if own.is_file() else folder / _random_state_file(0))
     _restore(actor, state)
     actor.teacher_weights.load_state_dict(state["teacher"])
     if actor.reference_weights is not None:
         actor.reference_weights.load_state_dict(state["reference"])
-    torch.set_rng_state(random_state["torch"])
-    random.setstate(random_state["python"])
-    if random_state["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state(random_state["cuda"][0])
+    with _refused_where_it_does_not_fit(folder):
+        torch.set_rng_state(random_state["torch"])
+        random.setstate(random_state["python"])
+        if random_state["cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state(random_state["cuda"][0])
 
 
 def save_critic(critic: Critic, folder: Path, *, weights_only: bool = False) -> None:
@@ -78,11 +80,11 @@ def load_critic(critic: Critic, folder: Path) -> None:
     """Restores what `save_critic` wrote.
 
     Raises:
-        CheckpointError: files are missing, or belong to another model.
+        CheckpointError: files are missing, ask for code, or belong to another model.
     """
     state = _trained_state(critic)
     with _refused_where_it_does_not_fit(folder):
-        dcp.load(state, checkpoint_id=str(folder / SHARDS))
+        load_shards(state, folder / SHARDS)
     _restore(critic, state)
 
 
@@ -125,6 +127,8 @@ def pass_interruption_on(error: BaseException) -> None:
 def _refused_where_it_does_not_fit(folder: Path) -> Iterator[None]:
     try:
         yield
+    except CheckpointError:
+        raise
     except (Exception, dcp.CheckpointException) as error:  # DCP's wrapper of what went wrong is no Exception
         pass_interruption_on(error)
         raise CheckpointError(f"{folder} cannot be restored into this model: {error}") from error

@@ -19,6 +19,7 @@ from cepo.errors import CheckpointError, ConfigError, EngineError
 from cepo.models import family
 from cepo.models.processing import Processing
 from cepo.workers.checkpoint import ADAPTER, SHARDS, pass_interruption_on
+from cepo.workers.shards import METADATA, ShardReader, load_shards
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def actor_folder(checkpoint: Path) -> Path:
         CheckpointError: there is neither an adapter nor a folder of shards.
     """
     for folder in (checkpoint / "actor", checkpoint):
-        if _has_adapter(folder) or (folder / SHARDS / ".metadata").is_file():
+        if _has_adapter(folder) or (folder / SHARDS / METADATA).is_file():
             return folder
     steps = sorted(path.name for path in checkpoint.glob("global_step_*"))
     if steps:
@@ -177,12 +178,9 @@ def _with_adapter_merged(model: Any, folder: Path) -> Any:
 def _load_shards(model: Any, folder: Path) -> None:
     """Puts the trained weights into the base, from however many devices they were written."""
     own = {_TRAINED + name: tensor for name, tensor in model.state_dict().items()}
-    try:
-        entries: Any = dcp.FileSystemReader(str(folder)).read_metadata().state_dict_metadata
-    except Exception as error:  # the reader's own types differ between file formats
-        pass_interruption_on(error)
-        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    entries: Any = ShardReader(folder).read_metadata().state_dict_metadata
     saved = {name: entry for name, entry in entries.items() if name.startswith(_WEIGHTS)}
+    _require_none((name for name in saved if not hasattr(saved[name], "size")), f"{folder} has weights without a shape")
     _require_none(saved.keys() - own.keys(), f"{folder} has weights that the base model has not")
     shapes = (f"{name} {tuple(saved[name].size)} for {tuple(own[name].shape)}" for name in saved)
     differing = [text for text, name in zip(shapes, saved, strict=True) if saved[name].size != own[name].shape]
@@ -192,7 +190,9 @@ def _load_shards(model: Any, folder: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process, as asked for
-            dcp.load({name: own[name] for name in saved}, checkpoint_id=str(folder), no_dist=True)
+            load_shards({name: own[name] for name in saved}, folder, no_dist=True)
+    except CheckpointError:
+        raise
     except (Exception, dcp.CheckpointException) as error:  # DCP's wrapper of what went wrong is no Exception
         pass_interruption_on(error)
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
