@@ -17,6 +17,7 @@ from rich.console import Console
 from cepo.config import RunConfig, load_config
 from cepo.config.checks import check_model_and_data
 from cepo.config.paths import located_data
+from cepo.config.recorded import recorded_for_evaluation
 from cepo.errors import CepoError, CheckpointError, ConfigError, did_you_mean
 from cepo.hardware.devices import require_wanted_device
 from cepo.tracking.records import CONFIG_FILE
@@ -34,7 +35,8 @@ _USAGE = """usage: cepo evaluate [config=FILE] [checkpoint=FOLDER|MODEL] [data=S
        cepo evaluate compare=FOLDER,FOLDER
 
 checkpoint   global_step_<N> of a run, a merged or any other model folder, or a hub name; default: the config's model
-config       default: config.yaml of the checkpoint's run
+config       default: of the checkpoint's run, data, model, sampling and verdict; what would run code (a reward file of its own,
+             trust_remote_code) or read the environment has to be given here, or config=RUN/config.yaml to trust all of it
 data         hub names, files or folders, or microgeo:validation; default: data.val_files
 n, temperature, top_p, top_k   short for worker.rollout.val_override_config.n, ...; temperature=0 is greedy
 out          a new folder; default: evaluations/<checkpoint>
@@ -146,11 +148,13 @@ def make_plan(own: Mapping[str, str], settings: Sequence[str]) -> Plan:
     checkpoint = own.get("checkpoint")
     actor, model = _resolve_checkpoint(checkpoint)
     arguments = list(settings)
+    recorded = None
     if not any(argument.startswith("config=") for argument in arguments):
-        arguments.insert(0, f"config={_config_of_run(actor)}")
+        given = [argument.partition("=")[0] for argument in arguments]
+        recorded = recorded_for_evaluation(_config_of_run(actor), given)
     if model is not None:
         arguments.append(f"worker.actor.model.model_path={model}")
-    config = load_config(arguments)
+    config = load_config(arguments, recorded=recorded)
     if actor is not None:
         chosen = any(argument.startswith("worker.actor.model.model_path=") for argument in settings)
         config = _with_base(config, actor, chosen=chosen)

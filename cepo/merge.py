@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
+from cepo.config.recorded import MODEL, recorded_model
 from cepo.errors import CepoError, CheckpointError, ConfigError
 from cepo.tracking.records import CONFIG_FILE
 
@@ -135,7 +133,7 @@ def find_base(actor: Path, *, path: str | None = None, trust_remote_code: bool =
     from cepo.workers.merge import BaseModel, adapter_base
 
     config_file = actor.resolve().parent.parent / CONFIG_FILE
-    settings, template = _trained_with(config_file)
+    settings, template = _trained_with(config_file, () if path is None else (f"{MODEL}.model_path",))
     found = path or settings.get("model_path") or adapter_base(actor)
     if found is None:
         raise CheckpointError(
@@ -146,25 +144,22 @@ def find_base(actor: Path, *, path: str | None = None, trust_remote_code: bool =
         tokenizer_path=settings.get("tokenizer_path"),
         chat_template=template,
         override_config=settings.get("override_config") or {},
-        trust_remote_code=trust_remote_code or bool(settings.get("trust_remote_code")),
+        trust_remote_code=trust_remote_code,
     )
 
 
-def _trained_with(config_file: Path) -> tuple[Mapping[str, Any], str | None]:
+def _trained_with(config_file: Path, given: Collection[str]) -> tuple[Mapping[str, Any], str | None]:
     """`worker.actor.model` and the text of `data.override_chat_template`; nothing where there is no file.
 
-    The rest is not looked at: reward files, plugins and data need not be where the merge runs.
+    The rest is not looked at: reward files, plugins and data need not be where the merge runs. Consent to remote code and
+    references to the environment are the user's own to give.
     """
     if not config_file.is_file():
         return {}, None
     try:
-        tree: Any = OmegaConf.load(config_file)
-        model: Any = OmegaConf.to_container(OmegaConf.select(tree, "worker.actor.model"), resolve=True)
-        template = OmegaConf.select(tree, "data.override_chat_template")
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-        raise CheckpointError(f"{config_file} is not the configuration of a run: {error}") from error
-    if not isinstance(model, dict):
-        raise CheckpointError(f"{config_file} is not the configuration of a run: worker.actor.model is no section")
+        model, template = recorded_model(config_file, given)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
     if template is None:
         return model, None
     try:

@@ -30,19 +30,19 @@ from cepo.errors import ConfigError, did_you_mean
 _METHODS = "methods"
 
 
-def load_config(argv: Sequence[str]) -> RunConfig:
+def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunConfig:
     """The run that a command line `config=FILE a.b.c=value ...` describes.
 
     A YAML file may name a file it builds on by a top-level key `base`, relative to its own folder. Lists replace, sections
     merge. `${a.b.c}` refers to another setting. Paths are relative to the working directory; shipped files (`configs/...`,
     `cepo/...`, `examples/...`) are found from any folder. Files of `trainer.plugins` are imported here, for the methods they
-    register.
+    register. `recorded` stands before all of them: what is taken from another run's record.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of bounds, missing config file, or unknown method; the message
             begins with the file and line, or the argument, at fault.
     """
-    sources = read_arguments(argv)
+    sources = ([] if recorded is None else [recorded]) + read_arguments(argv)
     origins = Origins()
     for source in sources:
         origins.update(source.origins)

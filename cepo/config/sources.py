@@ -74,12 +74,12 @@ def read_files(path: str) -> list[Source]:
             circle = " -> ".join(str(file) for file in [*visited, current.resolve()])
             raise ConfigError(f"{current}: base files name one another in a circle: {circle}.")
         visited.append(current.resolve())
-        source, current = _read_file(current)
+        source, current = read_file(current)
         sources.insert(0, source)
     return sources
 
 
-def _read_file(path: Path) -> tuple[Source, Path | None]:
+def read_file(path: Path) -> tuple[Source, Path | None]:
     """One YAML file without its `base` key, and the base file it names."""
     try:
         text = path.read_text(encoding="utf-8")

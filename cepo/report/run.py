@@ -11,6 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from cepo.config.recorded import without_interpolation
 from cepo.errors import DataError
 from cepo.tracking.records import CONFIG_FILE, METRICS_FILE, MetricsRow, read_metrics
 
@@ -40,7 +41,7 @@ class RunData:
         """r of the evidence weight; None for a method without one."""
         section = self._algorithm.get(self.estimator)
         radius = section.get("clip_radius") if isinstance(section, Mapping) else None
-        return None if radius is None else float(radius)
+        return float(radius) if isinstance(radius, int | float) else None
 
     @property
     def last_step(self) -> int:
@@ -76,7 +77,7 @@ def load_run(folder: Path) -> RunData:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The configuration as plain mappings; empty where there is none.
+    """The configuration as plain mappings; empty where there is none. References in it are shown as text, never looked up.
 
     Raises:
         DataError: the file is not a YAML mapping.
@@ -84,8 +85,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
+        tree = without_interpolation(OmegaConf.to_container(OmegaConf.load(path)))
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(tree, dict):
         raise DataError(f"{path} must hold a mapping of settings, got {type(tree).__name__}")

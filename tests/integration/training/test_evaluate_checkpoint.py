@@ -15,7 +15,7 @@ pytestmark = pytest.mark.heavy
 
 @pytest.mark.parametrize("rank", [4, 0], ids=["lora", "full"])
 def test_a_checkpoint_answers_as_its_merged_folder_does_and_not_as_its_base(
-    rank: int, tiny_run: list[str], problem_file: Path, tiny_model_folder: Path, tmp_path: Path
+    rank: int, tiny_run: list[str], problem_file: Path, tiny_model_folder: Path, parity_reward: str, tmp_path: Path
 ) -> None:
     settings = (f"worker.actor.model.lora.rank={rank}", "worker.actor.optim.lr=1e-2", "trainer.max_steps=1")
     run(tiny_run, *settings, folder=tmp_path / "run")
@@ -23,9 +23,9 @@ def test_a_checkpoint_answers_as_its_merged_folder_does_and_not_as_its_base(
     assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "merged")]) == 0
     config = f"config={tmp_path / 'run' / 'config.yaml'}"
     responses = {}
-    # Without config= the run's own is taken.
+    # Without config= the run's own is taken, but for the reward file, which would run.
     for name, given in (
-        ("checkpoint", [f"checkpoint={checkpoint}"]),
+        ("checkpoint", [f"checkpoint={checkpoint}", f"worker.reward.reward_function={parity_reward}"]),
         ("merged", [config, f"checkpoint={tmp_path / 'merged'}"]),
         ("base", [config, f"checkpoint={tiny_model_folder}"]),
     ):

@@ -1,0 +1,152 @@
+"""What is taken from the `config.yaml` of a run folder that may be a stranger's: settings that describe, none that act.
+
+A run folder is downloaded like any file, so its configuration must not choose code that runs here, nor read this machine's
+environment. Whoever trusts it says so on the command line: `config=<folder>/config.yaml`, or the setting itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from cepo.config.options import parts_of
+from cepo.config.paths import PACKAGE_FOLDER, REPOSITORY_FOLDER, find_path, split_function
+from cepo.config.sources import Origins, Source, read_file
+from cepo.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MODEL = "worker.actor.model"
+CHAT_TEMPLATE = "data.override_chat_template"
+_EVALUATED = (
+    "data",
+    MODEL,
+    "worker.rollout",
+    "worker.reward.reward_function",
+    "worker.reward.reward_function_kwargs",
+    "worker.reward.reward_weights",
+    "worker.reward.skip_special_tokens",
+    "worker.reward.timeout_seconds",
+    "algorithm.correct_key",
+    "algorithm.correct_threshold",
+)
+_REMOTE_CODE = f"{MODEL}.trust_remote_code"
+_REWARD = "worker.reward.reward_function"
+_INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
+"""`${` after an even number of backslashes; after an odd number it is text."""
+
+
+def recorded_for_evaluation(file: Path, given: Collection[str]) -> Source:
+    """Data, model, sampling and verdict of a run, as the source that an evaluation's own arguments go over.
+
+    Args:
+        file: the run's `config.yaml`.
+        given: keys that the command line sets, so that the file's own are not looked at.
+
+    Raises:
+        ConfigError: a setting that is needed names a reward file that is not cepo's own, or refers to the environment.
+    """
+    kept, places = _kept(file, _EVALUATED, given)
+    functions = kept.get(_REWARD)
+    for name in [] if functions is None else _function_names(functions):
+        if not _is_shipped(split_function(name)[0]):
+            raise ConfigError(
+                f"{places.get(_REWARD, file)}: the run was rewarded by {name}, a file that is no part of cepo and would run "
+                f"here. If you trust it, give {_REWARD}={name}, or config={file} for the whole configuration"
+            )
+    return Source(_tree(kept), Origins(places))
+
+
+def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any], str | None]:
+    """The run's `worker.actor.model`, without the consent to remote code, and its chat template's file.
+
+    Raises:
+        ConfigError: as above, or the file is no configuration of a run.
+    """
+    kept, _ = _kept(file, (MODEL, CHAT_TEMPLATE), given)
+    tree = _tree(kept)
+    model = without_interpolation(OmegaConf.to_container(OmegaConf.create(OmegaConf.select(tree, MODEL) or {})))
+    if not isinstance(model, dict) or not model:
+        raise ConfigError(f"{file} is not the configuration of a run: {MODEL} is no section")
+    return model, without_interpolation(kept.get(CHAT_TEMPLATE))
+
+
+def without_interpolation(value: Any) -> Any:
+    """The recorded value as text: `\\${`, as which a record writes `${`, becomes `${`, and nothing is looked up."""
+    if isinstance(value, Mapping):
+        return {key: without_interpolation(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [without_interpolation(entry) for entry in value]
+    return value.replace("\\${", "${") if isinstance(value, str) else value
+
+
+def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The file's settings below `taken` by dotted key, and their lines."""
+    source, _ = read_file(file)
+    tree = OmegaConf.to_container(source.tree)
+    kept: dict[str, Any] = {}
+    for key, value in _leaves(tree, ""):
+        if not _below(key, taken) or _below(key, given):
+            continue
+        if key == _REMOTE_CODE:
+            if value:
+                logger.warning(
+                    "%s: %s is not taken from a run's own record; if its model needs it and you trust it, say so yourself",
+                    source.origins.place_of(key),
+                    key,
+                )
+            continue
+        if _interpolates(value):
+            raise ConfigError(
+                f"{source.origins.place_of(key)}: {key} refers to {value!r}, and references of a run's own record are not "
+                f"followed, since they may read the environment; give {key}=..."
+            )
+        kept[key] = value
+    return kept, {key: place for key in kept if (place := source.origins.place_of(key)) is not None}
+
+
+def _tree(kept: Mapping[str, Any]) -> DictConfig:
+    tree = OmegaConf.create({})
+    for key, value in kept.items():
+        OmegaConf.update(tree, key, value, force_add=True)
+    return tree
+
+
+def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values; a mapping whose keys are no plain names is a value."""
+    for key, value in tree.items():
+        named = (
+            isinstance(value, Mapping) and value and all(isinstance(each, str) and "." not in each for each in value)
+        )
+        if named and "[" not in "".join(value):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _below(key: str, sections: Collection[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def _interpolates(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_interpolates(each) for pair in value.items() for each in pair)
+    if isinstance(value, list):
+        return any(_interpolates(entry) for entry in value)
+    return isinstance(value, str) and _INTERPOLATION.search(value) is not None
+
+
+def _function_names(value: Any) -> list[str]:
+    names = value if isinstance(value, list) else parts_of(str(value))
+    return [str(name) for name in names]
+
+
+def _is_shipped(file: str) -> bool:
+    found = find_path(file)
+    folders = (PACKAGE_FOLDER, REPOSITORY_FOLDER / "examples")
+    return found is not None and any(found.resolve().is_relative_to(folder.resolve()) for folder in folders)

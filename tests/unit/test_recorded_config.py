@@ -1,0 +1,139 @@
+"""A run folder's config.yaml is data: it chooses no code that runs, and reads nothing of this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cepo.cli import main
+from cepo.config import load_config
+from cepo.config.recorded import recorded_for_evaluation, recorded_model
+from cepo.errors import CheckpointError, ConfigError
+from cepo.evaluate import run_evaluate_command
+from cepo.merge import find_base
+from cepo.report.run import load_run
+
+CODE = "import os\nos.mkdir({trace!r})\ndef reward(samples):\n    return [{{'overall': 0.0}} for _ in samples]\n"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return tmp_path / "it_ran"
+
+
+@pytest.fixture
+def hostile(tmp_path: Path, trace: Path) -> Path:
+    """A file that makes a folder where it is imported."""
+    file = tmp_path / "hostile.py"
+    file.write_text(CODE.format(trace=str(trace)), encoding="utf-8")
+    return file
+
+
+def stranger(folder: Path, *extra: str, model: str = "microgeo:model") -> Path:
+    """A run folder with an adapter, whose record has further lines; returns its checkpoint."""
+    adapter = folder / "global_step_2" / "actor" / "lora_adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": model, "r": 4}))
+    settings = ["config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={model}"]
+    from omegaconf import OmegaConf
+
+    from cepo.config import dump_config
+
+    tree = OmegaConf.merge(OmegaConf.create(dump_config(load_config(settings))), OmegaConf.from_dotlist(list(extra)))
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(tree), encoding="utf-8")
+    return folder / "global_step_2"
+
+
+def dry_run(checkpoint: Path, *arguments: str) -> tuple[int, str]:
+    console = Console(record=True, width=1000)
+    code = run_evaluate_command([f"checkpoint={checkpoint}", "dry_run=true", *arguments], console=console)
+    return code, console.export_text()
+
+
+def test_plugins_of_the_record_are_not_imported(tmp_path: Path, hostile: Path, trace: Path) -> None:
+    checkpoint = stranger(tmp_path / "run", f"trainer.plugins=[{hostile}]", "algorithm.adv_estimator=of_the_plugin")
+    code, text = dry_run(checkpoint)
+    assert code == 0
+    assert "microgeo:validation" in text
+    assert not trace.exists()
+    code, _ = dry_run(checkpoint, f"trainer.plugins=[{hostile}]")
+    assert code == 0
+    assert trace.exists(), "the user's own word imports it"
+
+
+def test_a_reward_file_of_the_record_is_refused_by_name_and_taken_at_the_users_word(
+    tmp_path: Path, hostile: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    function = f"{hostile}:reward"
+    checkpoint = stranger(tmp_path / "run", f"worker.reward.reward_function={function}")
+    assert dry_run(checkpoint)[0] == 2
+    message = capsys.readouterr().err
+    assert f"rewarded by {function}, a file that is no part of cepo and would run here" in message
+    assert f"give worker.reward.reward_function={function}, or config={tmp_path / 'run' / 'config.yaml'}" in message
+    for word in (f"worker.reward.reward_function={function}", f"config={tmp_path / 'run' / 'config.yaml'}"):
+        code, text = dry_run(checkpoint, word)
+        assert code == 0
+        assert function in text
+    assert not trace.exists()
+
+
+def test_remote_code_needs_the_users_own_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = stranger(tmp_path / "run", "worker.actor.model.trust_remote_code=true")
+    base = find_base(checkpoint / "actor")
+    assert base.path == "microgeo:model"
+    assert not base.trust_remote_code
+    assert "worker.actor.model.trust_remote_code is not taken from a run's own record" in caplog.text
+    assert find_base(checkpoint / "actor", trust_remote_code=True).trust_remote_code
+    config = load_config([], recorded=recorded_for_evaluation(tmp_path / "run" / "config.yaml", ()))
+    assert not config.worker.actor.model.trust_remote_code
+
+
+@pytest.mark.parametrize("text", ["${oc.env:CEPO_SECRET}", "x\\\\${oc.env:CEPO_SECRET}", "\\${${oc.env:CEPO_SECRET}}"])
+def test_the_environment_is_never_read_for_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("CEPO_SECRET", "s3cret")
+    checkpoint = stranger(tmp_path / "run")
+    file = tmp_path / "run" / "config.yaml"
+    recorded = file.read_text(encoding="utf-8")
+    file.write_text(recorded.replace("model_path: microgeo:model", f"model_path: '{text}'"), encoding="utf-8")
+    assert text in file.read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"line \d+: worker\.actor\.model\.model_path refers to .* give worker"):
+        recorded_for_evaluation(file, ())
+    with pytest.raises(CheckpointError, match=r"model_path refers to"):
+        find_base(checkpoint / "actor")
+    assert find_base(checkpoint / "actor", path="mine").path == "mine"
+    assert recorded_for_evaluation(file, ("worker.actor.model.model_path",)).tree.data.prompt_key == "problem"
+
+
+def test_a_report_shows_a_reference_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CEPO_SECRET", "s3cret")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n', encoding="utf-8")
+    text = "algorithm:\n  adv_estimator: ${oc.env:CEPO_SECRET}\n  note: \\${kept}\n"
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    run = load_run(tmp_path)
+    assert run.estimator == "${oc.env:CEPO_SECRET}"
+    assert run.config["algorithm"]["note"] == "${kept}"
+    assert run.clip_radius is None
+
+
+def test_what_describes_the_run_is_taken_whole(tmp_path: Path) -> None:
+    settings = ["data.max_response_length=77", "worker.rollout.temperature=0.7", "algorithm.correct_threshold=0.25"]
+    nested = "worker.actor.model.override_config={rope: {a.b: 1, factor: 2.0}, name: 'a $ {x}'}"
+    stranger(tmp_path / "run", *settings, nested)
+    config = load_config([], recorded=recorded_for_evaluation(tmp_path / "run" / "config.yaml", ()))
+    assert config.data.max_response_length == 77
+    assert config.worker.rollout.temperature == 0.7
+    assert config.algorithm.correct_threshold == 0.25
+    assert config.worker.actor.model.override_config == {"rope": {"a.b": 1, "factor": 2.0}, "name": "a $ {x}"}
+    model, template = recorded_model(tmp_path / "run" / "config.yaml", ())
+    assert model["override_config"]["rope"]["a.b"] == 1
+    assert template is None
+
+
+def test_merge_says_what_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = stranger(tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").write_text("worker: 5\n", encoding="utf-8")
+    assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "out")]) == 2
+    assert "worker.actor.model is no section" in capsys.readouterr().err
