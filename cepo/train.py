@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cepo.trainer.backend import Backend
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
+    from cepo.trainer.run_lock import RunLock
     from cepo.trainer.state import TrainerState
     from cepo.workers.worker import WorkerFacts
 
@@ -98,11 +99,16 @@ def train(config: RunConfig) -> None:
 
     Raises:
         ConfigError, DataError: before any model is loaded.
-        CheckpointError: the checkpoint to resume from does not fit.
+        CheckpointError: the checkpoint to resume from does not fit, or another run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
-    config = with_embedded_world(config)
-    history = RunHistory()
+    from cepo.trainer.run_lock import RunLock
+
+    with RunLock(run_folder(config)) as lock:
+        _train(with_embedded_world(config), RunHistory(lock=lock))
+
+
+def _train(config: RunConfig, history: RunHistory) -> None:
     while True:
         try:
             with ExitStack() as stack:
@@ -133,12 +139,14 @@ class RunHistory:
         first_step: the step that the command began with; None until its records are open.
         first_checkpoint: the checkpoint that it began from.
         trainer_state: of the trainer that ran last, None before the first one.
+        lock: of the run folder, held by the command; None: each trainer takes its own.
     """
 
     restarts: int = 0
     first_step: int | None = None
     first_checkpoint: Path | None = None
     trainer_state: TrainerState | None = None
+    lock: RunLock | None = None
 
     def step_to_resume(self, state: TrainerState, checkpoint: Path | None) -> int | None:
         """The step after which records go on; None for a command that starts from nothing, which sets older ones aside."""
@@ -164,6 +172,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     from cepo.data.contexts import ContextBuilder
     from cepo.data.dataset import most_visuals
     from cepo.trainer.loop import Trainer
+    from cepo.trainer.run_lock import RunLock
     from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
     from cepo.workers.worker import WorkerFacts, load_processing
@@ -182,6 +191,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
     try_reward(rewards, problems)
     store.require_writable()  # last of the checks: a run that is refused leaves no folder
+    (history.lock or stack.enter_context(RunLock(store.folder))).acquire()
     facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=most_visuals(problems, held_out))
     backend = build_backend(config, processing, facts, problems.picture_probe())
     stack.callback(backend.close)

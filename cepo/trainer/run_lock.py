@@ -1,0 +1,146 @@
+"""One run per run folder: a lock that the operating system ends with its process, and that says who holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cepo.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+LOCK_FILE = "run.lock"
+_HELD = (errno.EACCES, errno.EAGAIN)
+
+
+class RunLock:
+    """Holds `<run folder>/run.lock` from `acquire` to `release`, or to the death of the process, be it by kill -9.
+
+    It is a POSIX record lock, which child processes do not inherit and which network file systems pass on to other machines;
+    the file's text names the holder for those who are refused. On a file system without locks that text alone decides: a
+    holder on this machine that no longer runs is taken over, one on another machine is not.
+
+    As a context it acquires the lock where the folder exists already, so that a run which is refused leaves no folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / LOCK_FILE
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> RunLock:
+        if self._folder.is_dir():
+            self.acquire()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.release()
+
+    def acquire(self) -> None:
+        """Takes the lock; nothing happens where this object holds it.
+
+        Raises:
+            CheckpointError: another run holds it, or the file cannot be written.
+        """
+        if self._descriptor is not None:
+            return
+        while self._descriptor is None:
+            try:
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except OSError as error:
+                raise CheckpointError(
+                    f"the run folder {self._folder} cannot be written ({error}); set trainer.save_checkpoint_path to another"
+                ) from error
+            try:
+                self._lock(descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            if self._is_in_place(descriptor):
+                self._descriptor = descriptor
+            else:  # its last holder removed it between our two calls
+                os.close(descriptor)
+        self._sign(self._descriptor)
+
+    def release(self) -> None:
+        """Removes the file and with it the lock."""
+        if self._descriptor is None:
+            return
+        with contextlib.suppress(FileNotFoundError):  # somebody has removed the folder
+            self._path.unlink()
+        os.close(self._descriptor)
+        self._descriptor = None
+
+    def _lock(self, descriptor: int) -> None:
+        holder = _holder(descriptor)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _HELD or _may_live(holder):
+                raise self._refused(holder) from error
+            logger.warning("%s: this file system has no locks (%s)", self._path, error)
+            return
+        if holder and holder.get("pid") != os.getpid():
+            logger.warning(
+                "%s was left by process %s on %s, which has ended without closing its run; this run takes over",
+                self._path,
+                holder.get("pid"),
+                holder.get("host"),
+            )
+
+    def _refused(self, holder: dict[str, Any]) -> CheckpointError:
+        who = "another process"
+        if holder:
+            who = f"process {holder.get('pid')} on {holder.get('host')}, since {holder.get('since')}"
+        return CheckpointError(
+            f"the run folder {self._folder} is in use by {who}; two runs would overwrite each other's checkpoints and "
+            "records. Wait for that run or end it, or set trainer.experiment_name or trainer.save_checkpoint_path to "
+            f"another. If it is no longer there, remove {self._path}"
+        )
+
+    def _is_in_place(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def _sign(self, descriptor: int) -> None:
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}) + "\n"
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, text.encode("utf-8"), 0)
+        except OSError as error:  # a full disk: the lock holds all the same
+            logger.warning("%s cannot name this run: %s", self._path, error)
+
+
+def _holder(descriptor: int) -> dict[str, Any]:
+    """Who wrote the file; empty where nobody did, or nothing legible."""
+    try:
+        found = json.loads(os.pread(descriptor, 4096, 0))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _may_live(holder: dict[str, Any]) -> bool:
+    """Whether the holder can be running, as far as this machine knows."""
+    if not holder:
+        return False
+    if holder.get("host") != socket.gethostname() or not isinstance(holder.get("pid"), int):
+        return True
+    try:
+        os.kill(holder["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return holder["pid"] != os.getpid()
