@@ -249,20 +249,31 @@ def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: 
     return attended
 
 
+def attend_blocks_to_mask(
+    query: Float[Tensor, "1 H N 128 D"], key: Float[Tensor, "1 K N 128 D"], value: Tensor, mask: Any, scale: float
+) -> Float[Tensor, "1 H L D"]:
+    """`attend_to_mask` of whole blocks, whose length L = 128 N the compiler then knows to be a multiple of 128."""
+    return attend_to_mask(query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3), mask, scale)
+
+
 @cache
 def compiled(backend: Any) -> Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]:
-    """`attend_to_mask` as a compiled function, which is compiled once for all lengths of rows.
+    """`attend_to_mask` for rows of whole blocks as a compiled function, which is compiled once for all lengths of rows.
+
+    It gets the tokens block by block: of a length that is any number its kernels would check at each block whether it
+    reaches over the row's end.
 
     The first call compiles for its own sizes and the next one for all others. `dynamic=True` would make even the scale a
     variable, which the kernels' templates take as a constant; `specialize_float` keeps it one where two models differ in it.
     Beyond the limit on recompilations, and at a part it cannot compile, the compiler would go on without compiling, with all
     tokens x tokens: `fullgraph` makes that an error, and the limit leaves room for two models, types and modes.
     """
-    attend: Any = torch.compile(attend_to_mask, fullgraph=True, backend=backend)
+    attend: Any = torch.compile(attend_blocks_to_mask, fullgraph=True, backend=backend)
 
     def attended(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
+        blocks = [tensor.unflatten(2, (-1, BLOCK_SIZE)) for tensor in (query, key, value)]
         with torch._dynamo.config.patch(specialize_float=True, recompile_limit=64):
-            return attend(query, key, value, mask, scale)
+            return attend(*blocks, mask, scale)
 
     return attended
 

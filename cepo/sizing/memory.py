@@ -66,6 +66,7 @@ class TrainingShape:
         gradient_checkpointing: only the blocks' inputs outlive the forward pass.
         rows, prompt_tokens, response_tokens: of a micro-batch of the update, each row at its longest.
         head_chunk_elements: logits held at once.
+        divergence_chunk_elements: the same where whole distributions are compared; 0 where none are.
         weight_copies: copies of the trained weights kept beside them (teacher, reference).
         devices: over which FSDP shards weights, gradients, optimizer and copies, but not a vision tower without gradient.
         scoring_rows: of a micro-batch that is scored without gradient, each row at its longest.
@@ -85,6 +86,7 @@ class TrainingShape:
     prompt_tokens: int
     response_tokens: int
     head_chunk_elements: int
+    divergence_chunk_elements: int = 0
     weight_copies: int = 0
     devices: int = 1
     optimizer: str = "adamw"
@@ -248,15 +250,23 @@ def optimizer_bytes_per_weight(trained_type: str, optimizer: str) -> int:
 def activation_bytes(model: ModelShape, training: TrainingShape) -> int:
     """A rough upper bound: every row as long as the settings allow, and every prompt token part of a picture of its own.
 
-    Attention's scores are not kept (SDPA). The vision tower counts where it is trained. The head holds a chunk of logits
-    four times: logits, their softmax, its gradient, and the product with the temperature.
+    Attention's scores are not kept (SDPA). The vision tower counts where it is trained.
     """
     tokens = training.rows * (training.prompt_tokens + training.response_tokens)
     total = stack_bytes(model.text, tokens, training)
     if model.vision is not None and training.lora_rank == 0 and not training.freeze_vision_tower:
         total += stack_bytes(model.vision, training.rows * training.prompt_tokens * model.patches_per_token, training)
-    logits = min(training.head_chunk_elements, training.rows * training.response_tokens * model.vocabulary)
-    return total + 4 * 4 * logits
+    return total + head_bytes(model, training, training.rows)
+
+
+def head_bytes(model: ModelShape, training: TrainingShape, rows: int) -> int:
+    """What the head holds at once for `rows` of the longest response: a chunk of logits in float32 and their gradient in 16 bits,
+    or of a divergence 14 tensors, counted on a CPU: logits and distributions of both models, their mixture, their gradients.
+    """
+    logits = rows * training.response_tokens * model.vocabulary
+    return max(
+        (4 + 2) * min(training.head_chunk_elements, logits), 14 * 4 * min(training.divergence_chunk_elements, logits)
+    )
 
 
 def scoring_bytes(model: ModelShape, training: TrainingShape) -> int:
@@ -270,9 +280,10 @@ def scoring_bytes(model: ModelShape, training: TrainingShape) -> int:
     prompts = training.scoring_rows * training.prompt_tokens
     tokens = prompts + training.scoring_rows * training.response_tokens
     inside = tokens * passing_bytes_per_token(model.text, compute_bytes)
-    logits = min(training.head_chunk_elements, training.scoring_rows * training.response_tokens * model.vocabulary)
     states = training.scoring_rows * training.response_tokens * model.text.hidden * compute_bytes
-    needed = max(inside, tokens * model.text.hidden * compute_bytes + states + 4 * 4 * logits)
+    needed = max(
+        inside, tokens * model.text.hidden * compute_bytes + states + head_bytes(model, training, training.scoring_rows)
+    )
     if model.vision is None:
         return needed
     patches = prompts * model.patches_per_token

@@ -93,6 +93,7 @@ def estimate_needs(config: RunConfig, *, cpu_engine: bool, shape_of_path: ShapeO
         rows=actor.micro_batch_size_per_device_for_update,
         scoring_rows=actor.micro_batch_size_per_device_for_experience,
         weight_copies=_weight_copies(config, estimator),
+        divergence_chunk_elements=_divergence_chunk(config, estimator),
         optimizer=actor.optim.strategy,
         **_types(actor.fsdp, actor.offload),
         **_lengths(config),
@@ -143,17 +144,26 @@ def _critic_estimate(config: RunConfig, look_up: ShapeOf) -> Estimate:
 
 
 def _lengths(config: RunConfig) -> dict[str, Any]:
-    from cepo.workers.scoring_model import HEAD_CHUNK_ELEMENTS
+    from cepo.workers.scoring_model import HEAD_CHUNK_ELEMENTS_ON_GPU
 
     data = config.data
     devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
     return {
         "prompt_tokens": data.max_prompt_length,
         "response_tokens": data.max_response_length,
-        "head_chunk_elements": HEAD_CHUNK_ELEMENTS,
+        "head_chunk_elements": HEAD_CHUNK_ELEMENTS_ON_GPU,
         "devices": devices,
         "prompts": -(-data.rollout_batch_size // devices),
     }
+
+
+def _divergence_chunk(config: RunConfig, estimator: Any) -> int:
+    """0 where the update compares no whole distributions."""
+    from cepo.workers.scoring_model import DIVERGENCE_CHUNK_ELEMENTS_ON_GPU
+
+    algorithm = config.algorithm
+    over_vocabulary = algorithm.kl_penalty == "full" and not algorithm.disable_kl
+    return DIVERGENCE_CHUNK_ELEMENTS_ON_GPU if estimator.distilled_view is not None or over_vocabulary else 0
 
 
 def _types(fsdp: FsdpConfig, offload: OffloadConfig) -> dict[str, Any]:

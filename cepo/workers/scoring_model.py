@@ -23,9 +23,15 @@ from cepo.types import DivergenceConfig
 HEAD_CHUNK_ELEMENTS = 2**25
 """Logits held at once (float32: 128 MiB). The head runs over tokens in chunks of this many elements / vocabulary."""
 
+HEAD_CHUNK_ELEMENTS_ON_GPU = 2**28
+"""As above: 1,766 tokens of Qwen3-VL's vocabulary in 1 GiB, so that a product is not bound by reading the head's weights anew."""
+
 DIVERGENCE_CHUNK_ELEMENTS = 9 * 2**20
 """As above, for a divergence, which holds both distributions, their mixture and their gradients at once. A chunk stays above the
 32 MiB up to which glibc keeps freed blocks on its heap, where they would add up to the memory of a dense computation."""
+
+DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 2**26
+"""441 tokens; a chunk holds up to 14 tensors of its size (3.5 GiB)."""
 
 
 class DistinctPictures:
@@ -183,6 +189,18 @@ def response_states(base: Any, batch: CollatedRows, encoder: PictureEncoder) -> 
     return hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
 
 
+def head_chunk_tokens(device: torch.device, vocabulary: int) -> int:
+    """Tokens that the head runs over at once."""
+    elements = HEAD_CHUNK_ELEMENTS if device.type == "cpu" else HEAD_CHUNK_ELEMENTS_ON_GPU
+    return max(1, elements // vocabulary)
+
+
+def divergence_chunk_tokens(device: torch.device, vocabulary: int) -> int:
+    """Tokens whose divergence is computed at once."""
+    elements = DIVERGENCE_CHUNK_ELEMENTS if device.type == "cpu" else DIVERGENCE_CHUNK_ELEMENTS_ON_GPU
+    return max(1, elements // vocabulary)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TeacherStates:
     """What a divergence needs of the teacher.
@@ -240,7 +258,7 @@ class ScoringModel(nn.Module):
         hidden = response_states(self.base, batch, self.encoder)
         if not teachers:
             head = self.base.lm_head
-            chunk = max(1, HEAD_CHUNK_ELEMENTS // head.weight.shape[0])
+            chunk = head_chunk_tokens(hidden.device, head.weight.shape[0])
             log_probs = target_log_probs(hidden, head, batch.targets, temperature=self.temperature, chunk_tokens=chunk)
             return log_probs, (hidden,)
         parts = [self._divergence(hidden, teacher, batch.targets) for teacher in teachers]
@@ -258,5 +276,5 @@ class ScoringModel(nn.Module):
             targets,
             teacher.divergence,
             temperature=self.temperature,
-            chunk_tokens=max(1, DIVERGENCE_CHUNK_ELEMENTS // head.weight.shape[0]),
+            chunk_tokens=divergence_chunk_tokens(hidden.device, head.weight.shape[0]),
         )

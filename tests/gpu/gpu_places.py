@@ -46,7 +46,7 @@ class Place:
         response: most tokens of a sampled response.
         min_pixels: to which pictures are enlarged; 1,024 pixels are a token.
         memory_grid: vocabularies and numbers of tokens of the memory test.
-        head_elements: logits that the head may hold at once there; None for the package's own number.
+        head_elements: logits that the head may hold at once there, few enough that the grid has many chunks.
     """
 
     device: str
@@ -56,7 +56,7 @@ class Place:
     response: int
     min_pixels: int
     memory_grid: tuple[tuple[int, int], tuple[int, int]]
-    head_elements: int | None
+    head_elements: int
 
     def checkpoint(self, shape: Shape, folder: Path, dtype: str = "bf16") -> Path:
         """A checkpoint folder of random weights, drawn on the device."""
@@ -81,7 +81,7 @@ CUDA = Place(
     response=128,
     min_pixels=512 * 512,
     memory_grid=((32_768, 151_936), (4096, 16_384)),
-    head_elements=None,
+    head_elements=2**25,
 )
 
 

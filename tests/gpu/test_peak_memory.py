@@ -40,8 +40,8 @@ def peak_bytes(device: str, work: Callable[[], object]) -> int:
 def test_the_peak_of_scoring_grows_by_less_than_a_byte_per_vocabulary_entry_and_token_of_which_logits_take_4(
     place: Place, checkpoints: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
 ) -> None:
-    if place.head_elements is not None:
-        monkeypatch.setattr(scoring_model, "HEAD_CHUNK_ELEMENTS", place.head_elements)
+    for name in ("HEAD_CHUNK_ELEMENTS", "HEAD_CHUNK_ELEMENTS_ON_GPU"):
+        monkeypatch.setattr(scoring_model, name, place.head_elements)
     vocabularies, lengths = place.memory_grid
     peaks: dict[tuple[int, int], int] = {}
     for vocabulary in vocabularies:

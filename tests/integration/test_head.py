@@ -23,6 +23,7 @@ from cepo.models.head import (
     use_float32_logits,
     with_weight,
 )
+from cepo.workers.scoring_model import divergence_chunk_tokens, head_chunk_tokens
 
 TOKENS, HIDDEN, VOCABULARY = 37, 16, 301
 NEEDS_TRITON = pytest.mark.skipif(
@@ -250,3 +251,10 @@ def test_the_kernel_compiles_for_the_cards_that_it_is_meant_for(
     assert len(kernel.asm["cubin"]) > 10_000
     assert f".target sm_{capability}" in kernel.asm["ptx"]
     assert ".local" not in kernel.asm["ptx"], "registers are spilled to memory"
+
+
+def test_a_chunk_of_qwen3_vls_head_has_220_tokens_on_a_cpu_and_1766_on_a_gpu_of_a_divergence_62_and_441() -> None:
+    devices = (torch.device("cpu"), torch.device("cuda"))
+    assert [head_chunk_tokens(device, 151_936) for device in devices] == [220, 1766]
+    assert [divergence_chunk_tokens(device, 151_936) for device in devices] == [62, 441]
+    assert head_chunk_tokens(devices[1], 2**30) == divergence_chunk_tokens(devices[0], 2**30) == 1

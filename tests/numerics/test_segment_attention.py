@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.functional import scaled_dot_product_attention
 
 from cepo.models import segments
@@ -20,6 +21,8 @@ from cepo.models.segments import (
     compiled,
     segment_attention,
 )
+
+FLEX = torch.ops.higher_order.flex_attention
 
 
 def random_layout(seed: int, *, num_segments: int, longest: int) -> SegmentLayout:
@@ -196,10 +199,15 @@ def test_compiled_attention_is_compiled_twice_for_6_layouts_and_its_scale_and_bl
             attended = attend(query, key, value, block_mask(layout, torch.device("cpu")), 0.3)
             assert float((attended - dense(query, key, value, layout)).abs().max()) < 1e-5
         assert len(graphs) == 2
+        length = (
+            next(node for node in graphs[1].graph.nodes if node.target is FLEX).args[0].meta["example_value"].shape[2]
+        )
+        assert isinstance(length, torch.SymInt), "any number of blocks"
+        assert statically_known_true(length % 128 == 0), "the kernels need no masks at a row's end"
         # Another model in the same process: half the heads, another width and scale.
         attend(query[:, :4, :, :4], key[..., :4], value[..., :4], block_mask(layout, torch.device("cpu")), 0.7)
     for graph, scale in zip(graphs, (0.3, 0.3, 0.7), strict=True):
-        (call,) = (node for node in graph.graph.nodes if node.target is torch.ops.higher_order.flex_attention)
+        (call,) = (node for node in graph.graph.nodes if node.target is FLEX)
         assert call.args[5] == scale
         assert call.args[4][-3:-1] == (128, 128)
 

@@ -30,6 +30,7 @@ from cepo.sizing.memory import (
     block_bytes_per_token,
     checkpoint_bytes,
     generator_memory,
+    head_bytes,
     passing_bytes_per_token,
     scoring_bytes,
     training_memory,
@@ -60,7 +61,7 @@ def test_qwen3_vl_2b_gets_17_432_576_adapter_parameters_at_rank_16_on_196_layers
     assert adapter_parameters(shape.adapted, 16) == 16 * 28 * per_layer == 17_432_576
 
 
-def test_qwen3_vl_2b_with_lora_needs_4_3_gb_of_weights_and_at_most_3_9_gb_of_activations_at_4_rows_of_3072() -> None:
+def test_qwen3_vl_2b_with_lora_needs_4_3_gb_of_weights_and_at_most_3_5_gb_of_activations_at_4_rows_of_3072() -> None:
     shape = qwen3_vl_2b(LoraConfig(rank=16))
     estimate = training_memory(shape, training(lora_rank=16, compute_type="bf16"))
     assert estimate.weights == 2 * 2_127_532_032 + 4 * 17_432_576 == 4_324_794_368
@@ -69,9 +70,9 @@ def test_qwen3_vl_2b_with_lora_needs_4_3_gb_of_weights_and_at_most_3_9_gb_of_act
     tokens = 4 * 3072
     inputs = 28 * tokens * 2048 * 2
     one_block = tokens * (2 * (6 * 2048 + 4 * 2048 + 5 * 1024 + 4 * 6144) + 4 * (4 * 2048 + 2 * 3072))
-    logits = 4 * 4 * 2**25
-    assert estimate.activations == inputs + one_block + logits == 3_883_925_504
-    assert estimate.total == 9_241_588_736
+    logits = (4 + 2) * 2**25
+    assert estimate.activations == inputs + one_block + logits == 3_548_381_184
+    assert estimate.total == 8_906_044_416
 
 
 def test_full_fine_tuning_of_qwen3_vl_2b_needs_16_bytes_per_weight_and_half_of_that_on_2_devices() -> None:
@@ -121,7 +122,7 @@ def test_the_embedded_model_has_1_315_392_parameters_and_trains_in_21_mb_of_weig
     text = 4 * 60 * 128 * 4 + 60 * 16_128
     patches = 2 * 10 * 4
     tower = 2 * patches * 64 * 4 + patches * 4 * (6 * 64 + 9 * 64 + 4 * 128 + 4 * 64 + 4 * 64)
-    assert estimate.activations == text + tower + 4 * 4 * (2 * 20 * 500)
+    assert estimate.activations == text + tower + (4 + 2) * (2 * 20 * 500)
 
 
 def test_a_forward_pass_keeps_between_half_and_all_of_the_activations_bound() -> None:
@@ -364,3 +365,13 @@ def test_without_a_gpu_4_workers_need_4_times_the_memory_of_one() -> None:
     assert mark(1, certain) == "warn"
     assert [mark(4, free) for free in (4 * certain - 1, 4 * certain)] == ["fail", "warn"]
     assert mark(4, 4 * (certain + actor.activations)) == "ok"
+
+
+def test_the_head_holds_6_bytes_per_logit_of_its_chunk_and_a_divergence_56_of_its_own() -> None:
+    shape = qwen3_vl_2b(LoraConfig(rank=16))
+    chunks = {"head_chunk_elements": 2**28, "divergence_chunk_elements": 2**26}
+    many = 4 * 2048  # tokens of 4 rows
+    assert head_bytes(shape, training(head_chunk_elements=2**28), 4) == 6 * 2**28 < 6 * many * 151_936
+    assert head_bytes(shape, training(**chunks), 4) == 56 * 2**26
+    few = training(response_tokens=20, **chunks)
+    assert head_bytes(shape, few, 2) == 56 * 2 * 20 * 151_936
