@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from cepo.config.schema import RewardConfig
     from cepo.data.dataset import ProblemSet
     from cepo.data.mixing import MixedProblems
-    from cepo.models.processing import PictureSource, Processing
+    from cepo.models.inputs import PictureSource
+    from cepo.models.processing import Processing
     from cepo.rewards import RewardPool
     from cepo.sizing.phases import Demand
     from cepo.trainer.backend import Backend

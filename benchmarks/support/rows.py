@@ -32,22 +32,24 @@ def build_rows(
     import torch
 
     from cepo.data.batch import ScoringRow
-    from cepo.models.processing import EncodedPrompt, ImageInputs
+    from cepo.models.families.grid import GridReader
+    from cepo.models.inputs import EncodedPrompt, ImageInputs
 
-    assert processing.image_token_id is not None
+    reader = processing.images
+    assert isinstance(reader, GridReader), "the shapes are those of a model with a grid of patches"
     draw = torch.Generator().manual_seed(1)
 
     def words(number: int) -> tuple[int, ...]:
         return tuple(torch.randint(256, (number,), generator=draw).tolist())
 
     rows: list[list[ScoringRow]] = [[] for _ in range(contexts)]
-    width, height = (processing.merge_size * side for side in shape.picture)
+    width, height = (reader.merge_size * side for side in shape.picture)
     for _ in range(groups):
         pixels = torch.randn(height * width, 3 * 2 * 16 * 16, generator=draw)
         images = ImageInputs(pixel_values=pixels, grid_thw=torch.tensor([[1, height, width]]))
         begin = (
             *words(10),
-            *[processing.image_token_id] * shape.image_tokens,
+            *[reader.image_token_id] * shape.image_tokens,
             *words(prompt - shape.image_tokens - 15),
         )
         end = words(5)

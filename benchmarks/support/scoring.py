@@ -22,7 +22,8 @@ from benchmarks.support.training import TrainingOptions, settings
 
 if TYPE_CHECKING:
     from cepo.data.batch import ScoringRow
-    from cepo.models.processing import EncodedPrompt, Processing
+    from cepo.models.inputs import EncodedPrompt
+from cepo.models.processing import Processing
 
 HINT_TOKENS = 20
 """By which a teacher's context is longer than the prompt."""

@@ -58,7 +58,11 @@ class LoraConfig:
     rank: int = option(0, "Rank of the adapter; 0: full fine-tuning.", minimum=0)
     alpha: int = option(64, "Numerator of the adapter's scale alpha / rank.", minimum=1)
     target_modules: str = option("all-linear", "`all-linear`, or module names separated by commas.")
-    exclude_modules: str | None = option(".*visual.*", "Regular expression of modules that get no adapter; null: none.")
+    exclude_modules: str | None = option(
+        ".*visual.*",
+        "Regular expression of modules that get no adapter; null: none. The default stands for the vision tower, whatever "
+        "name the model gives it.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cepo.losses.policy import LossDenominators
-from cepo.models.processing import EncodedPrompt
+from cepo.models.inputs import EncodedPrompt
 from cepo.types import DivergenceConfig
 
 if TYPE_CHECKING:

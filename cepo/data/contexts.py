@@ -7,7 +7,8 @@ import logging
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.dataset import Problem
 from cepo.errors import DataError
-from cepo.models.processing import MARKS, EncodedPrompt, ImageInputs, Processing
+from cepo.models.inputs import EncodedPrompt, ImageInputs
+from cepo.models.processing import MARKS, Processing
 from cepo.models.turns import Turn
 from cepo.teacher.hints import HintTemplate, sanitise_reference
 from cepo.types import Reference

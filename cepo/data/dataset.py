@@ -23,7 +23,8 @@ from cepo.data.row_checks import RowChecks, RowMeasure, RowRules, check_rows, fi
 from cepo.data.sources import local_files, paths_in, read_source, without_decoding
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, PictureSource, Processing
+from cepo.models.inputs import PictureSource
+from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
 from cepo.models.turns import Turn
 from cepo.models.videos import Video
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from cepo.config.schema import DataConfig
 from cepo.data.images import load_rgb
 from cepo.data.sources import read_source, without_decoding
-from cepo.models.processing import ImageInputs, PictureSource, Processing
+from cepo.models.inputs import ImageInputs, PictureSource
+from cepo.models.processing import Processing
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -144,11 +144,12 @@ def file_identity(files: Iterable[Path]) -> list[tuple[str, int, int]]:
 
 def _digest(identity: Mapping[str, Any]) -> str:
     from cepo.data import dataset, images, messages, sources, videos
-    from cepo.models import processing
+    from cepo.models import families, processing
 
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-    for module in (__file__, *(part.__file__ for part in (dataset, images, messages, sources, videos, processing))):
-        digest.update(hashlib.sha256(Path(str(module)).read_bytes()).digest())
+    modules = [Path(str(part.__file__)) for part in (dataset, images, messages, sources, videos, processing)]
+    for module in (Path(__file__), *modules, *sorted(Path(str(families.__file__)).parent.glob("*.py"))):
+        digest.update(hashlib.sha256(module.read_bytes()).digest())
     return digest.hexdigest()[:32]
 
 

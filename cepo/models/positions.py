@@ -28,7 +28,7 @@ def context_positions(
     """
     if images is None or image_token_id is None:
         return torch.arange(len(token_ids)).expand(3, -1)
-    grids = images.grid_thw.tolist()
+    grids = images.grid.tolist()
     remaining = {image_token_id: iter(grids[: images.num_pictures])}
     if video_token_id is not None:
         remaining[video_token_id] = iter(grids[images.num_pictures :])

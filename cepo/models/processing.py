@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import TemplateError
 
 from cepo.errors import ConfigError, DataError
+from cepo.models.families import ImageReader, family_of
+from cepo.models.inputs import EncodedPrompt, ImageInputs, PictureSource
 from cepo.models.turns import Turn
 
 if TYPE_CHECKING:
+    from jaxtyping import Int64
     from PIL.Image import Image
     from torch import Tensor
 
@@ -27,84 +29,11 @@ MARKS = (IMAGE_MARK, VIDEO_MARK)
 _TEXT_SLOT = "CEPO-TEXT-SLOT-{:03d}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PictureSource:
-    """Where a prompt's pictures can be read again: a data set as `data.train_files` names it, and the row in it."""
-
-    data: str
-    row: int
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ImageInputs:
-    """A prompt's pictures as the vision tower takes them; compared by identity.
-
-    A video is a row of pictures, one per temporal patch: the tower attends within each of them alone. They stand behind the
-    prompt's own pictures.
-
-    Attributes:
-        pixel_values: (patches, channels x temporal patch x patch x patch), float32.
-        grid_thw: (pictures, 3), patches along time, height and width.
-        frame_times: for each video the seconds of its temporal patches.
-        source: where the same pictures can be read, so that a handle travels in place of pixels; None if nowhere.
-    """
-
-    pixel_values: Tensor = field(repr=False)
-    grid_thw: Tensor
-    source: PictureSource | None = None
-    frame_times: tuple[tuple[float, ...], ...] = ()
-
-    @property
-    def num_pictures(self) -> int:
-        """Pictures that are no part of a video."""
-        return len(self.grid_thw) - sum(map(len, self.frame_times))
-
-    @property
-    def is_frame(self) -> tuple[bool, ...]:
-        """For each row of the grid whether it is part of a video."""
-        return tuple(number >= self.num_pictures for number in range(len(self.grid_thw)))
-
-    def model_inputs(self) -> dict[str, Tensor]:
-        """The keyword arguments of a transformers model's forward pass; a video's grid is one row per temporal patch."""
-        num_patches = int(self.grid_thw[: self.num_pictures].prod(dim=1).sum())
-        inputs: dict[str, Tensor] = {}
-        if self.num_pictures:
-            inputs["pixel_values"] = self.pixel_values[:num_patches]
-            inputs["image_grid_thw"] = self.grid_thw[: self.num_pictures]
-        if self.frame_times:
-            inputs["pixel_values_videos"] = self.pixel_values[num_patches:]
-            inputs["video_grid_thw"] = self.grid_thw[self.num_pictures :]
-        return inputs
-
-    @cached_property
-    def content_key(self) -> str:
-        """Equal exactly where the pictures are, also in another process."""
-        digest = hashlib.blake2b(self.grid_thw.contiguous().numpy().tobytes(), digest_size=16)
-        digest.update(self.pixel_values.contiguous().numpy().tobytes())
-        digest.update(repr(self.frame_times).encode())
-        return digest.hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodedPrompt:
-    """A user turn with the assistant header behind it.
-
-    Attributes:
-        token_ids: with one placeholder per image token, as the trained model reads it.
-        engine_ids: with one placeholder per picture and per video, as the rollout engine reads it.
-        images: None for text alone.
-    """
-
-    token_ids: tuple[int, ...]
-    engine_ids: tuple[int, ...]
-    images: ImageInputs | None
-
-
 class Processing:
     """A model folder's (or hub name's) tokenizer, chat template and image processor.
 
-    Text that people or models wrote is tokenised apart from the template, with special tokens switched off, so that
-    `<|im_end|>` in a problem or a reference stays eight harmless characters.
+    No special token arises from text that people or models wrote: `<|im_end|>` in a problem or a reference stays eight
+    harmless characters.
 
     Raises:
         ConfigError: no tokenizer can be loaded, or the chat template loses the text it is given.
@@ -114,31 +43,43 @@ class Processing:
         from transformers import AutoConfig, AutoProcessor
 
         try:
-            self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
             config: Any = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+            self.family = family_of(config)
+            self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
+        except ConfigError:
+            raise
+        except ImportError as error:  # some processors need a package of their own, which the error names
+            raise ConfigError(f"worker.actor.model.model_path '{path}': {str(error).strip()}") from error
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"worker.actor.model.model_path '{path}': no model can be read there ({error}); "
                 "give a folder with a Hugging Face checkpoint, or a hub name where a hub can be reached"
             ) from error
         self.tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
-        self.image_processor: Any = getattr(self._processor, "image_processor", None)
-        self.video_processor: Any = getattr(self._processor, "video_processor", None)
         if chat_template is not None:
             self._processor.chat_template = chat_template
             self.tokenizer.chat_template = chat_template
-        self._vocabulary_size: int = getattr(config, "text_config", config).vocab_size
-        self.image_token_id: int | None = getattr(config, "image_token_id", None)
-        self.video_token_id: int | None = getattr(config, "video_token_id", None)
-        self._around_a_frame = (
-            getattr(config, "vision_start_token_id", None),
-            getattr(config, "vision_end_token_id", None),
-        )
-        self.merge_size: int = getattr(self.image_processor, "merge_size", 1)
+        self._vocabulary_size: int = config.get_text_config().vocab_size
+        self.images = self.family.reader(self._processor, config, self.encode_text)
         self.eos_token_ids = _eos_token_ids(path, config, self.tokenizer, trust_remote_code)
         self.pad_token_id: int = (
             self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self.eos_token_ids[0]
         )
+
+    @property
+    def image_token_id(self) -> int | None:
+        """The token in whose place an image's features stand; None where no images are read."""
+        return None if self.images is None else self.images.image_token_id
+
+    @property
+    def video_token_id(self) -> int | None:
+        """The same for videos."""
+        return None if self.images is None else self.images.video_token_id
+
+    @property
+    def placeholders(self) -> tuple[int | None, int | None]:
+        """The tokens that stand for a whole image and a whole video in a prompt to the rollout engine."""
+        return (None, None) if self.images is None else (self.images.placeholder_id, self.images.video_token_id)
 
     @property
     def fingerprint(self) -> str:
@@ -150,8 +91,7 @@ class Processing:
             str(self.special_texts),
             str(getattr(self._processor, "chat_template", None)),
             str(self.tokenizer.chat_template),
-            "" if self.image_processor is None else self.image_processor.to_json_string(),
-            "" if self.video_processor is None else self.video_processor.to_json_string(),
+            "" if self.images is None else self.images.fingerprint,
         )
         return hashlib.sha256("\0".join(parts).encode("utf-8", errors="surrogatepass")).hexdigest()
 
@@ -171,6 +111,9 @@ class Processing:
         special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special} | set(
             self.tokenizer.all_special_ids
         )
+        special |= {
+            token for token in (self.image_token_id, self.video_token_id, *self.placeholders) if token is not None
+        }
         unused = set(range(max(self.tokenizer.get_vocab().values()) + 1, self._vocabulary_size))
         return tuple(sorted((special | unused) - set(self.eos_token_ids)))
 
@@ -178,63 +121,32 @@ class Processing:
         """Pixels and grid of a prompt's pictures, with the place they were read from; None for none."""
         if not images:
             return None
-        values = self._picture_reader(images=list(images), return_tensors="pt")
-        return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
+        return self._reader.read(images, source)
 
     def load_visuals(
         self, images: Sequence[Image], videos: Sequence[Video], source: PictureSource | None = None
     ) -> ImageInputs | None:
         """Pixels and grids of a prompt's pictures and videos; None for neither. `source` is that of pictures alone."""
-        pictures = self.load_images(images, source)
-        if not videos:
-            return pictures
-        import torch
-
-        values = self._video_reader(
-            videos=[video.frames for video in videos],
-            video_metadata=[video.metadata() for video in videos],
-            do_sample_frames=False,
-            return_tensors="pt",
-        )
-        grids = values["video_grid_thw"].repeat_interleave(values["video_grid_thw"][:, 0], dim=0)
-        grids[:, 0] = 1
-        pixels = values["pixel_values_videos"]
-        return ImageInputs(
-            pixel_values=pixels if pictures is None else torch.cat([pictures.pixel_values, pixels]),
-            grid_thw=grids if pictures is None else torch.cat([pictures.grid_thw, grids]),
-            frame_times=tuple(video.times(self._video_reader.temporal_patch_size) for video in videos),
-        )
+        return self._reader.read_visuals(images, videos, source) if videos else self.load_images(images, source)
 
     @property
     def video_factor(self) -> int:
         """The sides of a video's frames are multiples of it."""
-        return self._video_reader.patch_size * self._video_reader.merge_size
+        return self._reader.video_factor
 
     def num_video_tokens(self, video: Video) -> int:
         """Tokens a video takes, those of its times included, without touching its pixels."""
-        width, height = video.size
-        times = video.times(self._video_reader.temporal_patch_size)
-        patches = self._video_reader.get_num_of_video_patches(len(video.frames), height, width, {})
-        around = sum(len(self.encode_text(_time_text(time))) + len(self._around_a_frame) for time in times)
-        return int(patches) // self.merge_size**2 + around
-
-    @property
-    def _video_reader(self) -> Any:
-        if self.video_processor is None or self.video_token_id is None or None in self._around_a_frame:
-            raise DataError("the row has videos, but the model reads none: its folder has no video processor")
-        return self.video_processor
-
-    @property
-    def _picture_reader(self) -> Any:
-        if self.image_processor is None:
-            raise DataError("the row has pictures, but the model's folder has no image processor: it reads text only")
-        return self.image_processor
+        return self._reader.num_video_tokens(video)
 
     def num_image_tokens(self, size: tuple[int, int]) -> int:
-        """Tokens a picture of (width, height) pixels takes, without touching its pixels."""
-        width, height = size
-        patches = self._picture_reader.get_number_of_image_patches(height, width, {})
-        return int(patches) // self.merge_size**2
+        """Tokens a picture of (width, height) pixels takes."""
+        return self._reader.num_tokens(size)
+
+    @property
+    def _reader(self) -> ImageReader:
+        if self.images is None:
+            raise DataError("the row has pictures, but the model's folder has no image processor: it reads text only")
+        return self.images
 
     def encode(
         self,
@@ -256,42 +168,37 @@ class Processing:
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs | None) -> list[int]:
         """One placeholder per image token in place of one per picture; for a video, in each frame, behind the frame's time."""
-        if images is None:
-            return list(engine_ids)
-        counts = [int(grid.prod()) // self.merge_size**2 for grid in images.grid_thw]
-        pictures, frames = iter(counts[: images.num_pictures]), iter(counts[images.num_pictures :])
-        videos = iter(images.frame_times)
-        start, end = self._around_a_frame
-        expanded: list[int] = []
-        for token in engine_ids:
-            if token == self.image_token_id:
-                expanded += [token] * next(pictures)
-            elif token == self.video_token_id:
-                for time in next(videos):
-                    assert start is not None and end is not None, "videos are read for models that have these tokens"
-                    expanded += [*self.encode_text(_time_text(time)), start, *[token] * next(frames), end]
-            else:
-                expanded.append(token)
-        return expanded
+        return list(engine_ids) if images is None else self._reader.expand(engine_ids, images)
+
+    def positions(self, context: EncodedPrompt) -> Int64[Tensor, "3 L"]:
+        """Position ids of a context's tokens; families with one axis have it three times."""
+        import torch
+
+        if context.images is None:
+            return torch.arange(len(context.token_ids)).expand(3, -1)
+        return self._reader.positions(context.token_ids, context.images)
 
     def template_ids(self, text: str, *, with_videos: bool = False, history: Sequence[Turn] = ()) -> list[int]:
         """The templated turns of `history` and the user's with the assistant header, one placeholder token per `<image>`.
 
-        `<video>` is a placeholder too where there are videos, and else plain text.
+        `<video>` is a placeholder too where there are videos, and else plain text. The tokens are those of the whole rendered
+        conversation, as the model was trained on them, unless that makes a special token of somebody's text.
 
         Raises:
             DataError: the model's template refuses the roles or their order.
         """
-        messages: list[dict[str, Any]] = []
+        turns = [*history, Turn("user", text)]
+        marks = MARKS if with_videos else (IMAGE_MARK,)
+        safe = self._ids_in_pieces(turns, marks)
+        messages = [{"role": turn.role, "content": self._content(turn.text, marks)} for turn in turns]
+        whole = self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"]
+        return whole if self._control_tokens(whole) == self._control_tokens(safe) else safe
+
+    def _ids_in_pieces(self, turns: Sequence[Turn], marks: Sequence[str]) -> list[int]:
+        """The conversation with its texts tokenised apart from the template, so that no special token can arise in them."""
         texts: list[str] = []
-        for turn in (*history, Turn("user", text)):
-            parts = self._content(turn.text, MARKS if with_videos else (IMAGE_MARK,), texts)
-            messages.append({"role": turn.role, "content": parts})
-        try:
-            rendered: str = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise DataError(f"the chat template refuses messages of the roles {roles}: {error}") from error
+        messages = [{"role": turn.role, "content": self._content(turn.text, marks, texts)} for turn in turns]
+        rendered = self._rendered(messages)
         token_ids: list[int] = []
         for index, piece in enumerate(texts):
             head, slot, rendered = rendered.partition(_TEXT_SLOT.format(index))
@@ -300,6 +207,20 @@ class Processing:
             token_ids += self.tokenizer(head, add_special_tokens=False)["input_ids"]
             token_ids += self.encode_text(piece)
         return token_ids + self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+
+    def _rendered(self, messages: Sequence[dict[str, Any]]) -> str:
+        try:
+            return self._processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            raise DataError(f"the chat template refuses messages of the roles {roles}: {error}") from error
+
+    def _control_tokens(self, token_ids: Sequence[int]) -> list[int]:
+        return [token for token in token_ids if token in self._added_token_ids]
+
+    @cached_property
+    def _added_token_ids(self) -> frozenset[int]:
+        return frozenset(self.tokenizer.added_tokens_decoder)
 
     def encode_text(self, text: str) -> list[int]:
         """Tokens of plain text, in which no special token can arise."""
@@ -321,24 +242,20 @@ class Processing:
         """Writes tokenizer, template and processor files."""
         self._processor.save_pretrained(folder)
 
-    def _content(self, text: str, marks: Sequence[str], texts: list[str]) -> Any:
-        """A message's content with slots in place of its texts, which are put behind those of the messages before."""
+    def _content(self, text: str, marks: Sequence[str], slots: list[str] | None = None) -> Any:
+        """A message's content. With `slots` its texts go behind those there, and slots stand in their place."""
         pieces = re.split(f"({'|'.join(marks)})", text)
         parts: list[dict[str, str]] = []
         for piece in pieces:
             if piece in marks:
                 parts.append({"type": piece.strip("<>")})
             elif piece:
-                parts.append({"type": "text", "text": _TEXT_SLOT.format(len(texts))})
-                texts.append(piece)
-        if self.image_processor is None and len(pieces) == 1:
+                parts.append({"type": "text", "text": piece if slots is None else _TEXT_SLOT.format(len(slots))})
+                if slots is not None:
+                    slots.append(piece)
+        if self.images is None and len(pieces) == 1:
             return "".join(part["text"] for part in parts)  # templates of text models take a string
         return parts
-
-
-def _time_text(seconds: float) -> str:
-    """What Qwen3-VL reads before a frame."""
-    return f"<{seconds:.1f} seconds>"
 
 
 def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bool) -> tuple[int, ...]:

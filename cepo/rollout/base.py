@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from cepo.models.processing import PictureSource
+    from cepo.models.inputs import PictureSource
     from cepo.models.videos import Video
 
 from cepo.errors import EngineError

@@ -6,14 +6,13 @@ import contextlib
 import gc
 import itertools
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
 from cepo.metrics import Metrics, fraction
-from cepo.models.family import load_model, torch_dtype
-from cepo.models.positions import context_positions
+from cepo.models.inputs import EncodedPrompt
+from cepo.models.pretrained import load_model, torch_dtype
 from cepo.models.processing import Processing
 from cepo.rollout.base import (
     AdapterWeights,
@@ -25,6 +24,7 @@ from cepo.rollout.base import (
     Weights,
     check_image_counts,
 )
+from cepo.rollout.decoding import PlainDecoding, Row, SamplesDecoding, decodable_together, is_plain, keys_and_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,22 +33,6 @@ if TYPE_CHECKING:
 
 _SHARE_THAT_GOES_ON = 0.75
 """Finished rows are dropped once no more than this share of the rows is unfinished: dropping copies what is kept."""
-
-
-@dataclass(kw_only=True)
-class _Row:
-    """One response in the making. `cache` holds the prompt's keys and values, (1, heads, L, width) per layer."""
-
-    request: int
-    sample: int
-    uniforms: Tensor
-    next_position: int
-    length: int
-    cache: list[tuple[Tensor, Tensor]] = field(repr=False)
-    logits: Tensor = field(repr=False)
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    finished: bool = False
 
 
 class TransformersGenerator:
@@ -125,7 +109,7 @@ class TransformersGenerator:
             EngineError: a prompt with the wrong number of placeholders, or one that is too long.
         """
         self._check_open()
-        check_image_counts(requests, self._processing.image_token_id, self._processing.video_token_id)
+        check_image_counts(requests, *self._processing.placeholders)
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1
         with contextlib.closing(self._rows(requests, settings)) as rows:
@@ -138,14 +122,14 @@ class TransformersGenerator:
                             on_finished(index, results[index])
         return results
 
-    def _decoded_batch(self, rows: Iterator[_Row], settings: SamplingSettings) -> list[_Row]:
+    def _decoded_batch(self, rows: Iterator[Row], settings: SamplingSettings) -> list[Row]:
         """The next rows, sampled to their ends; none when all are done."""
         import torch
 
         with torch.inference_mode():
             batch = list(itertools.islice(rows, self._batch_size))
-            if batch:
-                self._decode(batch, settings)
+            for rows_together in decodable_together(batch):
+                self._decode(rows_together, settings)
         return batch
 
     def sync_weights(self, weights: Weights) -> None:
@@ -185,31 +169,31 @@ class TransformersGenerator:
         if self._model is None:
             raise EngineError("this transformers generator was closed; build a new one")
 
-    def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Generator[_Row, None, None]:
+    def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Generator[Row, None, None]:
         """Reads one prompt after the other, only when a batch has room for its samples."""
         from cepo.rollout.token_sampling import row_uniforms
 
         count = settings.max_response_length
         for index, request in enumerate(requests):
-            cache, logits, next_position = self._read_prompt(index, request, count)
+            cache, length, logits, next_position = self._read_prompt(index, request, count)
             num_samples = settings.num_samples if settings.temperature > 0 else 1
-            self._prompt_tokens += num_samples * cache[0][0].shape[2]
-            self._shared_tokens += (num_samples - 1) * cache[0][0].shape[2]
+            self._prompt_tokens += num_samples * length
+            self._shared_tokens += (num_samples - 1) * length
             for sample in range(num_samples):
-                yield _Row(
+                yield Row(
                     request=index,
                     sample=sample,
                     uniforms=row_uniforms(request.seed, sample, count),
                     next_position=next_position,
-                    length=cache[0][0].shape[2],
+                    length=length,
                     cache=cache,
                     logits=logits,
                 )
 
     def _read_prompt(
         self, index: int, request: GenerationRequest, response_length: int
-    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor, int]:
-        """The prompt's keys and values per layer, the logits behind its last token, and the next token's position."""
+    ) -> tuple[Any, int, Tensor, int]:
+        """The prompt's cache and length, the logits behind its last token, and the next token's position."""
         import torch
 
         processing = self._processing
@@ -221,17 +205,12 @@ class TransformersGenerator:
                 f"{len(token_ids) + response_length}, but worker.rollout.max_model_len is {self._max_model_len}; raise "
                 "it or lower data.max_response_length"
             )
-        positions = context_positions(
-            token_ids,
-            images,
-            image_token_id=processing.image_token_id,
-            merge_size=processing.merge_size,
-            video_token_id=processing.video_token_id,
-        )
-        inputs: dict[str, Any] = {}
-        if images is not None:
-            inputs = {name: tensor.to(self._device) for name, tensor in images.model_inputs().items()}
+        prompt = EncodedPrompt(token_ids=tuple(token_ids), engine_ids=request.prompt_ids, images=images)
+        positions = processing.positions(prompt)
         ids = torch.tensor([token_ids], device=self._device)
+        inputs: dict[str, Any] = dict(processing.family.token_inputs(ids, self._model.config))
+        if images is not None:
+            inputs |= {name: tensor.to(self._device) for name, tensor in processing.family.model_inputs(images).items()}
         output = self._model(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
@@ -240,14 +219,13 @@ class TransformersGenerator:
             logits_to_keep=1,
             **inputs,
         )
-        cache = [(layer.keys, layer.values) for layer in output.past_key_values.layers]
-        return cache, output.logits[:, -1].float(), int(positions.max()) + 1
+        return output.past_key_values, len(token_ids), output.logits[:, -1].float(), int(positions.max()) + 1
 
     def _positions(self, positions: Tensor) -> Tensor:
-        """(3, B, T) for models with a vision tower, (B, T) for text models."""
-        return positions if self._processing.image_token_id is not None else positions[0]
+        """(3, B, T) for models with M-RoPE, else (B, T)."""
+        return positions if self._processing.family.num_position_axes > 1 else positions[0]
 
-    def _decode(self, batch: list[_Row], settings: SamplingSettings) -> None:
+    def _decode(self, batch: list[Row], settings: SamplingSettings) -> None:
         """Samples every row of `batch` to its end."""
         import torch
 
@@ -274,19 +252,21 @@ class TransformersGenerator:
                 tokens, uniforms, positions = tokens[keep], uniforms[keep], positions[keep]
             logits = decoding.logits(tokens, positions + step).float()
 
-    def _begin(self, rows: Sequence[_Row]) -> FusedDecoding | _PlainDecoding:
+    def _begin(self, rows: Sequence[Row]) -> FusedDecoding | PlainDecoding:
         """The rows' prompts, ready for their first sampled tokens."""
         from cepo.models.fused_decoding import FusedDecoding, fused_decoder
 
-        if not self._decoder_is_current:
+        family = self._processing.family
+        if family.fused_decoding and not self._decoder_is_current:
             self._decoder, self._decoder_is_current = fused_decoder(self._model), True
         if self._decoder is None:
-            return _PlainDecoding(self._model, rows, three_axes=self._processing.image_token_id is not None)
-        prompts = {row.request: row.cache for row in rows}
+            decoding = PlainDecoding if is_plain(rows[0].cache) else SamplesDecoding
+            return decoding(self._model, rows, three_axes=family.num_position_axes > 1)
+        prompts = {row.request: keys_and_values(row.cache) for row in rows}
         places = {request: place for place, request in enumerate(prompts)}
         return FusedDecoding(self._decoder, list(prompts.values()), [places[row.request] for row in rows])
 
-    def _draw(self, rows: Sequence[_Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
+    def _draw(self, rows: Sequence[Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
         """The next token of each row."""
         from cepo.rollout.token_sampling import draw_tokens
 
@@ -328,54 +308,7 @@ class TransformersGenerator:
             own[name].copy_(tensor)
 
 
-class _PlainDecoding:
-    """Decoding by the model's own forward pass, prompts padded on the left: for every model that transformers loads."""
-
-    def __init__(self, model: Any, rows: Sequence[_Row], *, three_axes: bool) -> None:
-        self._model, self._three_axes = model, three_axes
-        self._cache, self._mask = _join(rows, model.config.get_text_config())
-
-    def logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Reads one token per row, at its position; the logits of the next, (rows, vocabulary)."""
-        import torch
-
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        output = self._model(
-            input_ids=tokens[:, None],
-            attention_mask=self._mask,
-            position_ids=positions.expand(3, -1)[:, :, None] if self._three_axes else positions[:, None],
-            past_key_values=self._cache,
-            use_cache=True,
-        )
-        return output.logits[:, -1]
-
-    def select(self, rows: Tensor) -> None:
-        """Goes on with these rows alone."""
-        self._cache.batch_select_indices(rows)
-        self._mask = self._mask[rows]
-
-
-def _join(rows: Sequence[_Row], text_config: Any) -> tuple[Any, Tensor]:
-    """The rows' prompt caches as one, padded on the left, and its attention mask (rows, longest prompt)."""
-    import torch
-    from transformers import DynamicCache
-
-    longest = max(row.length for row in rows)
-    lengths = torch.tensor([row.length for row in rows], device=rows[0].logits.device)
-    mask = (torch.arange(longest, device=lengths.device) >= longest - lengths[:, None]).long()
-    cache = DynamicCache(config=text_config)
-    for layer in range(len(rows[0].cache)):
-        keys, values = (
-            torch.cat(
-                [torch.nn.functional.pad(row.cache[layer][part], (0, 0, longest - row.length, 0)) for row in rows]
-            )
-            for part in (0, 1)
-        )
-        cache.update(keys, values, layer)
-    return cache, mask
-
-
-def _collect(batch: Sequence[_Row], results: list[list[Generation]]) -> None:
+def _collect(batch: Sequence[Row], results: list[list[Generation]]) -> None:
     for row in batch:
         results[row.request].append(
             Generation(response_ids=tuple(row.tokens), log_probs=tuple(row.log_probs), finished=row.finished)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
 from cepo.metrics import Metrics
+from cepo.models.families import family_of
 from cepo.rollout.base import (
     AdapterWeights,
     Generation,
@@ -128,7 +129,7 @@ class VllmGenerator:
         if fp32_logits:
             with self._closed_on_error():
                 require_float32_head(llm)
-        self._placeholders = _placeholders(llm.model_config.hf_config)
+        self._placeholders = family_of(llm.model_config.hf_config).placeholders(llm.model_config.hf_config)
         self._prefixes = PrefixCounter(llm)
 
     def generate(
@@ -302,11 +303,6 @@ class VllmGenerator:
             return None
         # vLLM wants a path and never looks there: it finds the adapter already loaded.
         return LoRARequest(f"adapter-{self._adapter_id}", self._adapter_id, "in-memory")
-
-
-def _placeholders(hf_config: Any) -> tuple[int | None, int | None]:
-    """The token ids that stand for a picture and for a video; None for what the model does not read."""
-    return getattr(hf_config, "image_token_id", None), getattr(hf_config, "video_token_id", None)
 
 
 def _prompt(request: GenerationRequest) -> Any:

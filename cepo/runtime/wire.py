@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cepo.data.pictures import PictureStore
-from cepo.models.processing import ImageInputs, PictureSource
+from cepo.models.inputs import ImageInputs, PictureSource
 from cepo.rollout.base import GenerationRequest
 
 

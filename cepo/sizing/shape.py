@@ -8,7 +8,8 @@ from typing import Any
 
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError
-from cepo.models import family
+from cepo.models import pretrained
+from cepo.models.families import family_of
 from cepo.sizing.memory import Layers, ModelShape
 
 
@@ -41,17 +42,18 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
     import torch
     import transformers
 
-    multimodal = family.is_multimodal(config)
+    family = family_of(config)
+    multimodal = family.reads_images
     auto: Any = transformers.AutoModelForImageTextToText if multimodal else transformers.AutoModelForCausalLM
     try:
         with torch.device("meta"):
             model: Any = auto.from_config(config, trust_remote_code=trust_remote_code)
     except (ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"no model can be built from this configuration: {error}") from error
-    tower = family.vision_tower(model) if multimodal else None
-    blocks = [_size(block) for block in family.sharded_blocks(model)]
-    text_blocks = [_size(block) for block in family.sharded_blocks(model, without=tower)]
-    total, vision = _size(model), 0 if tower is None else _size(tower)
+    tower = family.vision_parts(model)
+    blocks = [_size(block) for block in pretrained.sharded_blocks(model)]
+    text_blocks = [_size(block) for block in pretrained.sharded_blocks(model, without=tower)]
+    total, vision = _size(model), sum(map(_size, tower))
     adapted = _adapted(model, lora)
     return ModelShape(
         parameters=total,
@@ -64,7 +66,7 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
         vocabulary=model.get_output_embeddings().weight.shape[0],
         patches_per_token=getattr(config.vision_config, "spatial_merge_size", 2) ** 2 if multimodal else 1,
         vision_outside_blocks=vision - (sum(blocks) - sum(text_blocks)),
-        adapts_vision=tower is not None and not set(tower.modules()).isdisjoint(adapted),
+        adapts_vision=not {inner for part in tower for inner in part.modules()}.isdisjoint(adapted),
     )
 
 
@@ -80,11 +82,12 @@ def _adapted(model: Any, lora: LoraConfig) -> list[Any]:
         return []
     targets = [part.strip() for part in lora.target_modules.split(",")]
     head = model.get_output_embeddings()
+    excluded = pretrained.excluded_from_adapter(lora, model.config)
     found: list[Any] = []
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.Linear):
             continue
-        if lora.exclude_modules is not None and re.fullmatch(lora.exclude_modules, name):
+        if excluded is not None and re.fullmatch(excluded, name):
             continue
         named = any(name == target or name.endswith(f".{target}") for target in targets)
         if named or (targets == ["all-linear"] and module is not head):

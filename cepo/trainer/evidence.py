@@ -10,7 +10,7 @@ from cepo.algorithms import Estimator
 from cepo.algorithms.settings import NegativeConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.metrics import Metrics, fraction, sum_value
-from cepo.models.processing import EncodedPrompt
+from cepo.models.inputs import EncodedPrompt
 from cepo.rewards import RewardPool, extract_answer
 from cepo.teacher.hints import sanitise_reference
 from cepo.teacher.references import wrong_reference, wrong_rollouts

@@ -12,7 +12,7 @@ from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.metrics import Metrics, mean_of
-from cepo.models.processing import EncodedPrompt
+from cepo.models.inputs import EncodedPrompt
 from cepo.rollout.base import Generation
 from cepo.trainer.backend import Backend
 from cepo.types import Reference

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cepo.data.batch import ScoringRow
 from cepo.data.dataset import Problem
-from cepo.models.processing import EncodedPrompt
+from cepo.models.inputs import EncodedPrompt
 from cepo.rollout.base import Generation
 from cepo.types import RolloutGroup, TokenBatch, TokenSignal
 

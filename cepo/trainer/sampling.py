@@ -6,7 +6,7 @@ from typing import Any
 
 from cepo.config import RunConfig
 from cepo.data.dataset import Problem
-from cepo.models.processing import EncodedPrompt
+from cepo.models.inputs import EncodedPrompt
 from cepo.rollout.base import GenerationRequest, SamplingSettings, sampling_seed
 
 

@@ -74,14 +74,14 @@ class Actor:
             temperature=temperature,
             seed=seed,
         )
-        in_step = None if self.module.encoder.keeps else processing.image_token_id
-        self._lockstep = Lockstep(self.module.base.config, image_token_id=in_step, device=self.device)
+        in_step = None if self.module.encoder.keeps else processing.images
+        self._lockstep = Lockstep(reader=in_step, device=self.device)
         self.passes = Passes(
             config,
             processing,
             self._lockstep,
             device=self.device,
-            takes_segments=self.module.takes_segments,
+            why_padded=self.module.why_padded,
             longest_row=longest_row,
         )
         self.reduction = GradientReduction(

@@ -48,13 +48,13 @@ class Critic:
         self.device = this_device()
         mesh = data_parallel_mesh(config.fsdp.fsdp_size)
         self.module = build_value_model(config, processing, mesh=mesh, device=self.device, seed=seed)
-        in_step = None if self.module.encoder.keeps else processing.image_token_id
+        in_step = None if self.module.encoder.keeps else processing.images
         self.passes = Passes(
             config,
             processing,
-            Lockstep(self.module.model.config, image_token_id=in_step, device=self.device),
+            Lockstep(reader=in_step, device=self.device),
             device=self.device,
-            takes_segments=self.module.takes_segments,
+            why_padded=self.module.why_padded,
             longest_row=longest_row,
         )
         self.optimizer = build_optimizer(self.module, config.optim)

@@ -14,7 +14,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 
 from cepo.config.schema import ActorConfig, CriticConfig, FsdpConfig, LoraConfig
 from cepo.errors import ConfigError
-from cepo.models import family
+from cepo.models import pretrained
+from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
 from cepo.workers.offload import offload_policy
@@ -26,30 +27,30 @@ def build_scoring_model(
     config: ActorConfig, *, mesh: DeviceMesh, device: torch.device, temperature: float, seed: int
 ) -> ScoringModel:
     """The sharded policy, ready to score and to train. Adapter weights are drawn from `seed`."""
-    trained_dtype = family.torch_dtype(config.fsdp.torch_dtype or "fp32")
-    compute_dtype = family.torch_dtype(config.fsdp.mp_param_dtype)
+    trained_dtype = pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32")
+    compute_dtype = pretrained.torch_dtype(config.fsdp.mp_param_dtype)
     with_adapter = config.model.lora.rank > 0
-    model: Any = family.load_model(
+    model: Any = pretrained.load_model(
         config.model.model_path,
         dtype=compute_dtype if with_adapter else trained_dtype,
         trust_remote_code=config.model.trust_remote_code,
         override_config=config.model.override_config,
         with_weights=_reads_weights(config.fsdp),
     )
-    takes_segments = family.share_segments(model)
+    why_padded = pretrained.share_segments(model)
     if config.model.fp32_logits and compute_dtype is not torch.float32:
         use_float32_logits(model)
     if config.model.freeze_vision_tower:
-        family.freeze_vision_tower(model)
+        pretrained.freeze_vision_tower(model)
     base = model
     if with_adapter:
         model = add_adapter(model, config.model.lora, dtype=trained_dtype, seed=seed)
     if config.model.enable_gradient_checkpointing:
         _checkpoint_gradients(model)
-    tower = family.frozen_vision_tower(base)
-    encoder = PictureEncoder(keep=tower is not None)
-    scoring_model = ScoringModel(model, temperature=temperature, encoder=encoder, takes_segments=takes_segments)
-    blocks = family.sharded_blocks(base, without=tower)
+    tower = pretrained.frozen_vision_parts(base)
+    encoder = PictureEncoder(keep=bool(tower))
+    scoring_model = ScoringModel(model, temperature=temperature, encoder=encoder, why_padded=why_padded)
+    blocks = pretrained.sharded_blocks(base, without=tower)
     _distribute(scoring_model, blocks, config.fsdp, mesh, device, whole_tower=tower)
     return scoring_model
 
@@ -64,9 +65,9 @@ def build_value_model(
     """
     section, settings = "worker.critic.model", config.model
     assert settings.model_path is not None, "the critic's settings come resolved"
-    model: Any = family.load_model(
+    model: Any = pretrained.load_model(
         settings.model_path,
-        dtype=family.torch_dtype(config.fsdp.torch_dtype or "fp32"),
+        dtype=pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32"),
         trust_remote_code=settings.trust_remote_code,
         override_config=settings.override_config,
         section=section,
@@ -74,27 +75,27 @@ def build_value_model(
     )
     _require_vocabulary(model, processing, key=f"{section}.model_path", path=settings.model_path)
     del model.lm_head
-    takes_segments = family.share_segments(model)
+    why_padded = pretrained.share_segments(model)
     if settings.freeze_vision_tower:
-        family.freeze_vision_tower(model, section=section)
+        pretrained.freeze_vision_tower(model, section=section)
     if settings.enable_gradient_checkpointing:
         _checkpoint_gradients(model)
-    tower = family.frozen_vision_tower(model)
-    encoder = PictureEncoder(keep=tower is not None)
-    value_model = ValueModel(model, seed=seed, encoder=encoder, takes_segments=takes_segments)
-    blocks = family.sharded_blocks(model, without=tower)
+    tower = pretrained.frozen_vision_parts(model)
+    encoder = PictureEncoder(keep=bool(tower))
+    value_model = ValueModel(model, seed=seed, encoder=encoder, why_padded=why_padded)
+    blocks = pretrained.sharded_blocks(model, without=tower)
     _distribute(value_model, blocks, config.fsdp, mesh, device, exact=[value_model.head], whole_tower=tower)
     return value_model
 
 
 def _require_vocabulary(model: Any, processing: Processing, *, key: str, path: str) -> None:
     """Raises where tokens of `processing` would be other tokens to the model, or none."""
-    image_token_id = getattr(model.config, "image_token_id", None)
+    image_token_id, _ = family_of(model.config).placeholders(model.config)
     size, needed = model.get_input_embeddings().weight.shape[0], len(processing.tokenizer)
-    if image_token_id != processing.image_token_id or size < needed:
+    if image_token_id != processing.placeholders[0] or size < needed:
         raise ConfigError(
             f"{key}={path} reads other tokens than the actor: image token {image_token_id} of {size}, the actor's is "
-            f"{processing.image_token_id} of {needed}. Name a checkpoint with the actor's tokenizer, or null for the actor's."
+            f"{processing.placeholders[0]} of {needed}. Name a checkpoint with the actor's tokenizer, or null for the actor's."
         )
 
 
@@ -119,16 +120,13 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
         targets = [name.strip() for name in targets.split(",")]
     elif targets != "all-linear":
         targets = [targets]
-    excluded = lora.exclude_modules
-    if excluded == LoraConfig().exclude_modules and not family.is_multimodal(model.config):
-        excluded = None  # the default names the vision tower, which a text model lacks
     settings = PeftLoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=0.0,
         target_modules=targets,
-        exclude_modules=excluded,
+        exclude_modules=pretrained.excluded_from_adapter(lora, model.config),
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -158,30 +156,29 @@ def _distribute(
     device: torch.device,
     *,
     exact: Sequence[nn.Module] = (),
-    whole_tower: nn.Module | None = None,
+    whole_tower: Sequence[nn.Module] = (),
 ) -> None:
     """Shards the model; where only the first rank has read the weights, the others get theirs from it.
 
     Parts in `exact` compute in the type they are kept in. A vision tower without gradient is whole on every device, in the
     type it computes in: no pass through it takes all ranks, so each keeps the features of its own pictures.
     """
-    if whole_tower is not None:
-        for parameter in whole_tower.parameters():
-            parameter.data = parameter.data.to(family.torch_dtype(fsdp.mp_param_dtype))
+    kept_whole = [parameter for part in whole_tower for parameter in part.parameters()]
+    for parameter in kept_whole:
+        parameter.data = parameter.data.to(pretrained.torch_dtype(fsdp.mp_param_dtype))
     offload = offload_policy(fsdp, device)
     whole = root.state_dict() if fsdp.enable_rank0_init and dist.get_rank() == 0 else {}
-    _shard(
-        root, blocks, fsdp, mesh, offload, exact, ignored=set() if whole_tower is None else {*whole_tower.parameters()}
-    )
+    _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*kept_whole})
     if fsdp.enable_rank0_init:
         home = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else device
         if dist.get_rank() != 0:
             _materialise(root, home)
-        elif whole_tower is not None:
-            whole_tower.to(home)  # where the shards are: weights are broadcast to one kind of device
+        else:
+            for part in whole_tower:  # to where the shards are: weights are broadcast to one kind of device
+                part.to(home)
         set_model_state_dict(root, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    if whole_tower is not None:
-        whole_tower.to(device)
+    for part in whole_tower:
+        part.to(device)
 
 
 def _materialise(root: nn.Module, device: torch.device) -> None:
@@ -207,8 +204,8 @@ def _shard(
     added up, where FSDP's default is their mean: each rank's loss is its share of a sum with global denominators.
     """
     policy = MixedPrecisionPolicy(
-        param_dtype=family.torch_dtype(fsdp.mp_param_dtype),
-        reduce_dtype=family.torch_dtype(fsdp.mp_reduce_dtype),
+        param_dtype=pretrained.torch_dtype(fsdp.mp_param_dtype),
+        reduce_dtype=pretrained.torch_dtype(fsdp.mp_reduce_dtype),
     )
     common: Any = {"mesh": mesh, "offload_policy": offload}
     for part in exact:  # groups of their own: under the root's policy they would be cast

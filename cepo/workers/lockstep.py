@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from cepo.data.batch import ScoringRow
-from cepo.models import family
-from cepo.models.processing import EncodedPrompt, ImageInputs
+from cepo.models.families import ImageReader
+from cepo.models.inputs import EncodedPrompt, ImageInputs
 
 _ANY_TOKEN = 0
 """Fillers are made of it; every vocabulary has it."""
@@ -48,18 +47,17 @@ class Lockstep:
     tower.
 
     Args:
-        model_config: the Hugging Face configuration of the model that the rows pass through.
-        image_token_id: None for text models, and where each rank has the whole vision tower.
+        reader: of the model's images; None for text models, and where each rank has the whole vision tower.
         device: where the ranks' messages live.
     """
 
-    def __init__(self, model_config: Any, *, image_token_id: int | None, device: torch.device) -> None:
+    def __init__(self, *, reader: ImageReader | None, device: torch.device) -> None:
         self._device = device
         self._text = ScoringRow(context=_context((_ANY_TOKEN,), None), response_ids=(_ANY_TOKEN,))
         self._picture: ScoringRow | None = None
-        if image_token_id is not None:
-            images = family.smallest_picture(model_config)
-            context = _context((_ANY_TOKEN, image_token_id), images)
+        if reader is not None:
+            token_ids, images = reader.smallest()
+            context = _context((_ANY_TOKEN, *token_ids), images)
             self._picture = ScoringRow(context=context, response_ids=(_ANY_TOKEN,))
 
     def passes(self, rows: Sequence[ScoringRow], micro_batches: Sequence[list[int]]) -> list[RankPass]:

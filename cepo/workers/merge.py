@@ -16,7 +16,8 @@ import torch.distributed.checkpoint as dcp
 
 from cepo.config.schema import FloatType
 from cepo.errors import CheckpointError, ConfigError, EngineError
-from cepo.models import family
+from cepo.models import pretrained
+from cepo.models.families import family_of
 from cepo.models.processing import Processing
 from cepo.workers.checkpoint import ADAPTER, SHARDS, pass_interruption_on
 from cepo.workers.shards import METADATA, ShardReader, load_shards
@@ -29,7 +30,6 @@ _WEIGHTS = "model."
 """The saved state's entry for weights."""
 _TRAINED = _WEIGHTS + "model."
 """Before a weight's own name in the shards: that entry, then `ScoringModel`'s attribute."""
-_VISION_TOWER = "model.visual."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
             trust_remote_code=base.trust_remote_code,
             chat_template=base.chat_template,
         )
-        model: Any = family.load_model(
+        model: Any = pretrained.load_model(
             base.path,
             dtype=torch.float32,
             trust_remote_code=base.trust_remote_code,
@@ -120,7 +120,7 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
     except (ConfigError, EngineError) as error:
         raise CheckpointError(f"the base model '{base.path}' cannot be read; name it with --base: {error}") from error
     own_dtype = _declared_dtype(base)
-    written = own_dtype if dtype is None else family.torch_dtype(dtype)
+    written = own_dtype if dtype is None else pretrained.torch_dtype(dtype)
     if _has_adapter(actor):
         model = _with_adapter_merged(model, actor / ADAPTER)
     else:
@@ -185,7 +185,7 @@ def _load_shards(model: Any, folder: Path) -> None:
     shapes = (f"{name} {tuple(saved[name].size)} for {tuple(own[name].shape)}" for name in saved)
     differing = [text for text, name in zip(shapes, saved, strict=True) if saved[name].size != own[name].shape]
     _require_none(differing, f"{folder} has weights of other shapes than the base model")
-    _require_none(_untrained(own, saved), f"{folder} lacks weights of the base model")
+    _require_none(_untrained(model, own, saved), f"{folder} lacks weights of the base model")
     logger.info("reading %d tensors from %s", len(saved), folder)
     try:
         with warnings.catch_warnings():
@@ -198,11 +198,12 @@ def _load_shards(model: Any, folder: Path) -> None:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
 
 
-def _untrained(own: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> set[str]:
+def _untrained(model: Any, own: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> set[str]:
     """Weights the shards should hold and do not: neither tied to a saved one, nor in a vision tower that was frozen."""
     places = {own[name].data_ptr() for name in saved}
     missing = {name for name, tensor in own.items() if name not in saved and tensor.data_ptr() not in places}
-    tower = {name for name in own if name.startswith(_TRAINED + _VISION_TOWER)}
+    parts = tuple(f"{_TRAINED}model.{name}." for name in family_of(model.config).vision_modules)
+    tower = {name for name in own if name.startswith(parts)}
     return missing - tower if tower <= missing else missing
 
 

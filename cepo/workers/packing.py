@@ -9,10 +9,10 @@ from torch import Tensor
 
 from cepo.data.batch import ScoringRow
 from cepo.models.positions import sequence_positions
-from cepo.models.processing import ImageInputs, Processing
+from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE, SegmentLayout
 from cepo.teacher.sequences import TokenForest, TokenRow, pack_rows, plan_forest
-from cepo.workers.scoring_model import CollatedRows, DistinctPictures, positions_of
+from cepo.workers.scoring_model import CollatedRows, DistinctPictures
 
 
 def forest_of(rows: Sequence[ScoringRow], processing: Processing) -> TokenForest:
@@ -61,12 +61,13 @@ def collate_packed(
         context = row.context
         token_ids += (*context.token_ids, *row.response_ids)[segment.start : segment.stop]
         if id(context) not in known:
-            known[id(context)] = positions_of(context, processing)
+            known[id(context)] = processing.positions(context)
         whole = sequence_positions(known[id(context)], len(row.response_ids))
         positions.append(whole[:, segment.start : segment.stop])
         if context.images is not None and segment.start < len(context.token_ids):
             first = pictures.first(context.images)
-            inside = _pictures_inside(context.token_ids, context.images, segment.start, segment.stop, processing)
+            assert processing.images is not None, "pictures were read"
+            inside = processing.images.units_inside(context.token_ids, context.images, segment.start, segment.stop)
             order.extend(first + index for index in inside)
     missing = layout.num_tokens - len(token_ids)
     token_ids += [processing.pad_token_id] * missing
@@ -101,21 +102,3 @@ def _response_index(rows: Sequence[ScoringRow], forest: TokenForest, layout: Seg
         if leaf >= 0:
             places.append(torch.arange(layout.starts[leaf], layout.starts[leaf] + len(row.response_ids) - 1))
     return torch.cat(places)
-
-
-def _pictures_inside(
-    token_ids: Sequence[int], images: ImageInputs, start: int, stop: int, processing: Processing
-) -> list[int]:
-    """Indices of the context's pictures, and then of its videos' frames, whose placeholders stand in [start, stop)."""
-    sizes = [int(grid.prod()) // processing.merge_size**2 for grid in images.grid_thw]
-    found: list[int] = []
-    kinds = (
-        (processing.image_token_id, 0, images.num_pictures),
-        (processing.video_token_id, images.num_pictures, None),
-    )
-    for placeholder, first, last in kinds:
-        before = sum(token == placeholder for token in token_ids[:start])
-        here = sum(token == placeholder for token in token_ids[start:stop])
-        ends = torch.tensor(sizes[first:last]).cumsum(0).tolist()
-        found += [first + index for index, end in enumerate(ends) if before < end <= before + here]
-    return found

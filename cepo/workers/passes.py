@@ -45,7 +45,7 @@ class Passes:
     Args:
         config: `worker.actor` or `worker.critic`; its micro-batch sizes come with each call.
         lockstep: brings the passes of all ranks in step.
-        takes_segments: whether the model can compute packed rows.
+        why_padded: why the model cannot compute packed rows; None where it can.
         longest_row: tokens of the longest prompt with the longest response; with `dynamic_batching` a pass holds at most
             the micro-batch size times this many tokens. None: a pass holds the micro-batch size of rows.
 
@@ -60,7 +60,7 @@ class Passes:
         lockstep: Lockstep,
         *,
         device: torch.device,
-        takes_segments: bool,
+        why_padded: str | None,
         longest_row: int | None,
     ) -> None:
         self._processing, self._lockstep, self._device = processing, lockstep, device
@@ -70,8 +70,8 @@ class Passes:
         self._checked = False
         self.tokens_computed = self.tokens_asked = 0
         self._reported = (0, 0)
-        if self.packed and not takes_segments:
-            self._pad("a layer of this model is not full causal attention")
+        if self.packed and why_padded is not None:
+            self._pad(why_padded)
 
     def cut(self, rows: Sequence[ScoringRow], size: int) -> list[RankPass]:
         """The passes over `rows`, in step with the other ranks. Collective."""

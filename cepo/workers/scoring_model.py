@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
-from cepo.models import family
+from cepo.models.families import ImageFeatures, family_of
 from cepo.models.head import target_log_probs, with_weight
-from cepo.models.positions import context_positions, sequence_positions
-from cepo.models.processing import EncodedPrompt, ImageInputs, Processing
+from cepo.models.inputs import ImageInputs
+from cepo.models.positions import sequence_positions
+from cepo.models.processing import Processing
 from cepo.models.segments import SegmentLayout
 from cepo.types import DivergenceConfig
 
@@ -35,7 +36,7 @@ DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 2**26
 
 
 class DistinctPictures:
-    """The pictures of a batch, each content once.
+    """The pictures of a batch, each content once; they are counted in units (`ImageInputs.num_units`).
 
     Not a dataclass: FSDP rebuilds those that reach its modules, with every float in them cast.
     """
@@ -45,16 +46,16 @@ class DistinctPictures:
         self._count = 0
 
     def first(self, images: ImageInputs) -> int:
-        """The index of the first picture of `images` among the batch's."""
+        """The index of the first unit of `images` among the batch's."""
         key = images.content_key
         if key not in self._found:
             self._found[key] = (self._count, images)
-            self._count += len(images.grid_thw)
+            self._count += images.num_units
         return self._found[key][0]
 
     @property
     def is_frame(self) -> tuple[bool, ...]:
-        """For each picture, by its index, whether it is part of a video."""
+        """For each unit, by its index, whether it is part of a video."""
         return tuple(flag for images in self.by_key().values() for flag in images.is_frame)
 
     def by_key(self) -> dict[str, ImageInputs]:
@@ -74,7 +75,7 @@ class CollatedRows:
         response_index: (N,) places in the flattened (R * L) hidden states that predict the N response tokens, row by row.
         targets: (N,) the response tokens.
         pictures: None without any.
-        image_order: for each picture in the input, row by row, its index among `pictures`.
+        image_order: for each unit of pictures in the input, row by row, its index among `pictures`.
         segments: who sees whom in a packed row; None for padded rows.
     """
 
@@ -99,13 +100,13 @@ def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch
     for index, row in enumerate(rows):
         context, length = row.context, row.num_tokens
         if id(context) not in positions:
-            positions[id(context)] = positions_of(context, processing)
+            positions[id(context)] = processing.positions(context)
         input_ids[index, :length] = torch.tensor((*context.token_ids, *row.response_ids))
         position_ids[:, index, :length] = sequence_positions(positions[id(context)], len(row.response_ids))
         places.append(torch.arange(len(context.token_ids) - 1, length - 1) + index * longest)
         if context.images is not None:
             first = pictures.first(context.images)
-            order.extend(range(first, first + len(context.images.grid_thw)))
+            order.extend(range(first, first + context.images.num_units))
     return CollatedRows(
         input_ids=input_ids.to(device),
         position_ids=position_ids.to(device),
@@ -113,17 +114,6 @@ def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch
         targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
         pictures=pictures if order else None,
         image_order=tuple(order),
-    )
-
-
-def positions_of(context: EncodedPrompt, processing: Processing) -> Int64[Tensor, "3 L"]:
-    """Position ids of a context's tokens."""
-    return context_positions(
-        context.token_ids,
-        context.images,
-        image_token_id=processing.image_token_id,
-        merge_size=processing.merge_size,
-        video_token_id=processing.video_token_id,
     )
 
 
@@ -137,7 +127,7 @@ class PictureEncoder:
 
     def __init__(self, *, keep: bool = False) -> None:
         self.keeps = keep
-        self._known: dict[str, list[family.PictureFeatures]] = {}
+        self._known: dict[str, list[ImageFeatures]] = {}
         self._encoded = 0
 
     @contextmanager
@@ -148,18 +138,15 @@ class PictureEncoder:
         if not self.keeps:
             self._encoded = before
 
-    def features(self, base: Any, pictures: DistinctPictures, device: torch.device) -> list[family.PictureFeatures]:
-        """Of all pictures, one after the other."""
+    def features(self, base: Any, pictures: DistinctPictures, device: torch.device) -> list[ImageFeatures]:
+        """Of all units, one after the other."""
         known, wanted = dict(self._known), pictures.by_key()
         missing = {key: images for key, images in wanted.items() if key not in known}
         if missing:
-            pixel_values = torch.cat([images.pixel_values for images in missing.values()]).to(device)
-            grid_thw = torch.cat([images.grid_thw for images in missing.values()]).to(device)
-            self._encoded += len(grid_thw)
+            self._encoded += sum(images.num_encoded for images in missing.values())
             with torch.set_grad_enabled(torch.is_grad_enabled() and not self.keeps):
-                features = iter(family.picture_features(base, pixel_values, grid_thw))
-            for key, images in missing.items():
-                known[key] = [next(features) for _ in images.grid_thw]
+                features = family_of(base.config).features(base, list(missing.values()), device)
+            known |= zip(missing, features, strict=True)
         if self.keeps:
             self._known = known
         return [one for key in wanted for one in known[key]]
@@ -176,15 +163,17 @@ class PictureEncoder:
 
 def response_states(base: Any, batch: CollatedRows, encoder: PictureEncoder) -> Float[Tensor, "N H"]:
     """The last hidden states before the N response tokens, row by row, of the Hugging Face model `base`."""
+    family = family_of(base.config)
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
-    inputs["position_ids"] = batch.position_ids if family.is_multimodal(base.config) else batch.position_ids[0]
+    inputs["position_ids"] = batch.position_ids if family.num_position_axes > 1 else batch.position_ids[0]
+    inputs |= family.token_inputs(batch.input_ids, base.config)
     if batch.segments is not None:
         inputs["segments"] = batch.segments
     if batch.pictures is not None:
         features = encoder.features(base, batch.pictures, batch.input_ids.device)
         is_frame = batch.pictures.is_frame
         order = batch.image_order
-        inputs |= family.picture_inputs([features[index] for index in order], [is_frame[index] for index in order])
+        inputs |= family.feature_inputs([features[index] for index in order], [is_frame[index] for index in order])
     hidden = base.model(**inputs).last_hidden_state
     return hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
 
@@ -225,7 +214,7 @@ class ScoringModel(nn.Module):
 
     Args:
         encoder: of the pictures.
-        takes_segments: whether a batch may be a packed row.
+        why_padded: why a batch may not be a packed row; None where it may.
     """
 
     def __init__(
@@ -234,13 +223,13 @@ class ScoringModel(nn.Module):
         *,
         temperature: float,
         encoder: PictureEncoder | None = None,
-        takes_segments: bool = False,
+        why_padded: str | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
         self.encoder = encoder or PictureEncoder()
-        self.takes_segments = takes_segments
+        self.why_padded = why_padded
 
     @property
     def base(self) -> Any:

@@ -21,16 +21,16 @@ class ValueModel(nn.Module):
     `V_n = w . h_n + b` in float32, h_n the last hidden state before token n: the one that predicts it. `w` is drawn from
     `seed`, `b` starts at 0; both are kept in float32 whatever the body's type.
 
-    `encoder` and `takes_segments` are those of a `ScoringModel`.
+    `encoder` and `why_padded` are those of a `ScoringModel`.
     """
 
     def __init__(
-        self, model: Any, *, seed: int, encoder: PictureEncoder | None = None, takes_segments: bool = False
+        self, model: Any, *, seed: int, encoder: PictureEncoder | None = None, why_padded: str | None = None
     ) -> None:
         super().__init__()
         self.model = model
         self.encoder = encoder or PictureEncoder()
-        self.takes_segments = takes_segments
+        self.why_padded = why_padded
         width = model.get_input_embeddings().weight.shape[1]
         self.head = nn.Linear(width, 1, dtype=torch.float32)
         drawn = torch.randn(1, width, generator=torch.Generator().manual_seed(seed))

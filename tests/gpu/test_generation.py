@@ -11,7 +11,8 @@ from gpu_places import LOG_PROB_LIMITS, Place, build_actor, draw_adapter, gaps, 
 
 from benchmarks.support.rows import generation_requests
 from cepo.data.batch import ScoringRow
-from cepo.models.processing import EncodedPrompt, Processing
+from cepo.models.inputs import EncodedPrompt
+from cepo.models.processing import Processing
 from cepo.rollout.base import SamplingSettings
 from cepo.rollout.transformers_generator import TransformersGenerator
 

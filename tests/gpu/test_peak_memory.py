@@ -13,7 +13,7 @@ from gpu_places import Place, build_actor
 
 from benchmarks.support.shapes import MICRO
 from cepo.data.batch import ScoringRow
-from cepo.models.processing import EncodedPrompt
+from cepo.models.inputs import EncodedPrompt
 from cepo.workers import scoring_model
 
 

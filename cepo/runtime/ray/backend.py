@@ -13,7 +13,7 @@ from cepo.config import RunConfig, run_folder
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.errors import WorkerLostError
 from cepo.metrics import Metric, Metrics, max_value, mean_value, merge_metrics
-from cepo.models.processing import PictureSource
+from cepo.models.inputs import PictureSource
 from cepo.rollout.base import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.ray.cluster import connect, reserve

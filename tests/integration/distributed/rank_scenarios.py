@@ -21,7 +21,8 @@ from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, Scori
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.policy import LossDenominators
 from cepo.metrics import Metrics
-from cepo.models.processing import EncodedPrompt, Processing
+from cepo.models.inputs import EncodedPrompt
+from cepo.models.processing import Processing
 from cepo.rollout.base import AdapterWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.actor import Actor

@@ -21,8 +21,9 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
-from cepo.models.positions import context_positions, sequence_positions
-from cepo.models.processing import EncodedPrompt, Processing
+from cepo.models.inputs import EncodedPrompt
+from cepo.models.positions import sequence_positions
+from cepo.models.processing import Processing
 from cepo.trainer.loop import Trainer
 from cepo.types import Reference
 from cepo.workers.actor import Actor
@@ -140,9 +141,7 @@ def test_positions_are_the_models_own_with_0_1_and_3_pictures(
     model = reference_model(tiny_model_folder)
     grid = None if prompt.images is None else prompt.images.grid_thw
     expected, _ = model.model.get_rope_index(ids, (ids == image_token).int(), grid, attention_mask=torch.ones_like(ids))
-    context = context_positions(
-        prompt.token_ids, prompt.images, image_token_id=image_token, merge_size=tiny_processing.merge_size
-    )
+    context = tiny_processing.positions(prompt)
     assert torch.equal(sequence_positions(context, 7), expected[:, 0])
     if images:
         assert int(context.max()) < len(prompt.token_ids) - 1  # a picture takes fewer positions than tokens

@@ -14,7 +14,8 @@ from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, run
 
 from cepo.algorithms import build_estimator
 from cepo.data.batch import OptimizerBatch, ScoringRow
-from cepo.models.processing import EncodedPrompt, Processing
+from cepo.models.inputs import EncodedPrompt
+from cepo.models.processing import Processing
 from cepo.rollout.base import Generation
 from cepo.trainer.evidence import student_rows
 from cepo.trainer.loop import Trainer

@@ -13,7 +13,8 @@ from training_runs import encoded, largest_gap, picture, random_response, whole
 
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.policy import LossDenominators
-from cepo.models.processing import EncodedPrompt, ImageInputs, Processing
+from cepo.models.inputs import EncodedPrompt, ImageInputs
+from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 from cepo.workers.packing import collate_packed, forest_of
 
@@ -157,16 +158,16 @@ def test_equal_pictures_in_two_objects_are_encoded_once_and_their_prompts_shared
 def test_a_frozen_tower_sees_each_picture_once_a_step_and_a_trained_one_in_every_pass(
     build_actor: BuildActor, tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cepo.models import family
+    from cepo.models.families.grid import GridFamily
 
     seen: list[int] = []
-    original = family.picture_features
+    original = GridFamily.features
 
-    def counted(model: Any, pixel_values: Tensor, grid_thw: Tensor) -> Any:
-        seen.append(len(grid_thw))
-        return original(model, pixel_values, grid_thw)
+    def counted(self: GridFamily, model: Any, images: Sequence[ImageInputs], device: torch.device) -> Any:
+        seen.append(sum(one.num_units for one in images))
+        return original(self, model, images, device)
 
-    monkeypatch.setattr(family, "picture_features", counted)
+    monkeypatch.setattr(GridFamily, "features", counted)
     rows = mixed_rows(tiny_processing, num_contexts=2, size=2)  # four pictures
     for frozen, expected in ((True, 4), (False, 4 * 3)):
         actor = build_actor(model__freeze_vision_tower=str(frozen).lower())

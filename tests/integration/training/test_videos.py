@@ -31,8 +31,9 @@ from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.positions import context_positions, sequence_positions
-from cepo.models.processing import EncodedPrompt, PictureSource, Processing
+from cepo.models.inputs import EncodedPrompt, PictureSource
+from cepo.models.positions import sequence_positions
+from cepo.models.processing import Processing
 from cepo.models.videos import Video
 from cepo.train import train
 from cepo.workers.actor import Actor
@@ -173,7 +174,7 @@ def test_tokens_pixels_and_positions_of_2_videos_and_a_picture_are_transformers_
     theirs = transformers_inputs(tiny_processing, two, [image])
     assert list(prompt.token_ids) == theirs["input_ids"][0].tolist()
     assert prompt.images is not None
-    ours = prompt.images.model_inputs()
+    ours = tiny_processing.family.model_inputs(prompt.images)
     for name in ("pixel_values", "pixel_values_videos", "image_grid_thw"):
         assert torch.equal(ours[name], theirs[name])
     assert ours["video_grid_thw"].prod(dim=1).sum() == theirs["video_grid_thw"].prod(dim=1).sum()
@@ -184,13 +185,7 @@ def test_tokens_pixels_and_positions_of_2_videos_and_a_picture_are_transformers_
     expected, _ = model.model.get_rope_index(
         ids, kinds, theirs["image_grid_thw"], theirs["video_grid_thw"], attention_mask=torch.ones_like(ids)
     )
-    context = context_positions(
-        prompt.token_ids,
-        prompt.images,
-        image_token_id=tiny_processing.image_token_id,
-        merge_size=tiny_processing.merge_size,
-        video_token_id=tiny_processing.video_token_id,
-    )
+    context = tiny_processing.positions(prompt)
     assert torch.equal(sequence_positions(context, 7), expected[:, 0])
     single = tiny_processing.video_token_id
     assert (prompt.engine_ids.count(single), prompt.engine_ids.count(tiny_processing.image_token_id)) == (2, 1)
@@ -225,7 +220,9 @@ def test_scores_of_rows_with_videos_pictures_and_text_are_a_plain_forwards_to_1e
     model = reference_model(tiny_model_folder)
     theirs = transformers_inputs(tiny_processing, two, [image])
     names = ("pixel_values", "image_grid_thw", "pixel_values_videos", "video_grid_thw")
-    alone = tiny_processing.video_processor(
+    from transformers import AutoProcessor
+
+    alone = AutoProcessor.from_pretrained(tiny_model_folder).video_processor(
         videos=[two[0].frames], video_metadata=[two[0].metadata()], do_sample_frames=False, return_tensors="pt"
     )
     visuals = {

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from cepo.config import RunConfig, check_config, load_config
 from cepo.data.batch import ScoringRow
-from cepo.models.processing import EncodedPrompt, Processing
+from cepo.models.inputs import EncodedPrompt
+from cepo.models.processing import Processing
 from cepo.runtime.local import LocalBackend
 from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer

@@ -1,0 +1,72 @@
+"""Model families, found by a checkpoint's `model_type`: the only package that knows one from another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cepo.errors import ConfigError
+from cepo.models.families.base import Family, ImageFeatures, ImageReader
+from cepo.models.families.gemma3 import Gemma3
+from cepo.models.families.internvl import InternVL
+from cepo.models.families.llava_onevision import LlavaOneVision
+from cepo.models.families.qwen2_vl import Qwen2VL, Qwen25VL
+from cepo.models.families.qwen3_5 import Qwen35
+from cepo.models.families.qwen3_vl import Qwen3VL, Qwen3VLMoe
+from cepo.models.families.smolvlm import SmolVLM
+from cepo.models.families.text import Qwen3, TextModel, TextMoe
+
+__all__ = ["FAMILIES", "Family", "ImageFeatures", "ImageReader", "family_lines", "family_of", "is_multimodal"]
+
+FAMILIES: tuple[Family, ...] = (
+    Qwen2VL(),
+    Qwen25VL(),
+    Qwen3VL(),
+    Qwen3VLMoe(),
+    Qwen35(),
+    InternVL(),
+    SmolVLM(),
+    Gemma3(),
+    LlavaOneVision(),
+    Qwen3(),
+    TextModel(),
+    TextMoe(),
+)
+"""In the order of the documentation's table."""
+
+_BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
+
+
+def is_multimodal(config: Any) -> bool:
+    """Whether the checkpoint has a vision tower."""
+    return getattr(config, "vision_config", None) is not None  # text models' configurations lack the entry
+
+
+def family_of(config: Any, *, section: str = "worker.actor.model") -> Family:
+    """The family of a transformers configuration. `section` names the settings in the error.
+
+    Raises:
+        ConfigError: the architecture is not supported; the message names those that are.
+    """
+    family = _BY_TYPE.get(config.model_type)
+    if family is None or family.reads_images != is_multimodal(config):
+        architecture = ", ".join(getattr(config, "architectures", None) or ()) or "no named architecture"
+        raise ConfigError(
+            f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not "
+            f"supported; supported are {', '.join(family.title for family in FAMILIES)} (docs/models.md)"
+        )
+    return family
+
+
+def family_lines() -> list[str]:
+    """The table of families as Markdown, for docs/models.md."""
+    lines = ["| model | `model_type` | images | videos | path |", "| --- | --- | --- | --- | --- |"]
+    for family in FAMILIES:
+        cells = [
+            family.title,
+            ", ".join(f"`{model_type}`" for model_type in family.model_types),
+            "yes" if family.reads_images else "",
+            "yes" if family.reads_videos else "",
+            "packed" if family.packs else f"padded: {family.why_padded}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

@@ -1,0 +1,213 @@
+"""Images on a grid of patches, with M-RoPE positions: what the Qwen-VL families share.
+
+An image of (h, w) patches takes h w / merge^2 tokens in the place of one placeholder, and each image has its features by
+itself. So equal images are encoded once, and rows that share an image may be packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from cepo.errors import DataError
+from cepo.models.families.base import EncodeText, Family, ImageFeatures, ImageReader
+from cepo.models.inputs import ImageInputs, PictureSource
+
+if TYPE_CHECKING:
+    import torch
+    from jaxtyping import Int64
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from cepo.models.videos import Video
+
+
+class GridReader(ImageReader):
+    """Reads images, and videos where the family has them, as patches on a grid.
+
+    Args:
+        reads_videos: whether videos are taken, as images behind their times.
+    """
+
+    def __init__(self, processor: Any, config: Any, encode_text: EncodeText, *, reads_videos: bool) -> None:
+        self._images: Any = processor.image_processor
+        self._videos: Any = getattr(processor, "video_processor", None) if reads_videos else None
+        self._vision, self._encode_text = config.vision_config, encode_text
+        self.image_token_id: int = config.image_token_id
+        self.placeholder_id = self.image_token_id
+        self.video_token_id = config.video_token_id if reads_videos else None
+        self._around_a_frame: tuple[int, int] = (config.vision_start_token_id, config.vision_end_token_id)
+        self.merge_size: int = self._images.merge_size
+
+    def read(self, images: Sequence[Image], source: PictureSource | None = None) -> ImageInputs:
+        """See `ImageReader.read`."""
+        values = self._images(images=list(images), return_tensors="pt")
+        return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
+
+    def read_visuals(
+        self, images: Sequence[Image], videos: Sequence[Video], source: PictureSource | None
+    ) -> ImageInputs:
+        """See `ImageReader.read_visuals`. A video becomes a row of images, one per temporal patch, behind the images."""
+        import torch
+
+        reader = self._video_reader
+        pictures = self.read(images, source) if images else None
+        values = reader(
+            videos=[video.frames for video in videos],
+            video_metadata=[video.metadata() for video in videos],
+            do_sample_frames=False,
+            return_tensors="pt",
+        )
+        grids = values["video_grid_thw"].repeat_interleave(values["video_grid_thw"][:, 0], dim=0)
+        grids[:, 0] = 1
+        pixels = values["pixel_values_videos"]
+        return ImageInputs(
+            pixel_values=pixels if pictures is None else torch.cat([pictures.pixel_values, pixels]),
+            grid_thw=grids if pictures is None else torch.cat([pictures.grid, grids]),
+            frame_times=tuple(video.times(reader.temporal_patch_size) for video in videos),
+        )
+
+    def num_tokens(self, size: tuple[int, int]) -> int:
+        """See `ImageReader.num_tokens`; no pixel is touched."""
+        width, height = size
+        return int(self._images.get_number_of_image_patches(height, width, {})) // self.merge_size**2
+
+    def num_video_tokens(self, video: Video) -> int:
+        """See `ImageReader.num_video_tokens`; no pixel is touched."""
+        width, height = video.size
+        times = video.times(self._video_reader.temporal_patch_size)
+        patches = self._video_reader.get_num_of_video_patches(len(video.frames), height, width, {})
+        around = sum(len(self._encode_text(_time_text(time))) + len(self._around_a_frame) for time in times)
+        return int(patches) // self.merge_size**2 + around
+
+    @property
+    def video_factor(self) -> int:
+        """See `ImageReader.video_factor`."""
+        return self._video_reader.patch_size * self._video_reader.merge_size
+
+    def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
+        """One placeholder per image token in place of one per image; for a video, in each frame, behind the frame's time."""
+        counts = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
+        pictures, frames = iter(counts[: images.num_pictures]), iter(counts[images.num_pictures :])
+        videos = iter(images.frame_times)
+        start, end = self._around_a_frame
+        expanded: list[int] = []
+        for token in engine_ids:
+            if token == self.image_token_id:
+                expanded += [token] * next(pictures)
+            elif token == self.video_token_id:
+                for time in next(videos):
+                    expanded += [*self._encode_text(_time_text(time)), start, *[token] * next(frames), end]
+            else:
+                expanded.append(token)
+        return expanded
+
+    def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
+        """See `cepo.models.positions.context_positions`."""
+        from cepo.models.positions import context_positions
+
+        return context_positions(
+            token_ids,
+            images,
+            image_token_id=self.image_token_id,
+            merge_size=self.merge_size,
+            video_token_id=self.video_token_id,
+        )
+
+    def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
+        """Images, and then videos' frames, whose last placeholder stands in [start, stop)."""
+        import torch
+
+        sizes = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
+        found: list[int] = []
+        kinds = ((self.image_token_id, 0, images.num_pictures), (self.video_token_id, images.num_pictures, None))
+        for placeholder, first, last in kinds:
+            before = sum(token == placeholder for token in token_ids[:start])
+            here = sum(token == placeholder for token in token_ids[start:stop])
+            ends = torch.tensor(sizes[first:last]).cumsum(0).tolist()
+            found += [first + index for index, end in enumerate(ends) if before < end <= before + here]
+        return found
+
+    def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
+        """See `ImageReader.smallest`: one image token."""
+        import torch
+
+        vision, merge = self._vision, self.merge_size
+        width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        black = ImageInputs(pixel_values=torch.zeros(merge**2, width), grid_thw=torch.tensor([[1, merge, merge]]))
+        return (self.image_token_id,), black
+
+    @property
+    def fingerprint(self) -> str:
+        """The settings of both processors."""
+        readers = (self._images, self._videos)
+        return "\0".join("" if reader is None else reader.to_json_string() for reader in readers)
+
+    @property
+    def _video_reader(self) -> Any:
+        if self._videos is None:
+            raise DataError(
+                "the row has videos, but this model's are not read here; docs/models.md names those that are"
+            )
+        return self._videos
+
+
+class GridFamily(Family):
+    """Families whose tower takes patches on a grid and returns each image's features by itself."""
+
+    num_position_axes = 3
+    vision_modules = ("visual",)
+
+    def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
+        """None where the folder has no image processor: it then reads text alone."""
+        if getattr(processor, "image_processor", None) is None:
+            return None
+        return GridReader(processor, config, encode_text, reads_videos=self.reads_videos)
+
+    def placeholders(self, config: Any) -> tuple[int | None, int | None]:
+        """The image token and, where videos are read, the video token."""
+        return config.image_token_id, config.video_token_id if self.reads_videos else None
+
+    def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
+        """Patches and grids of images and of videos; a video's grid is one row per temporal patch."""
+        num_patches = int(images.grid[: images.num_pictures].prod(dim=1).sum())
+        inputs: dict[str, Tensor] = {}
+        if images.num_pictures:
+            inputs["pixel_values"] = images.pixel_values[:num_patches]
+            inputs["image_grid_thw"] = images.grid[: images.num_pictures]
+        if images.frame_times:
+            inputs["pixel_values_videos"] = images.pixel_values[num_patches:]
+            inputs["video_grid_thw"] = images.grid[images.num_pictures :]
+        return inputs
+
+    def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
+        """All prompts' images in one pass of the tower."""
+        import torch
+
+        pixel_values = torch.cat([one.pixel_values for one in images]).to(device)
+        grid_thw = torch.cat([one.grid for one in images]).to(device)
+        output = model.model.get_image_features(pixel_values, grid_thw, return_dict=True)
+        levels = getattr(output, "deepstack_features", None) or ()  # Qwen3-VL's alone has them
+        found = iter(
+            ImageFeatures(embeddings=embeddings, levels=tuple(deeper))
+            for embeddings, *deeper in zip(output.pooler_output, *levels, strict=True)
+        )
+        return [[next(found) for _ in range(one.num_units)] for one in images]
+
+    def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
+        """See `Family.feature_inputs`; videos' frames stand beside the images."""
+        found: dict[str, Any] = {}
+        for kind, wanted in (("image", False), ("video", True)):
+            chosen = [one for one, flag in zip(features, is_frame, strict=True) if flag == wanted]
+            if chosen:
+                found[kind] = SimpleNamespace(
+                    pooler_output=tuple(one.embeddings for one in chosen),
+                    deepstack_features=[tuple(level) for level in zip(*(one.levels for one in chosen), strict=True)],
+                )
+        return {"mm_encoder_outputs": found}
+
+
+def _time_text(seconds: float) -> str:
+    """What Qwen3-VL reads before a frame."""
+    return f"<{seconds:.1f} seconds>"

@@ -1,0 +1,13 @@
+"""InternVL 2.5 and 3 in transformers' own form (checkpoints whose names end in -hf)."""
+
+from __future__ import annotations
+
+from cepo.models.families.processed import ProcessedFamily
+
+
+class InternVL(ProcessedFamily):
+    """InternVL3: a large image is cut into tiles, each of the same number of tokens, between `<img>` and `</img>`."""
+
+    title = "InternVL3"
+    model_types = ("internvl",)
+    vision_modules = ("vision_tower", "multi_modal_projector")

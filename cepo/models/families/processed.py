@@ -1,0 +1,153 @@
+"""The generic path: images by the model's own processor, features by its own `get_image_features`, rows padded.
+
+Each placeholder becomes the tokens that the processor writes in its place. All images of a prompt are one unit: they are
+prepared and encoded together, as the processor and the model would do in a call of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cepo.errors import DataError
+from cepo.models.families.base import EncodeText, Family, ImageFeatures, ImageReader
+from cepo.models.inputs import ImageInputs, PictureSource
+
+if TYPE_CHECKING:
+    import torch
+    from jaxtyping import Int64
+    from PIL.Image import Image
+    from torch import Tensor
+
+_SIZES_KEPT = 4096
+"""Sizes of images whose numbers of tokens are remembered: the processor has to be asked with an image of each."""
+
+
+class ProcessedReader(ImageReader):
+    """Reads images by the checkpoint's processor.
+
+    Args:
+        placeholder: the text that the chat template writes for an image.
+        tower_inputs: the processor's outputs beside `pixel_values` that the vision tower takes.
+    """
+
+    def __init__(self, processor: Any, config: Any, *, placeholder: str, tower_inputs: Sequence[str]) -> None:
+        self._processor, self._placeholder, self._tower_inputs = processor, placeholder, tuple(tower_inputs)
+        self.image_token_id: int = config.image_token_id
+        self.placeholder_id: int = processor.tokenizer.convert_tokens_to_ids(placeholder)
+        self._between: str = processor.tokenizer.eos_token
+        self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._measured)
+
+    def read(self, images: Sequence[Image], source: PictureSource | None = None) -> ImageInputs:
+        """See `ImageReader.read`.
+
+        Raises:
+            DataError: the processor refuses the images.
+        """
+        text = self._between.join([self._placeholder] * len(images))
+        try:
+            values = self._processor(text=[text], images=[list(images)], return_tensors="pt", add_special_tokens=False)
+        except (ValueError, RuntimeError, ZeroDivisionError) as error:
+            sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
+            raise DataError(f"the model's processor refuses images of {sizes} pixels ({error})") from error
+        return ImageInputs(
+            pixel_values=values["pixel_values"],
+            more_tensors={name: values[name] for name in self._tower_inputs if name in values},
+            expansions=self._parted(values["input_ids"][0].tolist()),
+            source=source,
+        )
+
+    def num_tokens(self, size: tuple[int, int]) -> int:
+        """See `ImageReader.num_tokens`, for an image alone; several in a prompt may take fewer each, never more."""
+        return self._tokens_of_size(size)
+
+    def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
+        """See `ImageReader.expand`."""
+        expansions = iter(images.expansions)
+        expanded: list[int] = []
+        for token in engine_ids:
+            expanded += next(expansions) if token == self.placeholder_id else (token,)
+        return expanded
+
+    def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
+        """0, 1, 2, ..."""
+        import torch
+
+        return torch.arange(len(token_ids)).expand(3, -1)
+
+    def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
+        """The one unit, where its last placeholder stands in [start, stop)."""
+        last = max(index for index, token in enumerate(token_ids) if token == self.image_token_id)
+        return [0] if start <= last < stop else []
+
+    def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
+        """See `ImageReader.smallest`: what the processor makes of the smallest image that it takes."""
+        from PIL import Image
+
+        images = self.read([Image.new("RGB", _SMALLEST_SIDES)])
+        return images.expansions[0], images
+
+    @property
+    def fingerprint(self) -> str:
+        """The settings of the processor and of its image processor."""
+        return f"{self._processor.to_json_string()}\0{self._processor.image_processor.to_json_string()}"
+
+    def _measured(self, size: tuple[int, int]) -> int:
+        from PIL import Image
+
+        return len(self.read([Image.new("RGB", size)]).expansions[0])
+
+    def _parted(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """What stands between the separators."""
+        between = self._processor.tokenizer.eos_token_id
+        parts: list[list[int]] = [[]]
+        for token in token_ids:
+            if token == between:
+                parts.append([])
+            else:
+                parts[-1].append(token)
+        return tuple(map(tuple, parts))
+
+
+_SMALLEST_SIDES = (32, 32)
+
+
+class ProcessedFamily(Family):
+    """Families on the generic path."""
+
+    packs = False
+    why_padded = "this family goes by its own processor and forward pass, row by row"
+    tower_inputs: ClassVar[tuple[str, ...]] = ()
+
+    def placeholder_text(self, processor: Any) -> str:
+        """What the chat template writes for an image."""
+        return processor.image_token
+
+    def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
+        """None where the folder has no image processor: it then reads text alone."""
+        if getattr(processor, "image_processor", None) is None:
+            return None
+        placeholder = self.placeholder_text(processor)
+        return ProcessedReader(processor, config, placeholder=placeholder, tower_inputs=self.tower_inputs)
+
+    def placeholders(self, config: Any) -> tuple[int | None, int | None]:
+        """The image token, which also stands for a whole image."""
+        return config.image_token_id, None
+
+    def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
+        """The processor's tensors."""
+        return {"pixel_values": images.pixel_values, **images.more_tensors}
+
+    def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
+        """Each prompt's images in a pass of their own, so that none depends on another prompt's padding."""
+        found: list[list[ImageFeatures]] = []
+        for one in images:
+            inputs = {name: tensor.to(device) for name, tensor in self.model_inputs(one).items()}
+            embeddings = model.model.get_image_features(**inputs, return_dict=True).pooler_output
+            found.append([ImageFeatures(embeddings=self.joined(embeddings))])
+        return found
+
+    def joined(self, embeddings: Any) -> Tensor:
+        """The features of all images of a prompt as one tensor."""
+        return embeddings

@@ -1,0 +1,16 @@
+"""Qwen3.5's vision models: three of four layers carry a recurrent state, which each token of a row changes for all behind it."""
+
+from __future__ import annotations
+
+from cepo.models.families.grid import GridFamily
+
+
+class Qwen35(GridFamily):
+    """Qwen3.5, dense and with a mixture of experts."""
+
+    title = "Qwen3.5"
+    model_types = ("qwen3_5", "qwen3_5_moe")
+    packs = False
+    why_padded = (
+        "its linear-attention layers carry a state from token to token, which branches of a packed row cannot share"
+    )

@@ -1,0 +1,27 @@
+"""Text models whose log-probs are a plain head on the last hidden state."""
+
+from __future__ import annotations
+
+from cepo.models.families.base import Family
+
+
+class Qwen3(Family):
+    """Qwen3."""
+
+    title = "Qwen3"
+    model_types = ("qwen3",)
+    fused_decoding = True
+
+
+class TextModel(Family):
+    """Decoders that transformers loads for causal language modelling, without scaling or capping of logits."""
+
+    title = "Qwen2, Qwen2.5, Llama, Mistral, SmolLM3, OLMo 2, Phi-3"
+    model_types = ("qwen2", "llama", "mistral", "smollm3", "olmo2", "phi3")
+
+
+class TextMoe(Family):
+    """The same with a mixture of experts, whose weights are no linear layers: LoRA adapts attention alone."""
+
+    title = "Qwen2-MoE, Qwen3-MoE"
+    model_types = ("qwen2_moe", "qwen3_moe")

@@ -1,0 +1,100 @@
+"""What a model reads of a prompt: its tokens, and its images and videos as tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureSource:
+    """Where a prompt's pictures can be read again: a data set as `data.train_files` names it, and the row in it."""
+
+    data: str
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageInputs:
+    """A prompt's images as the vision tower takes them; compared by identity.
+
+    Families with a patch grid (`cepo.models.families.grid`) know each image by itself. A video is then a row of images, one per
+    temporal patch: the tower attends within each of them alone. They stand behind the prompt's own images. The other
+    families (`cepo.models.families.processed`) know all images of a prompt together, as their processor returned them.
+
+    Attributes:
+        pixel_values: with a grid (patches, channels x temporal patch x patch x patch), float32; else as the processor has it.
+        grid_thw: (images, 3), patches along time, height and width; None without a grid.
+        frame_times: for each video the seconds of its temporal patches.
+        source: where the same images can be read, so that a handle travels in place of pixels; None if nowhere.
+        more_tensors: the vision tower's further inputs, by the processor's names; none with a grid.
+        expansions: for each image the token ids that replace its placeholder; none with a grid, which tells them.
+    """
+
+    pixel_values: Tensor = field(repr=False)
+    grid_thw: Tensor | None = None
+    source: PictureSource | None = None
+    frame_times: tuple[tuple[float, ...], ...] = ()
+    more_tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    expansions: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+
+    @property
+    def grid(self) -> Tensor:
+        """`grid_thw` of a family that has it."""
+        assert self.grid_thw is not None, "these images are known together, not by a grid"
+        return self.grid_thw
+
+    @property
+    def num_units(self) -> int:
+        """Parts whose features are kept and placed by themselves: images and temporal patches, or all of a prompt as one."""
+        return 1 if self.grid_thw is None else len(self.grid_thw)
+
+    @property
+    def num_encoded(self) -> int:
+        """Images and temporal patches that go through the vision tower."""
+        return len(self.expansions) if self.grid_thw is None else len(self.grid_thw)
+
+    @property
+    def num_pictures(self) -> int:
+        """Images that are no part of a video."""
+        if self.grid_thw is None:
+            return len(self.expansions)
+        return len(self.grid_thw) - sum(map(len, self.frame_times))
+
+    @property
+    def is_frame(self) -> tuple[bool, ...]:
+        """For each unit whether it is part of a video."""
+        first_frame = self.num_units if self.grid_thw is None else self.num_pictures
+        return tuple(number >= first_frame for number in range(self.num_units))
+
+    @cached_property
+    def content_key(self) -> str:
+        """Equal exactly where the images are, also in another process."""
+        digest = hashlib.blake2b(digest_size=16)
+        grid = {} if self.grid_thw is None else {"grid_thw": self.grid_thw}
+        for name, tensor in (grid | dict(self.more_tensors) | {"pixel_values": self.pixel_values}).items():
+            digest.update(f"{name}{tuple(tensor.shape)}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+        digest.update(repr((self.frame_times, self.expansions)).encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedPrompt:
+    """A user turn with the assistant header behind it.
+
+    Attributes:
+        token_ids: with one placeholder per image token, as the trained model reads it.
+        engine_ids: with one placeholder per picture and per video, as the rollout engine reads it.
+        images: None for text alone.
+    """
+
+    token_ids: tuple[int, ...]
+    engine_ids: tuple[int, ...]
+    images: ImageInputs | None

@@ -1,0 +1,152 @@
+"""Loading a checkpoint, and what the trainer does with any loaded model: blocks to shard, the vision tower, packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any
+
+from cepo.config.schema import LoraConfig
+from cepo.errors import ConfigError, EngineError
+from cepo.models.families import family_of
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch type of `bf16`, `fp16` or `fp32`."""
+    import torch
+
+    return getattr(torch, DTYPE_NAMES[name])
+
+
+def load_model(
+    path: str,
+    *,
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+    override_config: Mapping[str, Any],
+    section: str = "worker.actor.model",
+    with_weights: bool = True,
+) -> nn.Module:
+    """The checkpoint's vision-language or text model, with scaled-dot-product attention.
+
+    `section` names the settings in errors. Without weights the parameters are on the meta device and the buffers are real.
+
+    Raises:
+        ConfigError: nothing can be loaded from `path`, its architecture is not supported, or `override_config` names an
+            unknown entry.
+        EngineError: its weights are missing or damaged.
+    """
+    import transformers
+    from safetensors import SafetensorError
+
+    try:
+        config: Any = transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{section}.model_path '{path}' cannot be read: {error}") from error
+    family = family_of(config, section=section)
+    for key, value in override_config.items():
+        if not hasattr(config, key):
+            raise ConfigError(f"{section}.override_config.{key}: the model's configuration has no such entry")
+        setattr(config, key, value)
+    auto: Any = transformers.AutoModelForImageTextToText if family.reads_images else transformers.AutoModelForCausalLM
+    options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code}
+    try:
+        if with_weights:
+            return auto.from_pretrained(path, config=config, **options)
+        return _without_weights(auto, config, options)
+    except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
+        raise EngineError(
+            f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file was cut "
+            "short on its way or is damaged, copy or download the folder anew"
+        ) from error
+
+
+def _without_weights(auto: Any, config: Any, options: Mapping[str, Any]) -> nn.Module:
+    """Buffers that no checkpoint holds, such as rotary frequencies, are computed where they are made."""
+    from accelerate import init_empty_weights
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights(), init_empty_weights(include_buffers=False):
+        model = auto.from_config(config, **options)
+    model.tie_weights()
+    return model
+
+
+def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.Module]:
+    """The repeated blocks that FSDP gathers one at a time: decoder layers and vision blocks, but those inside `without`.
+
+    They are the elements of the lists that hold what transformers would not split over devices, which is a part of a block in
+    some vision towers.
+    """
+    from torch import nn
+
+    names = set(model._no_split_modules or ())
+    excluded = {inner for module in without for inner in module.modules()}
+    elements = [element for part in model.modules() if isinstance(part, nn.ModuleList) for element in part]
+    return [
+        element
+        for element in elements
+        if element not in excluded and any(type(inner).__name__ in names for inner in element.modules())
+    ]
+
+
+def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> None:
+    """Excludes all that images' features depend on from training, the projection to the language model included.
+
+    Raises:
+        ConfigError: the model has no vision tower; `section` names the settings.
+    """
+    family = family_of(model.config)
+    if not family.reads_images:
+        raise ConfigError(f"{section}.freeze_vision_tower is true, but the model has no vision tower")
+    for part in (*family.vision_parts(model), *family.loose_parameters(model)):
+        part.requires_grad_(False)
+
+
+def frozen_vision_parts(model: Any) -> list[nn.Module]:
+    """The modules of the vision tower if nothing that images' features depend on gets a gradient; else none."""
+    family = family_of(model.config)
+    parts = family.vision_parts(model)
+    depends_on = [*family.loose_parameters(model), *(weight for part in parts for weight in part.parameters())]
+    return [] if any(parameter.requires_grad for parameter in depends_on) else parts
+
+
+def excluded_from_adapter(lora: LoraConfig, config: Any) -> str | None:
+    """The regular expression of modules that get no adapter.
+
+    The setting's default stands for the vision tower, whatever the model calls it, and for nothing in a text model.
+    """
+    if lora.exclude_modules != LoraConfig().exclude_modules:
+        return lora.exclude_modules
+    family = family_of(config)
+    return family.vision_pattern if family.reads_images else None
+
+
+def share_segments(model: Any) -> str | None:
+    """Lets the language model take packed rows (`cepo.models.segments`); other calls run as before.
+
+    Returns:
+        None, or why it cannot, and then nothing is changed. In a layer that is not full causal attention, for example, a
+        token's result depends on more than the tokens that it sees.
+    """
+    from transformers import AttentionInterface
+
+    from cepo.models.segments import ATTENTION_NAME, segment_attention
+
+    family = family_of(model.config)
+    if not family.packs:
+        return family.why_padded
+    config = model.get_decoder().config
+    kinds = set(getattr(config, "layer_types", None) or ())
+    sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if kinds - {"full_attention"} or sliding:
+        return "a layer of this model is not full causal attention"
+    AttentionInterface.register(ATTENTION_NAME, segment_attention)
+    config._attn_implementation = ATTENTION_NAME
+    return None

@@ -1,0 +1,229 @@
+"""Every supported model family: what is scored and trained is what plain transformers computes, on both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, VISION_FAMILIES, write_checkpoint
+from torch import Tensor
+from training_runs import (
+    EVERY_WRONG_ROLLOUT_TEACHES,
+    encoded,
+    largest_gap,
+    picture,
+    random_response,
+    run,
+    whole,
+)
+
+from cepo.data.batch import ScoringRow
+from cepo.models.families import FAMILIES as SUPPORTED
+from cepo.models.processing import Processing
+from cepo.workers.actor import Actor
+from cepo.workers.packing import collate_packed
+from cepo.workers.scoring_model import collate
+
+BuildActor = Callable[..., Actor]
+
+
+ALTERNATING = '''
+def alternating(samples):
+    """Every second response is right, so that each group has both."""
+    return [{"overall": number % 2, "accuracy": number % 2} for number in range(len(samples))]
+'''
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a family's tiny checkpoint, written once."""
+    written: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in written:
+            written[family] = write_checkpoint(family, tmp_path_factory.mktemp(family))
+        return written[family]
+
+    return folder
+
+
+def prompts_of(family: str) -> list[tuple[str, list[Image.Image]]]:
+    """Text alone; for models with a vision tower also one image, and two of other sizes."""
+    if family in TEXT_FAMILIES:
+        return [("What is 2 + 3?", []), ("Count the sides of a square.", [])]
+    return [
+        ("What is 2 + 3?", []),
+        ("How long is AB?", [picture(1, (64, 64))]),
+        ("Which one is larger?", [picture(2, (96, 64)), picture(3, (56, 84))]),
+    ]
+
+
+def rows_of(family: str, processing: Processing) -> list[ScoringRow]:
+    """Two responses of different lengths to each prompt."""
+    contexts = [encoded(processing, text, *images) for text, images in prompts_of(family)]
+    return [
+        ScoringRow(context=context, response_ids=random_response(length, seed=length), prompt=number)
+        for number, context in enumerate(contexts)
+        for length in (5, 9)
+    ]
+
+
+def plain_inputs(folder: Path, text: str, images: list[Image.Image]) -> dict[str, Tensor]:
+    """What transformers' own processor makes of a user turn."""
+    from transformers import AutoProcessor
+
+    processor: Any = AutoProcessor.from_pretrained(folder)
+    content: Any = [{"type": "image", "image": image} for image in images] + [{"type": "text", "text": text}]
+    if not hasattr(processor, "image_processor"):
+        content = text
+    return processor.apply_chat_template(
+        [{"role": "user", "content": content}],
+        tokenize=True,
+        add_generation_prompt=True,
+        return_dict=True,
+        return_tensors="pt",
+    )
+
+
+def plain_model(folder: Path, family: str) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    auto: Any = AutoModelForCausalLM if family in TEXT_FAMILIES else AutoModelForImageTextToText
+    return auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def plain_log_probs(model: Any, inputs: dict[str, Tensor], response: tuple[int, ...]) -> Tensor:
+    """log P of each response token by the model's own forward pass over one row without padding."""
+    inputs = dict(inputs)
+    start = inputs["input_ids"].shape[1]
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([response])], dim=1)
+    for name in ("attention_mask", "mm_token_type_ids", "token_type_ids"):
+        if name in inputs:
+            filled = torch.full((1, len(response)), int(name == "attention_mask"))
+            inputs[name] = torch.cat([inputs[name], filled], dim=1)
+    logits = model(**inputs).logits[0, start - 1 : -1]
+    return logits.log_softmax(dim=1).gather(1, torch.tensor(response)[:, None])[:, 0]
+
+
+def test_each_supported_model_type_has_a_tiny_checkpoint_or_shares_a_page_with_one() -> None:
+    tried = {family.title for family in SUPPORTED if set(family.model_types) & set(FAMILIES)}
+    assert {family.title for family in SUPPORTED} - tried <= {"Qwen2-MoE, Qwen3-MoE"}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_and_gradients_are_those_of_plain_transformers(
+    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor
+) -> None:
+    folder = checkpoint(family)
+    processing = Processing(str(folder))
+    rows = rows_of(family, processing)
+    actor = build_actor(folder=folder)
+    model = plain_model(folder, family)
+    expected: list[Tensor] = []
+    for (text, images), start in zip(prompts_of(family), range(0, len(rows), 2), strict=True):
+        inputs = plain_inputs(folder, text, images)
+        for row in rows[start : start + 2]:
+            assert list(row.context.token_ids) == inputs["input_ids"][0].tolist()
+            expected.append(plain_log_probs(model, inputs, row.response_ids))
+    assert largest_gap(actor.score(rows), [each.detach() for each in expected]) < 1e-5
+    weights = [0.3 * (-1) ** number for number in range(len(rows))]
+    sum(weight * each.sum() for weight, each in zip(weights, expected, strict=True)).backward()
+    batch = collate(rows, processing=processing, device=torch.device("cpu"))
+    log_probs, _ = actor.module(batch)
+    lengths = [len(row.response_ids) for row in rows]
+    sum(weight * each.sum() for weight, each in zip(weights, log_probs.split(lengths), strict=True)).backward()
+    known = dict(model.named_parameters())
+    squares, length = 0.0, 0.0
+    for name, parameter in actor.module.model.named_parameters():
+        gradient, own = known[name].grad, parameter.grad
+        assert (gradient is None) == (own is None), name
+        if gradient is not None:
+            squares += float((whole(own) - gradient).double().square().sum())
+            length += float(gradient.double().square().sum())
+    assert (squares / length) ** 0.5 < 1e-5
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_another_image_or_hint_changes_log_probs_and_an_empty_hint_does_not(
+    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor
+) -> None:
+    folder = checkpoint(family)
+    processing, actor = Processing(str(folder)), build_actor(folder=folder)
+    question = "<image>How long is AB?"
+    texts = (question, question, f"{question}\nHere is a sample answer: 7", question)
+    images = [processing.load_images([picture(seed)]) for seed in (1, 2, 1, 1)]
+    contexts = [processing.encode(text, image) for text, image in zip(texts, images, strict=True)]
+    contexts.append(processing.encode(question, images[0], assistant_prefix=""))
+    response = random_response(6, seed=0)
+    own, other_image, hinted, again, empty = actor.score(
+        [ScoringRow(context=context, response_ids=response) for context in contexts]
+    )
+    assert largest_gap([other_image], [own]) > 1e-3
+    assert largest_gap([hinted], [own]) > 1e-3
+    assert largest_gap([again, empty], [own, own]) < 1e-5
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_rows_score_as_padded_ones_where_the_family_packs(
+    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor
+) -> None:
+    folder = checkpoint(family)
+    processing, actor = Processing(str(folder)), build_actor(folder=folder)
+    assert actor.passes.packed == processing.family.packs
+    rows = rows_of(family, processing)
+    if not processing.family.packs:
+        assert actor.module.why_padded == processing.family.why_padded
+        return
+    device = torch.device("cpu")
+    packed = collate_packed(rows, processing=processing, device=device)
+    padded = collate(rows, processing=processing, device=device)
+    assert packed.input_ids.numel() < padded.input_ids.numel()
+    with torch.no_grad():
+        assert largest_gap([actor.module(packed)[0]], [actor.module(padded)[0]]) < 1e-5
+
+
+SETTINGS = {
+    "cepo, LoRA": ("algorithm.adv_estimator=cepo", "worker.actor.model.lora.rank=8"),
+    "grpo, full": ("algorithm.adv_estimator=grpo", "worker.actor.model.lora.rank=0"),
+    "cepo, full": ("algorithm.adv_estimator=cepo", "worker.actor.model.lora.rank=0"),
+    "grpo, LoRA": ("algorithm.adv_estimator=grpo", "worker.actor.model.lora.rank=8"),
+}
+RUNS = [
+    *(("vllm", name) for name in ("cepo, LoRA", "grpo, full")),
+    *(("transformers", name) for name in ("cepo, full", "grpo, LoRA")),
+]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("engine", "setting"), RUNS)
+@pytest.mark.parametrize("family", VISION_FAMILIES)
+def test_two_steps_with_images_train_and_the_engine_samples_from_the_trained_weights(
+    family: str, engine: str, setting: str, checkpoint: Callable[[str], Path], tiny_run: list[str], tmp_path: Path
+) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text(ALTERNATING, encoding="utf-8")
+    done = run(
+        tiny_run,
+        f"worker.reward.reward_function={reward}:alternating",
+        f"worker.actor.model.model_path={checkpoint(family)}",
+        f"worker.rollout.name={engine}",
+        "worker.rollout.n=2",
+        "data.rollout_batch_size=2",
+        "data.max_response_length=6",
+        "data.max_prompt_length=1024",
+        "worker.rollout.gpu_memory_utilization=0.2",
+        EVERY_WRONG_ROLLOUT_TEACHES,
+        *SETTINGS[setting],
+        folder=tmp_path / "run",
+    )
+    first, second = done.metrics
+    for metrics in (first, second):
+        assert metrics["rollout/log_prob_gap_max"] < 1e-3
+        assert metrics["actor/grad_norm"] > 0
