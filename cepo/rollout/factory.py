@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import ConfigError
+from cepo.models.families import EngineUse
 from cepo.rollout.base import Generator
 
 if TYPE_CHECKING:
@@ -21,11 +22,14 @@ logger = logging.getLogger(__name__)
 GENERATORS = ("auto", "vllm", "transformers")
 
 
-def choose_generator(name: str, *, device: str) -> str:
+def choose_generator(name: str, *, device: str, unserved: str | None = None) -> str:
     """ "vllm" or "transformers". "auto" takes vLLM where it is installed for the kind of `device`, and logs its choice.
 
+    Args:
+        unserved: why vLLM cannot serve the model; None where it can.
+
     Raises:
-        ConfigError: an unknown name, or vLLM asked for where it is not installed.
+        ConfigError: an unknown name, or vLLM asked for where it is not installed or cannot serve the model.
     """
     if name not in GENERATORS:
         raise ConfigError(f"worker.rollout.name '{name}' is unknown; it takes {', '.join(GENERATORS)}")
@@ -35,7 +39,10 @@ def choose_generator(name: str, *, device: str) -> str:
     if name == "vllm":
         if why_not:
             raise ConfigError(f"worker.rollout.name=vllm, but {why_not}; install it, or take auto or transformers")
+        if unserved:
+            raise ConfigError(f"worker.rollout.name=vllm, but {unserved}; take auto or transformers")
         return name
+    why_not = why_not or unserved
     if why_not:
         logger.warning("%s: the transformers generator stands in; sampling is slower", why_not)
         return "transformers"
@@ -88,7 +95,12 @@ def build_generator(
         "trust_remote_code": trust_remote_code,
         "fp32_logits": fp32_logits,
     }
-    if choose_generator(name, device=device) == "vllm":
+    unserved = None
+    if processing is not None:
+        on_gpu = device.startswith("cuda")
+        use = EngineUse(on_gpu=on_gpu, dtype=dtype, with_adapter=lora_rank > 0, most_images=limit_images)
+        unserved = processing.family.why_not_vllm(use)
+    if choose_generator(name, device=device, unserved=unserved) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
 
         return VllmGenerator(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
+from cepo.models.families import family_of
 from cepo.rollout.adapters import plain_config
 from cepo.rollout.base import AdapterWeights, FullWeights
 
@@ -24,7 +25,10 @@ def load_full(llm: LLM, weights: FullWeights) -> None:
             "the model's output head is tied to its embeddings and 'lm_head.weight' is not among the weights, which "
             "would leave vLLM's head as it was; take them from state_dict(), not from named_parameters()"
         )
-    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.tensors.items())})
+    family = family_of(llm.model_config.hf_config)
+    llm.collective_rpc(_forget_packed_experts)
+    published = (family.published(name, weight) for name, weight in weights.tensors.items())
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": published})
 
 
 def load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
@@ -33,11 +37,12 @@ def load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
     Raises:
         EngineError: tensors for the vision tower, for modules the model does not have, or halves of pairs.
     """
-    towers = sorted(name for name in weights.tensors if ".visual." in name)
+    family = family_of(llm.model_config.hf_config)
+    towers = sorted(name for name in weights.tensors if any(f".{part}." in name for part in family.vision_modules))
     if towers:
         raise EngineError(
             f"vLLM serves adapters of the language model only and would ignore {len(towers)} tensors, the first "
-            f"'{towers[0]}'; set worker.actor.model.lora.exclude_modules='.*visual.*', or "
+            f"'{towers[0]}'; set worker.actor.model.lora.exclude_modules='{family.vision_pattern}', or "
             "worker.rollout.name=transformers"
         )
     llm.collective_rpc(_load_adapter, args=(weights, identifier))
@@ -53,6 +58,18 @@ def clear_caches(llm: LLM) -> None:
         raise EngineError("vLLM kept keys and values of the old weights: requests are still being served")
     llm.reset_mm_cache()
     llm.llm_engine.reset_encoder_cache()
+
+
+def _forget_packed_experts(worker: Any) -> None:
+    """In vLLM's worker: its CPU build packs experts for their kernel at the first load and would keep these for good."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    for module in worker.model_runner.model.modules():
+        method = getattr(module, "quant_method", None)  # vLLM's layers alone have it, and its experts' method a kernel
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 def _load_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None:

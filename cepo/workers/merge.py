@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from cepo.config.schema import FloatType
 from cepo.errors import CheckpointError, ConfigError, EngineError
 from cepo.models import pretrained
-from cepo.models.families import family_of
+from cepo.models.families import Family, family_of
 from cepo.models.processing import Processing
 from cepo.workers.checkpoint import ADAPTER, SHARDS, pass_interruption_on
 from cepo.workers.shards import METADATA, ShardReader, load_shards
@@ -227,5 +227,25 @@ def _write(model: Any, folder: Path, base: BaseModel, dtype: torch.dtype) -> Non
     if source is not None:
         model.generation_config = GenerationConfig()  # transformers refuses to write some that it reads
     model.save_pretrained(folder)
+    _publish(folder, family_of(model.config))
     if source is not None:
         shutil.copyfile(source, folder / GENERATION_CONFIG)
+
+
+def _publish(folder: Path, family: Family) -> None:
+    """Gives saved weights the names and forms of published checkpoints, where transformers writes others: vLLM reads these."""
+    from safetensors.torch import load_file, save_file
+
+    renamed: dict[str, str] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        weights = load_file(file)
+        published = {name: family.published(name, weight) for name, weight in weights.items()}
+        if all(name == other and weights[name] is weight for name, (other, weight) in published.items()):
+            continue
+        save_file({name: weight.contiguous() for name, weight in published.values()}, file, metadata={"format": "pt"})
+        renamed |= {name: other for name, (other, _) in published.items()}
+    index = folder / "model.safetensors.index.json"
+    if renamed and index.is_file():
+        content = json.loads(index.read_text(encoding="utf-8"))
+        content["weight_map"] = {renamed.get(name, name): file for name, file in content["weight_map"].items()}
+        index.write_text(json.dumps(content, indent=2), encoding="utf-8")

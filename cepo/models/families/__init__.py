@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cepo.errors import ConfigError
-from cepo.models.families.base import Family, ImageFeatures, ImageReader
+from cepo.models.families.base import EngineUse, Family, ImageFeatures, ImageReader
 from cepo.models.families.gemma3 import Gemma3
 from cepo.models.families.internvl import InternVL
 from cepo.models.families.llava_onevision import LlavaOneVision
@@ -15,7 +15,16 @@ from cepo.models.families.qwen3_vl import Qwen3VL, Qwen3VLMoe
 from cepo.models.families.smolvlm import SmolVLM
 from cepo.models.families.text import Qwen3, TextModel, TextMoe
 
-__all__ = ["FAMILIES", "Family", "ImageFeatures", "ImageReader", "family_lines", "family_of", "is_multimodal"]
+__all__ = [
+    "FAMILIES",
+    "EngineUse",
+    "Family",
+    "ImageFeatures",
+    "ImageReader",
+    "family_lines",
+    "family_of",
+    "is_multimodal",
+]
 
 FAMILIES: tuple[Family, ...] = (
     Qwen2VL(),

@@ -41,6 +41,23 @@ class ImageFeatures:
     levels: tuple[Tensor, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineUse:
+    """How vLLM would be used.
+
+    Attributes:
+        on_gpu: whether it is the build for GPUs.
+        dtype: "bf16", "fp16" or "fp32".
+        with_adapter: whether it gets LoRA adapters.
+        most_images: the most images of a prompt.
+    """
+
+    on_gpu: bool
+    dtype: str
+    with_adapter: bool
+    most_images: int
+
+
 class ImageReader(ABC):
     """Images as tokens, tensors and positions, for one checkpoint's processor and configuration.
 
@@ -168,6 +185,14 @@ class Family:
         """
         joined = SimpleNamespace(pooler_output=_concatenated([one.embeddings for one in features]))
         return {"mm_encoder_outputs": {"image": joined}}
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """Why vLLM cannot sample from this family, or not what the trainer would score; None where it can."""
+        return None
+
+    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
+        """A weight of transformers' model under the name and in the form of published checkpoints, which vLLM reads too."""
+        return name, weight
 
     def vision_parts(self, model: Any) -> list[nn.Module]:
         """The modules that make an image's features; none for a text model."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cepo.models.families.base import EncodeText, ImageReader
-from cepo.models.families.processed import ProcessedFamily, ProcessedReader
+from cepo.models.families.base import EncodeText, EngineUse, ImageReader
+from cepo.models.families.processed import ProcessedFamily, ProcessedReader, with_tower_named
 from cepo.models.inputs import ImageInputs
 
 if TYPE_CHECKING:
@@ -58,6 +58,16 @@ class Gemma3(ProcessedFamily):
     def placeholders(self, config: Any) -> tuple[int | None, int | None]:
         """`<start_of_image>` stands for a whole image."""
         return config.boi_token_id, None
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """Its attention on a CPU is causal among an image's tokens too: log-probs of prompts with images differ by 0.1 nats."""
+        if use.on_gpu or not use.most_images:
+            return None
+        return "vLLM on a CPU lets no token of an image see a later one, which this model was trained to do"
+
+    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
+        """See `with_tower_named`."""
+        return with_tower_named(name), weight
 
     def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: Any) -> dict[str, Tensor]:
         """Which tokens are an image's: the attention mask is made of them."""

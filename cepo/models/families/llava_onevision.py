@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from cepo.models.families.base import ImageFeatures
-from cepo.models.families.processed import ProcessedFamily
+from cepo.models.families.base import EngineUse, ImageFeatures
+from cepo.models.families.processed import ProcessedFamily, with_tower_named
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,18 @@ class LlavaOneVision(ProcessedFamily):
         import torch
 
         return torch.cat(list(embeddings))
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """It has no adapters for this architecture, and cuts images into tiles even where a prompt has several."""
+        if use.with_adapter:
+            return "vLLM serves no LoRA adapters on LLaVA-OneVision"
+        if use.most_images > 1:
+            return "vLLM cuts each of several images into tiles, where the model's own processor cuts none"
+        return None
+
+    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
+        """See `with_tower_named`."""
+        return with_tower_named(name), weight
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
         """The model joins a list itself."""

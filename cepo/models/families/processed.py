@@ -6,6 +6,7 @@ prepared and encoded together, as the processor and the model would do in a call
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -151,3 +152,8 @@ class ProcessedFamily(Family):
     def joined(self, embeddings: Any) -> Tensor:
         """The features of all images of a prompt as one tensor."""
         return embeddings
+
+
+def with_tower_named(name: str) -> str:
+    """A SigLIP tower's weights stand below `vision_model` in published checkpoints; transformers' model leaves that level out."""
+    return re.sub(r"^(model\.)?vision_tower\.(?!vision_model\.)", r"\1vision_tower.vision_model.", name)

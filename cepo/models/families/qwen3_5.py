@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cepo.models.families.base import EngineUse
 from cepo.models.families.grid import GridFamily
 
 
@@ -14,3 +15,11 @@ class Qwen35(GridFamily):
     why_padded = (
         "its linear-attention layers carry a state from token to token, which branches of a packed row cannot share"
     )
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """Its CPU build has a linear-attention kernel for one type."""
+        if use.on_gpu:
+            return None
+        if use.dtype != "bf16":
+            return f"vLLM computes linear attention on a CPU in bf16 alone, and worker.rollout.dtype is {use.dtype}"
+        return None

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from cepo.models.families.base import EngineUse
 from cepo.models.families.grid import GridFamily
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 
 
 class Qwen3VL(GridFamily):
@@ -20,3 +28,11 @@ class Qwen3VLMoe(GridFamily):
     title = "Qwen3-VL-MoE"
     model_types = ("qwen3_vl_moe",)
     reads_videos = True
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """Beside an adapter, vLLM's CPU build takes experts' kernels that need a GPU."""
+        return "vLLM serves experts beside an adapter on GPUs alone" if use.with_adapter and not use.on_gpu else None
+
+    def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
+        """Experts are (experts, in, out) in published checkpoints and (experts, out, in) in transformers' model."""
+        return name, weight.transpose(-1, -2) if name.endswith(_EXPERTS) else weight
