@@ -14,6 +14,7 @@ from cepo.config.easyr1 import ENGINE_KEYS, engine_key_of
 from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS, OTHER_DEFAULTS, OTHER_MEANINGS
 from cepo.config.listing import Setting, method_settings, settings_of, written
 from cepo.config.loader import default_settings
+from cepo.models.families import family_lines
 from cepo.sizing.table import memory_table
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -127,11 +128,12 @@ def _cell(text: str) -> str:
 
 def main() -> int:
     """Writes the pages, or with --check says whether they are up to date (exit code 1 if not)."""
-    moving, memory = DOCS / "from-easyr1.md", DOCS / "memory.md"
+    moving, memory, models = DOCS / "from-easyr1.md", DOCS / "memory.md", DOCS / "models.md"
     pages = {
         DOCS / "configuration.md": document(),
         moving: with_tables(moving, easyr1_tables()),
         memory: with_tables(memory, {"memory": memory_table()}),
+        models: with_tables(models, {"families": family_lines()}),
     }
     if "--check" in sys.argv[1:]:
         return (

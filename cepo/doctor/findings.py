@@ -9,6 +9,9 @@ from typing import Literal
 from rich.table import Table
 from rich.text import Text
 
+DEVICES = "this config's devices"
+"""The heading of what a run would run on."""
+
 Mark = Literal["ok", "info", "warn", "fail"]
 _STYLES: dict[Mark, str] = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from cepo.config import RunConfig, find_path, run_folder
-from cepo.doctor.findings import Finding
+from cepo.doctor.findings import DEVICES, Finding
 from cepo.doctor.machine import Machine
+from cepo.doctor.model import family_finding, generator_finding
 from cepo.doctor.start import ray_findings, start_findings
 from cepo.errors import CepoError, ConfigError
-from cepo.rollout.factory import choose_generator
 from cepo.sizing.fitting import phases_on, what_would_fit
 from cepo.sizing.needs import Needs, ShapeOf, estimate_needs
 from cepo.sizing.phases import Phases, gib
 
-DEVICES, MEMORY, DATA, DISK = "this config's devices", "this config's memory", "data", "disk"
+MEMORY, DATA, DISK = "this config's memory", "data", "disk"
 _VLLM = "vllm"
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 FIRST_ROWS = 8
@@ -45,6 +44,7 @@ def run_findings(config: RunConfig, machine: Machine) -> list[Finding]:
     memory = memory_findings(needs, config, machine, with_vllm=generator.found == _VLLM)
     return [
         device,
+        family_finding(config),
         generator,
         weights_finding(config.worker.actor.model.model_path),
         *begin,
@@ -64,21 +64,6 @@ def devices_finding(config: RunConfig, machine: Machine) -> Finding:
         return Finding(section=DEVICES, subject="device", mark="ok", found=found)
     remedy = f"set trainer.n_gpus_per_node to at most {seen}, or check CUDA_VISIBLE_DEVICES"
     return Finding(section=DEVICES, subject="device", mark="fail", found=found, remedy=remedy)
-
-
-def generator_finding(config: RunConfig, machine: Machine) -> Finding:
-    """Which generator a run would take; fails where it asks for one that cannot run here."""
-    generators_log = logging.getLogger("cepo.rollout.factory")
-    before = generators_log.level
-    generators_log.setLevel(logging.ERROR)  # its choice is reported here, as a finding
-    try:
-        name = choose_generator(config.worker.rollout.name, device="cuda" if machine.gpus else "cpu")
-    except ConfigError as error:
-        remedy = "set worker.rollout.name=auto, or install the package with the extra 'gpu' or 'cpu'"
-        return Finding(section=DEVICES, subject="generator", mark="fail", found=str(error), remedy=remedy)
-    finally:
-        generators_log.setLevel(before)
-    return Finding(section=DEVICES, subject="generator", mark="ok", found=name)
 
 
 def weights_finding(path: str) -> Finding:

@@ -49,7 +49,7 @@ def load_model(
         config: Any = transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{section}.model_path '{path}' cannot be read: {error}") from error
-    family = family_of(config, section=section)
+    family = family_of(config, section=section, trust_remote_code=trust_remote_code)
     for key, value in override_config.items():
         if not hasattr(config, key):
             raise ConfigError(f"{section}.override_config.{key}: the model's configuration has no such entry")

@@ -44,7 +44,7 @@ class Processing:
 
         try:
             config: Any = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-            self.family = family_of(config)
+            self.family = family_of(config, trust_remote_code=trust_remote_code)
             self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
         except ConfigError:
             raise

@@ -95,11 +95,9 @@ def build_generator(
         "trust_remote_code": trust_remote_code,
         "fp32_logits": fp32_logits,
     }
-    unserved = None
-    if processing is not None:
-        on_gpu = device.startswith("cuda")
-        use = EngineUse(on_gpu=on_gpu, dtype=dtype, with_adapter=lora_rank > 0, most_images=limit_images)
-        unserved = processing.family.why_not_vllm(use)
+    on_gpu = device.startswith("cuda")
+    use = EngineUse(on_gpu=on_gpu, dtype=dtype, with_adapter=lora_rank > 0, most_images=limit_images)
+    unserved = None if processing is None else processing.family.why_not_vllm(use)
     if choose_generator(name, device=device, unserved=unserved) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
 

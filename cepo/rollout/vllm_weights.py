@@ -67,7 +67,9 @@ def _forget_packed_experts(worker: Any) -> None:
     if torch.cuda.is_available():
         return
     for module in worker.model_runner.model.modules():
-        method = getattr(module, "quant_method", None)  # vLLM's layers alone have it, and its experts' method a kernel
+        method: Any = getattr(
+            module, "quant_method", None
+        )  # vLLM's layers alone have it, and its experts' method a kernel
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 

@@ -42,7 +42,7 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
     import torch
     import transformers
 
-    family = family_of(config)
+    family = family_of(config, trust_remote_code=trust_remote_code)
     multimodal = family.reads_images
     auto: Any = transformers.AutoModelForImageTextToText if multimodal else transformers.AutoModelForCausalLM
     try:

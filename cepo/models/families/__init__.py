@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from cepo.errors import ConfigError
@@ -10,10 +11,13 @@ from cepo.models.families.gemma3 import Gemma3
 from cepo.models.families.internvl import InternVL
 from cepo.models.families.llava_onevision import LlavaOneVision
 from cepo.models.families.qwen2_vl import Qwen2VL, Qwen25VL
-from cepo.models.families.qwen3_5 import Qwen35
+from cepo.models.families.qwen3_5 import Qwen35, Qwen35Moe
 from cepo.models.families.qwen3_vl import Qwen3VL, Qwen3VLMoe
 from cepo.models.families.smolvlm import SmolVLM
 from cepo.models.families.text import Qwen3, TextModel, TextMoe
+from cepo.models.families.untried import LARGEST_GAP, UntriedText, plain_head_gap
+
+logger = logging.getLogger(__name__)
 
 __all__ = [
     "FAMILIES",
@@ -32,6 +36,7 @@ FAMILIES: tuple[Family, ...] = (
     Qwen3VL(),
     Qwen3VLMoe(),
     Qwen35(),
+    Qwen35Moe(),
     InternVL(),
     SmolVLM(),
     Gemma3(),
@@ -42,7 +47,7 @@ FAMILIES: tuple[Family, ...] = (
 )
 """In the order of the documentation's table."""
 
-_BY_TYPE = {model_type: family for family in FAMILIES for model_type in family.model_types}
+_BY_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
 
 def is_multimodal(config: Any) -> bool:
@@ -50,20 +55,40 @@ def is_multimodal(config: Any) -> bool:
     return getattr(config, "vision_config", None) is not None  # text models' configurations lack the entry
 
 
-def family_of(config: Any, *, section: str = "worker.actor.model") -> Family:
-    """The family of a transformers configuration. `section` names the settings in the error.
+def family_of(config: Any, *, section: str = "worker.actor.model", trust_remote_code: bool = False) -> Family:
+    """The family of a transformers configuration. A text model that no page names is tried once in a process, and remembered.
+
+    Args:
+        section: names the settings in the error.
+        trust_remote_code: whether Python code that comes with the model may run.
 
     Raises:
         ConfigError: the architecture is not supported; the message names those that are.
     """
     family = _BY_TYPE.get(config.model_type)
-    if family is None or family.reads_images != is_multimodal(config):
-        architecture = ", ".join(getattr(config, "architectures", None) or ()) or "no named architecture"
-        raise ConfigError(
-            f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not "
-            f"supported; supported are {', '.join(family.title for family in FAMILIES)} (docs/models.md)"
-        )
-    return family
+    if family is not None and family.reads_images == is_multimodal(config):
+        return family
+    reason = "its images are not read here"
+    if family is None and not is_multimodal(config):
+        try:
+            gap = plain_head_gap(config, trust_remote_code=trust_remote_code)
+        except ConfigError as error:
+            reason = str(error)
+        else:
+            if gap <= LARGEST_GAP:
+                _BY_TYPE[config.model_type] = UntriedText()
+                logger.warning(
+                    "no test trains a model of model_type '%s'; a tiny one was tried, and its log-probs are right to %.0e nats",
+                    config.model_type,
+                    gap,
+                )
+                return _BY_TYPE[config.model_type]
+            reason = f"its log-probs are not those of a plain head on its last layer (they differ by {gap:.1e} nats)"
+    architecture = ", ".join(getattr(config, "architectures", None) or ()) or "no named architecture"
+    raise ConfigError(
+        f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not supported: "
+        f"{reason}. Supported are {', '.join(family.title for family in FAMILIES)} (docs/models.md)"
+    )
 
 
 def family_lines() -> list[str]:

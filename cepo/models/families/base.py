@@ -209,6 +209,11 @@ class Family:
         return f".*{names}.*" if len(self.vision_modules) == 1 else f".*(?:{names}).*"
 
 
+def experts_unserved(use: EngineUse) -> str | None:
+    """Why vLLM cannot serve a mixture of experts: beside an adapter its CPU build takes kernels that need a GPU."""
+    return "vLLM serves experts beside an adapter on GPUs alone" if use.with_adapter and not use.on_gpu else None
+
+
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:
     import torch
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from cepo.models.families.base import EngineUse
+from cepo.models.families.base import EngineUse, experts_unserved
 from cepo.models.families.grid import GridFamily
 
 
 class Qwen35(GridFamily):
-    """Qwen3.5, dense and with a mixture of experts."""
+    """Qwen3.5."""
 
     title = "Qwen3.5"
-    model_types = ("qwen3_5", "qwen3_5_moe")
+    model_types = ("qwen3_5",)
     packs = False
     why_padded = (
         "its linear-attention layers carry a state from token to token, which branches of a packed row cannot share"
@@ -23,3 +23,14 @@ class Qwen35(GridFamily):
         if use.dtype != "bf16":
             return f"vLLM computes linear attention on a CPU in bf16 alone, and worker.rollout.dtype is {use.dtype}"
         return None
+
+
+class Qwen35Moe(Qwen35):
+    """Qwen3.5 with a mixture of experts: LoRA adapts attention and the expert that all tokens share."""
+
+    title = "Qwen3.5-MoE"
+    model_types = ("qwen3_5_moe",)
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """As the dense models, and as every mixture of experts."""
+        return super().why_not_vllm(use) or experts_unserved(use)

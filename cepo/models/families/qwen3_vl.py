@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cepo.models.families.base import EngineUse
+from cepo.models.families.base import EngineUse, experts_unserved
 from cepo.models.families.grid import GridFamily
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ class Qwen3VLMoe(GridFamily):
     reads_videos = True
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """Beside an adapter, vLLM's CPU build takes experts' kernels that need a GPU."""
-        return "vLLM serves experts beside an adapter on GPUs alone" if use.with_adapter and not use.on_gpu else None
+        """As every mixture of experts."""
+        return experts_unserved(use)
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
         """Experts are (experts, in, out) in published checkpoints and (experts, out, in) in transformers' model."""

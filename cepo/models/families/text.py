@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.models.families.base import Family
+from cepo.models.families.base import EngineUse, Family, experts_unserved
 
 
 class Qwen3(Family):
@@ -25,3 +25,7 @@ class TextMoe(Family):
 
     title = "Qwen2-MoE, Qwen3-MoE"
     model_types = ("qwen2_moe", "qwen3_moe")
+
+    def why_not_vllm(self, use: EngineUse) -> str | None:
+        """As every mixture of experts."""
+        return experts_unserved(use)

@@ -207,6 +207,7 @@ REFUSED = {
     ("gemma3", "vllm", "cepo, LoRA"): "lets no token of an image see a later one",
     ("gemma3", "vllm", "grpo, full"): "lets no token of an image see a later one",
     ("llava_onevision", "vllm", "cepo, LoRA"): "serves no LoRA adapters on LLaVA-OneVision",
+    ("qwen3_5_moe", "vllm", "cepo, LoRA"): "serves experts beside an adapter on GPUs alone",
     ("qwen3_vl_moe", "vllm", "cepo, LoRA"): "serves experts beside an adapter on GPUs alone",
 }
 """What vLLM's CPU build cannot sample, or samples otherwise than transformers computes."""
@@ -245,7 +246,10 @@ def test_two_steps_with_images_train_and_the_engine_samples_from_the_trained_wei
             run(arguments, folder=tmp_path / "run")
         return
     for metrics in run(arguments, folder=tmp_path / "run").metrics:
-        assert metrics["rollout/log_prob_gap_max"] < (0.5 if in_bf16 else 1e-3)
+        if in_bf16:
+            assert metrics["rollout/log_prob_gap_mean"] < 0.15
+        else:
+            assert metrics["rollout/log_prob_gap_max"] < 1e-3
         assert metrics["actor/grad_norm"] > 0
 
 

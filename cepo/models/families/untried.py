@@ -1,0 +1,53 @@
+"""Text models that no page names: one tiny pass of the real architecture decides whether their log-probs are computed right."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from cepo.errors import ConfigError
+from cepo.models.families.base import Family
+
+LARGEST_GAP = 1e-5
+"""In nats, between the model's own log-probs and a plain head on its last hidden states; float32."""
+
+_LAYERS, _VOCABULARY, _TOKENS = 2, 1024, 8
+
+
+class UntriedText(Family):
+    """A text model whose log-probs were found to be those of a plain head on its last hidden states."""
+
+    title = "text model"
+    model_types = ()
+
+
+def plain_head_gap(config: Any, *, trust_remote_code: bool = False) -> float:
+    """How far the scoring path is from the model's own forward pass, for random weights in two layers and a small vocabulary.
+
+    Logits that are scaled or capped, or a last layer that is not the head, show as a gap.
+
+    Raises:
+        ConfigError: no such model can be built or run.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    small = copy.deepcopy(config)
+    small.num_hidden_layers, small.vocab_size = min(_LAYERS, small.num_hidden_layers), _VOCABULARY
+    small.pad_token_id = small.bos_token_id = small.eos_token_id = None
+    if getattr(small, "layer_types", None):  # only some configurations list their layers
+        small.layer_types = small.layer_types[: small.num_hidden_layers]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            model: Any = AutoModelForCausalLM.from_config(
+                small, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=trust_remote_code
+            ).eval()
+            inputs = {"input_ids": torch.arange(_TOKENS)[None], "position_ids": torch.arange(_TOKENS)[None]}
+            own = model(**inputs, use_cache=False).logits.log_softmax(-1)
+            plain = model.lm_head(model.model(**inputs, use_cache=False).last_hidden_state).log_softmax(-1)
+    except (AttributeError, TypeError, ValueError, RuntimeError, KeyError, IndexError, ImportError) as error:
+        raise ConfigError(
+            f"a tiny model of this architecture cannot be run: {type(error).__name__}: {error}"
+        ) from error
+    return float((own - plain).abs().max())

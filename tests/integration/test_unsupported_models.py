@@ -1,0 +1,75 @@
+"""Architectures that no page names: refused in one sentence before weights are loaded, or tried if they are text models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_checkpoints import FAMILIES, write_checkpoint
+
+from cepo.config.schema import LoraConfig
+from cepo.doctor.shape import shape_of
+from cepo.errors import ConfigError
+from cepo.models.cpu_torch import repair_this_process_and_its_children
+from cepo.models.families import family_of
+from cepo.models.families.untried import plain_head_gap
+from cepo.models.processing import Processing
+
+repair_this_process_and_its_children()
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 128,
+}
+
+
+def test_an_unsupported_vision_model_is_refused_by_name_before_its_weights_are_looked_for(tmp_path: Path) -> None:
+    from transformers import PaliGemmaConfig
+
+    PaliGemmaConfig().save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"model_type 'paligemma' .* not supported: its images are not read here"
+    ) as caught:
+        Processing(str(tmp_path))
+    assert "Qwen2.5-VL" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_text_model_with_a_plain_head_is_accepted_after_a_try(caplog: pytest.LogCaptureFixture) -> None:
+    from transformers import StableLmConfig
+
+    config = StableLmConfig(**SIZES)
+    assert plain_head_gap(config) < 1e-6
+    assert family_of(config).packs
+    assert "a tiny one was tried" in caplog.text
+    assert config.num_hidden_layers == 3, "the try works on a copy"
+
+
+@pytest.mark.parametrize("kind", ["capped", "scaled"])
+def test_a_text_model_whose_logits_are_capped_or_scaled_is_refused(kind: str) -> None:
+    from transformers import Gemma2Config, GraniteConfig
+
+    config: Any = Gemma2Config(**SIZES, head_dim=16, final_logit_softcapping=0.5)
+    if kind == "scaled":
+        config = GraniteConfig(**SIZES, logits_scaling=8.0)
+    with pytest.raises(ConfigError, match="not those of a plain head"):
+        family_of(config)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_doctor_counts_every_familys_weights(family: str, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoConfig
+
+    folder = write_checkpoint(family, tmp_path)
+    config: Any = AutoConfig.from_pretrained(folder)
+    shape = shape_of(config, lora=LoraConfig(rank=8))
+    assert shape.parameters == sum(weight.numel() for weight in load_file(folder / "model.safetensors").values())
+    assert (shape.vision_parameters > 0) == family_of(config).reads_images
+    assert not shape.adapts_vision
+    assert len(shape.adapted) >= 2 * 4, "four projections of attention in each of two layers or more"
