@@ -9,7 +9,6 @@ from cepo.config import RunConfig
 from cepo.doctor.findings import DEVICES, Finding
 from cepo.doctor.machine import Machine
 from cepo.errors import ConfigError
-from cepo.models.cpu_torch import repair_this_process_and_its_children
 from cepo.models.families import EngineUse, Family, family_of
 from cepo.rollout.factory import choose_generator
 
@@ -20,7 +19,6 @@ def family_of_run(config: RunConfig) -> Family:
     Raises:
         ConfigError: no configuration can be read, or the architecture is not supported.
     """
-    repair_this_process_and_its_children()
     import transformers
 
     model = config.worker.actor.model

@@ -95,9 +95,7 @@ def build_generator(
         "trust_remote_code": trust_remote_code,
         "fp32_logits": fp32_logits,
     }
-    on_gpu = device.startswith("cuda")
-    use = EngineUse(on_gpu=on_gpu, dtype=dtype, with_adapter=lora_rank > 0, most_images=limit_images)
-    unserved = None if processing is None else processing.family.why_not_vllm(use)
+    unserved = _unserved(processing, device, dtype, lora_rank, limit_images)
     if choose_generator(name, device=device, unserved=unserved) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
 
@@ -167,6 +165,13 @@ def generator_of_run(
 def longest_context(config: RunConfig) -> int:
     """Tokens that the engine must hold for one sample: `worker.rollout.max_model_len`, else prompt and response."""
     return config.worker.rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length
+
+
+def _unserved(processing: Processing | None, device: str, dtype: str, lora_rank: int, limit_images: int) -> str | None:
+    """Why vLLM cannot serve the model of `processing`; None where it can, and where nothing is known."""
+    on_gpu = device.startswith("cuda")
+    use = EngineUse(on_gpu=on_gpu, dtype=dtype, with_adapter=lora_rank > 0, most_images=limit_images)
+    return None if processing is None else processing.family.why_not_vllm(use)
 
 
 def _why_not_vllm(device: str) -> str | None:

@@ -11,12 +11,9 @@ from tiny_checkpoints import FAMILIES, write_checkpoint
 from cepo.config.schema import LoraConfig
 from cepo.doctor.shape import shape_of
 from cepo.errors import ConfigError
-from cepo.models.cpu_torch import repair_this_process_and_its_children
 from cepo.models.families import family_of
 from cepo.models.families.untried import plain_head_gap
 from cepo.models.processing import Processing
-
-repair_this_process_and_its_children()
 
 SIZES = {
     "hidden_size": 32,
