@@ -81,8 +81,8 @@ def build_generator(
 ) -> Generator:
     """The generator `name` ("auto", "vllm" or "transformers"), with the settings that concern it.
 
-    `seed`, those from `lora_rank` to `max_num_batched_tokens`, the limits, `show_progress`, `sleeps` and
-    `tensor_parallel_size` concern vLLM; `batch_size` and `processing` concern transformers.
+    `batch_size` and `processing` concern transformers; `seed`, those from `lora_rank` to `max_num_batched_tokens`, the
+    limits, `show_progress`, `sleeps` and `tensor_parallel_size` concern vLLM.
 
     Raises:
         ConfigError, EngineError: see `choose_generator`; the engine could not start.
@@ -95,8 +95,7 @@ def build_generator(
         "trust_remote_code": trust_remote_code,
         "fp32_logits": fp32_logits,
     }
-    unserved = _unserved(processing, device, dtype, lora_rank, limit_images)
-    if choose_generator(name, device=device, unserved=unserved) == "vllm":
+    if _chosen(name, processing, device, dtype, lora_rank, limit_images) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
 
         return VllmGenerator(
@@ -167,11 +166,14 @@ def longest_context(config: RunConfig) -> int:
     return config.worker.rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length
 
 
-def _unserved(processing: Processing | None, device: str, dtype: str, lora_rank: int, limit_images: int) -> str | None:
-    """Why vLLM cannot serve the model of `processing`; None where it can, and where nothing is known."""
+def _chosen(
+    name: str, processing: Processing | None, device: str, dtype: str, lora_rank: int, limit_images: int
+) -> str:
+    """See `choose_generator`; without `processing` the model counts as served."""
     on_gpu = device.startswith("cuda")
     use = EngineUse(on_gpu=on_gpu, dtype=dtype, with_adapter=lora_rank > 0, most_images=limit_images)
-    return None if processing is None else processing.family.why_not_vllm(use)
+    unserved = None if processing is None else processing.family.why_not_vllm(use)
+    return choose_generator(name, device=device, unserved=unserved)
 
 
 def _why_not_vllm(device: str) -> str | None:
