@@ -12,7 +12,8 @@ from itertools import accumulate
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.order import problem_indices, weighted_indices
-from cepo.models.processing import PictureSource, Processing
+from cepo.models.inputs import PictureSource
+from cepo.models.processing import Processing
 
 logger = logging.getLogger(__name__)
 

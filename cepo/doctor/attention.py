@@ -9,7 +9,7 @@ from dataclasses import dataclass
 Capability = tuple[int, int]
 
 CHOSEN = "sdpa"
-"""What `cepo.models.family` loads every trained model with."""
+"""What `cepo.models.pretrained` loads every trained model with."""
 
 
 @dataclass(frozen=True, kw_only=True)

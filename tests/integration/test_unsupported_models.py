@@ -9,11 +9,11 @@ import pytest
 from tiny_checkpoints import FAMILIES, write_checkpoint
 
 from cepo.config.schema import LoraConfig
-from cepo.doctor.shape import shape_of
 from cepo.errors import ConfigError
 from cepo.models.families import family_of
 from cepo.models.families.untried import plain_head_gap
 from cepo.models.processing import Processing
+from cepo.sizing.shape import shape_of
 
 SIZES = {
     "hidden_size": 32,
