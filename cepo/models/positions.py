@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from cepo.models.processing import ImageInputs
+from cepo.models.inputs import ImageInputs
 
 
 def context_positions(
