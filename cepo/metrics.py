@@ -63,6 +63,16 @@ def mean_value(value: float, weight: float = 1.0) -> Metric:
     return Metric(float(value) * weight, float(weight), "mean")
 
 
+def share_of_mean(value: float) -> Metric:
+    """A part of observations whose number comes with `observations`: a loss that micro-batches and ranks add up."""
+    return Metric(float(value), 0.0, "mean")
+
+
+def observations(count: float = 1.0) -> Metric:
+    """What the parts of `share_of_mean` are divided by; with no part their mean is 0."""
+    return Metric(0.0, float(count), "mean")
+
+
 def sum_value(value: float) -> Metric:
     """A count or an amount that adds up."""
     return Metric(float(value), 1.0, "sum")

@@ -186,6 +186,8 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     processing = load_processing(config)
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
     problems, held_out = _problem_sets(config, processing)
+    if estimator.needs_solutions:
+        problems.require_solutions(f"algorithm.{name}.positive.source=solution")
     total_steps = _total_steps(config, len(problems))
     store = checkpoint_store(config)
     checkpoint = checkpoint_to_load(config, store, history)

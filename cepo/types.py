@@ -76,7 +76,7 @@ class Rollout:
         correct: whether the verifier accepts the response.
         response_ids: the response's tokens without the end-of-turn token.
         answer: the extracted final answer, None where nothing can be extracted.
-        answer_equals_ground_truth: whether the grader judges `answer` equal to the ground truth.
+        answer_equals_ground_truth: whether the grader judges `answer` equal to the ground truth, or a rounding of it.
     """
 
     index: int
@@ -106,6 +106,8 @@ class RolloutGroup:
 class Reference:
     """Privileged material for one teacher context: a text, or a slice of some rollout's tokens.
 
+    A text without a cap of its own is an answer, which is shown whole or not at all.
+
     Exactly one of `text` and `token_ids` is set. `source_index` is the rollout it was taken from, None for the dataset.
     `max_tokens` caps a text; None leaves that to the teacher's settings.
     """
@@ -114,6 +116,11 @@ class Reference:
     token_ids: tuple[int, ...] | None = None
     source_index: int | None = None
     max_tokens: int | None = None
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it is short enough to be shown whole, and false in parts."""
+        return self.text is not None and self.max_tokens is None
 
     def __post_init__(self) -> None:
         assert (self.text is None) != (self.token_ids is None), "a reference is either a text or tokens"

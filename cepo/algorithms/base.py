@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from cepo.algorithms.settings import NegativeConfig, TeacherConfig, config_from_mapping
+from cepo.algorithms.settings import NegativeConfig, PositiveConfig, TeacherConfig, config_from_mapping
 from cepo.errors import ConfigError, did_you_mean
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
@@ -64,6 +64,12 @@ class Estimator(ABC):
         found = getattr(self.config, "negative", None)
         return found if isinstance(found, NegativeConfig) else NegativeConfig()
 
+    @property
+    def needs_solutions(self) -> bool:
+        """Whether every problem must have a worked solution."""
+        positive = getattr(self.config, "positive", None)
+        return isinstance(positive, PositiveConfig) and positive.source == "solution"
+
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """For each view one entry per rollout of the group; None makes the view the student's own for that rollout."""
         assert not self.views, f"{type(self).__name__} declares views and must say what they read"
@@ -78,6 +84,21 @@ class Estimator(ABC):
         """Rows whose signal can be non-zero. Rows outside need no student, teacher or update pass."""
         del group_ids
         return rewards == rewards
+
+    def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
+        """Which rollouts' references stay, by view, once some have turned out to be empty or without room in the context.
+
+        Args:
+            shown: view -> for each rollout whether a reference can be shown.
+        """
+        return shown
+
+    def learning_rows(
+        self, live: Bool[Tensor, " B"], has_reference: Mapping[str, Bool[Tensor, " B"]]
+    ) -> Bool[Tensor, " B"]:
+        """The live rows whose signal can still be non-zero, now that it is known who reads a reference."""
+        del has_reference
+        return live
 
     @abstractmethod
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:

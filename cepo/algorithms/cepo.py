@@ -10,7 +10,7 @@ from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import EvidenceEstimator
 from cepo.algorithms.replaced import where_set, written_as
 from cepo.algorithms.settings import EvidenceConfig, NegativeConfig
-from cepo.teacher.references import contrastive_references
+from cepo.teacher.references import contrastive_references, contrastive_sides
 from cepo.types import Reference, RolloutGroup, TokenBatch
 
 if TYPE_CHECKING:
@@ -52,6 +52,11 @@ class Cepo(EvidenceEstimator):
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """The right answer and one wrong answer, the same for all rollouts of the group."""
         correct, wrong = contrastive_references(group, self.config.positive, self.config.negative)
+        return {"correct": correct, "wrong": wrong}
+
+    def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
+        """Without a right side there is no wrong one, hence GRPO; without a wrong side `negative.fallback` decides."""
+        correct, wrong = contrastive_sides(shown["correct"], shown["wrong"], self.config.negative)
         return {"correct": correct, "wrong": wrong}
 
     def delta(self, batch: TokenBatch) -> Float[Tensor, "B T"]:

@@ -164,18 +164,20 @@ def evidence_metrics(
     delta: Float[Tensor, "B T"],
     advantages: Float[Tensor, " B"],
     response_mask: Bool[Tensor, "B T"],
+    correct: Bool[Tensor, " B"],
     *,
     mixing: float,
     clip_radius: float,
 ) -> Metrics:
     """How much evidence there was and how it was used, over response tokens of rollouts with A != 0.
 
-    `evidence/delta_*` are nats, split by sign(A); `positive_fraction` and `negative_fraction` count |delta| > 1e-3;
+    `evidence/delta_*` are nats, apart for rollouts that the verifier accepts and refuses, whatever the sign of A: under a
+    reward for format some wrong rollouts have A > 0. `positive_fraction` and `negative_fraction` count |delta| > 1e-3;
     clip rates count tokens whose raw weight lies outside [1 - r, 1 + r].
     """
     sign = advantage_sign(advantages).unsqueeze(1)
     counted = response_mask & (sign != 0)
-    raw = sign * delta
+    raw, accepted = sign * delta, correct.unsqueeze(1)
     metrics: Metrics = {
         "evidence/lambda": mean_value(mixing),
         "evidence/positive_fraction": mean_of((delta > NEUTRAL_DELTA).float(), counted),
@@ -185,7 +187,7 @@ def evidence_metrics(
         "evidence/disagreement_rate": mean_of((raw < -NEUTRAL_DELTA).float(), counted),
         "evidence/weight_mean": mean_of(evidence_weight(delta, sign, clip_radius=clip_radius), counted),
     }
-    for name, side in (("right", counted & (sign > 0)), ("wrong", counted & (sign < 0))):
+    for name, side in (("right", counted & accepted), ("wrong", counted & ~accepted)):
         metrics[f"evidence/delta_mean_{name}"] = mean_of(delta, side)
         metrics[f"evidence/delta_std_{name}"] = _std_of(delta, side)
     return metrics

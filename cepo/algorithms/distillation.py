@@ -57,6 +57,12 @@ class DistillationEstimator(Estimator):
             return super().live_rows(rewards, group_ids)
         return credit.live_rows(rewards, group_ids)
 
+    def learning_rows(
+        self, live: Bool[Tensor, " B"], has_reference: Mapping[str, Bool[Tensor, " B"]]
+    ) -> Bool[Tensor, " B"]:
+        """Rows with a reference; beside a policy loss all live ones."""
+        return live if self.config.policy_weight > 0 else live & has_reference[VIEW]
+
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Which tokens are distilled and how much; the teacher's log-probs serve metrics and diagnostics alone."""
         from cepo.algorithms import credit

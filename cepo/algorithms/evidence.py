@@ -49,7 +49,7 @@ class EvidenceEstimator(GroupRelativeEstimator):
         radius = self.config.clip_radius
         delta = self.delta(batch).detach().where(mask, 0.0)
         weighted = credit.evidence_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
-        metrics |= credit.evidence_metrics(delta, advantages, mask, mixing=mixing, clip_radius=radius)
+        metrics |= credit.evidence_metrics(delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=radius)
         sign = credit.advantage_sign(advantages).unsqueeze(1)
         weight = credit.evidence_weight(delta, sign, clip_radius=radius)
         return TokenSignal(

@@ -19,7 +19,8 @@ PEER_SOURCES = ("peer_answer", "peer_full", "peer_prefix", "peer_suffix")
 DEFAULT_ESTIMATOR = "grpo"
 """EasyR1's default of `algorithm.adv_estimator`."""
 REFERENCE_SOURCES = ("ground_truth", *PEER_SOURCES)
-POSITIVE_SOURCES = (*REFERENCE_SOURCES, "solution")
+SOLUTION_SOURCES = ("solution", "solution_or_answer")
+POSITIVE_SOURCES = (*REFERENCE_SOURCES, *SOLUTION_SOURCES)
 NEGATIVE_SELECTIONS = ("lowest_reward", "random", "most_frequent")
 NEGATIVE_FALLBACKS = ("student", "neutral")
 TEACHER_SOURCES = ("actor", "reference", "snapshot", "ema")
@@ -44,7 +45,8 @@ class GroupAdvantageConfig:
 class PositiveConfig:
     """Where the right answer comes from.
 
-    `num_tokens` is the length of a peer prefix or suffix, and the cap of `solution`, the dataset's worked solution.
+    `num_tokens` is the length of a peer prefix or suffix, and the cap of `solution`, the dataset's worked solution, which every
+    row must then have; `solution_or_answer` shows the ground truth where a row has none.
     `success_threshold`: a peer is right whose total reward reaches it; null takes the verifier's verdict.
     `exclude_self`: a rollout never reads its own response; without another right one it has no reference.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.dataset import Problem
@@ -14,6 +15,8 @@ from cepo.teacher.hints import HintTemplate, sanitise_reference
 from cepo.types import Reference
 
 logger = logging.getLogger(__name__)
+
+_PART_OF_A_NUMBER = re.compile(r"[\d.,]*\d[.,]*\Z")
 
 
 class ContextBuilder:
@@ -49,29 +52,38 @@ class ContextBuilder:
 
     def reference_text(self, reference: Reference) -> str:
         """The reference as it will be shown: sanitised, at most its cap of tokens long; empty if nothing is left."""
+        text = self.whole_text(reference)
         if reference.token_ids is not None:
-            text, cap = self._processing.decode(reference.token_ids), len(reference.token_ids)
-        else:
-            assert reference.text is not None
-            text, cap = reference.text, reference.max_tokens or self._teacher.max_reference_tokens
-        return self._cut(sanitise_reference(text, self._special_texts), cap)
+            return self._cut(text, len(reference.token_ids))
+        return self._cut(text, reference.max_tokens or self._teacher.max_reference_tokens)
+
+    def whole_text(self, reference: Reference) -> str:
+        """The sanitised reference without any cap."""
+        if reference.token_ids is not None:
+            return sanitise_reference(self._processing.decode(reference.token_ids), self._special_texts)
+        assert reference.text is not None
+        return sanitise_reference(reference.text, self._special_texts)
 
     def teacher(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> EncodedPrompt:
-        """The student's own user turn with the reference in its place, around the same pictures; see `fitted`."""
-        return self.fitted(problem, student, reference_text)[0]
+        """The student's own user turn with the whole reference in its place, around the same images, however long it is."""
+        return self._encode(problem, student.images if self._teacher.with_images else None, reference_text)
 
-    def fitted(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> tuple[EncodedPrompt, str]:
-        """The teacher's context, and the reference as it stands there.
+    def fitted(
+        self, problem: Problem, student: EncodedPrompt, reference_text: str, *, is_answer: bool
+    ) -> tuple[EncodedPrompt, str] | None:
+        """The teacher's context within the prompt's limit, and the reference as it stands there; None without room for any.
 
-        A reference that no longer fits is cut from its end, down to nothing; pictures never are.
+        A long text is cut from its end. An answer is shown whole or not at all: the front part of one is another
+        answer. Images are never cut.
         """
-        images = student.images if self._teacher.with_images else None
-        context = self._encode(problem, images, reference_text)
+        context = self.teacher(problem, student, reference_text)
         excess = len(context.token_ids) - self._max_context_length
-        while excess > 0 and reference_text:
+        while excess > 0:
             kept = len(self._processing.encode_text(reference_text)) - excess
-            reference_text = self._cut(reference_text, max(kept, 0))
-            context = self._encode(problem, images, reference_text)
+            reference_text = "" if is_answer or kept <= 0 else self._cut(reference_text, kept)
+            if not reference_text:
+                return None
+            context = self.teacher(problem, student, reference_text)
             excess = len(context.token_ids) - self._max_context_length
         return context, reference_text
 
@@ -85,8 +97,14 @@ class ContextBuilder:
         return self._processing.encode(text, images, history=history, assistant_prefix=rendered)
 
     def _cut(self, text: str, num_tokens: int) -> str:
+        """The first tokens of a text that has more; a number of which only a part would stand there goes as a whole."""
         tokens = self._processing.encode_text(text)
-        return text if len(tokens) <= num_tokens else self._processing.decode(tokens[:num_tokens]).rstrip("\ufffd ")
+        if len(tokens) <= num_tokens:
+            return text
+        kept = self._processing.decode(tokens[:num_tokens]).rstrip("\ufffd")
+        if re.match(r"[.,]?\d", text[len(kept) :]):
+            kept = _PART_OF_A_NUMBER.sub("", kept)
+        return kept.rstrip()
 
 
 def _without_marks(text: str) -> str:

@@ -140,7 +140,7 @@ class ProblemSet(Sequence[Problem]):
             history=tuple(history),
             images=images,
             ground_truth=answer,
-            solution=None if solution is None else str(solution),
+            solution=None if solution is None or not str(solution).strip() else str(solution),
             columns=row,
             videos=videos,
             picture_source=self._picture_source(row_number, has_videos=bool(videos)),
@@ -155,6 +155,27 @@ class ProblemSet(Sequence[Problem]):
         return problem_indices(
             step, num_problems=len(self), batch_size=batch_size, shuffle=config.shuffle, seed=config.seed
         )
+
+    def require_solutions(self, setting: str) -> None:
+        """Every usable row must have a worked solution, because `setting` shows it.
+
+        Raises:
+            ConfigError: there is no such column, or a row without one.
+        """
+        key = self._config.solution_key
+        remedy = "name the column in data.solution_key, or take solution_or_answer or another source"
+        if key not in self._rows.column_names:
+            raise ConfigError(
+                f"{setting} shows worked solutions, but {self._source} has no column '{key}' (its columns: "
+                f"{', '.join(self._rows.column_names)}); {remedy}"
+            )
+        solutions = self._rows.select_columns(key)
+        missing = [row for row in self._usable if solutions[row][key] is None or not str(solutions[row][key]).strip()]
+        if missing:
+            raise ConfigError(
+                f"{setting} shows worked solutions, but {len(missing)} of {len(self)} rows of {self._source} have none in "
+                f"'{key}', the first of them row {missing[0]}; {remedy}"
+            )
 
     def picture_probe(self) -> PictureSource | None:
         """A row that stands for all whose pictures can be read again; with a picture, if any row has one. None: there is none.

@@ -56,6 +56,15 @@ class MixedProblems:
         )
         return [self._begin(part) + index for part, index in chosen]
 
+    def require_solutions(self, setting: str) -> None:
+        """As a problem set's own, of every source.
+
+        Raises:
+            ConfigError: a source has no such column, or a row without a solution.
+        """
+        for part in self._parts:
+            part.require_solutions(setting)
+
     def picture_probe(self) -> PictureSource | None:
         """As a problem set's own, of the first source that has a picture which can be read again."""
         parts = sorted(self._parts, key=lambda part: not part.most_images)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from cepo.losses.divergence import distillation_losses, distillation_metrics
 from cepo.losses.kl import kl_penalty
-from cepo.losses.policy import PolicyLossSettings, policy_loss, policy_metrics
-from cepo.metrics import Metrics, max_value, mean_of, sum_value
+from cepo.losses.policy import LossDenominators, PolicyLossSettings, clip_metrics, policy_loss, policy_metrics
+from cepo.metrics import Metrics, max_value, mean_of, observations, share_of_mean
 from cepo.types import DivergenceConfig
 
 
@@ -53,6 +53,8 @@ def objective(
 ) -> tuple[Float[Tensor, ""], Metrics]:
     """`sum_t weight_t (policy_loss_t + kl_coefficient KL_t + divergence_weight_t divergence_t)` and its measures.
 
+    Losses and clip fractions are shares of the optimizer step's, to be merged with `step_metrics`.
+
     Args:
         log_probs: of the sampled tokens, with gradient.
         teacher_divergence: of the student from the teacher, with gradient; None where nothing is distilled.
@@ -61,7 +63,7 @@ def objective(
     old, mask, weight = terms.old_log_probs, terms.response_mask, terms.weight
     policy = (policy_loss(settings.loss_type, log_probs, old, terms.advantages, mask, settings.policy) * weight).sum()
     metrics = policy_metrics(settings.loss_type, log_probs.detach(), old, terms.advantages, mask, settings.policy)
-    metrics["actor/pg_loss"] = sum_value(float(policy.detach()))
+    metrics["actor/pg_loss"] = share_of_mean(float(policy.detach()))
     total = policy
     penalties = reference_divergence
     if penalties is None and terms.reference_log_probs is not None:
@@ -74,9 +76,22 @@ def objective(
         parts = (teacher_divergence, log_probs, old, terms.divergence_weight, divergence_settings)
         distillation = (distillation_losses(*parts) * weight).sum()
         metrics |= distillation_metrics(*parts)
-        metrics["actor/distillation_loss"] = sum_value(float(distillation.detach()))
+        metrics["actor/distillation_loss"] = share_of_mean(float(distillation.detach()))
         total = total + distillation
     return total, metrics
+
+
+def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *, distils: bool) -> Metrics:
+    """Once per optimizer step, for all its micro-batches and ranks: what their shares of losses and fractions add up to.
+
+    Losses are means over optimizer steps, clip fractions are of all response tokens: rows without a gradient take part in
+    both, with 0.
+    """
+    metrics: Metrics = {"actor/pg_loss": observations()}
+    if distils:
+        metrics["actor/distillation_loss"] = observations()
+    clipped = clip_metrics(settings.loss_type, settings.policy.clip)
+    return metrics | {name: observations(denominators.num_tokens) for name in clipped}
 
 
 def agreement_metrics(

@@ -10,10 +10,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from cepo.errors import require, require_choice
-from cepo.metrics import Metrics, mean_of
+from cepo.metrics import Metric, Metrics, mean_of, share_of_mean
 
 LOG_RATIO_BOUND = 20.0
 """|log ratio| is cut here before the exponential: e^20 is far outside every clip range and far inside float32."""
+HIGHER, LOWER = "actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower"
 AGGREGATIONS = ("token", "seq", "seq_sum", "constant")
 
 
@@ -182,6 +183,8 @@ def policy_metrics(
 ) -> Metrics:
     """What `surrogate_metrics` gives, with the ratio of the loss type; `sapo` clips nothing, `cispo` has no dual clip.
 
+    `cispo` counts the tokens with an advantage whose ratio lies outside the range.
+
     Raises:
         ConfigError: unknown loss type.
     """
@@ -194,8 +197,8 @@ def policy_metrics(
         return unclipped
     if loss_type == "cispo":
         ratio = bounded_ratio(log_probs - old_log_probs)
-        outside = (ratio < 1.0 - settings.clip.low) | (ratio > 1.0 + settings.clip.high)
-        return unclipped | {"actor/pg_clipfrac_higher": mean_of(outside.float(), response_mask)}
+        outside = ((ratio < 1.0 - settings.clip.low) | (ratio > 1.0 + settings.clip.high)) & (advantages != 0)
+        return unclipped | {HIGHER: _count(outside, response_mask)}
     log_ratio = _sequence_log_ratio(log_probs, old_log_probs, response_mask).expand_as(log_probs)
     of_sequences = surrogate_metrics(log_ratio, torch.zeros_like(log_ratio), advantages, response_mask, settings.clip)
     return unclipped | {name: metric for name, metric in of_sequences.items() if "clipfrac" in name}
@@ -209,19 +212,32 @@ def surrogate_metrics(
     response_mask: Bool[Tensor, "B T"],
     clip: ClipRange,
 ) -> Metrics:
-    """Clip fractions, the k1 estimate of KL(old || new) in nats, and the sampled-token entropy proxy, over response tokens."""
+    """Shares of the clip fractions, which are of all response tokens of an optimizer step (`objective.step_metrics`); and over
+    these rows' tokens, the live ones', the k1 estimate of KL(old || new) in nats and the sampled-token entropy proxy.
+    """
     ratio = bounded_ratio(log_probs - old_log_probs)
     plain = -advantages * ratio
     highest = torch.maximum(plain, -advantages * ratio.clamp(1.0 - clip.low, 1.0 + clip.high))
     metrics: Metrics = {
-        "actor/pg_clipfrac_higher": mean_of((plain < highest).float(), response_mask),
-        "actor/ppo_kl": mean_of(old_log_probs - log_probs, response_mask),
-        "actor/entropy_loss": mean_of(-log_probs, response_mask),
+        HIGHER: _count(plain < highest, response_mask),
+        "actor/live_ppo_kl": mean_of(old_log_probs - log_probs, response_mask),
+        "actor/live_entropy": mean_of(-log_probs, response_mask),
     }
     if clip.dual is not None:
         bounded = (advantages < 0) & (highest > -advantages * clip.dual)
-        metrics["actor/pg_clipfrac_lower"] = mean_of(bounded.float(), response_mask)
+        metrics[LOWER] = _count(bounded, response_mask)
     return metrics
+
+
+def clip_metrics(loss_type: str, clip: ClipRange) -> tuple[str, ...]:
+    """Names of the clip fractions that `policy_metrics` gives."""
+    if loss_type == "sapo":
+        return ()
+    return (HIGHER,) if loss_type == "cispo" or clip.dual is None else (HIGHER, LOWER)
+
+
+def _count(chosen: Tensor, response_mask: Tensor) -> Metric:
+    return share_of_mean(float((chosen & response_mask).sum()))
 
 
 def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -209,7 +209,9 @@ def _prepare_panel(rollout: RolloutRecord, clip_radius: float, largest_advantage
     if boxes and boxes[-1].row >= _ROWS_OF_LARGE:
         style = _COMPACT
         boxes = lay_out(tokens, style.columns, minimum_width=style.minimum_width)
-    return Panel(heading=heading, style=style, boxes=boxes, colours=colours, deltas=deltas)
+    for view, text in rollout.references.items():
+        heading += f", {view} reference: {_quoted(text)}"
+    return Panel(heading=showable(heading), style=style, boxes=boxes, colours=colours, deltas=deltas)
 
 
 def _mean_movement(rollout: RolloutRecord) -> float:

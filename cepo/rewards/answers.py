@@ -15,6 +15,8 @@ from typing import Any
 from math_verify import LatexExtractionConfig, parse, verify
 
 _MAX_CHARACTERS = 512
+ROUNDING_LIMIT = 0.05
+"""Largest relative difference of a number from its rounding."""
 
 
 def extract_answer(response: str) -> str | None:
@@ -69,6 +71,37 @@ def answers_equal(prediction: str, ground_truth: str) -> bool:
     if _is_worded(gold):
         return predicted.casefold() == gold.casefold()
     return _verified(predicted, gold)
+
+
+def states_the_same(prediction: str, ground_truth: str) -> bool:
+    r"""Whether a text states the right answer or a rounding of it: `8.66`, `8.7` and `9` for `5 \sqrt { 3 }`, or the reverse.
+
+    Looser than `answers_equal`, which the reward asks: for choosing what is shown to a teacher as a wrong answer.
+    """
+    return answers_equal(prediction, ground_truth) or is_rounding(prediction, ground_truth)
+
+
+def is_rounding(first: str, second: str) -> bool:
+    """Whether one of two numbers is a decimal that the other gives when rounded or cut to its places.
+
+    Two numbers that differ by more than 5 % are no roundings of each other, so that 0 is none of 0.4. Integers that differ
+    are none either.
+    """
+    if max(len(first), len(second)) > _MAX_CHARACTERS:
+        return False
+    spelled = [normalise_answer(text) for text in (first, second)]
+    if not all(map(_is_numeric, spelled)) or not _near(*map(_ratio_as_fraction, spelled), relative=ROUNDING_LIMIT):
+        return False
+    values = [decimal_value(text) for text in spelled]
+    for place, text in enumerate(spelled):
+        rounded, exact = values[place], values[1 - place]
+        if rounded is None or exact is None or not _PLAIN_DECIMAL.fullmatch(text):
+            continue
+        unit = 10.0 ** -len(text.partition(".")[2])
+        lost = abs(exact) - abs(rounded)
+        if abs(lost) <= 0.5 * unit * (1 + 1e-9) or 0 <= lost < unit * (1 - 1e-9):
+            return True
+    return False
 
 
 def is_numeric_answer(text: str) -> bool:

@@ -57,7 +57,7 @@ class _Fault:
 class _Task:
     """A share of a call's items, for one worker. `one_by_one`: one reply per item; else one for all of them."""
 
-    action: Literal["score", "compare"]
+    action: Literal["score", "compare", "match"]
     one_by_one: bool
     indices: deque[int]
 
@@ -174,9 +174,16 @@ class RewardPool:
 
         A comparison that hangs or raises counts as False and is logged as a warning.
         """
-        verdicts = self._run("compare", [tuple(pair) for pair in pairs], one_by_one=True)
+        return self._compared("compare", pairs, "answers_equal")
+
+    def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """`cepo.rewards.answers.states_the_same` of each pair, likewise: equal, or one the other's rounding."""
+        return self._compared("match", pairs, "states_the_same")
+
+    def _compared(self, action: Literal["compare", "match"], pairs: Sequence[tuple[str, str]], what: str) -> list[bool]:
+        verdicts = self._run(action, [tuple(pair) for pair in pairs], one_by_one=True)
         faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
-        _warn_of_faults(faults, len(pairs), "answers_equal")
+        _warn_of_faults(faults, len(pairs), what)
         return [index not in faults and bool(verdict) for index, verdict in enumerate(verdicts)]
 
     def close(self) -> None:
@@ -192,7 +199,7 @@ class RewardPool:
 
     def _run(
         self,
-        action: Literal["score", "compare"],
+        action: Literal["score", "compare", "match"],
         items: list[Any],
         *,
         one_by_one: bool,
@@ -231,7 +238,7 @@ class RewardPool:
                 self._samples_together,
             )
 
-    def _tasks(self, action: Literal["score", "compare"], num_items: int, one_by_one: bool) -> list[_Task]:
+    def _tasks(self, action: Literal["score", "compare", "match"], num_items: int, one_by_one: bool) -> list[_Task]:
         largest = _SAMPLES_ONE_BY_ONE if one_by_one else self._samples_together
         size = max(1, min(largest, math.ceil(num_items / len(self._workers))))
         return _split(action, one_by_one, range(num_items), size)
@@ -323,7 +330,7 @@ class RewardPool:
 
 
 def _split(
-    action: Literal["score", "compare"], one_by_one: bool, indices: Sequence[int] | deque[int], size: int
+    action: Literal["score", "compare", "match"], one_by_one: bool, indices: Sequence[int] | deque[int], size: int
 ) -> list[_Task]:
     ordered = list(indices)
     return [_Task(action, one_by_one, deque(ordered[start : start + size])) for start in range(0, len(ordered), size)]

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _serve(setup: dict[str, Any], requests: int, replies: int, parent: int, devnull: IO[str]) -> None:
-    from cepo.rewards.answers import answers_equal
+    from cepo.rewards.answers import answers_equal, states_the_same
     from cepo.rewards.combined import load_reward
 
     with _Deadline(setup["start_seconds"] + _GRACE_SECONDS, devnull):
@@ -56,6 +56,7 @@ def _serve(setup: dict[str, Any], requests: int, replies: int, parent: int, devn
     actions: dict[str, Callable[[list[Any], int], list[Any]]] = {
         "score": lambda samples, first: reward.score(samples, first_sample=first),
         "compare": lambda pairs, _: [answers_equal(*pair) for pair in pairs],
+        "match": lambda pairs, _: [states_the_same(*pair) for pair in pairs],
     }
     limit = setup["timeout_seconds"] + _GRACE_SECONDS
     while _wait_for_request(requests, parent):

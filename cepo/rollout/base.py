@@ -146,7 +146,11 @@ def check_image_counts(
                 )
 
 
-def sampling_seed(seed: int, step: int, prompt_id: str) -> int:
-    """A 31-bit seed that depends on (seed, step, prompt) and on nothing else, so no two steps share their noise."""
-    digest = hashlib.blake2b(f"{seed}/{step}/{prompt_id}".encode(), digest_size=4).digest()
+def sampling_seed(seed: int, step: int, prompt_id: str, *, attempt: int = 0) -> int:
+    """A 31-bit seed that depends on (seed, step, attempt, prompt) and on nothing else: no two steps share their noise.
+
+    `attempt` counts the rounds of sampling within a step, so that a prompt that is asked again gets other responses.
+    """
+    place = f"{step}" if attempt == 0 else f"{step}.{attempt}"
+    digest = hashlib.blake2b(f"{seed}/{place}/{prompt_id}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFF

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from cepo.algorithms.settings import REFERENCE_SOURCES, NegativeConfig, PositiveConfig
+from cepo.algorithms.settings import REFERENCE_SOURCES, SOLUTION_SOURCES, NegativeConfig, PositiveConfig
 from cepo.errors import ConfigError
 from cepo.types import Reference, Rollout, RolloutGroup
 
@@ -31,11 +31,23 @@ def contrastive_references(
     Without a right reference both sides are None: no evidence, hence GRPO for the group. Without a wrong one
     `negative.fallback` decides: `student` leaves the right side standing alone, `neutral` gives no evidence.
     """
-    correct: list[Reference | None] = positive_references(group, positive)
-    wrong = wrong_reference(group, negative)
-    if wrong is None and negative.fallback == "neutral":
-        correct = [None] * len(group.rollouts)
-    return correct, [None if right is None else wrong for right in correct]
+    correct, wrong = positive_references(group, positive), wrong_reference(group, negative)
+    has_right, has_wrong = contrastive_sides(
+        [reference is not None for reference in correct], [wrong is not None] * len(correct), negative
+    )
+    return (
+        [reference if is_shown else None for reference, is_shown in zip(correct, has_right, strict=True)],
+        [wrong if is_shown else None for is_shown in has_wrong],
+    )
+
+
+def contrastive_sides(
+    correct: Sequence[bool], wrong: Sequence[bool], negative: NegativeConfig
+) -> tuple[list[bool], list[bool]]:
+    """For each rollout whether its right and its wrong side are shown, of those that there are; see `contrastive_references`."""
+    neutral = negative.fallback == "neutral"
+    right = [is_right and (is_wrong or not neutral) for is_right, is_wrong in zip(correct, wrong, strict=True)]
+    return right, [is_right and is_wrong for is_right, is_wrong in zip(correct, wrong, strict=True)]
 
 
 def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | None:
@@ -65,7 +77,9 @@ def wrong_candidates(group: RolloutGroup) -> list[Rollout]:
 def _positive(group: RolloutGroup, config: PositiveConfig) -> Reference | None:
     if config.source == "ground_truth":
         return Reference(text=group.ground_truth)
-    if config.source == "solution":
+    if config.source in SOLUTION_SOURCES:
+        if group.solution is None and config.source == "solution_or_answer":
+            return Reference(text=group.ground_truth)
         if group.solution is None:
             raise ConfigError(
                 f"positive.source is 'solution', but problem {group.prompt_id} has no worked solution. Name the dataset's "

@@ -56,10 +56,11 @@ class RolloutRecord:
     Attributes:
         tokens: the text of each response token.
         accuracy: the verifier's verdict in [0, 1].
-        advantage: A of the rollout, before evidence.
+        advantage: the mean of `token_advantages`.
         token_advantages: A_hat_t, what the update used.
         delta: evidence in nats; None where the method consulted no teacher.
         weight: w_t; None where there is no evidence.
+        references: view -> the text this rollout's teacher saw, for the views that show rollouts of the group different texts.
     """
 
     response: str
@@ -70,6 +71,7 @@ class RolloutRecord:
     token_advantages: Sequence[float]
     delta: Sequence[float] | None = None
     weight: Sequence[float] | None = None
+    references: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
 
     def __post_init__(self) -> None:
         for name in ("token_advantages", "delta", "weight"):
@@ -95,7 +97,8 @@ class GroupRecord:
 
     Attributes:
         image: the prompt's first picture as PNG bytes; None for a prompt without one.
-        references: view -> the text its teacher saw; None where the view was the student's own.
+        references: view -> the text that all its teachers saw; None where the view was the student's own, or where rollouts
+            have references of their own.
     """
 
     step: int
@@ -227,6 +230,8 @@ def _rollout_object(rollout: RolloutRecord) -> dict[str, Any]:
         values = getattr(rollout, name)
         if values is not None:
             line[name] = [_short(value) for value in values]
+    if rollout.references:
+        line["references"] = dict(rollout.references)
     return line
 
 
@@ -240,6 +245,7 @@ def _rollout_record(line: Mapping[str, Any]) -> RolloutRecord:
         token_advantages=[_number(value) for value in line["token_advantages"]],
         delta=[_number(value) for value in line["delta"]] if "delta" in line else None,
         weight=[_number(value) for value in line["weight"]] if "weight" in line else None,
+        references=dict(line.get("references", {})),
     )
 
 

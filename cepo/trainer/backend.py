@@ -31,10 +31,18 @@ class Backend(Protocol):
         """
         ...
 
-    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
+    def score(
+        self,
+        rows: Sequence[ScoringRow],
+        *,
+        as_teacher: bool = False,
+        keep_states: bool = False,
+        temperature: float | None = None,
+    ) -> list[Tensor]:
         """log P of each row's response tokens under its context, with the actor's or the teacher's weights.
 
-        `keep_states` keeps what an update needs to distil from these rows, until `finish_step`.
+        `keep_states` keeps what an update needs to distil from these rows, until `finish_step`. `temperature` takes the
+        place of the rollout temperature.
         """
         ...
 
@@ -56,6 +64,10 @@ class Backend(Protocol):
 
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
         """One optimizer step of the critic per batch."""
+        ...
+
+    def forget_work(self) -> None:
+        """What was computed since the last update, for a validation, is no part of the next step's `work/*`."""
         ...
 
     def finish_step(self, step: int) -> None:

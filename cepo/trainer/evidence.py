@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from cepo.algorithms import Estimator
 from cepo.algorithms.settings import NegativeConfig
@@ -23,6 +25,8 @@ def rollout_groups(
 ) -> list[RolloutGroup]:
     """The batch's groups with extracted answers; wrong ones are compared with the ground truth by the grader.
 
+    A rounding of the ground truth, which the reward refuses, is none that a teacher should be told is wrong.
+
     Answers are sanitised here already, so that one of which nothing is left is no candidate for a reference.
     """
     size = batch.group_size
@@ -30,7 +34,7 @@ def rollout_groups(
     answers = [sanitise_reference(answer or "", special_texts) or None for answer in extracted]
     doubtful = [row for row, answer in enumerate(answers) if answer is not None and not batch.correct[row]]
     pairs = [(str(answers[row]), batch.problems[row // size].ground_truth) for row in doubtful]
-    equal = dict(zip(doubtful, pool.answers_equal(pairs), strict=True)) if pairs else {}
+    equal = dict(zip(doubtful, pool.same_statements(pairs), strict=True)) if pairs else {}
     groups = []
     for number, problem in enumerate(batch.problems):
         rollouts = [
@@ -60,25 +64,40 @@ def rollout_groups(
 
 
 def plan_views(batch: RolloutBatch, estimator: Estimator, contexts: ContextBuilder) -> list[View]:
-    """What every view shows to whom."""
-    size = batch.group_size
+    """What every view shows to whom: of the references that the method chooses, those that can be shown."""
     chosen = [estimator.references(group) for group in batch.groups]
     shown = _ReferenceContexts(batch, contexts)
+    references = {name: [one for group in chosen for one in group[name]] for name in estimator.views}
+    placed = {
+        name: [shown.placed(row, reference) for row, reference in enumerate(of_rows)]
+        for name, of_rows in references.items()
+    }
+    stays = estimator.settled({name: [each.text is not None for each in rows] for name, rows in placed.items()})
     views = []
     for name in estimator.views:
-        references = [reference for group in chosen for reference in group[name]]
-        texts = [None if reference is None else shown.text(reference) for reference in references]
+        texts = [each.text if stay else None for each, stay in zip(placed[name], stays[name], strict=True)]
         rows = [row for row, text in enumerate(texts) if text is not None and batch.live[row]]
         distilled = name == estimator.distilled_view
-        fitted = [shown.context(row // size, str(texts[row])) for row in rows]
-        scoring_rows = [
-            batch.scoring_row(row, context, keep_state=distilled)
-            for row, (context, _) in zip(rows, fitted, strict=True)
-        ]
-        for row, (_, text) in zip(rows, fitted, strict=True):
-            texts[row] = text
-        views.append(View(name=name, references=texts, rows=rows, scoring_rows=scoring_rows, distilled=distilled))
+        live = [placed[name][row] for row, reference in enumerate(references[name]) if reference and batch.live[row]]
+        views.append(
+            View(
+                name=name,
+                references=texts,
+                rows=rows,
+                scoring_rows=[batch.scoring_row(row, placed[name][row].context, keep_state=distilled) for row in rows],
+                distilled=distilled,
+                num_chosen=len(live),
+                num_empty=sum(each.is_empty for each in live),
+                num_without_room=sum(each.is_without_room for each in live),
+                num_cut=sum(placed[name][row].is_cut for row in rows),
+            )
+        )
     return views
+
+
+def has_reference(views: Sequence[View]) -> dict[str, Tensor]:
+    """view -> (B,) whether the teacher of each row reads a reference."""
+    return {view.name: torch.tensor([text is not None for text in view.references]) for view in views}
 
 
 def student_rows(batch: RolloutBatch, estimator: Estimator, views: Sequence[View], *, every: bool) -> list[int]:
@@ -102,7 +121,12 @@ def student_rows(batch: RolloutBatch, estimator: Estimator, views: Sequence[View
 
 
 def fill_views(batch: RolloutBatch, views: Sequence[View]) -> Metrics:
-    """Brings the views' log-probs into `batch`; every row without a pass holds the student's own."""
+    """Brings the views' log-probs into `batch`; every row without a pass holds the student's own.
+
+    `references/<view>_used`: of the rows that learn. `_empty`, `_without_room`: of the references that the method had
+    chosen for live rows, those of which sanitising left nothing and those for which the context had no room. `_cut`: of the
+    references shown.
+    """
     metrics: Metrics = {"work/teacher_rows": sum_value(sum(len(view.rows) for view in views))}
     for view in views:
         log_probs = batch.old_log_probs.clone()
@@ -113,6 +137,9 @@ def fill_views(batch: RolloutBatch, views: Sequence[View]) -> Metrics:
         if view.distilled:
             batch.state_index = {row: view.first_place + place for place, row in enumerate(view.rows)}
         metrics[f"references/{view.name}_used"] = fraction(len(view.rows), int(batch.live.sum()))
+        metrics[f"references/{view.name}_empty"] = fraction(view.num_empty, view.num_chosen)
+        metrics[f"references/{view.name}_without_room"] = fraction(view.num_without_room, view.num_chosen)
+        metrics[f"references/{view.name}_cut"] = fraction(view.num_cut, len(view.rows))
     return metrics
 
 
@@ -126,23 +153,48 @@ def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Placed:
+    """A row's reference as its teacher reads it: `text` is None where it reads none."""
+
+    text: str | None = None
+    context: EncodedPrompt | None = None
+    is_empty: bool = False
+    is_without_room: bool = False
+    is_cut: bool = False
+
+
 class _ReferenceContexts:
-    """Texts and teacher contexts, built once for all rollouts that share them."""
+    """Texts and teacher contexts, built once for all rollouts that share them; contexts for live rows alone."""
 
     def __init__(self, batch: RolloutBatch, contexts: ContextBuilder) -> None:
         self._batch, self._contexts = batch, contexts
-        self._texts: dict[int, str | None] = {}
-        self._built: dict[tuple[int, str], tuple[EncodedPrompt, str]] = {}
+        self._built: dict[tuple[int, int, bool], _Placed] = {}
+        self._fitted: dict[tuple[int, str, bool], tuple[EncodedPrompt, str] | None] = {}
 
-    def text(self, reference: Reference) -> str | None:
-        """What is shown, or None where sanitising leaves nothing."""
-        if id(reference) not in self._texts:
-            self._texts[id(reference)] = self._contexts.reference_text(reference) or None
-        return self._texts[id(reference)]
+    def placed(self, row: int, reference: Reference | None) -> _Placed:
+        if reference is None:
+            return _Placed()
+        prompt, is_live = row // self._batch.group_size, bool(self._batch.live[row])
+        key = (prompt, id(reference), is_live)
+        if key not in self._built:
+            self._built[key] = self._place(prompt, reference, is_live=is_live)
+        return self._built[key]
 
-    def context(self, prompt: int, text: str) -> tuple[EncodedPrompt, str]:
-        """A teacher's context, and what of `text` there was room for."""
-        if (prompt, text) not in self._built:
-            batch = self._batch
-            self._built[prompt, text] = self._contexts.fitted(batch.problems[prompt], batch.prompts[prompt], text)
-        return self._built[prompt, text]
+    def _place(self, prompt: int, reference: Reference, *, is_live: bool) -> _Placed:
+        batch, text = self._batch, self._contexts.reference_text(reference)
+        if not text:
+            return _Placed(is_empty=True)
+        is_cut = text != self._contexts.whole_text(reference)
+        if not is_live:
+            return _Placed(text=text, is_cut=is_cut)
+        key = (prompt, text, reference.is_answer)
+        if key not in self._fitted:  # references with the same text share one context, and so their rows' passes
+            self._fitted[key] = self._contexts.fitted(
+                batch.problems[prompt], batch.prompts[prompt], text, is_answer=reference.is_answer
+            )
+        found = self._fitted[key]
+        if found is None:
+            return _Placed(is_without_room=True)
+        context, shown = found
+        return _Placed(text=shown, context=context, is_cut=is_cut or shown != text)

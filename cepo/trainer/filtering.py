@@ -15,23 +15,42 @@ from cepo.trainer.rollouts import RolloutBatch
 logger = logging.getLogger(__name__)
 
 
+PASSES_WITHOUT_GAIN = 3
+"""Passes over the data in which no group is kept, after which a step without a limit on its rounds goes on with what it has."""
+
+
 def collect_batch(
-    next_round: Callable[[], RolloutBatch], algorithm: AlgorithmConfig, *, num_groups: int, max_rounds: int
+    next_round: Callable[[int], RolloutBatch],
+    algorithm: AlgorithmConfig,
+    *,
+    num_groups: int,
+    max_rounds: int,
+    rounds_per_pass: int,
 ) -> tuple[RolloutBatch, Metrics]:
     """Asks round after round until `num_groups` groups have `filter_low < mean(filter_key) < filter_high`.
 
     A round without any such group is no reason to stop. After `max_rounds` the batch is filled with groups that were left
-    out, with a warning: they have little or no gradient, but the step counts. `max_rounds` of 0 or less sets no end.
+    out, with a warning: they have little or no gradient, but the step counts. With `max_rounds` of 0 or less that
+    happens where three passes over the data, of `rounds_per_pass` rounds each, have kept no group: others would follow for ever.
+
+    Args:
+        next_round: rollouts of the next problems; gets the number of rounds before it in this step.
     """
     kept: list[RolloutBatch] = []
     left_out: list[RolloutBatch] = []
-    rounds = 0
-    endless = max_rounds <= 0
-    while len(kept) < num_groups and (endless or rounds < max_rounds or len(kept) + len(left_out) < num_groups):
-        rounds += 1
-        for group in next_round().split_groups():
+    rounds = last_gain = 0
+    while len(kept) < num_groups:
+        is_enough = (
+            rounds >= max_rounds if max_rounds > 0 else rounds - last_gain >= PASSES_WITHOUT_GAIN * rounds_per_pass
+        )
+        if is_enough and len(kept) + len(left_out) >= num_groups:
+            break
+        for group in next_round(rounds).split_groups():
             value = group_mean(group, algorithm.filter_key)
-            (kept if algorithm.filter_low < value < algorithm.filter_high else left_out).append(group)
+            is_kept = algorithm.filter_low < value < algorithm.filter_high
+            (kept if is_kept else left_out).append(group)
+            last_gain = rounds + 1 if is_kept else last_gain
+        rounds += 1
     metrics: Metrics = {
         "filter/kept_fraction": fraction(len(kept), len(kept) + len(left_out)),
         "filter/rounds": sum_value(rounds),

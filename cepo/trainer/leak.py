@@ -52,7 +52,7 @@ def leak_metrics(
     for number, (problem, prompt, generation) in enumerate(samples):
         text = contexts.reference_text(Reference(text=problem.ground_truth))
         plain.append(ScoringRow(context=prompt, response_ids=generation.response_ids, prompt=number))
-        context = contexts.teacher(problem, prompt, text)
+        context = contexts.teacher(problem, prompt, text)  # beyond the prompt's limit too: nothing is trained on it
         hinted.append(ScoringRow(context=context, response_ids=generation.response_ids, prompt=number))
     gaps = [with_hint - without for with_hint, without in zip(backend.score(hinted), backend.score(plain), strict=True)]
     right = [gap for gap, is_right in zip(gaps, correct.tolist(), strict=True) if is_right]

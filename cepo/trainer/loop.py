@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from cepo.errors import CheckpointError
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
 from cepo.rewards import RewardPool
-from cepo.rollout.base import SamplingSettings
+from cepo.rollout.base import GenerationRequest, SamplingSettings
 from cepo.tracking.tracker import Tracker
 from cepo.trainer import evidence, measures
 from cepo.trainer.backend import Backend
@@ -110,16 +111,22 @@ class Trainer:
         """Rewarded rollouts of `rollout_batch_size` problems; under online filtering, of as many rounds as it takes."""
         algorithm, data = self.config.algorithm, self.config.data
 
-        def next_round() -> RolloutBatch:
-            return self.rewarded(self.sample(), step, training_settings(self.config))
+        def next_round(attempt: int) -> RolloutBatch:
+            return self.rewarded(self.sample(), step, training_settings(self.config), attempt=attempt)
 
         metrics: list[Metrics] = []
         if algorithm.online_filtering:
             most = self.config.trainer.max_try_make_batch
-            batch, filtered = collect_batch(next_round, algorithm, num_groups=data.rollout_batch_size, max_rounds=most)
+            batch, filtered = collect_batch(
+                next_round,
+                algorithm,
+                num_groups=data.rollout_batch_size,
+                max_rounds=most,
+                rounds_per_pass=-(-len(self.problems) // self._problems_per_round),
+            )
             metrics.append(filtered)
         else:
-            batch = next_round()
+            batch = next_round(0)
         if self.estimator.needs_baseline:
             batch.reward_baselines = self.greedy_rewards(batch)
         if self.estimator.needs_teacher(step=step):
@@ -135,31 +142,43 @@ class Trainer:
 
     def sample(self) -> Sequence[Problem]:
         """The next problems: a function of the seed and of how many rounds have been asked."""
-        data = self.config.data
-        size = data.rollout_batch_size
-        if self.config.algorithm.online_filtering:
-            size = data.mini_rollout_batch_size or size
-        indices = self.problems.indices(self.state.rounds, size)
+        indices = self.problems.indices(self.state.rounds, self._problems_per_round)
         self.state.rounds += 1
         return [self.problems[index] for index in indices]
 
-    def rewarded(self, problems: Sequence[Problem], step: int, settings: SamplingSettings) -> RolloutBatch:
+    @property
+    def _problems_per_round(self) -> int:
+        data = self.config.data
+        asked_in_parts = data.mini_rollout_batch_size if self.config.algorithm.online_filtering else None
+        return asked_in_parts or data.rollout_batch_size
+
+    def rewarded(
+        self, problems: Sequence[Problem], step: int, settings: SamplingSettings, *, attempt: int = 0
+    ) -> RolloutBatch:
         """Responses with their rewards; groups that are finished are rewarded while others are still generated."""
         with Rewarding(problems, self.config, self.processing, self.rewards) as rewarding:
-            batch = self.generate(problems, step, settings, rewarding)
+            batch = self.generate(problems, step, settings, rewarding, attempt=attempt)
             return self.reward(batch, rewarding)
 
     def generate(
-        self, problems: Sequence[Problem], step: int, settings: SamplingSettings, rewarding: Rewarding
+        self,
+        problems: Sequence[Problem],
+        step: int,
+        settings: SamplingSettings,
+        rewarding: Rewarding,
+        *,
+        attempt: int = 0,
     ) -> RolloutBatch:
-        """Responses to each problem, with a sampling seed of their own for every step and prompt."""
+        """Responses to each problem, with a sampling seed of their own for every step, round within it, and prompt."""
         with self.clock.stage("generate"):
             prompts = [self.contexts.student(problem) for problem in problems]
             seed = self.config.worker.rollout.seed
-            requests = [
-                generation_request(problem, prompt, seed=seed, step=step)
-                for problem, prompt in zip(problems, prompts, strict=True)
-            ]
+            asked: Counter[str] = Counter()
+            requests: list[GenerationRequest] = []
+            for problem, prompt in zip(problems, prompts, strict=True):
+                copy = asked[problem.prompt_id]
+                requests.append(generation_request(problem, prompt, seed=seed, step=step, attempt=attempt, copy=copy))
+                asked[problem.prompt_id] += 1
             groups = self.backend.generate(requests, settings, rewarding.begin)
         generations = [generation for group in groups for generation in group]
         self.clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
@@ -197,6 +216,7 @@ class Trainer:
         batch.on_policy = self._on_policy_rows(batch)
         if self.estimator.needs_teacher(step=batch.step):
             batch.views = evidence.plan_views(batch, self.estimator, self.contexts)
+            batch.live = self.estimator.learning_rows(batch.live, evidence.has_reference(batch.views)) | with_kl
         needed = evidence.student_rows(batch, self.estimator, batch.views, every=with_kl)
         rows = [batch.scoring_row(row, keep_state=False) for row in needed]
         together = batch.views if self.estimator.teacher.source == "actor" else []
@@ -206,6 +226,9 @@ class Trainer:
         self.clock.count_tokens("score", sum(row.num_tokens for row in rows))
         is_scored = torch.zeros_like(batch.live).index_fill(0, torch.tensor(needed, dtype=torch.long), True)
         metrics = measures.work_metrics(batch, is_scored, self.config.worker.rollout.temperature)
+        if self.config.worker.rollout.temperature != 1.0:
+            with self.clock.stage("score"):
+                metrics |= measures.gap_at_temperature_1(batch, self.backend)
         if with_kl:
             metrics |= self._penalty(batch, [batch.scoring_row(row) for row in needed])
         return metrics
@@ -307,6 +330,7 @@ class Trainer:
             return
         with self.clock.stage("validate"):
             metrics, rows = self.validator.run(self.backend)
+            self.backend.forget_work()
         self._last_validated = done
         values = results(merge_metrics([metrics, self.clock.drain()]))
         self._last_val_reward = values.get("val/reward")

@@ -12,7 +12,11 @@ from cepo.data.dataset import Problem
 from cepo.errors import RewardError
 from cepo.losses.objective import agreement_metrics
 from cepo.metrics import Metrics, fraction, max_value, mean_of, mean_value, min_value, sum_value
+from cepo.trainer.backend import Backend
 from cepo.trainer.rollouts import RolloutBatch
+
+PROMPTS_COMPARED = 8
+"""Prompts of a step of which a response is scored at temperature 1, where the rollout temperature is another one."""
 
 
 def reward_input(problem: Problem, response: str, response_length: int) -> dict[str, Any]:
@@ -65,12 +69,28 @@ def reward_metrics(batch: RolloutBatch) -> Metrics:
 def work_metrics(batch: RolloutBatch, scored: Tensor, temperature: float) -> Metrics:
     """The shares of rows that get any pass at all and a scoring pass, and how engine and trainer agree on the scored ones.
 
+    `rollout/entropy`: the mean of -log P over all sampled tokens, at temperature 1 and by the engine. All rows count, so
+    that it compares methods, which `actor/live_entropy` over the rows of an update does not.
+
     Rows of an on-policy optimizer batch are compared when they are updated.
     """
     compared = scored & ~batch.on_policy
     return {
         "work/live_fraction": mean_of(batch.live.float()),
         "work/scored_fraction": mean_of(scored.float()),
+        "rollout/entropy": mean_of(-batch.sampled_log_probs, batch.response_mask),
     } | agreement_metrics(
         batch.sampled_log_probs, batch.old_log_probs, batch.response_mask & compared.unsqueeze(1), temperature
     )
+
+
+def gap_at_temperature_1(batch: RolloutBatch, backend: Backend) -> Metrics:
+    """How engine and trainer agree at another rollout temperature: the engine's log-probs are of logits as they are.
+
+    The first response to each of `PROMPTS_COMPARED` prompts is scored once more, at temperature 1.
+    """
+    first = list(range(0, len(batch.generations), batch.group_size))[:PROMPTS_COMPARED]
+    scored = backend.score([batch.scoring_row(row, keep_state=False) for row in first], temperature=1.0)
+    sampled = [torch.tensor(batch.generations[row].log_probs) for row in first]
+    counted = torch.ones(1, sum(map(len, sampled)), dtype=torch.bool)
+    return agreement_metrics(torch.cat(sampled)[None], torch.cat(scored)[None], counted, 1.0)

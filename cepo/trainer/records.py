@@ -21,6 +21,7 @@ def group_records(batch: RolloutBatch, processing: Processing, num_groups: int) 
 
 def _group_record(batch: RolloutBatch, processing: Processing, number: int) -> GroupRecord:
     problem, rows = batch.problems[number], _rows(batch, number)
+    own = [view for view, texts in batch.references.items() if len({texts[row] for row in rows}) > 1]
     shown = (*problem.images, *(video.first_frame() for video in problem.videos))
     return GroupRecord(
         step=batch.step + 1,
@@ -28,12 +29,12 @@ def _group_record(batch: RolloutBatch, processing: Processing, number: int) -> G
         problem=problem.text,
         ground_truth=problem.ground_truth,
         image=png_bytes(shown[0]) if shown else None,
-        references={view: texts[rows[0]] for view, texts in batch.references.items()},
-        rollouts=[_rollout_record(batch, processing, row) for row in rows],
+        references={view: None if view in own else texts[rows[0]] for view, texts in batch.references.items()},
+        rollouts=[_rollout_record(batch, processing, row, own) for row in rows],
     )
 
 
-def _rollout_record(batch: RolloutBatch, processing: Processing, row: int) -> RolloutRecord:
+def _rollout_record(batch: RolloutBatch, processing: Processing, row: int, own: Sequence[str]) -> RolloutRecord:
     assert batch.signal is not None, "records are written after the estimate"
     tokens = batch.generations[row].response_ids
     diagnostics = batch.signal.diagnostics
@@ -48,6 +49,7 @@ def _rollout_record(batch: RolloutBatch, processing: Processing, row: int) -> Ro
         token_advantages=advantages.tolist(),
         delta=_values(diagnostics.get("delta"), row, len(tokens)),
         weight=weight,
+        references={view: batch.references[view][row] for view in own},
     )
 
 

@@ -24,6 +24,9 @@ class View:
         rows: live rows that a reference is shown for; only they get a pass.
         scoring_rows: those rows behind the teacher's contexts.
         distilled: whether the update needs the teacher's states.
+        num_chosen: live rows for which the method had chosen a reference.
+        num_empty, num_without_room: those of them of which sanitising left nothing, or for which the context had no room.
+        num_cut: rows whose reference was cut, by its cap or for want of room.
         log_probs: of `scoring_rows`, once a pass has run.
         first_place: of the view's rows among all rows of that pass.
     """
@@ -33,6 +36,10 @@ class View:
     rows: list[int]
     scoring_rows: list[ScoringRow]
     distilled: bool
+    num_chosen: int = 0
+    num_empty: int = 0
+    num_without_room: int = 0
+    num_cut: int = 0
     log_probs: list[Tensor] = field(default_factory=list)
     first_place: int = 0
 

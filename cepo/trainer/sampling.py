@@ -10,14 +10,19 @@ from cepo.models.inputs import EncodedPrompt
 from cepo.rollout.base import GenerationRequest, SamplingSettings, sampling_seed
 
 
-def generation_request(problem: Problem, prompt: EncodedPrompt, *, seed: int, step: int) -> GenerationRequest:
-    """What the engine is asked; its noise depends on (seed, step, prompt) alone."""
+def generation_request(
+    problem: Problem, prompt: EncodedPrompt, *, seed: int, step: int, attempt: int = 0, copy: int = 0
+) -> GenerationRequest:
+    """What the engine is asked; its noise depends on (seed, step, attempt, prompt, copy) alone.
+
+    `copy` counts the times that the same problem stands earlier among those asked together.
+    """
     return GenerationRequest(
         prompt_ids=prompt.engine_ids,
         num_prompt_tokens=len(prompt.token_ids),
         images=problem.images,
         videos=problem.videos,
-        seed=sampling_seed(seed, step, problem.prompt_id),
+        seed=sampling_seed(seed, step, f"{problem.prompt_id}#{copy}" if copy else problem.prompt_id, attempt=attempt),
         picture_source=problem.picture_source,
     )
 

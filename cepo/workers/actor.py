@@ -12,7 +12,7 @@ from torch import Tensor
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import ActorConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
-from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective
+from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
 from cepo.losses.policy import token_weights
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
@@ -96,14 +96,22 @@ class Actor:
         self._teacher_states, self._reference_states = KeptStates(), KeptStates()
         self._objective = objective_settings
 
-    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
+    def score(
+        self,
+        rows: Sequence[ScoringRow],
+        *,
+        as_teacher: bool = False,
+        keep_states: bool = False,
+        temperature: float | None = None,
+    ) -> list[Tensor]:
         """log P of each row's response tokens, (response length,) float32 on the CPU, in the order of `rows`.
 
         `as_teacher` runs with the teacher's weights; contexts decide everything else. `keep_states` keeps the rows' hidden
-        states until the step is finished, for an update that distils from them.
+        states until the step is finished, for an update that distils from them. `temperature` takes the place of the
+        rollout temperature.
         """
         self.offload.weights_here()
-        with self.teacher_weights.active() if as_teacher else nullcontext():
+        with self.teacher_weights.active() if as_teacher else nullcontext(), self.module.at_temperature(temperature):
             return self._pass(rows, keep=self._teacher_states if keep_states else None)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
@@ -161,6 +169,12 @@ class Actor:
         common = on_first_rank({"actor/lr": mean_value(learning_rate)})
         return merge_metrics([*parts, self.passes.metrics(), pictures, common])
 
+    def forget_work(self) -> None:
+        """Tokens and images of passes since the last update, a validation's, count for no step."""
+        self.passes.metrics()
+        self.module.encoder.forget()
+        self.module.encoder.drain_count()
+
     def finish_step(self, step: int) -> None:
         """Refreshes teacher weights after the update of the 0-based step, and forgets what was kept for it."""
         self._teacher_states.forget()
@@ -202,6 +216,8 @@ class Actor:
         size = self._config.micro_batch_size_per_device_for_update
         passes = self.passes.cut(batch.rows, size)
         parts = self.reduction.over(passes, lambda part: self._accumulate_gradient(batch, weights, part))
+        distils = batch.distillation is not None
+        parts.append(on_first_rank(step_metrics(self._objective, batch.denominators, distils=distils)))
         parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="actor"))
         return merge_metrics(parts)
 

@@ -237,6 +237,16 @@ class ScoringModel(nn.Module):
         model: Any = self.model
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
+    @contextmanager
+    def at_temperature(self, temperature: float | None) -> Iterator[None]:
+        """Inside, log-probs are of logits divided by `temperature`; None leaves it as it is."""
+        before = self.temperature
+        self.temperature = before if temperature is None else temperature
+        try:
+            yield
+        finally:
+            self.temperature = before
+
     def forward(
         self, batch: CollatedRows, teachers: Sequence[TeacherStates] = ()
     ) -> tuple[Float[Tensor, " N"], tuple[Tensor, ...]]:

@@ -111,10 +111,17 @@ class Worker:
             self.critic.rest()
         return self.generator.generate(requests, settings, on_finished) if requests else []
 
-    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
+    def score(
+        self,
+        rows: Sequence[ScoringRow],
+        *,
+        as_teacher: bool = False,
+        keep_states: bool = False,
+        temperature: float | None = None,
+    ) -> list[Tensor]:
         """See `Actor.score`."""
         self.generator.rest()
-        return self.actor.score(rows, as_teacher=as_teacher, keep_states=keep_states)
+        return self.actor.score(rows, as_teacher=as_teacher, keep_states=keep_states, temperature=temperature)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
         """See `Actor.score_reference`."""
@@ -143,6 +150,11 @@ class Worker:
         metrics = self._its_critic.update(batches, step=step)
         self._its_critic.forget_gradients()
         return metrics
+
+    def forget_work(self) -> None:
+        """See `Actor.forget_work`; with what the engine counted."""
+        self.actor.forget_work()
+        self.generator.drain_metrics()
 
     def finish_step(self, step: int) -> None:
         """See `Actor.finish_step`."""

@@ -55,6 +55,14 @@ def test_an_answer_that_the_verifier_refuses_and_the_grader_finds_equal_is_no_wr
     assert (chosen.text, chosen.source_index) == ("3", 2)
 
 
+def test_a_rounding_of_the_truth_is_no_wrong_reference(pool: RewardPool) -> None:
+    answers = ["8.66", "8.7", "8.6", "9", "10"]
+    group = group_of(pool, r"5 \sqrt { 3 }", [(rf"\boxed{{{answer}}}", False) for answer in answers])
+    assert [rollout.answer for rollout in wrong_candidates(group)] == ["10"]
+    whole = group_of(pool, "100", [(rf"\boxed{{{answer}}}", False) for answer in ("101", "99", "100.4")])
+    assert [rollout.answer for rollout in wrong_candidates(whole)] == ["101", "99"]
+
+
 def test_a_response_without_an_answer_is_wrong_and_no_candidate(pool: RewardPool) -> None:
     group = group_of(pool, "5", [("no idea", False), (r"\boxed{<|im_end|>}", False), (r"\boxed{6}", False)])
     assert [rollout.answer for rollout in group.rollouts] == [None, None, "6"]

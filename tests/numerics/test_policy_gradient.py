@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cepo.algorithms import build_estimator
 from cepo.errors import ConfigError
+from cepo.losses.objective import ObjectiveSettings, step_metrics
 from cepo.losses.policy import (
     AGGREGATIONS,
     ClipRange,
@@ -22,7 +23,7 @@ from cepo.losses.policy import (
     surrogate_metrics,
     token_weights,
 )
-from cepo.metrics import results
+from cepo.metrics import merge_metrics, results
 from cepo.types import TokenBatch
 
 CLIP = ClipRange(low=0.2, high=0.28, dual=3.0)
@@ -143,10 +144,12 @@ def test_clip_fractions_count_one_of_four_tokens_each() -> None:
     mask = torch.tensor([[True, True, True, True, False]])
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0]])
     metrics = surrogate_metrics(ratios.log(), torch.zeros(1, 5), advantages, mask, CLIP)
-    values = results(metrics)
+    values = results(
+        merge_metrics([metrics, step_metrics(ObjectiveSettings(), LossDenominators(4, 1, 5), distils=False)])
+    )
     assert values["actor/pg_clipfrac_higher"] == 0.25
     assert values["actor/pg_clipfrac_lower"] == 0.25
-    assert values["actor/ppo_kl"] == pytest.approx(-math.log(1.5 * 4.0 * 1.1) / 4)
+    assert values["actor/live_ppo_kl"] == pytest.approx(-math.log(1.5 * 4.0 * 1.1) / 4)
 
 
 def test_weights_of_each_aggregation_for_lengths_1_and_3_worked_out_by_hand() -> None:

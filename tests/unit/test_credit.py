@@ -127,7 +127,8 @@ def test_over_response_gives_each_row_its_advantage_and_padding_0() -> None:
 def test_evidence_metrics_count_only_response_tokens_of_rows_with_an_advantage() -> None:
     delta = torch.tensor([[1.0, -0.5, 0.0, 9.0], [2.0, 1.0, 9.0, 9.0], [7.0, 7.0, 7.0, 7.0]])
     mask = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
-    values = results(credit.evidence_metrics(delta, torch.tensor([1.0, -1.0, 0.0]), mask, mixing=0.25, clip_radius=0.5))
+    advantages, correct = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([True, False, True])
+    values = results(credit.evidence_metrics(delta, advantages, mask, correct, mixing=0.25, clip_radius=0.5))
     # counted deltas: 1, -0.5, 0 at A > 0 and 2, 1 at A < 0; sign * delta: 1, -0.5, 0, -2, -1; log 1.5 = 0.405, log 0.5 = -0.693
     assert values["evidence/lambda"] == 0.25
     assert values["evidence/positive_fraction"] == pytest.approx(3 / 5)
@@ -139,6 +140,16 @@ def test_evidence_metrics_count_only_response_tokens_of_rows_with_an_advantage()
     assert values["evidence/delta_mean_right"] == pytest.approx(0.5 / 3)
     assert values["evidence/delta_mean_wrong"] == pytest.approx(1.5)
     assert values["evidence/delta_std_wrong"] == pytest.approx(math.sqrt(0.5))
+
+
+def test_right_and_wrong_is_the_verdict_also_where_a_wrong_rollout_has_an_advantage_above_0() -> None:
+    # All three are wrong; the first has the bonus for its format.
+    delta = torch.tensor([[1.0], [3.0], [5.0]])
+    advantages, wrong = torch.tensor([1.15, -0.58, -0.58]), torch.zeros(3, dtype=torch.bool)
+    mask = torch.ones(3, 1, dtype=torch.bool)
+    values = results(credit.evidence_metrics(delta, advantages, mask, wrong, mixing=0.5, clip_radius=0.5))
+    assert "evidence/delta_mean_right" not in values
+    assert values["evidence/delta_mean_wrong"] == pytest.approx(3.0)
 
 
 def test_group_metrics_of_one_right_one_wrong_and_two_mixed_groups_are_quarters_and_a_half() -> None:

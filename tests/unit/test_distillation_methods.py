@@ -278,6 +278,16 @@ def test_the_worked_solution_is_shown_up_to_num_tokens_and_its_absence_is_an_err
         ConfigError, match=r"positive\.source is 'solution', but problem p has no worked solution\..*column"
     ):
         positive_references(group(FIRST, WRONG), config)
+    either = PositiveConfig(source="solution_or_answer", num_tokens=300)
+    assert positive_references(solved, either) == [wanted, wanted]
+    assert positive_references(group(FIRST, WRONG), either) == [Reference(text="70")] * 2
+
+
+def test_solutions_are_needed_by_the_one_source_that_shows_nothing_else() -> None:
+    sources = ("ground_truth", "solution", "solution_or_answer", "peer_full")
+    found = [build_estimator("opsd", {"positive": {"source": source}}).needs_solutions for source in sources]
+    assert found == [False, True, False, False]
+    assert not build_estimator("grpo").needs_solutions
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,11 @@ from cepo.trainer.filtering import collect_batch
 from cepo.trainer.rollouts import RolloutBatch
 
 
-def rounds_mixed_from(first: int) -> Callable[[], RolloutBatch]:
+def rounds_mixed_from(first: int) -> Callable[[int], RolloutBatch]:
     """Rounds of one prompt with two responses, both wrong before round `first`, of which one is right from then on."""
-    asked = 0
 
-    def next_round() -> RolloutBatch:
-        nonlocal asked
-        asked += 1
-        rewards = [float(asked >= first), 0.0]
+    def next_round(before: int) -> RolloutBatch:
+        rewards = [float(before + 1 >= first), 0.0]
         generation = Generation(response_ids=(1,), log_probs=(0.0,), finished=True)
         return RolloutBatch(
             step=0,
@@ -39,12 +36,23 @@ def rounds_mixed_from(first: int) -> Callable[[], RolloutBatch]:
 
 
 @pytest.mark.parametrize(
-    ("max_rounds", "rounds", "filled"), [(20, 20, 2), (40, 26, 0), (0, 26, 0), (-1, 26, 0), (1, 2, 2)]
-)
-def test_rounds_are_asked_up_to_the_limit_and_without_end_where_it_is_0_or_less(
-    max_rounds: int, rounds: int, filled: int
+    ("max_rounds", "rounds_per_pass", "rounds", "filled"),
+    [
+        (20, 1, 20, 2), (40, 1, 26, 0), (1, 9, 2, 2),
+        # Without a limit three passes over the data without a gain end it: 27 rounds reach the 25th, 24 do not.
+        (0, 9, 26, 0), (-1, 9, 26, 0), (0, 8, 24, 2),
+    ],
+)  # fmt: skip
+def test_rounds_are_asked_up_to_the_limit_and_without_one_as_long_as_3_passes_over_the_data_keep_a_group(
+    max_rounds: int, rounds_per_pass: int, rounds: int, filled: int
 ) -> None:
-    batch, metrics = collect_batch(rounds_mixed_from(25), AlgorithmConfig(), num_groups=2, max_rounds=max_rounds)
+    batch, metrics = collect_batch(
+        rounds_mixed_from(25),
+        AlgorithmConfig(),
+        num_groups=2,
+        max_rounds=max_rounds,
+        rounds_per_pass=rounds_per_pass,
+    )
     values = results(metrics)
     assert (values["filter/rounds"], values["filter/filled_groups"]) == (rounds, filled)
     assert batch.rewards.tolist() == ([0.0] * 4 if filled else [1.0, 0.0] * 2)

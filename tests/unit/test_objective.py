@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from cepo.config import load_config
-from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective
-from cepo.losses.policy import ClipRange, PolicyLossSettings
+from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, step_metrics
+from cepo.losses.policy import ClipRange, LossDenominators, PolicyLossSettings
+from cepo.metrics import merge_metrics, results
 from cepo.types import DivergenceConfig
 from cepo.workers.worker import objective_settings
 
@@ -103,6 +104,20 @@ def test_a_divergence_is_added_with_the_methods_weight_and_the_importance_of_eac
     assert loss.item() == pytest.approx(0.5 * -2 * 1.28 + 0.25 * 1 + distilled)
     assert metrics["actor/distillation_loss"].value == pytest.approx(distilled)
     assert gradient(loss, given) == pytest.approx([1.5, 0.25, 0.0])
+
+
+def test_losses_are_means_over_optimizer_steps_and_clip_fractions_are_of_all_their_tokens() -> None:
+    # Two steps: one of two micro-batches among 8 tokens, and one among 4 tokens none of whose rows has a gradient.
+    now = log_probs(0.0, -2 * LOG2)  # ratio 2, clipped, and 1
+    parts = [objective(now, terms(), ObjectiveSettings())[1] for _ in range(2)]
+    steps = [step_metrics(ObjectiveSettings(), LossDenominators(number, 4, 10), distils=False) for number in (8, 4)]
+    found = results(merge_metrics([*parts, *steps]))
+    loss = 0.5 * -2 * 1.28 + 0.25
+    assert found["actor/pg_loss"] == pytest.approx(2 * loss / 2)
+    assert found["actor/pg_clipfrac_higher"] == pytest.approx(2 / 12)
+    assert found["actor/pg_clipfrac_lower"] == 0.0
+    # Of the four live tokens alone: nothing is known of the others.
+    assert found["actor/live_entropy"] == pytest.approx(LOG2)
 
 
 def test_the_configurations_bounds_reach_the_loss_each_in_its_own_place() -> None:

@@ -18,13 +18,14 @@ from cepo.losses.policy import (
     ClipRange,
     LossDenominators,
     PolicyLossSettings,
+    clip_metrics,
     clipped_surrogate,
     policy_loss,
     policy_metrics,
     token_weights,
 )
 from cepo.losses.value import value_loss, value_metrics
-from cepo.metrics import results
+from cepo.metrics import merge_metrics, observations, results
 
 SETTINGS = PolicyLossSettings(clip=ClipRange(low=0.2, high=0.28, dual=3.0))
 MASK = response_mask([2, 1])
@@ -179,7 +180,14 @@ def test_clip_fractions_use_each_types_own_ratio() -> None:
     # Ratios 4 and 1 in one response, 1.2 in the other; A > 0.
     log_probs, advantages = torch.tensor([[4.0, 1.0], [1.2, 1.0]]).log(), torch.ones(2, 2)
     found = {
-        loss_type: results(policy_metrics(loss_type, log_probs, torch.zeros(2, 2), advantages, MASK, SETTINGS))
+        loss_type: results(
+            merge_metrics(
+                [
+                    policy_metrics(loss_type, log_probs, torch.zeros(2, 2), advantages, MASK, SETTINGS),
+                    {name: observations(3) for name in clip_metrics(loss_type, SETTINGS.clip)},
+                ]
+            )
+        )
         for loss_type in LOSS_TYPES
     }
     assert found["default"]["actor/pg_clipfrac_higher"] == pytest.approx(1 / 3)
@@ -189,7 +197,7 @@ def test_clip_fractions_use_each_types_own_ratio() -> None:
     assert "actor/pg_clipfrac_higher" not in found["sapo"]
     assert "actor/pg_clipfrac_lower" not in found["cispo"]
     kl = -(math.log(4.0) + math.log(1.2)) / 3
-    assert [metrics["actor/ppo_kl"] for metrics in found.values()] == pytest.approx([kl] * 5)
+    assert [metrics["actor/live_ppo_kl"] for metrics in found.values()] == pytest.approx([kl] * 5)
 
 
 @pytest.mark.parametrize("tau", [0.0, -1.0])

@@ -111,7 +111,7 @@ OWN_PAPER: dict[str, dict[str, Any]] = {
     "opsd": {
         "divergence.clip": 0.05,
         "divergence.clip_mode": "vocab_entry",
-        "positive.source": "solution",
+        "positive.source": "solution_or_answer",
         "positive.num_tokens": 2048,
         "teacher.source": "reference",
     },

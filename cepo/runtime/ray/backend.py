@@ -73,11 +73,20 @@ class RayBackend:
 
         return dispatch.in_order(self.call("generate", arguments, arrived=arrived)[::size], places)
 
-    def score(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False, keep_states: bool = False) -> list[Tensor]:
+    def score(
+        self,
+        rows: Sequence[ScoringRow],
+        *,
+        as_teacher: bool = False,
+        keep_states: bool = False,
+        temperature: float | None = None,
+    ) -> list[Tensor]:
         places = self._places(rows)
         if keep_states:
             self._kept = dispatch.KeptPlaces(dispatch.own_places(places), self._kept.reference)
-        return self._pass("score", rows, places, as_teacher=as_teacher, keep_states=keep_states)
+        return self._pass(
+            "score", rows, places, as_teacher=as_teacher, keep_states=keep_states, temperature=temperature
+        )
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
         places = self._places(rows)
@@ -98,6 +107,10 @@ class RayBackend:
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
         parts = dispatch.split_critic_batches(batches, self._assignment, self.ranks.number)
         return merge_metrics(self.call("update_critic", [(part,) for part in parts], step=step))
+
+    def forget_work(self) -> None:
+        self._everywhere("forget_work")
+        self._work()
 
     def finish_step(self, step: int) -> None:
         self._everywhere("finish_step", step)
@@ -181,6 +194,7 @@ _STAGES = {
     "values": "asking the critic",
     "update": "updating the policy",
     "update_critic": "updating the critic",
+    "forget_work": "leaving a validation's work out of the counts",
     "finish_step": "finishing the step",
     "synchronise_rollout": "handing weights to the rollout engine",
     "save": "writing a checkpoint",

@@ -287,3 +287,19 @@ def test_an_interrupted_run_says_how_to_resume(
     assert cepo.train.main([*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", override]) == 130
     message = caplog.records[-1].getMessage()
     assert [word for word in words if word.format(folder=tmp_path) not in message] == [], message
+
+
+def test_worked_solutions_that_the_data_does_not_have_are_missed_before_a_model_is_loaded(
+    refused: Command, tmp_path: Path
+) -> None:
+    rows = [{**GOOD, "problem": f"<image>Find x{number}."} for number in range(4)]
+    shown = ["algorithm.adv_estimator=opsd", "algorithm.opsd.positive.source=solution", "data.shuffle=false"]
+    file = write_rows(tmp_path, rows)
+    files = [f"data.train_files={file}", f"data.image_dir={tmp_path}", "data.prompt_key=problem"]
+    message = refused(*shown, *files)
+    for words in ("algorithm.opsd.positive.source=solution", "no column 'solution'", "problem", "data.solution_key"):
+        assert words in message
+    solved = [{**row, "solution": text} for row, text in zip(rows, ["x = 4.", None, " ", "so 4"], strict=True)]
+    message = refused(*shown, f"data.train_files={write_rows(tmp_path, solved)}", *files[1:])
+    assert "2 of 4 rows" in message
+    assert "row 1;" in message

@@ -187,17 +187,56 @@ def test_a_reference_is_cut_to_fit_the_context_and_pictures_stay(tiny_processing
     image_token = tiny_processing.image_token_id
     for room in (5, 20):
         limit = len(whole.token_ids) - room
-        cut = builder(tiny_processing, max_context_length=limit).teacher(task, student, reference)
+        found = builder(tiny_processing, max_context_length=limit).fitted(task, student, reference, is_answer=False)
+        assert found is not None
+        cut, kept = found
         assert limit - 4 <= len(cut.token_ids) <= limit
         assert cut.token_ids.count(image_token) == student.token_ids.count(image_token) == 4 + 6
         assert cut.images is student.images
         words = shown(tiny_processing, cut).partition("answer: ")[2].partition("<|im_end|>")[0]
-        assert words
-        assert reference.startswith(words)
-    # With room for nothing the wording stands alone; the question and its pictures are whole.
-    alone = builder(tiny_processing, max_context_length=len(student.token_ids)).teacher(task, student, reference)
-    assert alone.token_ids.count(image_token) == 10
-    assert "sample answer: <|im_end|>" in shown(tiny_processing, alone)
+        assert words == kept
+        assert reference.startswith(f"{words} ")  # no number is cut in two
+
+
+def test_a_context_without_room_for_the_wording_and_a_part_of_the_reference_is_none(
+    tiny_processing: Processing,
+) -> None:
+    task = problem("<image>Find x.")
+    student = builder(tiny_processing).student(task)
+    wording = len(builder(tiny_processing).teacher(task, student, "").token_ids)
+    assert wording > len(student.token_ids)
+    for room in range(len(student.token_ids), wording + 1):
+        contexts = builder(tiny_processing, max_context_length=room)
+        assert contexts.fitted(task, student, "12 and more", is_answer=False) is None
+
+
+def test_an_answer_is_shown_whole_or_not_at_all(tiny_processing: Processing) -> None:
+    task = problem("<image>Find x.")
+    student = builder(tiny_processing).student(task)
+    whole = builder(tiny_processing).teacher(task, student, "123456")
+    for missing in range(0, 6):
+        contexts = builder(tiny_processing, max_context_length=len(whole.token_ids) - missing)
+        found = contexts.fitted(task, student, "123456", is_answer=True)
+        assert (found is None) == (missing > 0)
+        # A long text that is one number cannot be cut either.
+        assert (contexts.fitted(task, student, "123456", is_answer=False) is None) == (missing > 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "cap", "kept"),
+    [
+        ("a 12 345", 3, "a"),
+        ("a 12 345", 4, "a 12"),
+        ("a 12 345", 7, "a 12"),
+        ("a 1,234 b", 4, "a"),
+        ("a 1.25 b", 3, "a"),
+        ("a 1.25 b", 4, "a"),
+        ("a 1.25 b", 6, "a 1.25"),
+        ("345", 2, ""),
+    ],
+)
+def test_a_cap_cuts_no_number_in_two(tiny_processing: Processing, text: str, cap: int, kept: str) -> None:
+    assert builder(tiny_processing)._cut(text, cap) == kept
 
 
 @pytest.mark.heavy
