@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo import interrupts
-from cepo.config import RunConfig, check_config, chosen_launcher, dump_config, load_config, run_folder
+from cepo.config import RunConfig, check_config, chosen_launcher, dump_for_record, load_config, run_folder
 from cepo.config.help import TRAIN, asked_for_help, help_text
 from cepo.errors import CepoError, CheckpointError, ConfigError, WorkerLostError
 from cepo.hardware.devices import require_wanted_device
@@ -330,7 +330,7 @@ def _tracker(
         config.trainer.logger,
         RunDescription(
             folder=run_folder(config),
-            config_text=dump_config(config),
+            config_text=dump_for_record(config),
             max_steps=total_steps,
             project=config.trainer.project_name,
             experiment=config.trainer.experiment_name,

@@ -2,7 +2,7 @@
 
 from cepo.config.checks import check_config
 from cepo.config.derived import chosen_launcher, num_devices, resolved_critic, run_folder
-from cepo.config.loader import dump_config, load_config
+from cepo.config.loader import dump_config, dump_for_record, load_config
 from cepo.config.paths import find_path, split_function
 from cepo.config.plan import plan_lines
 from cepo.config.schema import RunConfig
@@ -12,6 +12,7 @@ __all__ = [
     "check_config",
     "chosen_launcher",
     "dump_config",
+    "dump_for_record",
     "find_path",
     "load_config",
     "num_devices",

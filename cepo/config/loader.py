@@ -21,6 +21,7 @@ from cepo.config.easyr1 import (
 from cepo.config.easyr1_keys import EASYR1_KEYS
 from cepo.config.options import has_default, rule_of
 from cepo.config.paths import located, located_data, split_function
+from cepo.config.private import environment_references, with_references, without_secrets
 from cepo.config.replaced import refuse_replaced_keys
 from cepo.config.schema import AlgorithmConfig, RunConfig
 from cepo.config.sources import Origins, Source, read_arguments
@@ -57,7 +58,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     drop_empty_values(tree)
     run = build_run(tree, origins)
     report_engine_keys(tree, origins)
-    return run
+    return dataclasses.replace(run, from_environment=environment_references(_plain_unresolved(merged)))
 
 
 def build_run(tree: Mapping[str, Any], origins: Origins) -> RunConfig:
@@ -74,6 +75,7 @@ def build_run(tree: Mapping[str, Any], origins: Origins) -> RunConfig:
 def plain_tree(config: RunConfig) -> dict[str, Any]:
     """All settings as plain mappings, lists and values, under the keys they are written with."""
     tree = dataclasses.asdict(config)
+    tree.pop("from_environment")
     methods = tree["algorithm"].pop(_METHODS)
     tree["algorithm"].update({name: _plain(section) for name, section in methods.items()})
     return tree
@@ -82,6 +84,14 @@ def plain_tree(config: RunConfig) -> dict[str, Any]:
 def dump_config(config: RunConfig) -> str:
     """All settings as YAML, defaults and method sections included; loading it again gives an equal `RunConfig`."""
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(plain_tree(config))))
+
+
+def dump_for_record(config: RunConfig) -> str:
+    """As `dump_config`, for files and trackers that others may read: what came from the environment stays a reference,
+    and texts whose name says that they are secret (`api_key`, `token`, `password`, ...) are masked.
+    """
+    tree = without_secrets(_escaped(plain_tree(config)))
+    return OmegaConf.to_yaml(OmegaConf.create(with_references(tree, config.from_environment)))
 
 
 def _merged(sources: Sequence[Source]) -> DictConfig:

@@ -356,3 +356,9 @@ class RunConfig:
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     worker: WorkerConfig
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    from_environment: Mapping[tuple[str, ...], Any] = field(
+        default_factory=dict,
+        compare=False,
+        repr=False,
+        metadata=described("Settings that took text from the environment: path and unresolved text.", internal=True),
+    )

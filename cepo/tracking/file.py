@@ -51,7 +51,7 @@ class FileSink:
                 self._forget_after(run.resumed_step)
             self._write_config(run)
             entries = [*read_environment(run.folder), describe_environment(run)]
-            write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n")
+            write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n", private=True)
             self._metrics = LineFile(run.folder / METRICS_FILE)
             self._rollouts = LineFile(run.folder / ROLLOUTS_FILE)
             self._generations = LineFile(run.folder / GENERATIONS_FILE)
@@ -101,8 +101,8 @@ class FileSink:
         if run.resumed_step is not None and path.exists():
             earlier = path.read_text("utf-8")
             if earlier != run.config_text:
-                write_atomically(run.folder / f"config_until_step_{run.resumed_step}.yaml", earlier)
-        write_atomically(path, run.config_text)
+                write_atomically(run.folder / f"config_until_step_{run.resumed_step}.yaml", earlier, private=True)
+        write_atomically(path, run.config_text, private=True)
 
 
 @contextmanager

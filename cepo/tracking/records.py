@@ -199,10 +199,18 @@ def read_environment(run_folder: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text("utf-8")) if path.exists() else []
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a file beside and renames it, so that a reader sees the old or the new one and never a part."""
+def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
+    """Writes a file beside and renames it, so that a reader sees the old or the new one and never a part.
+
+    It is on the disk before it takes the old one's place. `private`: only its owner may read it.
+    """
     beside = path.with_name(path.name + ".new")
-    beside.write_text(text, encoding="utf-8")
+    beside.unlink(missing_ok=True)
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o666)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(beside, path)
 
 

@@ -1,0 +1,95 @@
+"""What a run's record must not hold: values of environment variables, and settings whose name says that they are secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MASK = "***"
+_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
+_REFERENCE = re.compile(r"\$\{\s*([\w.-]+)\s*\}")
+_SECRET_NAME = r"(?:[\w-]*[_-])?(?:api_?key|access_?key|secret|token|password|passwd|credentials?)"
+_SECRET = re.compile(_SECRET_NAME, re.IGNORECASE)
+_SECRET_ENTRY = re.compile(
+    rf"(?P<name>(?<![\w-])[\"']?{_SECRET_NAME}[\"']?\s*[:=]\s*)(?P<value>\"[^\"]*\"|'[^']*'|(?!\$\{{)[^\s,}}\]]+)",
+    re.IGNORECASE,
+)
+
+Path = tuple[str, ...]
+
+
+def environment_references(tree: Mapping[str, Any]) -> dict[Path, Any]:
+    """The settings of an unresolved tree that take text from the environment, directly or by way of other settings.
+
+    Returns:
+        The unresolved text, or list, by the setting's path.
+    """
+    leaves = dict(_leaves(tree, ()))
+    found = {path: value for path, value in leaves.items() if any(map(_ENVIRONMENT.search, _texts(value)))}
+    while True:
+        more = {
+            path: value
+            for path, value in leaves.items()
+            if path not in found
+            and any(_reaches(name, found) for text in _texts(value) for name in _REFERENCE.findall(text))
+        }
+        if not more:
+            return found
+        found.update(more)
+
+
+def without_secrets(tree: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
+    """The tree with a mask for every text whose name says that it is secret."""
+    kept: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            kept[key] = without_secrets(value, (*path, str(key)))
+        else:
+            is_secret = isinstance(value, str) and value and _SECRET.fullmatch(str(key))
+            kept[key] = MASK if is_secret else value
+    return kept
+
+
+def with_references(tree: dict[str, Any], references: Mapping[Path, Any]) -> dict[str, Any]:
+    """The tree with the unresolved text put back where the environment was read; changes `tree`."""
+    for path, text in references.items():
+        section = tree
+        for name in path[:-1]:
+            section = section.get(name) if isinstance(section, dict) else None
+        if isinstance(section, dict) and path[-1] in section:
+            section[path[-1]] = text
+    return tree
+
+
+def masked_argument(argument: str) -> str:
+    """A command-line argument `a.b=value` without the values of settings whose name says that they are secret."""
+    key, separator, value = argument.partition("=")
+    if separator and value and _SECRET.fullmatch(key.rpartition(".")[2].lstrip("-")) and not value.startswith("${"):
+        return f"{key}={MASK}"
+    return _SECRET_ENTRY.sub(rf"\g<name>{MASK}", argument)
+
+
+def _leaves(tree: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
+    for key, value in tree.items():
+        below = (*path, str(key))
+        if isinstance(value, Mapping):
+            yield from _leaves(value, below)
+        else:
+            yield below, value
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _texts(entry)
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _texts(entry)
+
+
+def _reaches(name: str, found: Mapping[Path, Any]) -> bool:
+    parts = tuple(name.split("."))
+    return any(path[: len(parts)] == parts or parts[: len(path)] == path for path in found)

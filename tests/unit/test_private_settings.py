@@ -1,0 +1,73 @@
+"""No secret of the user's reaches a file or a tracker."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cepo.config import dump_for_record, load_config
+from cepo.config.private import masked_argument
+from cepo.tracking import RunDescription, build_tracker
+from cepo.tracking.continued import config_tree
+
+BASE = "config=configs/microgeo/base.yaml"
+SECRET = "s3cret-value"
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CEPO_KEY", SECRET)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "worker.reward.reward_function_kwargs={format_weight: 0.5, note: '${oc.env:CEPO_KEY}'}",
+        "worker.reward.reward_function_kwargs={nested: {list: [1, 'x-${oc.env:CEPO_KEY}']}}",
+        f"worker.reward.reward_function_kwargs={{api_key: {SECRET}}}",
+        f"worker.reward.reward_function_kwargs={{judge: {{hf-token: {SECRET}}}}}",
+        "trainer.project_name=${oc.env:CEPO_KEY}",
+        "data.train_files=['${oc.env:CEPO_KEY}', other]",
+    ],
+)
+def test_a_secret_is_used_and_not_recorded(tmp_path: Path, argument: str) -> None:
+    config = load_config([BASE, argument, "trainer.experiment_name=of-${trainer.project_name}"])
+    assert SECRET in repr(config), "the run itself has it"
+    text = dump_for_record(config)
+    run = RunDescription(folder=tmp_path, config_text=text, max_steps=1, command_line=["cepo", argument])
+    build_tracker(["file"], run).close()
+    for file in tmp_path.iterdir():
+        assert SECRET not in file.read_text(), file
+    assert SECRET not in str(config_tree(run))
+    for name in ("config.yaml", "environment.json"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
+
+
+def test_a_reference_is_recorded_as_it_was_written_and_gives_the_same_run_again(tmp_path: Path) -> None:
+    arguments = [BASE, "trainer.project_name=${oc.env:CEPO_KEY}"]
+    config = load_config(arguments)
+    text = dump_for_record(config)
+    assert yaml.safe_load(text)["trainer"]["project_name"] == "${oc.env:CEPO_KEY}"
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    assert load_config([f"config={tmp_path / 'config.yaml'}"]) == config
+
+
+@pytest.mark.parametrize(
+    ("argument", "recorded"),
+    [
+        ("a.api_key=abc", "a.api_key=***"),
+        ("a.OPENAI_API_KEY=abc", "a.OPENAI_API_KEY=***"),
+        ("--token=abc", "--token=***"),
+        ('a.kwargs={url: "x", password: "a b", n: 3}', 'a.kwargs={url: "x", password: ***, n: 3}'),
+        ("a.kwargs={'secret':abc}", "a.kwargs={'secret':***}"),
+        ("a.api_key=${oc.env:KEY}", "a.api_key=${oc.env:KEY}"),
+        ("data.prompt_key=problem", "data.prompt_key=problem"),
+        ("worker.rollout.max_num_batched_tokens=8192", "worker.rollout.max_num_batched_tokens=8192"),
+        ("a.tokenizer_path=b", "a.tokenizer_path=b"),
+    ],
+)
+def test_arguments_are_masked_by_their_names(argument: str, recorded: str) -> None:
+    assert masked_argument(argument) == recorded
