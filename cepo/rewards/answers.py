@@ -14,6 +14,8 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
+from cepo.rewards.magnitude import is_too_large
+
 _MAX_CHARACTERS = 512
 ROUNDING_LIMIT = 0.05
 """Largest relative difference of a number from its rounding."""
@@ -27,8 +29,7 @@ def extract_answer(response: str) -> str | None:
     span = _last_boxed_span(response)
     boxed = response[slice(*span)] if span else None
     if boxed is None:
-        tagged = re.findall(r"<answer>(.*?)</answer>", response, flags=re.DOTALL | re.IGNORECASE)
-        boxed = tagged[-1] if tagged else None
+        boxed = _last_tagged(response)
     if boxed is None or not boxed.strip():
         return None
     return boxed.strip()
@@ -144,6 +145,7 @@ _CHARACTERS = str.maketrans(
     }
 )
 
+_ANSWER_TAGS = re.compile(r"</?answer>", re.IGNORECASE)
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
 _UNIT = (
     r"(?:(?:square|sq\.?|cubic|cu\.?)\s*)?"
@@ -195,6 +197,17 @@ def _last_boxed_span(text: str) -> tuple[int, int] | None:
             start = opened.pop()
             if start is not None:
                 last = (start, token.start())
+    return last
+
+
+def _last_tagged(text: str) -> str | None:
+    """What the last closed `<answer>` holds. One pass: a degenerate response may open thousands of them."""
+    last, start = None, None
+    for tag in _ANSWER_TAGS.finditer(text):
+        if tag[0][1] != "/":
+            start = tag.end() if start is None else start
+        elif start is not None:
+            last, start = text[start : tag.start()], None
     return last
 
 
@@ -337,6 +350,8 @@ def _decimal_value(text: str) -> float | None:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Any]:
+    if is_too_large(text):
+        return []
     config = [LatexExtractionConfig(boxed_match_priority=0)]
     return parse(rf"\boxed{{{text}}}", extraction_config=config, parsing_timeout=None)  # type: ignore[arg-type]
 

@@ -28,6 +28,8 @@ _SAMPLES_TOGETHER = 32
 _SAMPLES_ONE_BY_ONE = 8
 _SAMPLES_RETRIED = 4
 _SECONDS_BETWEEN_LOOKS = 0.2
+_FULL_TIMEOUTS = 8
+"""Samples of one call that may use up the whole limit; later ones of that call get a tenth of it."""
 
 
 def _never() -> bool:
@@ -76,6 +78,8 @@ class RewardPool:
     A batch function therefore sees a part of the batch, some samples twice after a fault, and must score each sample
     by itself.
 
+    After 8 samples of a call have run out of time, the call's other samples get a tenth of the limit each.
+
     A failed sample gets 0 in every field, is counted, and is logged as a warning.
 
     The constructor waits until the function is loaded. Raises `ConfigError` for a bad setting, `RewardError` where the
@@ -109,6 +113,7 @@ class RewardPool:
         self._is_closed = False
         self._has_scored = False
         self._overdue_batches: list[list[int]] = []
+        self._num_overdue = 0
         self._workers: list[WorkerProcess] = []
         self._busy: dict[WorkerProcess, _Task] = {}
         self._finalizer = weakref.finalize(self, _end_workers, self._workers, self._owner)
@@ -211,6 +216,7 @@ class RewardPool:
             raise EngineError(f"the reward pool of {self.spec!r} {state}. Create a pool where it is used.")
         verdicts: list[Any] = [None] * len(items)
         with self._lock:
+            self._num_overdue = 0
             queue = deque(self._tasks(action, len(items), one_by_one))
             try:
                 while queue or self._busy:
@@ -252,7 +258,7 @@ class RewardPool:
             task = queue[0]
             shares = [items[index] for index in task.indices]
             if worker.send((task.action, task.one_by_one, task.indices[0], shares)):
-                worker.deadline = time.monotonic() + self._timeout_seconds
+                worker.deadline = time.monotonic() + self._limit
                 self._busy[worker] = queue.popleft()
             else:
                 self._replace_idle(position)
@@ -298,7 +304,7 @@ class RewardPool:
             verdicts[answered[0]] = _Fault("raised", value)
         else:
             queue.extendleft(_split(task.action, True, answered, _SAMPLES_RETRIED))
-        worker.deadline = time.monotonic() + self._timeout_seconds
+        worker.deadline = time.monotonic() + self._limit
         if not task.indices:
             del self._busy[worker]
 
@@ -312,12 +318,24 @@ class RewardPool:
         task = self._busy.pop(worker)
         if task.one_by_one or len(task.indices) == 1:
             index = task.indices.popleft()
-            reason = f"no score within {self._timeout_seconds:g} s" if overdue else ending
+            reason = f"no score within {self._limit:g} s" if overdue else ending
+            self._note_overdue(overdue)
             verdicts[index] = _Fault("timed_out" if overdue else "raised", Failure(reason=reason, details=reason))
         elif overdue:
             self._overdue_batches.append(list(task.indices))
         queue.extendleft(_split(task.action, True, task.indices, _SAMPLES_RETRIED))
         self._workers[self._workers.index(worker)] = self._start_worker()
+
+    @property
+    def _limit(self) -> float:
+        """Seconds that a sample has. A batch of hostile ones must not hold the run for as many times the limit."""
+        return self._timeout_seconds / (1 if self._num_overdue < _FULL_TIMEOUTS else 10)
+
+    def _note_overdue(self, overdue: bool) -> None:
+        self._num_overdue += overdue
+        if overdue and self._num_overdue == _FULL_TIMEOUTS:
+            message = "%d samples of a batch ran past %g s; the rest of the batch gets %g s a sample."
+            logger.warning(message, _FULL_TIMEOUTS, self._timeout_seconds, self._limit)
 
     def _replace_idle(self, position: int) -> WorkerProcess:
         ending = self._workers[position].kill()

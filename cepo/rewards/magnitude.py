@@ -1,0 +1,58 @@
+r"""Whether an answer's exact value has so many digits that computing it would take for ever, told from its text alone."""
+
+from __future__ import annotations
+
+import math
+import re
+
+LARGEST_EXPONENT = 10_000
+_LONGEST_FACTORIAL = 4
+_FACTORIAL = re.compile(r"(\d+|[)}\]])\s*!")
+_POWER = re.compile(r"\^")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+
+
+def is_too_large(text: str) -> bool:
+    r"""True for powers such as `10^{10^9}`, `9^{9^{9^9}}`, `x^{123456789}` and factorials such as `99999!` or `9!!!`.
+
+    An exponent counts as too large where it states a number above 10,000, or multiplies or raises numbers to one above it.
+    """
+    powers = [_logarithm(_exponent(text, found.end())) for found in _POWER.finditer(text)]
+    for found in _FACTORIAL.finditer(text):
+        if len(found[1]) > _LONGEST_FACTORIAL or text[found.end() :].lstrip().startswith("!"):
+            return True
+        if not found[1].isdigit() and any(power > math.log10(_LONGEST_FACTORIAL) for power in powers):
+            return True
+    return any(power > math.log10(LARGEST_EXPONENT) for power in powers)
+
+
+def _exponent(text: str, start: int) -> str:
+    """What stands in the exponent that begins at `start`: a group in braces with what it is raised to, or the text after."""
+    rest = text[start:].lstrip()
+    if not rest.startswith(("{", "(")):
+        number = _NUMBER.match(rest) or re.match(r"\S?", rest)
+        assert number is not None
+        behind = rest[number.end() :].lstrip()
+        return number[0] + behind[: 1 + len(_exponent(behind, 1))] if behind.startswith("^") else number[0]
+    depth = 0
+    for position, character in enumerate(rest):
+        depth += {"{": 1, "(": 1, "}": -1, ")": -1}.get(character, 0)
+        if depth == 0:
+            return rest[1:position]
+    return rest[1:]
+
+
+def _logarithm(exponent: str) -> float:
+    """An upper estimate of the exponent's decimal logarithm: its numbers multiplied, each raised to what follows it."""
+    total, position = 0.0, 0
+    while found := _NUMBER.search(exponent, position):
+        size = math.log10(max(float(found[0]), 1.0)) if len(found[0]) < 300 else math.inf
+        position = found.end()
+        behind = re.compile(r"[\s)}]*\^").match(exponent, position)
+        if behind is not None:
+            raised = _exponent(exponent, behind.end())
+            power = _logarithm(raised)
+            size = size * 10**power if power < 10 else (math.inf if size else 0.0)
+            position = behind.end() + len(raised)
+        total += size
+    return total

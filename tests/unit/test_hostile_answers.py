@@ -1,0 +1,101 @@
+"""Answers that are written to cost time do not."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from cepo.rewards import RewardPool
+from cepo.rewards.answers import answers_equal, extract_answer
+from cepo.rewards.benchmark import read_answer
+from cepo.rewards.magnitude import is_too_large
+
+SIZE = 1_000_000
+
+
+def searched_plainly(text: str) -> str | None:
+    found = re.findall(r"<answer>(.*?)</answer>", text, flags=re.DOTALL | re.IGNORECASE)
+    return (found[-1].strip() or None) if found else None
+
+
+def test_the_last_tagged_answer_is_what_a_plain_search_finds() -> None:
+    draw = random.Random(1)
+    parts = ["<answer>", "</answer>", "<ANSWER>", "</Answer>", "a", " ", "\n", "<answer", "answer>", "</", "<"]
+    for _ in range(20_000):
+        text = "".join(draw.choices(parts, k=draw.randint(0, 12)))
+        assert extract_answer(text) == searched_plainly(text), repr(text)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["<answer>", "</answer>", "<answer></answer", r"\boxed{", "{", "}", "\\", "answer is ", "answer:\n", " ", "^{"],
+)
+def test_a_million_hostile_characters_are_read_in_linear_time(unit: str) -> None:
+    text = unit * (SIZE // len(unit))
+    began = time.perf_counter()
+    extract_answer(text)
+    read_answer(text, "numeric")
+    assert time.perf_counter() - began < 10  # a quadratic search takes minutes to hours
+
+
+HUGE = [
+    r"10^{10^9}", r"10^{10^{9}}", "10^10^9", "9^{9^{9^9}}", r"2^{10^{6}\cdot 10}", r"x^{123456789}", "(x+1)^{100000}",
+    "99999!", "9!!!!", r"{10^9}!", "10^(10^9)", r"2^{ 3 ^ { 4 ^ 5 } }", r"\frac{1}{7^{7^{77}}}",
+]  # fmt: skip
+SMALL = [
+    "10^{9}", "2^{10}", "5!", "x^{2}", "10^{-12}", r"e^{x^2}", r"2^{2^{2}}", r"x^{\frac{3}{4}}", r"2^{2023}", "12.5^2",
+    r"60^\circ", r"a^{n}!", "^", "^{", "2^", "", "x!", "(a^2+b^2)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", HUGE)
+def test_a_number_too_large_to_compute_is_wrong_at_once_unless_spelled_alike(answer: str) -> None:
+    assert is_too_large(answer)
+    began = time.perf_counter()
+    assert not answers_equal(answer, "24")
+    assert not answers_equal("24", answer)
+    assert answers_equal(f" {answer} ", answer)
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize("answer", SMALL)
+def test_ordinary_answers_are_not_taken_for_large_ones(answer: str) -> None:
+    assert not is_too_large(answer)
+
+
+def test_any_text_has_a_magnitude() -> None:
+    for parts in itertools.product(["^", "{", "}", "9", "!", "(", ")", "."], repeat=5):
+        is_too_large("".join(parts))
+    for unit in ("^", "^{", "9^", "9^{", "(^"):
+        is_too_large((unit * 512)[:512])
+
+
+@pytest.mark.heavy
+def test_a_batch_of_hanging_samples_is_given_up_early_and_the_good_ones_are_scored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "slow.py"
+    file.write_text(
+        "import time\nREWARD_TYPE = 'sequential'\n"
+        "def score(sample):\n    time.sleep(60 if sample['response'] == 'hang' else 0)\n    return {'overall': 1.0}\n"
+    )
+    pool = RewardPool(f"{file}:score", {}, num_workers=1, timeout_seconds=1.0)
+    try:
+        began = time.monotonic()
+        outcome = pool.score([{"response": "hang"}] * 20 + [{"response": "good"}] * 4)
+        took = time.monotonic() - began
+        assert outcome.num_timed_out == 20
+        assert [score["overall"] for score in outcome.scores] == [0.0] * 20 + [1.0] * 4
+        began = time.monotonic()
+        assert pool.score([{"response": "hang"}, {"response": "good"}]).num_timed_out == 1
+        one = time.monotonic() - began
+        assert one >= 1.0, "the next call has the whole limit again"
+        assert took < 20 * one - 3, "20 whole limits and restarts"
+        assert "8 samples of a batch ran past 1 s; the rest of the batch gets 0.1 s a sample" in caplog.text
+    finally:
+        pool.close()
