@@ -87,6 +87,9 @@ def main() -> int:
                 print(f"  {case['outcome']} {case['seconds']:.1f} s {case['name']}")
             for name, value in case["figures"].items():
                 print(f"    {name}: {value:.6g}")
+    engine = folder / "engine.txt"
+    if engine.is_file():
+        print(engine.read_text(encoding="utf-8").rstrip())
     for name, found in record["stages"].items():
         devices = ", ".join(found["devices"]) or found["processor"]
         print(f"stages {name} on {devices}: largest gap {found['largest_gap_nats']:.1e} nats")

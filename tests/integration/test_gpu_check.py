@@ -6,11 +6,27 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.engine_check import run
+
+PARTS = ["versions", "tests", *(["engine"] if find_spec("vllm") else []), "stages 2b", "stages small"]
+ENGINE_STEPS = (
+    "random checkpoint",
+    "trainer with an adapter",
+    "engine start",
+    "8 responses per prompt with an image",
+    "log-probs of engine and trainer",
+    "new adapter, caches emptied",
+    "trainer with full weights",
+    "second engine start",
+    "new full weights",
+)
+"""Those that run without a GPU."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -29,14 +45,14 @@ def gpu_check(out: Path, *arguments: str, **variables: str) -> subprocess.Comple
 
 
 @pytest.mark.heavy
-def test_on_a_cpu_all_four_parts_pass_and_leave_their_figures(tmp_path: Path) -> None:
+def test_on_a_cpu_all_parts_pass_and_leave_their_figures_the_engine_among_them(tmp_path: Path) -> None:
     done = gpu_check(tmp_path / "out", "-k", "doctor and cpu or generation and cpu", CEPO_GPU_CHECK_DEVICE="cpu")
     if torch.cuda.is_available():
         assert "skipped" in done.stdout  # the tests see no GPU, and are told to run at the CPU's place
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
-    assert [part["name"] for part in summary["parts"]] == ["versions", "tests", "stages 2b", "stages small"]
-    assert [part["exit_code"] for part in summary["parts"]] == [0, 0, 0, 0]
+    assert [part["name"] for part in summary["parts"]] == PARTS
+    assert [part["exit_code"] for part in summary["parts"]] == [0] * len(PARTS)
     figures = {name: value for case in summary["tests"]["cases"] for name, value in case["figures"].items()}
     assert 0 < figures["bf16 sampled against scored, mean, nats"] < 1e-2
     assert summary["tests"]["counts"]["passed"] == 4
@@ -46,28 +62,45 @@ def test_on_a_cpu_all_four_parts_pass_and_leave_their_figures(tmp_path: Path) ->
         assert set(found["stages"]) == {
             "generate", "score student", "teachers", "score all", "teachers (difference)", "update",
         }  # fmt: skip
+    page = (tmp_path / "out" / "summary.txt").read_text(encoding="utf-8")
+    assert len(page.splitlines()) < 80
+    if "engine" in PARTS:
+        steps = [line.partition(":")[0] for line in page.splitlines() if line.startswith(("ok  ", "FAIL"))]
+        assert steps == [f"ok   {name}" for name in ENGINE_STEPS]
+        assert "engine check: passed" in page
     log = (tmp_path / "out" / "log.txt").read_text(encoding="utf-8")
     assert "torch: " in log
     assert "exit code 0 after" in log
 
 
-def test_the_exit_code_is_the_sum_of_the_parts_that_failed_and_none_keeps_the_next_from_its_turn(
-    tmp_path: Path,
-) -> None:
+def test_parts_that_fail_give_exit_code_1_and_none_keeps_the_next_from_its_turn(tmp_path: Path) -> None:
     done = gpu_check(tmp_path / "out", CEPO_GPU_CHECK_DEVICE="cpu", CEPO_GPU_CHECK_SECONDS="1")
-    assert done.returncode == 1 + 2 + 4 + 8, done.stdout + done.stderr
+    assert done.returncode == 1, done.stdout + done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text(encoding="utf-8"))
-    assert [part["exit_code"] for part in summary["parts"]] == [124] * 4
+    assert [part["exit_code"] for part in summary["parts"]] == [124] * len(PARTS)
     assert summary["tests"] is None
     assert summary["stages"] == {}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so that the script would run")
 @pytest.mark.heavy
-def test_without_a_gpu_it_ends_at_once_with_16_and_a_device_it_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_without_a_gpu_it_ends_at_once_with_2_and_a_device_it_does_not_know_is_refused(tmp_path: Path) -> None:
     done = gpu_check(tmp_path / "out")
-    assert done.returncode == 16
+    assert done.returncode == 2
     assert "torch sees no GPU" in done.stdout
     refused = gpu_check(tmp_path / "out", CEPO_GPU_CHECK_DEVICE="tpu")
     assert refused.returncode == 1
     assert "accepted: cuda and cpu" in refused.stderr
+
+
+def test_the_engine_check_ends_with_the_first_step_that_fails_and_shows_its_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> dict[str, float]:
+        raise RuntimeError("no such kernel")
+
+    done = run([("start", lambda: {"GB": 1.5}), ("sample", fail), ("gap", lambda: {})])
+    assert [(step.name, step.error is None) for step in done] == [("start", True), ("sample", False)]
+    page = capsys.readouterr().out
+    assert page.startswith("ok   start: 0.0 s, GB 1.5\nFAIL sample: 0.0 s\n")
+    assert page.endswith("RuntimeError: no such kernel\n")
