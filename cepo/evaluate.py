@@ -20,6 +20,7 @@ from cepo.config.paths import located_data
 from cepo.config.recorded import recorded_for_evaluation
 from cepo.errors import CepoError, CheckpointError, ConfigError, did_you_mean
 from cepo.hardware.devices import require_wanted_device
+from cepo.hub import require_hub_names
 from cepo.tracking.records import CONFIG_FILE
 
 if TYPE_CHECKING:
@@ -236,7 +237,9 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     from cepo.evaluation.run import graded_rows, reward_pool
     from cepo.tracking.lines import LineFile
 
+    model = plan.config.worker.actor.model
     require_wanted_device()
+    require_hub_names([("checkpoint", model.model_path)], [("data", source) for source in plan.sources])
     config, processing, tasks = _prepared(plan)
     benchmarks: dict[str, Any] = {}
     plan.out.mkdir(parents=True, exist_ok=True)

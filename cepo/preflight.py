@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
-from cepo.config import RunConfig
-from cepo.errors import RewardError
+from cepo.config import RunConfig, chosen_launcher
+from cepo.config.derived import needs_critic
+from cepo.errors import ConfigError, RewardError
+from cepo.hardware.description import device_in_words, require_devices
+from cepo.hardware.devices import require_wanted_device
+from cepo.hub import require_hub_names
+from cepo.runtime.reach import why_no_answer
 
 if TYPE_CHECKING:
     from cepo.data.dataset import ProblemSet
@@ -21,12 +27,62 @@ def check_before_imports(config: RunConfig) -> None:
 
     Raises:
         RewardError: the reward file is no Python, or imports what is not installed.
+        ConfigError: no Ray cluster answers at the address.
     """
     from cepo.rewards.imports import require_imports
     from cepo.rewards.loader import resolve_reward_path
 
     for spec in config.worker.reward.reward_functions:
         require_imports(resolve_reward_path(spec)[0])
+    address = ray_address(config)
+    if chosen_launcher(config) == "ray" and address is not None:
+        why = why_no_answer(address)
+        if why is not None:
+            raise ConfigError(
+                f"no Ray cluster answers at '{address}' ({why}). Start one with `ray start --head`, and give the address it "
+                "prints as trainer.ray_address or RAY_ADDRESS; with neither a cluster is started on this machine"
+            )
+
+
+def check_hub_names(config: RunConfig) -> None:
+    """Looks whether models and data sets with hub names can be had.
+
+    Raises:
+        ConfigError: neither from the hub nor from the cache.
+    """
+    actor, critic, data = config.worker.actor.model, config.worker.critic.model, config.data
+    models = [
+        ("worker.actor.model.model_path", actor.model_path),
+        ("worker.actor.model.tokenizer_path", actor.tokenizer_path),
+        ("worker.critic.model.model_path", critic.model_path if needs_critic(config) else None),
+    ]
+    sources = [("data.train_files", source) for source in data.train_sources]
+    require_hub_names(models, [*sources, ("data.val_files", data.val_files)])
+
+
+def check_devices(config: RunConfig) -> str:
+    """Looks whether the run's devices are there, and says where training runs. Imports torch.
+
+    Raises:
+        ConfigError: a GPU that cannot be used, or fewer devices than the run asks of this machine.
+    """
+    if not runs_on_this_machine(config):
+        address = ray_address(config)
+        return f"device: {'those of the Ray cluster' if address is None else f'those of the Ray cluster at {address}'}"
+    require_wanted_device()
+    require_devices(config.trainer.n_gpus_per_node)
+    return f"device: {device_in_words()}"
+
+
+def runs_on_this_machine(config: RunConfig) -> bool:
+    """Whether all workers live on this machine: not in a cluster that is joined, where each looks for its own device."""
+    elsewhere = ray_address(config) is not None or config.trainer.nnodes > 1
+    return chosen_launcher(config) == "local" or not elsewhere
+
+
+def ray_address(config: RunConfig) -> str | None:
+    """The Ray cluster that a run joins; None for one that is started on this machine."""
+    return config.trainer.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 def try_reward(rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:

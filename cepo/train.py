@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,9 +14,8 @@ from cepo import interrupts
 from cepo.config import RunConfig, check_config, chosen_launcher, dump_for_record, load_config, run_folder
 from cepo.config.help import TRAIN, asked_for_help, help_text
 from cepo.errors import CepoError, CheckpointError, ConfigError, WorkerLostError
-from cepo.hardware.devices import require_wanted_device
 from cepo.interrupts import EXIT_INTERRUPTED
-from cepo.preflight import check_before_imports, try_reward
+from cepo.preflight import check_before_imports, check_devices, check_hub_names, try_reward
 
 if TYPE_CHECKING:
     from cepo.config.schema import RewardConfig
@@ -61,8 +59,8 @@ def _main(arguments: Sequence[str]) -> int:
         for line in check_config(config):
             logger.info("plan: %s", line)
         check_before_imports(config)
-        if runs_on_this_machine(config):
-            require_wanted_device()
+        logger.info("plan: %s", check_devices(config))
+        check_hub_names(config)
         train(config)
     except CepoError as error:
         logger.error("%s", error)
@@ -71,12 +69,6 @@ def _main(arguments: Sequence[str]) -> int:
         logger.warning("interrupted; %s", "nothing was begun" if config is None else _how_to_resume(config))
         return EXIT_INTERRUPTED
     return 0
-
-
-def runs_on_this_machine(config: RunConfig) -> bool:
-    """Whether all workers live on this machine: not in a cluster that is joined, where each looks for its own device."""
-    elsewhere = config.trainer.ray_address or os.environ.get("RAY_ADDRESS") or config.trainer.nnodes > 1
-    return chosen_launcher(config) == "local" or not elsewhere
 
 
 def _how_to_resume(config: RunConfig) -> str:
@@ -176,6 +168,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     from cepo.trainer.run_lock import RunLock
     from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
+    from cepo.workers.loading import check_adapter_targets
     from cepo.workers.worker import WorkerFacts, load_processing
 
     history = history or RunHistory()
@@ -193,6 +186,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     checkpoint = checkpoint_to_load(config, store, history)
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
     try_reward(rewards, problems)
+    check_adapter_targets(config.worker.actor)
     store.require_writable()  # last of the checks: a run that is refused leaves no folder
     (history.lock or stack.enter_context(RunLock(store.folder))).acquire()
     facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=most_visuals(problems, held_out))

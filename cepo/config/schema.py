@@ -301,7 +301,9 @@ class TrainerConfig:
         "auto", "Where workers run: in this process, or one per device under Ray; auto: ray for more than one device."
     )
     nnodes: int = option(1, "Machines.", minimum=1)
-    n_gpus_per_node: int = option(1, "Devices per machine; without GPUs, worker processes per machine.", minimum=1)
+    n_gpus_per_node: int = option(
+        1, "Devices per machine; without GPUs, worker processes, at most one per processor.", minimum=1
+    )
     ray_address: str | None = option(
         None,
         "Running Ray cluster to join, `auto` or host:port; null: RAY_ADDRESS, else one is started on this machine.",

@@ -19,7 +19,15 @@ from cepo.data.images import limited_size, verify_image
 from cepo.data.messages import is_conversation, read_conversation
 from cepo.data.order import problem_indices
 from cepo.data.pictures import decoded_pictures, listed
-from cepo.data.row_checks import RowChecks, RowMeasure, RowRules, check_rows, file_identity, remembered_checks
+from cepo.data.row_checks import (
+    RowChecks,
+    RowMeasure,
+    RowRules,
+    check_rows,
+    file_identity,
+    remembered_checks,
+    why_none_is_usable,
+)
 from cepo.data.sources import local_files, paths_in, read_source, without_decoding
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
@@ -112,10 +120,7 @@ class ProblemSet(Sequence[Problem]):
         self.most_images, self.most_videos = checks.most_images, checks.most_videos
         self._usable = checks.usable
         if not self._usable:
-            raise DataError(
-                f"{source} has no usable row: {dict(self.skipped) or 'it is empty'}; accepted: prompts of at most "
-                f"data.max_prompt_length={config.max_prompt_length} tokens, with readable pictures and an answer"
-            )
+            raise DataError(why_none_is_usable(checks, source, config))
         if self.skipped:
             logger.warning("%s: %d rows are used, left out: %s", source, len(self._usable), dict(self.skipped))
 
@@ -262,16 +267,23 @@ class ProblemSet(Sequence[Problem]):
         text = "".join(turn.text for turn in (*history, last))
         images, videos = listed(row, config.image_key), listed(row, config.video_key)
         for mark, values, name in ((IMAGE_MARK, images, "pictures"), (VIDEO_MARK, videos, "videos")):
+            if text.count(mark) and mark == IMAGE_MARK and config.image_key not in row:
+                raise ConfigError(
+                    f"data.image_key is '{config.image_key}', which {self._source} does not have, and its texts have '{mark}'. "
+                    f"Its columns: {', '.join(map(str, row))}"
+                )
             if text.count(mark) != len(values) and (values or mark == IMAGE_MARK):  # without videos it is plain text
                 raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; accepted: as many")
-        length = 0
+        visual = 0
         for value in images:
             size = limited_size(verify_image(value, config.image_dir), config.min_pixels, config.max_pixels)
-            length += self._processing.num_image_tokens(size) - 1
+            visual += self._processing.num_image_tokens(size)
         for value in videos:
-            length += self._processing.num_video_tokens(self._video(value)) - 1
-        length += len(self._processing.template_ids(last.text, with_videos=bool(videos), history=history))
-        return RowMeasure(length=length, num_images=len(images), num_videos=len(videos))
+            visual += self._processing.num_video_tokens(self._video(value))
+        # The text has one token for each of them, in whose place theirs come.
+        template = self._processing.template_ids(last.text, with_videos=bool(videos), history=history)
+        length = visual + len(template) - len(images) - len(videos)
+        return RowMeasure(length=length, num_images=len(images), num_videos=len(videos), visual_tokens=visual)
 
 
 class _WithVisuals(Protocol):

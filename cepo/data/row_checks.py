@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from cepo.config.schema import DataConfig
 from cepo.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ class RowChecks:
         num_rows: rows of the source.
         bad, overlong: numbers of the rows left out.
         most_images, most_videos: the most pictures and videos a usable row has.
+        shortest_overlong, longest_overlong: tokens of the shortest and longest prompt that was left out for its length.
+        visual_tokens: of the shortest of them, those of its pictures and videos.
     """
 
     num_rows: int
@@ -41,6 +44,9 @@ class RowChecks:
     overlong: Sequence[int]
     most_images: int
     most_videos: int = 0
+    shortest_overlong: int = 0
+    longest_overlong: int = 0
+    visual_tokens: int = 0
 
     @property
     def usable(self) -> list[int]:
@@ -51,11 +57,12 @@ class RowChecks:
 
 @dataclass(frozen=True, kw_only=True)
 class RowMeasure:
-    """A row's prompt: its length in tokens, those of pictures and videos included, and how many of these it has."""
+    """A row's prompt: its length in tokens, those of pictures and videos (`visual_tokens`) included, and how many it has."""
 
     length: int
     num_images: int
     num_videos: int = 0
+    visual_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +89,7 @@ def check_rows(
     """
     bad: list[int] = []
     overlong: list[int] = []
+    too_long: list[RowMeasure] = []
     most_images = most_videos = 0
     for number, row in enumerate(_with_progress(rows, num_rows, source)):
         try:
@@ -97,14 +105,49 @@ def check_rows(
         if measured.length > rules.max_prompt_length:
             if not rules.filter_overlong_prompts:
                 raise DataError(
-                    f"{source}, row {number}: the prompt has {measured.length} tokens; data.max_prompt_length is "
-                    f"{rules.max_prompt_length}. data.filter_overlong_prompts=true leaves such rows out"
+                    f"{source}, row {number}: the prompt has {measured.length} tokens{_of_pictures(measured.visual_tokens)}; "
+                    f"data.max_prompt_length is {rules.max_prompt_length}. data.filter_overlong_prompts=true leaves such rows out"
                 )
             overlong.append(number)
+            too_long.append(measured)
             continue
         most_images = max(most_images, measured.num_images)
         most_videos = max(most_videos, measured.num_videos)
-    return RowChecks(num_rows=num_rows, bad=bad, overlong=overlong, most_images=most_images, most_videos=most_videos)
+    shortest = min(too_long, key=lambda measured: measured.length, default=RowMeasure(length=0, num_images=0))
+    return RowChecks(
+        num_rows=num_rows,
+        bad=bad,
+        overlong=overlong,
+        most_images=most_images,
+        most_videos=most_videos,
+        shortest_overlong=shortest.length,
+        longest_overlong=max((measured.length for measured in too_long), default=0),
+        visual_tokens=shortest.visual_tokens,
+    )
+
+
+def why_none_is_usable(checks: RowChecks, source: str, config: DataConfig) -> str:
+    """What to tell where no row is left."""
+    limit = config.max_prompt_length
+    if not checks.num_rows:
+        return f"{source} has no row; accepted: at least one problem"
+    if checks.bad:
+        left_out = f"{len(checks.bad)} bad and {len(checks.overlong)} longer than data.max_prompt_length={limit} tokens"
+        return f"{source}: none of its {checks.num_rows} rows can be used: {left_out}. The warnings above name each bad one"
+    enlarged = (
+        f". Images of fewer pixels than data.min_pixels={config.min_pixels} are enlarged to that many; "
+        "data.min_pixels=null leaves them as they are"
+    )
+    return (
+        f"{source}: all of its {checks.num_rows} prompts are overlong: they have {checks.shortest_overlong} to "
+        f"{checks.longest_overlong} tokens{_of_pictures(checks.visual_tokens, 'in the shortest ')}, and "
+        f"data.max_prompt_length={limit}. Raise it to {checks.longest_overlong} for all of them"
+        + (enlarged if checks.visual_tokens and config.min_pixels is not None else "")
+    )
+
+
+def _of_pictures(tokens: int, where: str = "") -> str:
+    return f" ({where}{tokens} of them of images and videos)" if tokens else ""
 
 
 def remembered_checks(identity: Mapping[str, Any], *, num_rows: int, check: Callable[[], RowChecks]) -> RowChecks:

@@ -38,6 +38,9 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
     path = Path(name).expanduser()
     if path.exists():
         files, part = local_files(source)
+        blank = next((file for file in files if file.stat().st_size == 0), None)
+        if blank is not None:
+            raise ConfigError(f"data files '{source}': {blank} is empty (0 bytes); remove it or write it again")
         options: dict[str, Any] = {}
         if files[0].suffix == ".csv":
             options = {
@@ -50,6 +53,8 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
             return datasets.load_dataset(kind, data_files=[str(file) for file in files], split=part, **options)
         except Exception as error:  # each format's reader raises its own types
             reason = error.__cause__ or error
+            if isinstance(reason, StopIteration) or "corresponds to no data" in str(reason):
+                raise ConfigError(f"data files '{source}' hold no row; accepted: at least one problem") from error
             raise ConfigError(f"data files '{source}' cannot be read: {type(reason).__name__}: {reason}") from error
     if path.suffix or name.count("/") != 1:
         raise ConfigError(f"data files '{source}' do not exist; give a file, a folder, or a hub name org/name@split")

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 
 from cepo.config import RunConfig, chosen_launcher, run_folder
 from cepo.doctor.findings import Finding
 from cepo.doctor.machine import SHARED_MEMORY, Machine
 from cepo.errors import CepoError
+from cepo.runtime.reach import why_no_answer
 from cepo.sizing.phases import gib
 
 START, RAY = "start", "several devices"
 _SHARED_PER_DEVICE = 2 * 2**30
 """Of shared memory: what is exchanged between the processes of one device, pictures included."""
-_ANSWER_SECONDS = 3.0
 
 
 def start_findings(config: RunConfig) -> list[Finding]:
@@ -71,10 +70,9 @@ def _cluster(config: RunConfig) -> Finding:
         return Finding(section=RAY, subject=subject, mark="ok", found="started on this machine for the run")
     if not (host and port.isdecimal()) or "/" in host:
         return Finding(section=RAY, subject=subject, mark="info", found=f"joined at {address}, not tried here")
-    try:
-        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
-    except OSError as error:
-        found = f"nothing answers at {address}: {error}"
+    why = why_no_answer(address)
+    if why is not None:
+        found = f"nothing answers at {address}: {why}"
         return Finding(section=RAY, subject=subject, mark="fail", found=found, remedy=remedy)
     return Finding(section=RAY, subject=subject, mark="ok", found=f"answers at {address}")
 

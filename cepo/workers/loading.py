@@ -18,6 +18,7 @@ from cepo.models import pretrained
 from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
+from cepo.workers.adapter_targets import require_targets, target_names
 from cepo.workers.offload import offload_policy
 from cepo.workers.scoring_model import PictureEncoder, ScoringModel
 from cepo.workers.value_model import ValueModel
@@ -108,25 +109,23 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
     """The model under PEFT's wrapper with a LoRA adapter on the language model's linear layers.
 
     Raises:
-        ConfigError: `target_modules` and `exclude_modules` leave no layer.
+        ConfigError: `target_modules` and `exclude_modules` leave no layer, or a name of `target_modules` fits none.
     """
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
     from cepo.models.fused_adapter import fuse_adapters
 
-    targets: Any = lora.target_modules
-    if targets != "all-linear" and "," in targets:
-        targets = [name.strip() for name in targets.split(",")]
-    elif targets != "all-linear":
-        targets = [targets]
+    excluded = pretrained.excluded_from_adapter(lora, model.config)
+    names = target_names(lora.target_modules)
+    require_targets(model, names, excluded=excluded)
     settings = PeftLoraConfig(
         task_type="CAUSAL_LM",
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=0.0,
-        target_modules=targets,
-        exclude_modules=pretrained.excluded_from_adapter(lora, model.config),
+        target_modules=names or lora.target_modules,
+        exclude_modules=excluded,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -142,6 +141,26 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
             parameter.data = parameter.data.to(dtype)
     fuse_adapters(wrapped)
     return wrapped
+
+
+def check_adapter_targets(config: ActorConfig) -> None:
+    """Looks for the layers that the adapter's settings name in the model's configuration; reads no weights.
+
+    Raises:
+        ConfigError: as `add_adapter`.
+    """
+    lora, settings = config.model.lora, config.model
+    names = target_names(lora.target_modules)
+    if lora.rank == 0 or not names:
+        return
+    model: Any = pretrained.load_model(
+        settings.model_path,
+        dtype=pretrained.torch_dtype(config.fsdp.mp_param_dtype),
+        trust_remote_code=settings.trust_remote_code,
+        override_config=settings.override_config,
+        with_weights=False,
+    )
+    require_targets(model, names, excluded=pretrained.excluded_from_adapter(lora, model.config))
 
 
 def _reads_weights(fsdp: FsdpConfig) -> bool:

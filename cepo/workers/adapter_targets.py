@@ -1,0 +1,46 @@
+"""Which layers an adapter's settings name, looked up before PEFT is asked: it trains without a name that fits nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torch import nn
+
+from cepo.errors import ConfigError, did_you_mean
+
+ALL_LINEAR = "all-linear"
+_KEY = "worker.actor.model.lora.target_modules"
+
+
+def target_names(target_modules: str) -> list[str]:
+    """The module names of the setting; `all-linear` alone is none of them."""
+    return [] if target_modules == ALL_LINEAR else [name.strip() for name in target_modules.split(",")]
+
+
+def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | None) -> None:
+    """Raises where one of the names fits no layer of the model, or none that `excluded` leaves.
+
+    As PEFT reads them: a name fits the modules that are called so or whose path ends with it, and `excluded` is a regular
+    expression of whole paths.
+
+    Raises:
+        ConfigError: it names the layers that there are.
+    """
+    paths = [path for path, _ in model.named_modules()]
+    left = [path for path in paths if excluded is None or re.fullmatch(excluded, path) is None]
+    for name in names:
+        if any(_fits(path, name) for path in left):
+            continue
+        if any(_fits(path, name) for path in paths):
+            raise ConfigError(f"{_KEY}: '{name}' fits only layers that exclude_modules '{excluded}' leaves out")
+        linear = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+        known = sorted({path.rpartition(".")[2] for path in linear.intersection(left)})
+        raise ConfigError(
+            f"{_KEY}: '{name}' fits no layer of this model.{did_you_mean(name, known)} Its linear layers: {', '.join(known)}; "
+            f"{ALL_LINEAR} takes all of them"
+        )
+
+
+def _fits(path: str, name: str) -> bool:
+    return path == name or path.endswith(f".{name}")

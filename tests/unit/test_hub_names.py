@@ -1,0 +1,106 @@
+"""Names on the hub are asked for once: an answer, what the cache has, or an error in seconds."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from cepo.errors import ConfigError
+from cepo.hub import require_hub_names
+
+MODEL, DATA = ("worker.actor.model.model_path", "org/model"), ("data.train_files", "org/problems@train")
+
+
+@pytest.fixture(autouse=True)
+def hub_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("HF_HUB_OFFLINE", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HTTPS_PROXY", "HTTP_PROXY", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def closed_port(monkeypatch: pytest.MonkeyPatch) -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    return address
+
+
+class _Refuses(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        self.send_error(403)
+
+    def log_message(self, *_: object) -> None:  # type: ignore[override]
+        pass
+
+
+@pytest.fixture
+def answering_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    server = HTTPServer(("127.0.0.1", 0), _Refuses)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("answering_hub")
+def test_a_hub_that_answers_is_left_to_its_own_libraries_whatever_it_says() -> None:
+    require_hub_names([MODEL], [DATA])
+    assert "HF_HUB_OFFLINE" not in os.environ
+
+
+def test_a_name_that_neither_the_hub_nor_the_cache_has_ends_in_seconds_with_both_named(
+    closed_port: str, hub_home: Path
+) -> None:
+    start = time.monotonic()
+    with pytest.raises(ConfigError) as caught:
+        require_hub_names([MODEL], [DATA])
+    assert time.monotonic() - start < 10
+    parts = ("worker.actor.model.model_path=org/model", closed_port, "refused", str(hub_home / "hub"), "HTTPS_PROXY")
+    assert [part for part in parts if part not in str(caught.value)] == []
+
+
+def test_a_silent_hub_is_given_up_after_6_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        start = time.monotonic()
+        with pytest.raises(ConfigError, match="cannot be reached"):
+            require_hub_names([MODEL], [])
+        assert time.monotonic() - start < 10
+
+
+@pytest.mark.usefixtures("closed_port")
+def test_earlier_downloads_are_used_without_asking_again(hub_home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (hub_home / "hub" / "models--org--model").mkdir(parents=True)
+    (hub_home / "datasets" / "org___problems").mkdir(parents=True)
+    require_hub_names([MODEL], [DATA])
+    assert "what earlier downloads left" in caplog.text
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    assert huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_under_hf_hub_offline_nothing_is_asked_and_a_missing_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match=r"data\.train_files=org/problems: .* HF_HUB_OFFLINE is set"):
+        require_hub_names([], [DATA])
+
+
+@pytest.mark.usefixtures("closed_port")
+def test_local_paths_and_the_embedded_world_are_no_names(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    local = [("a", str(tmp_path / "model")), ("b", "microgeo:model"), ("c", None)]
+    require_hub_names(local, [("d", f"{tmp_path}/model@train"), ("e", "microgeo:train")])
