@@ -41,6 +41,25 @@ engine_extra() {
     fi
 }
 
+# What an environment with these extras takes on the disk, in GB of 10^9 bytes. The wheels of the CUDA builds have 8.5 GB unpacked
+# (torch 1.1, vLLM 0.8, Triton 0.7, CUDA's libraries 3), and 4 GB packed, which pip keeps in its cache.
+install_gb() {
+    case "$1" in
+    gpu*) echo 10 ;;
+    *) echo 5 ;;
+    esac
+}
+
+# Ends where the disk of the environment lacks room for these extras: pip would fill it and fail in the middle.
+require_disk() {
+    local folder="$VENV" needed free
+    needed="$(install_gb "$1")"
+    while [[ ! -d "$folder" ]]; do folder="$(dirname "$folder")"; done
+    free="$(df -Pk "$folder" | awk 'NR == 2 { print int($4 * 1024 / 1e9) }')"
+    ((free >= needed)) ||
+        die "cepo[$1] takes about $needed GB, and $folder has $free GB free. CEPO_VENV names a place on a larger disk; weights and checkpoints come on top."
+}
+
 # Where vLLM's CPU build or the CPU build of torch it needs cannot be had, everything but the engine still works.
 install_without_vllm() {
     local extras
@@ -71,7 +90,8 @@ ensure_environment() {
     fi
     python="$(find_python)"
     [[ -x "$VENV/bin/python" ]] || "$python" -m venv "$VENV" || die "No virtual environment could be made in $VENV."
-    echo "Installing cepo[$extras] into $VENV (once; a few minutes and about 5 GB) ..."
+    require_disk "$extras"
+    echo "Installing cepo[$extras] into $VENV (once; a few minutes and about $(install_gb "$extras") GB) ..."
     "$VENV/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check --editable "$ROOT[$extras]" 2>&1 |
         { grep -v "^WARNING: Location" || true; } ||
         install_without_vllm "$extras"

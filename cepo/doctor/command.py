@@ -13,12 +13,13 @@ from cepo.doctor.findings import Finding, exit_code, findings_table
 from cepo.errors import CepoError, ConfigError
 
 _BAD_CONFIG = 2
-_TABLE = "table=memory"
+_TABLE, _CHECKS = "table=memory", "checks="
 _USAGE = """\
-usage: cepo doctor [config=FILE a.b.c=value ...]
+usage: cepo doctor [config=FILE a.b.c=value ...] [checks=NAME,NAME,...]
        cepo doctor table=memory
 
 Versions, devices and memory of this machine against what is tested; with a config, whether its training could start.
+checks: some of machine, engine, memory, start, data, disk; default: all of them.
 table=memory prints which cards train which models in the paper's setting, by arithmetic.
 Exit code: 0 yes, 1 no (the remedy is printed), 2 the config is faulty.
 """
@@ -34,13 +35,14 @@ def run_doctor_command(argv: Sequence[str], *, console: Console | None = None) -
         return _print_table(argv, console)
     config = None
     try:
-        if argv:
-            config = load_config(argv)
+        checks, settings = _checks(argv)
+        if settings:
+            config = load_config(settings)
             check_config(config)
     except ConfigError as error:
         sys.stderr.write(f"cepo doctor: {error}\n")
         return _BAD_CONFIG
-    findings = _findings(config)
+    findings = _findings(config, checks)
     console.print(findings_table(findings))
     code = exit_code(findings)
     console.print(_verdict(code, with_config=config is not None))
@@ -59,7 +61,19 @@ def _print_table(argv: Sequence[str], console: Console) -> int:
     return 0
 
 
-def _findings(config: RunConfig | None) -> list[Finding]:
+def _checks(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """What is to be looked at, and the settings."""
+    from cepo.doctor.run import CHECKS
+
+    named = [argument.removeprefix(_CHECKS) for argument in argv if argument.startswith(_CHECKS)]
+    checks = [name.strip() for part in named for name in part.split(",")] or list(CHECKS)
+    unknown = [name for name in checks if name not in CHECKS]
+    if unknown:
+        raise ConfigError(f"checks={','.join(checks)}: '{unknown[0]}' is unknown; accepted: {', '.join(CHECKS)}")
+    return checks, [argument for argument in argv if not argument.startswith(_CHECKS)]
+
+
+def _findings(config: RunConfig | None, checks: Sequence[str]) -> list[Finding]:
     """All that can be found out; where a library is missing, that is all."""
     from cepo.doctor.versions import installed_versions, version_findings
 
@@ -70,7 +84,7 @@ def _findings(config: RunConfig | None) -> list[Finding]:
     from cepo.doctor.machine import look_at_machine, machine_findings
 
     machine = look_at_machine()
-    findings += machine_findings(machine)
+    findings = [*findings, *machine_findings(machine)] if "machine" in checks else []
     if config is None:
         return findings
     from cepo.doctor.run import run_findings
@@ -81,7 +95,7 @@ def _findings(config: RunConfig | None) -> list[Finding]:
     except CepoError as error:
         remedy = "build it by itself to see why: cepo microgeo"
         return [*findings, Finding(section="data", subject="microgeo", mark="fail", found=str(error), remedy=remedy)]
-    return findings + run_findings(config, machine)
+    return findings + run_findings(config, machine, checks)
 
 
 def _verdict(code: int, *, with_config: bool) -> Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +12,17 @@ from pathlib import Path
 from _cepo_cpu_torch import mismatched_builds
 from cepo.doctor.attention import Capability, attention_for, wheel_serves
 from cepo.doctor.findings import Finding
+from cepo.doctor.tools import tool_findings
 from cepo.hardware.devices import driver_problem, driver_version, gpus_are_hidden, smallest_driver, unseen_gpu_problem
+from cepo.hardware.tools import BuildTools, look_for_tools
 from cepo.sizing.phases import gib
 from cepo.tracking.environment import installed_version
 
 SECTION = "machine"
 SHARED_MEMORY = Path("/dev/shm")
 _SMALLEST_SHARED_MEMORY = 2 * 2**30
+GPU_INSTALL_GB = 10
+"""What the extra for GPUs takes on the disk, 4 GB of wheels in pip's cache left out; scripts/common.sh says it too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +45,8 @@ class Machine:
         driver: of the NVIDIA GPUs, whether or not torch can use them.
         mismatched: CUDA builds beside a CPU torch, such as "torchvision".
         hidden: CUDA_VISIBLE_DEVICES is set and shows no GPU.
+        tools: compilers and headers; None where they were not looked for.
+        environment_free: of the disk on which this Python's packages are.
     """
 
     processors: int
@@ -53,6 +60,8 @@ class Machine:
     mismatched: tuple[str, ...]
     gpus: tuple[Gpu, ...]
     hidden: bool = False
+    tools: BuildTools | None = None
+    environment_free: int | None = None
 
 
 def look_at_machine() -> Machine:
@@ -83,6 +92,8 @@ def look_at_machine() -> Machine:
         mismatched=mismatched_builds(),
         gpus=tuple(gpus),
         hidden=gpus_are_hidden(),
+        tools=look_for_tools(),
+        environment_free=shutil.disk_usage(sys.prefix).free,
     )
 
 
@@ -114,7 +125,16 @@ def machine_findings(machine: Machine) -> list[Finding]:
         findings.append(driver_finding(machine.driver, machine.torch_cuda))
     for index, gpu in enumerate(machine.gpus):
         findings += gpu_findings(index, gpu, machine.compiled)
+    if machine.gpus and machine.tools is not None:
+        flashinfer_first = any(_prefers_flashinfer(gpu) for gpu in machine.gpus)
+        with_vllm = installed_version("vllm") is not None
+        findings += tool_findings(machine.tools, with_vllm=with_vllm, flashinfer_first=flashinfer_first)
     return findings
+
+
+def _prefers_flashinfer(gpu: Gpu) -> bool:
+    support = attention_for(gpu.capability)
+    return support is not None and support.vllm[0] == "FLASHINFER"
 
 
 def _shared_memory(machine: Machine) -> Finding:
@@ -132,8 +152,12 @@ def _torch_build(machine: Machine) -> Finding:
     subject = "torch's build"
     if machine.torch_cuda is None:
         if machine.driver is not None:
-            remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
+            remedy = (
+                f"install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]', {GPU_INSTALL_GB} GB"
+            )
             found = f"for CPUs, but there is an NVIDIA GPU (driver {machine.driver}), which it cannot use"
+            if machine.environment_free is not None:
+                remedy += f" ({gib(machine.environment_free)} are free beside this environment)"
             return Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)
         found = "for CPUs, attention by SDPA's own kernel: runs are for trying things out on small models"
         if machine.mismatched:

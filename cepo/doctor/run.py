@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from cepo.config import RunConfig, find_path, run_folder
-from cepo.doctor.findings import DEVICES, Finding
+from cepo.doctor.engine import engine_findings
+from cepo.doctor.findings import DEVICES, Finding, Mark
 from cepo.doctor.machine import Machine
 from cepo.doctor.model import family_finding, generator_finding
 from cepo.doctor.start import ray_findings, start_findings
@@ -19,6 +21,8 @@ from cepo.sizing.needs import Needs, ShapeOf, estimate_needs
 from cepo.sizing.phases import Phases, gib
 
 MEMORY, DATA, DISK = "this config's memory", "data", "disk"
+CHECKS = ("machine", "engine", "memory", "start", "data", "disk")
+"""What can be looked at by itself; the first concerns the machine alone."""
 _VLLM = "vllm"
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 FIRST_ROWS = 8
@@ -31,27 +35,38 @@ _LESS_ACTIVATIONS = (
 )
 
 
-def run_findings(config: RunConfig, machine: Machine) -> list[Finding]:
-    """Memory, data and disk of a checked configuration whose embedded parts are built already."""
+def run_findings(config: RunConfig, machine: Machine, checks: Collection[str] = CHECKS) -> list[Finding]:
+    """Those of `checks` of a checked configuration whose embedded parts are built already."""
     device, generator = devices_finding(config, machine), generator_finding(config, machine)
-    begin = [*ray_findings(config, machine), *start_findings(config)]
-    try:
-        needs = estimate_needs(config, cpu_engine=generator.found == _VLLM and not machine.gpus)
-    except ConfigError as error:
-        remedy = "give a folder with config.json, or a hub name where the hub can be reached (or is in the cache)"
-        model = Finding(section=MEMORY, subject="model", mark="fail", found=str(error), remedy=remedy)
-        return [device, generator, *begin, model]
-    memory = memory_findings(needs, config, machine, with_vllm=generator.found == _VLLM)
-    return [
-        device,
-        family_finding(config),
-        generator,
-        weights_finding(config.worker.actor.model.model_path),
-        *begin,
-        *memory,
-        *data_findings(config),
-        *disk_findings(needs, config),
-    ]
+    with_vllm = generator.found == _VLLM
+    findings = [device, family_finding(config), generator] if {"engine", "memory"} & set(checks) else []
+    if "start" in checks:
+        findings += [weights_finding(config.worker.actor.model.model_path)]
+        findings += [*ray_findings(config, machine), *start_findings(config)]
+    needs = None
+    if {"engine", "memory", "disk"} & set(checks):
+        try:
+            needs = estimate_needs(config, cpu_engine=with_vllm and not machine.gpus)
+        except ConfigError as error:
+            remedy = "give a folder with config.json, or a hub name where the hub can be reached (or is in the cache)"
+            return [*findings, Finding(section=MEMORY, subject="model", mark="fail", found=str(error), remedy=remedy)]
+        if "engine" in checks and with_vllm:
+            findings += engine_findings(config, machine, sleeps=_sleeps(config, needs, machine))
+        if "memory" in checks:
+            findings += memory_findings(needs, config, machine, with_vllm=with_vllm)
+    if "data" in checks:
+        findings += data_findings(config)
+    if needs is not None and "disk" in checks:
+        findings += disk_findings(needs, config)
+    return findings
+
+
+def _sleeps(config: RunConfig, needs: Needs, machine: Machine) -> bool:
+    """Whether vLLM would sleep on the first GPU."""
+    if not machine.gpus:
+        return False
+    gpu = machine.gpus[0]
+    return phases_on(config, needs, free=gpu.free, total=gpu.total, with_vllm=True).sleeps
 
 
 def devices_finding(config: RunConfig, machine: Machine) -> Finding:
@@ -241,19 +256,40 @@ def _measured(problems: Any, processing: Any) -> tuple[list[int], list[str]]:
 
 
 def disk_findings(needs: Needs, config: RunConfig) -> list[Finding]:
-    """Whether the disk of the run folder holds the checkpoints the run will keep, and one more while it is written."""
-    folder = run_folder(config).absolute()
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    free = shutil.disk_usage(existing).free
+    """Whether the disks hold weights that are still to be downloaded, the checkpoints the run will keep, and one more."""
+    free, folder = _free_for(run_folder(config)), run_folder(config)
     trainer = config.trainer
     kept = checkpoints_kept(trainer.save_freq, trainer.save_limit, trainer.max_steps)
-    found = f"{gib(free)} free for {run_folder(config)}; a checkpoint has {gib(needs.checkpoint)}, {kept} at a time"
+    found = f"{gib(free)} free for {folder}; a checkpoint has {gib(needs.checkpoint)}, {kept} at a time"
     remedy = "set trainer.save_checkpoint_path to a larger disk, or lower trainer.save_limit"
-    if needs.checkpoint > free:
-        return [Finding(section=DISK, subject="checkpoints", mark="fail", found=found, remedy=remedy)]
-    if kept * needs.checkpoint > free:
-        return [Finding(section=DISK, subject="checkpoints", mark="warn", found=found, remedy=remedy)]
-    return [Finding(section=DISK, subject="checkpoints", mark="ok", found=found)]
+    mark: Mark = "fail" if needs.checkpoint > free else "warn" if kept * needs.checkpoint > free else "ok"
+    checkpoints = Finding(
+        section=DISK, subject="checkpoints", mark=mark, found=found, remedy="" if mark == "ok" else remedy
+    )
+    return [*download_findings(needs, config), checkpoints]
+
+
+def download_findings(needs: Needs, config: RunConfig) -> list[Finding]:
+    """Whether the hub's cache has room for weights that it does not hold; nothing where none are to be downloaded."""
+    from huggingface_hub import constants
+
+    path = config.worker.actor.model.model_path
+    cache = Path(constants.HF_HUB_CACHE)
+    held = cache / f"models--{path.replace('/', '--')}" / "snapshots"
+    if find_path(path) is not None or any(held.rglob("*.safetensors")):
+        return []
+    free, wanted = _free_for(cache), 2 * needs.model.parameters
+    found = f"{gib(free)} free for the hub's cache {cache}; the weights of {path} have about {gib(wanted)}"
+    if wanted <= free:
+        return [Finding(section=DISK, subject="weights", mark="ok", found=found)]
+    remedy = "set HF_HOME to a folder on a larger disk, or worker.actor.model.model_path to a folder with the weights"
+    return [Finding(section=DISK, subject="weights", mark="fail", found=found, remedy=remedy)]
+
+
+def _free_for(folder: Path) -> int:
+    """Free bytes of the disk on which the folder is, or would be."""
+    whole = folder.absolute()
+    return shutil.disk_usage(next(parent for parent in (whole, *whole.parents) if parent.exists())).free
 
 
 def checkpoints_kept(save_freq: int, save_limit: int, max_steps: int | None) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cepo.errors import ConfigError
 from cepo.models.families import EngineUse
 from cepo.rollout.base import Generator
+from cepo.rollout.engine_options import EngineSettings
 
 if TYPE_CHECKING:
     from cepo.config import RunConfig
@@ -158,6 +159,28 @@ def generator_of_run(
         show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
         processing=processing,
         **settings,
+    )
+
+
+def engine_settings_of_run(config: RunConfig, *, most_visuals: tuple[int, int], sleeps: bool) -> EngineSettings:
+    """What `generator_of_run` asks of vLLM in training; see there."""
+    rollout, model = config.worker.rollout, config.worker.actor.model
+    return EngineSettings(
+        model_path=model.model_path,
+        dtype=rollout.dtype,
+        max_model_len=longest_context(config),
+        seed=rollout.seed,
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        enforce_eager=rollout.enforce_eager,
+        max_num_batched_tokens=rollout.max_num_batched_tokens,
+        limit_images=rollout.limit_images or most_visuals[0],
+        limit_videos=most_visuals[1],
+        lora_rank=model.lora.rank,
+        trust_remote_code=model.trust_remote_code,
+        fp32_logits=model.fp32_logits,
+        show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
+        tensor_parallel_size=rollout.tensor_parallel_size,
+        sleeps=sleeps,
     )
 
 

@@ -8,6 +8,7 @@
 #   TRAIN_FILES  a file, folder or hub name with @split, in place of the hub's training set; VAL_FILES the same for validation
 #   CHECKPOINTS  the folder of run folders (checkpoints in the checkout)
 #   DRY_RUN=1    resolves, checks and prints the configuration, and starts nothing
+#   SKIP_DOCTOR  1: starts without looking at machine, engine and memory first (0; in a dry run 1)
 #   CEPO_PYTHON, CEPO_VENV, PYTHON  see scripts/common.sh
 # Paths are relative to the folder the script is called from. Later arguments win, over the variables too.
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -16,7 +17,7 @@ CONFIGS="$ROOT/configs/geo3k"
 usage() {
     local file
     echo "usage: bash scripts/geo3k/train.sh NAME [2b|4b] [a.b.c=value ...]"
-    echo "variables: NUM_GPUS NUM_NODES MODEL_PATH TRAIN_FILES VAL_FILES CHECKPOINTS DRY_RUN CEPO_PYTHON CEPO_VENV"
+    echo "variables: NUM_GPUS NUM_NODES MODEL_PATH TRAIN_FILES VAL_FILES CHECKPOINTS DRY_RUN SKIP_DOCTOR CEPO_PYTHON CEPO_VENV"
     echo "names:"
     find "$CONFIGS" -name '*.yaml' ! -path "$CONFIGS/base.yaml" | sort | while read -r file; do
         file="${file#"$CONFIGS"/}"
@@ -59,9 +60,22 @@ ARGUMENTS=(
 [[ -z "${TRAIN_FILES:-}" ]] || ARGUMENTS+=("data.train_files=$TRAIN_FILES")
 [[ -z "${VAL_FILES:-}" ]] || ARGUMENTS+=("data.val_files=$VAL_FILES")
 
+case "${DRY_RUN:-0}" in
+0 | 1) ;;
+*) die "DRY_RUN is '$DRY_RUN'; accepted: 1 and 0." ;;
+esac
+case "${SKIP_DOCTOR:=${DRY_RUN:-0}}" in
+0 | 1) ;;
+*) die "SKIP_DOCTOR is '$SKIP_DOCTOR'; accepted: 1 and 0." ;;
+esac
+
 ensure_environment "$(engine_extra)"
+# A cluster that is joined has the devices, not this machine: each worker looks at its own.
+if [[ "$SKIP_DOCTOR" == 0 && "${NUM_NODES:-1}" == 1 && -z "${RAY_ADDRESS:-}" ]]; then
+    "$CEPO_PYTHON" -m cepo.cli doctor checks=machine,engine,memory "${ARGUMENTS[@]}" "$@" >&2 ||
+        die "This training could not start here: see the lines marked fail, and what they say to do. SKIP_DOCTOR=1 tries it nevertheless."
+fi
 case "${DRY_RUN:-0}" in
 0) exec "$CEPO_PYTHON" -m cepo.train "${ARGUMENTS[@]}" "$@" ;;
 1) exec "$CEPO_PYTHON" -m cepo.cli config "${ARGUMENTS[@]}" "$@" ;;
-*) die "DRY_RUN is '$DRY_RUN'; accepted: 1 and 0." ;;
 esac

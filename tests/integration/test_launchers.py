@@ -39,6 +39,7 @@ def launch(script: str, *arguments: object, folder: Path, **variables: object) -
         "VAL_FILES",
         "CHECKPOINTS",
         "DRY_RUN",
+        "SKIP_DOCTOR",
         "CEPO_VENV",
         "PYTHONPATH",
         "DATA",
@@ -232,6 +233,7 @@ def test_two_steps_of_the_2b_launcher_train_the_tiny_model_on_real_geometry3k_an
     overrides = [*tiny_overrides, "algorithm.cepo.negative.source=peer_full"]
     done = launch("cepo.sh", "2b", *overrides, folder=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
+    assert "Training could start." in done.stderr, "machine, engine and memory are looked at first"
     run = tmp_path / "runs" / "cepo" / "geo3k-cepo-2b"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [row for row in rows if "actor/skipped_updates" in row]
@@ -240,9 +242,9 @@ def test_two_steps_of_the_2b_launcher_train_the_tiny_model_on_real_geometry3k_an
     assert all(row["prompt_length/mean"] > 100 for row in steps), "pictures are in the prompts"
     assert sum(row["work/teacher_rows"] for row in steps) > 0
 
-    # One step more: a sweep resumes the run where it stood, and does not start it again once it is through.
+    # One step more, without the doctor: a sweep resumes the run where it stood, and does not start it again once it is through.
     overrides.append("trainer.max_steps=3")
-    resumed = launch("sweep.sh", "cepo", *overrides, folder=tmp_path, **variables)
+    resumed = launch("sweep.sh", "cepo", *overrides, folder=tmp_path, SKIP_DOCTOR=1, **variables)
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.startswith("to do  ")
     assert "goes on with step 3 of 3" in resumed.stderr
@@ -256,7 +258,7 @@ def test_two_steps_of_the_2b_launcher_train_the_tiny_model_on_real_geometry3k_an
 @pytest.mark.heavy
 def test_a_sweep_of_two_runs_that_fail_tries_both_and_ends_with_1(geo3k_slice: Path, tmp_path: Path) -> None:
     (tmp_path / "no-model").mkdir()
-    variables = {"MODEL_PATH": tmp_path / "no-model", "TRAIN_FILES": geo3k_slice, "HF_HUB_OFFLINE": 1}
+    variables = {"MODEL_PATH": tmp_path / "no-model", "TRAIN_FILES": geo3k_slice, "HF_HUB_OFFLINE": 1, "SKIP_DOCTOR": 1}
     done = launch("sweep.sh", "grpo", "rlsd", folder=tmp_path, CHECKPOINTS=tmp_path / "runs", **variables)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "2 of 2 runs failed: grpo rlsd. The same command tries them again."
