@@ -84,7 +84,7 @@ ensure_environment() {
     fi
     [[ "$extras" != gpu* || -n "${CEPO_VENV:-}" ]] || VENV="$ROOT/.venv-gpu"
     export CEPO_PYTHON="$VENV/bin/python"
-    stamp="$VENV/.cepo-$(printf '%s' "$extras" | tr ',' '-')-$(cat "$ROOT"/{pyproject.toml,_cepo_cpu_torch.*} | cksum | cut -d' ' -f1)"
+    stamp="$VENV/.cepo-$(printf '%s' "$extras" | tr ',' '-')-$(cksum "$ROOT"/{pyproject.toml,_cepo_cpu_torch.*} | cut -d' ' -f1 | tr '\n' '-')"
     if [[ -e "$stamp" ]]; then
         return
     fi
