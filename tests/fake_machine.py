@@ -18,9 +18,7 @@ _OTHERS = ("VLLM_", "TRITON_")  # an engine that an earlier test started has set
 def fake_machine(*devices: dict[str, Any], driver: str = "580.65.06", **variables: str) -> dict[str, str]:
     """The environment of a process on a machine with these devices, a CUDA 13 build of torch and that driver."""
     fake = {"cuda": "13.0", "compiled": WHEEL_CUDA_13, "devices": devices}
-    inherited = {
-        name: value for name, value in os.environ.items() if name not in _OWN and not name.startswith(_OTHERS)
-    }
+    inherited = {name: value for name, value in os.environ.items() if name not in _OWN and not name.startswith(_OTHERS)}
     return inherited | {
         "CEPO_FAKE_CUDA": json.dumps(fake),
         "CEPO_FAKE_DRIVER": driver,
