@@ -219,7 +219,7 @@ def build_backend(
     config: RunConfig, processing: Processing, facts: WorkerFacts, picture_probe: PictureSource | None
 ) -> Backend:
     """The run's devices: this process's own, or those of a Ray cluster."""
-    facts = dataclasses.replace(facts, demand=_demand(config))
+    facts = dataclasses.replace(facts, demand=_demand(config, processing, facts))
     if chosen_launcher(config) == "ray":
         from cepo.runtime.ray import RayBackend
 
@@ -230,17 +230,17 @@ def build_backend(
     return LocalBackend(config, facts, processing)
 
 
-def _demand(config: RunConfig) -> Demand | None:
+def _demand(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Demand | None:
     """For the decision whether the run fits and whether vLLM sleeps; not estimated where no GPU can be at work."""
     import torch
 
-    from cepo.rollout.factory import takes_vllm
+    from cepo.rollout.factory import vllm_samples
     from cepo.sizing.needs import estimate_needs
 
     on_other_machines = chosen_launcher(config) == "ray"
     if not (torch.cuda.is_available() or on_other_machines):
         return None
-    with_vllm = takes_vllm(config.worker.rollout.name, device="cuda")
+    with_vllm = vllm_samples(config, processing, facts.most_visuals)
     return estimate_needs(config, cpu_engine=False).demand(with_vllm=with_vllm)
 
 

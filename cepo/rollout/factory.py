@@ -51,9 +51,18 @@ def choose_generator(name: str, *, device: str, unserved: str | None = None) -> 
     return "vllm"
 
 
-def takes_vllm(name: str, *, device: str) -> bool:
-    """Whether `choose_generator` would take vLLM there; logs nothing, and leaves mistakes to it."""
-    return name == "vllm" or (name == "auto" and _why_not_vllm(device) is None)
+def vllm_samples(config: RunConfig, processing: Processing, most_visuals: tuple[int, int]) -> bool:
+    """Whether `generator_of_run` takes vLLM on a GPU; logs nothing, and leaves mistakes to it."""
+    rollout = config.worker.rollout
+    if rollout.name != "auto":
+        return rollout.name == "vllm"
+    use = EngineUse(
+        on_gpu=True,
+        dtype=rollout.dtype,
+        with_adapter=config.worker.actor.model.lora.rank > 0,
+        most_images=rollout.limit_images or most_visuals[0],
+    )
+    return _why_not_vllm("cuda") is None and processing.family.why_not_vllm(use) is None
 
 
 def build_generator(

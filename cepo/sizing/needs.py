@@ -59,6 +59,7 @@ class Needs:
             certain=self.certain - self._loaded + other,
             bound=self.total - self._loaded + other,
             engine=self.generator,
+            with_vllm=with_vllm,
         )
 
     @property

@@ -18,6 +18,7 @@ class Demand:
         certain: beyond them at the worst moment of scoring and update, whatever the lengths.
         bound: the same with the upper bounds of the activations.
         engine: the least that the engine needs: its weights, and keys and values of one request.
+        with_vllm: vLLM samples. Another generator has its weights on the device all the time, and they are in the sums above.
     """
 
     loaded: int
@@ -25,6 +26,7 @@ class Demand:
     certain: int
     bound: int
     engine: int
+    with_vllm: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

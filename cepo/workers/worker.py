@@ -21,7 +21,7 @@ from cepo.losses.policy import ClipRange, PolicyLossSettings
 from cepo.metrics import Metrics, merge_metrics
 from cepo.models.processing import Processing
 from cepo.rollout.base import Generation, GenerationRequest, Generator, OnFinished, SamplingSettings
-from cepo.rollout.factory import generator_of_run, takes_vllm
+from cepo.rollout.factory import generator_of_run
 from cepo.sizing.fitting import what_would_fit
 from cepo.sizing.phases import Demand, Phases, gib, plan_phases
 from cepo.workers.actor import Actor
@@ -246,12 +246,10 @@ def _require_memory(config: RunConfig, facts: WorkerFacts) -> None:
         ConfigError: what no length can change does not fit on this device, with a setting that would.
     """
     phases = _phases(config, facts, is_loaded=False)
-    if phases is None or phases.refused is None:
+    if phases is None or phases.refused is None or facts.demand is None:
         return
     free, total = torch.cuda.mem_get_info(this_device())
-    would_fit = what_would_fit(
-        config, free=free, total=total, with_vllm=takes_vllm(config.worker.rollout.name, device="cuda")
-    )
+    would_fit = what_would_fit(config, free=free, total=total, with_vllm=facts.demand.with_vllm)
     raise ConfigError(
         f"the run does not fit on this GPU, of which {gib(free)} of {gib(total)} are free: {phases.refused}; {would_fit}"
     )
@@ -284,6 +282,6 @@ def _phases(config: RunConfig, facts: WorkerFacts, *, is_loaded: bool) -> Phases
     if device.type != "cuda" or facts.demand is None:
         return None
     free, total = torch.cuda.mem_get_info(device)
-    share = int(rollout.gpu_memory_utilization * total) if takes_vllm(rollout.name, device="cuda") else 0
+    share = int(rollout.gpu_memory_utilization * total) if facts.demand.with_vllm else 0
     left = free if is_loaded else free - facts.demand.loaded
     return plan_phases(facts.demand, free=left, share=share, sleep=rollout.sleep)

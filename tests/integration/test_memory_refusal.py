@@ -62,5 +62,5 @@ def test_a_worker_decides_by_what_is_free_once_its_models_are_loaded(
     awake = dataclasses.replace(config, worker=dataclasses.replace(config.worker, rollout=never))
     assert not decides(monkeypatch, awake, free=share + 9 * GIB, total=80 * GIB)
     assert "memory may run out, by at most 3.0 GiB" in caplog.text
-    other = load_config(["config=configs/geo3k/cepo.yaml", "worker.rollout.name=transformers"])
-    assert not decides(monkeypatch, other, free=9 * GIB, total=80 * GIB)
+    other = dataclasses.replace(DEMAND, with_vllm=False)
+    assert not decides(monkeypatch, config, free=9 * GIB, total=80 * GIB, demand=other), "only vLLM can sleep"

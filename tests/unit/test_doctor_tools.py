@@ -142,9 +142,14 @@ def test_the_engine_is_described_as_the_run_starts_it(monkeypatch: pytest.Monkey
         seen.append(settings)
         raise StartedError
 
+    class Served:
+        def why_not_vllm(self, use: object) -> str | None:
+            return None
+
     class Tokens:
         banned_token_ids = (1,)
         eos_token_ids = (2,)
+        family = Served()
 
     monkeypatch.setattr(vllm_engine, "start_engine", start_engine)
     monkeypatch.setattr(vllm_engine, "without_gpu", lambda: False)
