@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from easyr1_yaml import LORA_SCRIPT, easyr1s_file
+from tiny_checkpoints import VISION_FAMILIES, write_checkpoint
 from training_runs import json_lines, run
 
 from cepo.workers.compensated_adamw import CompensatedAdamW
@@ -44,3 +45,60 @@ def test_easyr1s_config_file_with_its_lora_and_bf16_overrides_trains_a_step_of_1
     settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
     assert (settings["r"], settings["lora_alpha"]) == (64, 64)
     assert len(json_lines(done.folder / "generations.jsonl")) == 2 * 3, "before and after the step, 3 responses"
+
+
+IN_BF16 = ["worker.actor.fsdp.torch_dtype=bf16", "worker.actor.optim.strategy=adamw_bf16"]
+SCRIPTS = {
+    "qwen2_5_vl_3b_geo3k_grpo": ("qwen2_5_vl", []),
+    "qwen2_5_vl_7b_geo3k_cispo": ("qwen2_5_vl", ["worker.actor.loss_type=cispo"]),
+    "qwen2_5_vl_32b_geo3k_grpo": ("qwen2_5_vl", IN_BF16),
+    "qwen3_vl_30b_geo3k_grpo": ("qwen3_vl_moe", IN_BF16),
+    "qwen2_5_7b_math_grpo": ("qwen2", []),
+    "qwen3_4b_math_grpo_lora": (
+        "qwen3",
+        ["worker.actor.model.lora.rank=64", "worker.actor.model.lora.alpha=64", "worker.actor.optim.lr=1e-5"],
+    ),
+}
+"""EasyR1's scripts: the family of the model that each names, and what it overrides beside data, model, lengths and devices.
+
+From examples/ of hiyouga/EasyR1 (Apache-2.0), read on 2026-11-22."""
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_easyr1s_script_trains_two_steps_with_a_tiny_model_of_the_family_it_names(
+    script: str, tmp_path: Path, problem_file: Path, parity_reward: str
+) -> None:
+    family, overrides = SCRIPTS[script]
+    model = write_checkpoint(family, tmp_path / "model")
+    data = problem_file if family in VISION_FAMILIES else text_problems(tmp_path)
+    arguments = [
+        easyr1s_file(tmp_path),
+        *overrides,
+        f"trainer.experiment_name={script}",
+        *OURS,
+        f"data.train_files={data}",
+        f"data.val_files={data}",
+        f"worker.actor.model.model_path={model}",
+        f"worker.reward.reward_function={parity_reward}",
+        "data.max_prompt_length=1024",
+        "data.max_response_length=4",
+        "worker.rollout.n=2",
+        "worker.rollout.tensor_parallel_size=1",
+        "trainer.val_before_train=false",
+        "trainer.val_freq=-1",
+        "trainer.max_steps=2",
+    ]
+    done = run(arguments, folder=tmp_path / "run")
+    trained = [line for line in done.metrics if "actor/lr" in line]
+    assert len(trained) == 2
+    assert all(line["actor/kl_loss"] >= 0 for line in trained)
+    assert all(line["rollout/log_prob_gap_mean"] < 0.2 for line in trained if "rollout/log_prob_gap_mean" in line)
+
+
+def text_problems(folder: Path) -> Path:
+    """Four problems under the columns of EasyR1's math data."""
+    file = folder / "math.jsonl"
+    rows = [{"problem": f"What is {number} + 3?", "answer": str(number + 3)} for number in range(4)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return file
