@@ -19,7 +19,9 @@ def load_full(llm: LLM, weights: FullWeights) -> None:
     Raises:
         EngineError: the output head is tied to the embeddings and missing.
     """
-    tied = llm.model_config.hf_config.get_text_config().tie_word_embeddings
+    config: Any = llm.model_config.hf_config
+    # Published checkpoints have the entry in the configuration of the whole, of the text part, or of both.
+    tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
     if tied and "lm_head.weight" not in weights.tensors:
         raise EngineError(
             "the model's output head is tied to its embeddings and 'lm_head.weight' is not among the weights, which "
