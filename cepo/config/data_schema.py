@@ -32,7 +32,10 @@ class DataConfig:
     image_key: str = option("images", "Column with the list of images; a row may have none.")
     video_key: str = option("videos", "Column with the list of videos; a row may have none. Needs the extra `video`.")
     video_fps: float = option(2.0, "Frames per second taken of a video.", above=0)
-    image_dir: str | None = option(None, "Folder put before image and video paths given as text.")
+    image_dir: str | None = option(
+        None,
+        "Folder that image and video paths given as text lie in; null: paths may lead anywhere.",
+    )
     max_prompt_length: int = option(512, "Prompt tokens, expanded image tokens included.", minimum=1)
     max_response_length: int = option(512, "Tokens a response may have.", minimum=1)
     rollout_batch_size: int = option(512, "Prompts per training step.", minimum=1)

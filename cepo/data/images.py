@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,45 @@ from PIL import Image
 
 from cepo.errors import DataError
 
+logger = logging.getLogger(__name__)
+
 LARGEST_ASPECT_RATIO = 200
 """Qwen's resizing rule refuses thinner pictures; refused here with the row's name instead of in the middle of a run."""
+
+LARGEST_PIXELS = 64_000_000
+"""A file of kilobytes can state any size; this one decodes to 192 MB."""
+_ORIENTATION_TAG = 0x0112
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""What is opened. Others of Pillow's start programs (EPS: Ghostscript) or are no images of datasets.
+A JPEG file may turn out to be MPO."""
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What shows an image upright, by the orientation in its EXIF data."""
+
+
+def media_file(path: str, image_dir: str | None) -> Path:
+    """The regular file that a row names, within `image_dir` where one is set.
+
+    Raises:
+        DataError: it lies elsewhere, does not exist, or is no regular file (a pipe would be waited for without end).
+    """
+    file = Path(image_dir or "") / path
+    if image_dir is not None and not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(image_dir)):
+        raise DataError(f"the file {path!r} lies outside of data.image_dir {image_dir}; accepted: paths within it")
+    try:
+        mode = file.stat().st_mode
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        raise DataError(f"the file {str(file)!r} cannot be read ({error})") from error
+    if not stat.S_ISREG(mode):
+        raise DataError(f"{str(file)!r} is no regular file; accepted: a file with the data")
+    return file
 
 
 def open_image(value: Any, image_dir: str | None) -> Image.Image:
@@ -23,30 +63,44 @@ def open_image(value: Any, image_dir: str | None) -> Image.Image:
         image_dir: folder put before paths given as text.
 
     Raises:
-        DataError: nothing that can be read as a picture.
+        DataError: nothing that can be read as a picture, a format that is not accepted, or too many pixels.
     """
+    image = _opened(value, image_dir)
+    if image.format not in (None, "MPO", *FORMATS):
+        raise DataError(f"the picture is a {image.format} file; accepted: {', '.join(FORMATS)}")
+    width, height = image.size
+    if width * height > LARGEST_PIXELS:
+        raise DataError(f"the picture is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
+    return image
+
+
+def _opened(value: Any, image_dir: str | None) -> Image.Image:
     if isinstance(value, Image.Image):
         return value
     if isinstance(value, dict):
         value = value["bytes"] if value.get("bytes") is not None else value.get("path")
     try:
         if isinstance(value, bytes):
-            return Image.open(io.BytesIO(value))
+            return Image.open(io.BytesIO(value), formats=FORMATS)
         if isinstance(value, str):
-            return Image.open(Path(image_dir or "") / value)
-    except (OSError, Image.DecompressionBombError) as error:
-        raise DataError(f"the picture cannot be read ({error})") from error
+            return Image.open(media_file(value, image_dir), formats=FORMATS)
+    except DataError:
+        raise
+    except Exception as error:  # damaged bytes make decoders raise almost anything
+        raise DataError(f"the picture cannot be read ({error}); accepted: {', '.join(FORMATS)}") from error
     raise DataError(f"the picture is a {type(value).__name__}; accepted: PIL image, bytes, path, or {{bytes, path}}")
 
 
 def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
-    """Checks that a picture can be decoded, as cheaply as its format allows, and returns (width, height).
+    """Checks that a picture can be decoded, as cheaply as its format allows, and returns (width, height) when upright.
 
     Raises:
         DataError: missing, unreadable, damaged, empty or too thin.
     """
     image = open_image(value, image_dir)
     width, height = image.size
+    if _orientation(image) >= 5:
+        width, height = height, width
     if min(width, height) < 1 or max(width, height) / min(width, height) > LARGEST_ASPECT_RATIO:
         raise DataError(
             f"the picture is {width} x {height}; accepted: sides in a ratio of at most {LARGEST_ASPECT_RATIO}"
@@ -57,9 +111,26 @@ def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
         else:  # only reading the whole stream finds a cut one; a JPEG is read at an eighth of its size
             image.draft(None, (1, 1))
             image.load()
-    except (OSError, SyntaxError) as error:  # PIL raises SyntaxError for broken PNG chunks
+    except Exception as error:  # damaged bytes make decoders raise almost anything
         raise DataError(f"the picture is damaged ({error})") from error
     return width, height
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation, 1 (upright) without one that can be read. Pillow itself turns TIFF files."""
+    if image.format not in ("JPEG", "MPO", "PNG", "WEBP"):
+        return 1
+    try:
+        if image.format == "PNG":  # Pillow's own reader would decode the whole image first
+            exif = Image.Exif()
+            exif.load(image.info.get("exif") or b"")
+        else:
+            exif = image.getexif()
+        found = exif.get(_ORIENTATION_TAG)
+    except Exception as error:
+        logger.debug("an image's EXIF data cannot be read and is taken for none: %s", error)
+        return 1
+    return found if found in _TURNS else 1
 
 
 def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int | None) -> tuple[int, int]:
@@ -75,14 +146,17 @@ def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int 
 
 
 def load_rgb(value: Any, image_dir: str | None, min_pixels: int | None, max_pixels: int | None) -> Image.Image:
-    """The decoded picture in RGB, within the pixel limits. Palettes, grey and alpha channels become three channels.
+    """The decoded picture in RGB, upright, within the pixel limits. Palettes, grey and alpha become three channels.
 
     Raises:
         DataError: the picture cannot be decoded.
     """
+    image = open_image(value, image_dir)
+    turn = _TURNS.get(_orientation(image))
     try:
-        image = open_image(value, image_dir).convert("RGB")
-    except (OSError, SyntaxError) as error:
+        image = image.convert("RGB")
+        image = image if turn is None else image.transpose(turn)
+    except Exception as error:  # damaged bytes make decoders raise almost anything
         raise DataError(f"the picture cannot be decoded ({error})") from error
     size = limited_size(image.size, min_pixels, max_pixels)
     return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)

@@ -178,7 +178,7 @@ def file_identity(files: Iterable[Path]) -> list[tuple[str, int, int]]:
     for file in files:
         try:
             status = file.stat()
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a null byte
             found.append((str(file.absolute()), -1, -1))
             continue
         found.append((str(file.absolute()), status.st_size, status.st_mtime_ns))

@@ -7,13 +7,12 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy
 from PIL import Image
 
-from cepo.data.images import load_rgb
+from cepo.data.images import load_rgb, media_file
 from cepo.errors import ConfigError, DataError
 from cepo.models.videos import Video
 
@@ -57,7 +56,7 @@ def load_video(value: Any, image_dir: str | None, rules: FrameRules) -> Video:
     if isinstance(value, bytes):
         return _decoded(io.BytesIO(value), rules)
     if isinstance(value, str):
-        return _decoded(str(Path(image_dir or "") / value), rules)
+        return _decoded(str(media_file(value, image_dir)), rules)
     raise DataError(
         f"the video is a {type(value).__name__}; accepted: path, bytes, {{bytes, path}}, or a list of frames"
     )

@@ -1,0 +1,133 @@
+"""An image of a dataset is a bad row or an image: it starts no program, reads no other file, hangs and crashes nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import subprocess
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cepo.data.images import LARGEST_PIXELS, load_rgb, media_file, verify_image
+from cepo.data.row_checks import file_identity
+from cepo.errors import DataError
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind, **options)  # type: ignore[arg-type]
+    return buffer.getvalue()
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(width: int = 4, height: int = 4, *extra: bytes) -> bytes:
+    """A grey PNG of zeros with further chunks before its data."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
+    packer = zlib.compressobj()
+    rows = b"".join(packer.compress(bytes(1 + (width + 7) // 8)) for _ in range(height)) + packer.flush()
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(extra) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+BOMB = zlib.compress(bytes(80_000_000), 9)
+HOSTILE = {
+    "oversized zTXt": png(4, 4, chunk(b"zTXt", b"k\0\0" + BOMB)),
+    "oversized iTXt": png(4, 4, chunk(b"iTXt", b"k\0\1\0\0\0" + BOMB)),
+    "oversized iCCP": png(4, 4, chunk(b"iCCP", b"k\0\0" + BOMB)),
+    "170 million pixels": png(13_000, 13_000),
+    "header alone": png()[:40],
+    "empty": b"",
+    "EPS": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\n(x) print\nshowpage\n%%EOF\n",
+    "text": b"no image",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_a_bad_row_and_starts_no_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def no_program(*_: object, **__: object) -> None:
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr(subprocess, "Popen", no_program)
+    monkeypatch.setattr(subprocess, "check_call", no_program)
+    file = tmp_path / "image"
+    file.write_bytes(HOSTILE[name])
+    for value in (HOSTILE[name], {"bytes": HOSTILE[name]}, {"path": str(file)}, str(file)):
+        with pytest.raises(DataError, match="the picture"):
+            verify_image(value, None)
+        with pytest.raises(DataError, match="the picture"):
+            load_rgb(value, None, None, None)
+
+
+def test_an_opened_image_of_a_format_that_starts_a_program_or_with_too_many_pixels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a EPS file; accepted: PNG, JPEG"):
+        load_rgb(Image.open(io.BytesIO(HOSTILE["EPS"])), None, None, None)
+    with pytest.raises(DataError, match=f"at most {LARGEST_PIXELS:,} pixels"):
+        verify_image(Image.new("1", (13_000, 5_000)), None)
+
+
+@pytest.mark.parametrize(
+    "path", ["../secret.png", "/etc/hostname", "inner/../../secret.png", "a\0b.png", "pipe", "inner", 5000 * "x"]
+)
+def test_a_path_outside_of_image_dir_or_to_no_regular_file_is_a_bad_row(tmp_path: Path, path: str) -> None:
+    folder = tmp_path / "images"
+    (folder / "inner").mkdir(parents=True)
+    (tmp_path / "secret.png").write_bytes(png())
+    os.mkfifo(folder / "pipe")
+    for value in (path, {"path": path}):
+        with pytest.raises(DataError, match=r"lies outside of data\.image_dir|cannot be read|is no regular file"):
+            verify_image(value, str(folder))
+    file_identity([folder / path])
+
+
+def test_paths_within_image_dir_and_any_path_without_one_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "images"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "a.png").write_bytes(png(5, 3))
+    (folder / "link.png").symlink_to(folder / "inner" / "a.png")
+    for path in ("inner/a.png", "./inner/../inner/a.png", "link.png", str(folder / "inner" / "a.png")):
+        assert verify_image(path, str(folder)) == (5, 3)
+    assert verify_image(str(folder / "inner" / "a.png"), None) == (5, 3)
+    monkeypatch.chdir(tmp_path)
+    assert verify_image("inner/a.png", "images") == (5, 3)
+    assert media_file("images/link.png", None) == Path("images/link.png")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_upright_as_its_exif_data_say(kind: str, orientation: int) -> None:
+    upright = np.zeros((16, 32, 3), np.uint8)
+    upright[:8, :16, 0] = 255  # red in one corner, green in the next
+    upright[:8, 16:, 1] = 255
+    back = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # the transposition that undoes each turn
+    stored = Image.fromarray(upright)
+    if orientation in back:
+        stored = stored.transpose(Image.Transpose(back[orientation]))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    settings: dict[str, dict[str, object]] = {"WEBP": {"lossless": True}, "JPEG": {"quality": 100, "subsampling": 0}}
+    options = settings.get(kind, {})
+    content = encoded(stored, kind, exif=exif, **options)
+    assert verify_image(content, None) == (32, 16)
+    shown = load_rgb(content, None, None, None)
+    assert shown.size == (32, 16)
+    assert np.abs(np.asarray(shown).astype(int) - upright).max() < 40
+
+
+@pytest.mark.parametrize(
+    "exif", [b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0", b"garbage", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"]
+)
+def test_exif_data_that_cannot_be_read_count_for_none(exif: bytes) -> None:
+    content = encoded(Image.new("RGB", (8, 4)), "JPEG", exif=exif)
+    assert verify_image(content, None) == (8, 4)
+    assert load_rgb(content, None, None, None).size == (8, 4)
