@@ -346,6 +346,12 @@ class TrainerConfig:
         "Rounds of sampling for one step under online filtering; then the batch is filled with filtered groups. 0 or less: "
         "as many rounds as it takes.",
     )
+    max_skipped_steps: int = option(
+        10,
+        "Steps in a row whose updates were all skipped for gradients that are not finite, after which the run ends; -1: never.",
+        minimum=1,
+        off=-1,
+    )
     plugins: list[str] = option([], "Python files that register further methods.")
     seed: int = option(1, "Seed of everything that has none of its own.", minimum=0)
 

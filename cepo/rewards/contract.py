@@ -24,6 +24,10 @@ RewardScore = dict[str, float]
 """`overall` is required: it becomes the reward. Every other number is averaged into the metrics."""
 
 
+LARGEST_SCORE = 1e18
+"""Squares of it, in float32 as advantages are computed, are finite."""
+
+
 class ContractError(RewardError):
     """A function returned something else than scores: the same will happen with every sample."""
 
@@ -63,13 +67,27 @@ def validate_scores(scores: object, num_expected: int, *, source: str, first_sam
     return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(scores)]
 
 
+def _shown(value: Any) -> str:
+    try:
+        return f"{value!r:.200}"
+    except Exception as error:  # an integer of too many digits, or an object's own repr
+        return f"<{type(error).__name__} in its repr>"
+
+
 def _checked_name(name: Any, where: str) -> str:
     if not isinstance(name, str):
         raise ContractError(f"{where} the key {name!r} ({type(name).__name__}). Keys are strings.")
-    return name
+    return str.__str__(name)  # a subclass would not travel to the trainer
 
 
 def _checked_number(name: Any, value: Any, where: str) -> float:
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise ContractError(f"{where} {name!r} = {value!r:.200} ({type(value).__name__}). Return a finite number.")
-    return float(value)
+    try:
+        number = float(value) if isinstance(value, Real) else math.nan
+    except OverflowError:  # an integer beyond every float
+        number = math.inf
+    if not abs(number) <= LARGEST_SCORE:
+        raise ContractError(
+            f"{where} {name!r} = {_shown(value)} ({type(value).__name__}). Return a number from {-LARGEST_SCORE:g} to "
+            f"{LARGEST_SCORE:g}."
+        )
+    return number

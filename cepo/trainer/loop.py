@@ -36,11 +36,14 @@ from cepo.trainer.records import group_records
 from cepo.trainer.rewarding import Rewarding
 from cepo.trainer.rollouts import RolloutBatch, View
 from cepo.trainer.sampling import generation_request, training_settings
+from cepo.trainer.skipped_updates import SkippedUpdates
 from cepo.trainer.state import TrainerState
 from cepo.trainer.validation import Validator
 from cepo.types import TokenSignal
 
 logger = logging.getLogger(__name__)
+
+_SKIPPED = "actor/skipped_updates"
 
 
 @dataclass(kw_only=True)
@@ -67,6 +70,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self.clock = StageClock()
         self._equal_rewards = EqualRewards()
+        self._skipped_updates = SkippedUpdates(self.config.trainer.max_skipped_steps)
         self._first_step = self.state.step
         self._last_validated = -1
         self._last_val_reward: float | None = None
@@ -88,6 +92,7 @@ class Trainer:
             done = step + 1
             if _due(done, settings.val_freq):
                 self.validate(done)
+            self._skipped_updates.require_an_update(self.checkpoints.folder)
             if (_due(done, settings.save_freq) or self._is_save_missing) and done < self.total_steps:
                 self.save_if_possible(done)
         if self.total_steps > self._first_step:
@@ -310,7 +315,10 @@ class Trainer:
                 epochs=actor.ppo_epochs,
                 max_response_length=longest,
             )
-            metrics |= self.backend.update(batches, step=batch.step)
+            updated = self.backend.update(batches, step=batch.step)
+            skipped = results({name: updated[name] for name in (_SKIPPED,) if name in updated})
+            self._skipped_updates.see(batch.step + 1, skipped.get(_SKIPPED, 0.0), len(batches))
+            metrics |= updated
             self.backend.finish_step(batch.step)
         with self.clock.stage("sync"):
             self.backend.synchronise_rollout()
@@ -338,7 +346,13 @@ class Trainer:
         self.tracker.log_generations(done, rows)
 
     def save_if_possible(self, done: int) -> None:
-        """A checkpoint on the way; where it cannot be written the run goes on, and tries again after the next step."""
+        """A checkpoint on the way; where it cannot be written the run goes on, and tries again after the next step.
+
+        None is written while updates fail, so that those of before are not pruned for it.
+        """
+        if self._skipped_updates.steps_in_a_row:
+            self._is_save_missing = True
+            return
         try:
             self.save(done)
             self._is_save_missing = False

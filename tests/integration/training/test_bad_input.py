@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -22,7 +23,11 @@ from training_runs import REPOSITORY, checked_config, json_lines, picture, run
 
 import cepo.train
 from cepo.data.dataset import ProblemSet
+from cepo.errors import EngineError
 from cepo.models.processing import Processing
+from cepo.trainer.loop import Trainer
+from cepo.trainer.rollouts import RolloutBatch
+from cepo.types import TokenSignal
 
 Command = Callable[..., str]
 GOOD = {"images": ["good.png"], "problem": "<image>Find x.", "answer": "4"}
@@ -303,3 +308,26 @@ def test_worked_solutions_that_the_data_does_not_have_are_missed_before_a_model_
     message = refused(*shown, f"data.train_files={write_rows(tmp_path, solved)}", *files[1:])
     assert "2 of 4 rows" in message
     assert "row 1;" in message
+
+
+@pytest.mark.heavy
+def test_a_run_whose_updates_are_all_skipped_ends_with_the_checkpoint_of_before(
+    tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken_from_step_3(trainer: Trainer) -> None:
+        estimate = trainer.estimate
+
+        def broken(batch: RolloutBatch) -> TokenSignal:
+            signal = estimate(batch)
+            bad = torch.full_like(signal.advantages, torch.inf)
+            return signal if batch.step < 2 else dataclasses.replace(signal, advantages=bad)
+
+        trainer.estimate = broken  # type: ignore[method-assign]
+
+    options = ["trainer.max_steps=8", "trainer.save_freq=1", "trainer.save_limit=1", "trainer.max_skipped_steps=2"]
+    with pytest.raises(EngineError, match="all updates of the last 2 steps were skipped"):
+        run(tiny_run, *options, folder=tmp_path, prepare=broken_from_step_3)
+    rows = [(row["step"], row["actor/skipped_updates"]) for row in json_lines(tmp_path / "metrics.jsonl")]
+    assert rows == [(1, 0), (2, 0), (3, 2), (4, 2)]
+    assert "step 3 trained nothing: all of its 2 updates were skipped" in caplog.text
+    assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_2"]
