@@ -34,6 +34,8 @@ from cepo.workers.packing import collate_packed
 from cepo.workers.scoring_model import collate
 
 BuildActor = Callable[..., Actor]
+Record = Callable[[str, object], None]
+"""pytest's `record_property`: the figures of docs/models.md are in the report that `--junitxml` writes."""
 
 
 ALTERNATING = '''
@@ -122,7 +124,7 @@ def test_each_supported_model_type_has_a_tiny_checkpoint_or_shares_a_page_with_o
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_and_gradients_are_those_of_plain_transformers(
-    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor
+    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, record_property: Record
 ) -> None:
     folder = checkpoint(family)
     processing = Processing(str(folder))
@@ -135,7 +137,9 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
         for row in rows[start : start + 2]:
             assert list(row.context.token_ids) == inputs["input_ids"][0].tolist()
             expected.append(plain_log_probs(model, inputs, row.response_ids))
-    assert largest_gap(actor.score(rows), [each.detach() for each in expected]) < 1e-5
+    gap = largest_gap(actor.score(rows), [each.detach() for each in expected])
+    record_property("log_probs", gap)
+    assert gap < 1e-5
     weights = [0.3 * (-1) ** number for number in range(len(rows))]
     sum(weight * each.sum() for weight, each in zip(weights, expected, strict=True)).backward()
     batch = collate(rows, processing=processing, device=torch.device("cpu"))
@@ -150,6 +154,7 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
         if gradient is not None:
             squares += float((whole(own) - gradient).double().square().sum())
             length += float(gradient.double().square().sum())
+    record_property("gradient", (squares / length) ** 0.5)
     assert (squares / length) ** 0.5 < 1e-5
 
 
@@ -177,7 +182,7 @@ def test_another_image_or_hint_changes_log_probs_and_an_empty_hint_does_not(
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_rows_score_as_padded_ones_where_the_family_packs(
-    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor
+    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, record_property: Record
 ) -> None:
     folder = checkpoint(family)
     processing, actor = Processing(str(folder)), build_actor(folder=folder)
@@ -191,7 +196,9 @@ def test_packed_rows_score_as_padded_ones_where_the_family_packs(
     padded = collate(rows, processing=processing, device=device)
     assert packed.input_ids.numel() < padded.input_ids.numel()
     with torch.no_grad():
-        assert largest_gap([actor.module(packed)[0]], [actor.module(padded)[0]]) < 1e-5
+        gap = largest_gap([actor.module(packed)[0]], [actor.module(padded)[0]])
+    record_property("packed", gap)
+    assert gap < 1e-5
 
 
 SETTINGS = {
@@ -222,7 +229,13 @@ RUNS = [
 @pytest.mark.parametrize(("engine", "setting"), RUNS)
 @pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_two_steps_with_images_train_and_the_engine_samples_from_the_trained_weights(
-    family: str, engine: str, setting: str, checkpoint: Callable[[str], Path], tiny_run: list[str], tmp_path: Path
+    family: str,
+    engine: str,
+    setting: str,
+    checkpoint: Callable[[str], Path],
+    tiny_run: list[str],
+    tmp_path: Path,
+    record_property: Record,
 ) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text(ALTERNATING, encoding="utf-8")
@@ -246,6 +259,7 @@ def test_two_steps_with_images_train_and_the_engine_samples_from_the_trained_wei
             run(arguments, folder=tmp_path / "run")
         return
     for metrics in run(arguments, folder=tmp_path / "run").metrics:
+        record_property(f"{engine}, {setting}", metrics["rollout/log_prob_gap_max"])
         if in_bf16:
             assert metrics["rollout/log_prob_gap_mean"] < 0.15
         else:
