@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import os
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from cepo.metrics import Metrics, fraction
@@ -11,13 +13,18 @@ if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
     from vllm.outputs import RequestOutput
 
+PREPARING = "cepo-prepares-images"
+"""How the names of the threads begin that prepare images."""
+
+_MOST_THREADS = 8
+
 
 def finished_requests(
     llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams], *, lora_request: Any, show_progress: bool
 ) -> Generator[tuple[int, RequestOutput], None, None]:
     """(index, result) of each request in the order in which they finish. Closing the iterator early drops the others."""
     engine = llm.llm_engine
-    identifiers = llm.enqueue(prompts, samplings, lora_request=lora_request, use_tqdm=False)
+    identifiers = _enqueue(llm, prompts, samplings, lora_request)
     # vLLM numbers requests, appends random characters for its own use, and answers with the number.
     waiting = {identifier.split("-")[0]: index for index, identifier in enumerate(identifiers)}
     with _progress(len(waiting), show_progress) as progress:
@@ -30,6 +37,47 @@ def finished_requests(
         except GeneratorExit:
             engine.abort_request(list(waiting))
             raise
+
+
+def _enqueue(llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams], lora_request: Any) -> list[str]:
+    """As `LLM.enqueue`, which prepares the images of one prompt after the other."""
+    from vllm.sampling_params import RequestOutputKind
+
+    engine, identifiers = llm.llm_engine, list[str]()
+    try:
+        for sampling, prepared in zip(samplings, _prepared(llm, prompts), strict=True):
+            sampling.output_kind = RequestOutputKind.FINAL_ONLY
+            number = str(next(llm.request_counter))
+            identifiers.append(engine.add_request(number, prepared, sampling, lora_request=lora_request))
+    except Exception:
+        engine.abort_request(identifiers, internal=True)
+        raise
+    return identifiers
+
+
+def _prepared(llm: LLM, prompts: Sequence[Any]) -> Iterator[Any]:
+    """The prompts as the engine takes them, their images prepared on several threads.
+
+    vLLM prepares them on one thread because of its cache of prepared images, whose two ends must agree on their order. Where
+    that cache is on (without a GPU), so it is here. The first prompt goes alone: what its processor builds once, it builds then.
+    """
+    from vllm.renderers.inputs.preprocess import parse_model_prompt
+
+    def prepare(prompt: Any) -> Any:
+        (prepared,) = llm.renderer.render_cmpl([parse_model_prompt(llm.model_config, prompt)])
+        return prepared
+
+    if llm.renderer.mm_processor_cache is not None:
+        yield from map(prepare, prompts)
+        return
+    yield from map(prepare, prompts[:1])
+    with ThreadPoolExecutor(_threads(), thread_name_prefix=PREPARING) as pool:
+        yield from pool.map(prepare, prompts[1:])
+
+
+def _threads() -> int:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MOST_THREADS, cores)
 
 
 def _progress(total: int, shown: bool) -> Any:

@@ -6,6 +6,7 @@ CEPO_FAKE_CUDA holds JSON: `cuda` (version), `compiled` (architectures), `device
 
 import json
 import os
+from types import SimpleNamespace
 
 _FAKE = json.loads(os.environ.get("CEPO_FAKE_CUDA", "null"))
 if _FAKE is not None:
@@ -18,6 +19,10 @@ if _FAKE is not None:
     def _device(device=None):
         return _DEVICES[getattr(device, "index", device) or 0]
 
+    def _properties(device):
+        major, minor = device["capability"]
+        return SimpleNamespace(name=device["name"], total_memory=device["total"], major=major, minor=minor)
+
     torch.version.cuda = _FAKE["cuda"]
     torch.cuda.is_available = lambda: bool(_DEVICES)
     torch.cuda.device_count = lambda: len(_DEVICES)
@@ -25,4 +30,5 @@ if _FAKE is not None:
     torch.cuda.get_device_name = lambda device=None: _device(device)["name"]
     torch.cuda.get_device_capability = lambda device=None: tuple(_device(device)["capability"])
     torch.cuda.mem_get_info = lambda device=None: (_device(device)["free"], _device(device)["total"])
+    torch.cuda.get_device_properties = lambda device=None: _properties(_device(device))
     torch.cuda.get_arch_list = lambda: _FAKE["compiled"]

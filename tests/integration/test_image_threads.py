@@ -1,0 +1,75 @@
+"""vLLM's images are prepared on several threads where its cache of prepared images is off, as on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from generator_cases import open_generator, picture, request, tokens
+
+from cepo.errors import EngineError
+from cepo.models.processing import Processing
+from cepo.rollout import vllm_process, vllm_requests
+from cepo.rollout.base import GenerationRequest, SamplingSettings
+
+pytestmark = pytest.mark.heavy
+SETTINGS = SamplingSettings(num_samples=2, max_response_length=8)
+
+
+@contextlib.contextmanager
+def generator(folder: Path, processing: Processing, *, cached: bool) -> Iterator[Any]:
+    """vLLM's CPU build with its cache of prepared images, or without it as on a GPU."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    options = vllm_process.engine_options
+    with pytest.MonkeyPatch.context() as patch:
+        if not cached:
+            patch.setattr(vllm_process, "engine_options", lambda *given: options(*given) | {"mm_processor_cache_gb": 0})
+        with contextlib.closing(open_generator("vllm", folder, processing)) as found:
+            yield found
+
+
+@pytest.fixture(scope="module")
+def prompts(tiny_processing: Processing) -> list[GenerationRequest]:
+    return [
+        request(tiny_processing, "Find x.", [picture(index, (64, 64 + 32 * (index % 3)))], seed=index)
+        for index in range(12)
+    ]
+
+
+def test_12_images_prepared_on_several_threads_give_the_samples_of_one_thread_and_a_bad_one_leaves_the_engine_usable(
+    tiny_model_folder: Path,
+    tiny_processing: Processing,
+    prompts: list[GenerationRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with generator(tiny_model_folder, tiny_processing, cached=True) as one_thread:
+        expected = tokens(one_thread.generate(prompts, SETTINGS))
+    with generator(tiny_model_folder, tiny_processing, cached=False) as threaded:
+        renderer, names = threaded._llm.renderer, list[str]()
+        process, together = renderer._process_multimodal, threading.Barrier(2)
+
+        def process_and_note(*given: Any, **named: Any) -> Any:
+            name = threading.current_thread().name
+            if name.startswith(vllm_requests.PREPARING) and name not in names:
+                together.wait(timeout=60)  # the first of each thread: two at a time, or this breaks
+            names.append(name)
+            return process(*given, **named)
+
+        monkeypatch.setattr(vllm_requests, "_threads", lambda: 2)
+        monkeypatch.setattr(renderer, "_process_multimodal", process_and_note)
+        assert tokens(threaded.generate(prompts, SETTINGS)) == expected
+        assert len({name for name in names if name.startswith(vllm_requests.PREPARING)}) == 2
+        assert not names[0].startswith(vllm_requests.PREPARING), "the first prompt goes alone"
+
+        def fails(*given: Any, **named: Any) -> Any:
+            raise ValueError("no image")
+
+        monkeypatch.setattr(renderer, "_process_multimodal", fails)
+        with pytest.raises(EngineError, match="no image"):
+            threaded.generate(prompts, SETTINGS)
+        monkeypatch.setattr(renderer, "_process_multimodal", process)
+        assert tokens(threaded.generate(prompts, SETTINGS)) == expected
