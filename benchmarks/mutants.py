@@ -2,8 +2,9 @@
 
 `python3 benchmarks/mutants.py --number 300 --seed 1` draws places in `algorithms`, `losses`, `teacher`, `trainer`, `workers` and
 `models`, changes each in a copy of the repository, and runs the tests that ought to notice, from the fast ones to the slow. A
-mutant is killed where a test fails or takes far too long. Known equivalents, which change nothing that can be seen, stand
-with their reason in `equivalent_mutants.json`. `--list` shows what would be planted and runs nothing.
+mutant is killed where a test fails; one whose tests take too long is overdue, which is a hang or a busy machine. Known
+equivalents, which change nothing that can be seen, stand with their reason in `equivalent_mutants.json`. `--list` shows what
+would be planted and runs nothing.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ SELECTION: tuple[tuple[str, tuple[str, ...]], ...] = (
 LAST = (f"{TRAINING}test_reference_trainer.py",)
 """Whole training steps against the equations: what no other test has noticed."""
 
+OVERDUE = "takes longer than"
+
 _COMPARED = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
              ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}  # fmt: skip
 _COMBINED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -92,10 +95,14 @@ _NAMES = {"min": "max", "max": "min", "amin": "amax", "amax": "amin", "minimum":
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one expression: character offsets in the file, what stands there, and what takes its place."""
+    """One change of one expression: character offsets in the file, what stands there, and what takes its place.
+
+    `text` is the line that it begins in.
+    """
 
     file: str
     line: int
+    text: str
     start: int
     end: int
     before: str
@@ -103,8 +110,8 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Names it whatever the line: the file, and both expressions."""
-        return f"{self.file}: {self.before} -> {self.after}"
+        """Names it wherever the line has moved to."""
+        return f"{self.file}: {self.text}: {self.before} -> {self.after}"
 
 
 def mutants_of(file: str, source: str) -> list[Mutant]:
@@ -126,7 +133,7 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
             text = ast.unparse(ast.fix_missing_locations(changed))
             if isinstance(node, ast.BinOp | ast.BoolOp | ast.Compare | ast.UnaryOp):
                 text = f"({text})"
-            found.append(Mutant(file, node.lineno, start, end, source[start:end], text))
+            found.append(Mutant(file, node.lineno, lines[node.lineno - 1].strip(), start, end, source[start:end], text))
     return sorted(found, key=lambda mutant: (mutant.start, mutant.end, mutant.after))
 
 
@@ -257,7 +264,7 @@ class Copy:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            return f"takes longer than {self._seconds:.0f} s"
+            return f"{OVERDUE} {self._seconds:.0f} s"
         if process.returncode == 0:
             return None
         failed = [line.split(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -287,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             begun = time.monotonic()
             reason = known.get(mutant.key) or place.killed_by(mutant)
             verdict = "equivalent" if mutant.key in known else "killed" if reason else "SURVIVED"
+            verdict = "overdue" if verdict == "killed" and str(reason).startswith(OVERDUE) else verdict
             verdicts.append({**asdict(mutant), "verdict": verdict, "reason": reason})
             took = f"{time.monotonic() - begun:.0f} s"
             print(f"{number}/{len(mutants)} {verdict} ({took}) {mutant.file}:{mutant.line}: "
