@@ -22,8 +22,9 @@ logger = logging.getLogger(__name__)
 _VOCABULARY_BLOCK = 2**22
 """Weights of a 16-bit head that are brought to float32 at once where the device has no product that returns float32."""
 
-KERNEL_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""Largest gap between the kernel and torch on the first use of a device, where the types of numbers that it takes are named."""
+KERNEL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+"""Largest gap between the kernel and torch on the first use of a device, where the types of numbers that it takes are named. A
+GPU's own exponential and logarithm are exact to 2 in 10 million, which log-probs of -20 turn into some 1e-5."""
 
 
 class Float32LogitsHead(nn.Linear):

@@ -27,7 +27,7 @@ def test_log_probs_and_their_gradient_in_place_are_those_of_float64(
     direction = torch.zeros_like(expected).scatter_(1, targets[:, None], 1.0) - expected.exp()
     figure(f"head, {dtype}: largest gap in nats", gap)
     assert gap < 1e-4
-    assert float((logits.double() - direction).abs().max()) < (1e-6 if dtype is torch.float32 else 2**-8)
+    assert float((logits.double() - direction).abs().max()) < (1e-5 if dtype is torch.float32 else 2**-8)
 
 
 def test_the_kernel_is_in_use_on_a_gpu_and_its_time_is_recorded_beside_torchs(place: Place, figure: Any) -> None:
@@ -36,7 +36,7 @@ def test_the_kernel_is_in_use_on_a_gpu_and_its_time_is_recorded_beside_torchs(pl
         return
     device = torch.device("cuda", torch.cuda.current_device())
     rows, vocabulary = ROWS["cuda"]
-    logits = torch.randn(rows, vocabulary, device=device, dtype=torch.bfloat16)
+    logits = torch.randn(rows, vocabulary, device=device)
     targets = torch.randint(0, vocabulary, (rows,), device=device)
     assert _kernel_works(logits.device, logits.dtype), "see the log for why not"
     for with_direction in (False, True):
