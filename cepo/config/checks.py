@@ -157,6 +157,8 @@ def _check_model(config: RunConfig) -> None:
             raise ConfigError(
                 f"{key}.exclude_modules={lora.exclude_modules!r} is no regular expression: {error}."
             ) from error
+    if lora.use_dora and lora.rank == 0:
+        raise ConfigError(f"{key}.use_dora=true needs an adapter, and {key}.rank is 0. Set {key}.rank, such as 16.")
     if not all(part.strip() for part in lora.target_modules.split(",")):
         raise ConfigError(
             f"{key}.target_modules={lora.target_modules!r} must be all-linear or module names separated by commas."

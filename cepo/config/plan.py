@@ -21,6 +21,7 @@ def plan_lines(config: RunConfig) -> list[str]:
         passes = f"{-(-per_update // size)} micro-batches of at most {size}"
     views = estimator_class(config.algorithm.adv_estimator).views
     lora = actor.model.lora
+    adapter = "DoRA" if lora.use_dora else "LoRA"
     lines = [
         f"method: {config.algorithm.adv_estimator}, teacher views: {', '.join(views) or 'none'}",
         f"samples per step: {data.rollout_batch_size} prompts x {rollout.n} responses = {samples}"
@@ -28,7 +29,7 @@ def plan_lines(config: RunConfig) -> list[str]:
         f"optimizer updates per step: {updates}, each over {per_update} samples in {passes}",
         f"tokens per sample: at most {data.max_prompt_length} + {data.max_response_length} = "
         f"{data.max_prompt_length + data.max_response_length}",
-        f"trained weights: {f'LoRA, rank {lora.rank}, scale {lora.alpha / lora.rank:g}' if lora.rank else 'all'}"
+        f"trained weights: {f'{adapter}, rank {lora.rank}, scale {lora.alpha / lora.rank:g}' if lora.rank else 'all'}"
         f"{', vision tower frozen' if actor.model.freeze_vision_tower else ''}",
         f"length: {trainer.total_epochs} epochs" if trainer.max_steps is None else f"length: {trainer.max_steps} steps",
         f"learning rate: {actor.optim.lr:g}, {actor.optim.lr_scheduler_type}, "

@@ -57,6 +57,9 @@ class LoraConfig:
 
     rank: int = option(0, "Rank of the adapter; 0: full fine-tuning.", minimum=0)
     alpha: int = option(64, "Numerator of the adapter's scale alpha / rank.", minimum=1)
+    use_dora: bool = option(
+        False, "DoRA: train each adapted row's magnitude too; the rollout engine gets merged weights, not an adapter."
+    )
     target_modules: str = option("all-linear", "`all-linear`, or module names separated by commas.")
     exclude_modules: str | None = option(
         ".*visual.*",

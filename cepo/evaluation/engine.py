@@ -28,6 +28,8 @@ def engine(
         ConfigError, CheckpointError, EngineError: model or checkpoint cannot be loaded.
     """
     adapter = None if actor is None else _adapter(actor)
+    if adapter is not None and adapter.adapter_config.get("use_dora"):
+        adapter = None  # vLLM serves no adapter of DoRA: it is merged
     with contextlib.ExitStack() as stack:
         path = config.worker.actor.model.model_path
         if actor is not None and adapter is None:

@@ -59,6 +59,7 @@ class TrainingShape:
 
     Attributes:
         lora_rank: 0 for full fine-tuning.
+        use_dora: the adapter has a magnitude for each output of an adapted layer too.
         trained_type, compute_type: `fp32`, `bf16` or `fp16`: of the trained weights, and of forward and backward.
         optimizer: `adamw`, or `adamw_bf16` with its bf16 momentum and compensation beside a float32 second moment.
         freeze_vision_tower: its weights get no gradient.
@@ -87,6 +88,7 @@ class TrainingShape:
     response_tokens: int
     head_chunk_elements: int
     divergence_chunk_elements: int = 0
+    use_dora: bool = False
     weight_copies: int = 0
     devices: int = 1
     optimizer: str = "adamw"
@@ -165,7 +167,8 @@ def adapter_parameters(adapted: Sequence[tuple[int, int]], rank: int) -> int:
 def trained_parameters(model: ModelShape, training: TrainingShape) -> int:
     """The adapter's under LoRA, else all, without a frozen vision tower."""
     if training.lora_rank > 0:
-        return adapter_parameters(model.adapted, training.lora_rank)
+        magnitudes = sum(outputs for _, outputs in model.adapted) if training.use_dora else 0
+        return adapter_parameters(model.adapted, training.lora_rank) + magnitudes
     return model.parameters - (model.vision_parameters if training.freeze_vision_tower else 0)
 
 

@@ -89,6 +89,7 @@ def estimate_needs(config: RunConfig, *, cpu_engine: bool, shape_of_path: ShapeO
     model = look_up(settings.model_path, settings.trust_remote_code, settings.override_config, settings.lora)
     training = TrainingShape(
         lora_rank=settings.lora.rank,
+        use_dora=settings.lora.use_dora,
         freeze_vision_tower=settings.freeze_vision_tower,
         gradient_checkpointing=settings.enable_gradient_checkpointing,
         rows=actor.micro_batch_size_per_device_for_update,

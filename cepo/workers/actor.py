@@ -23,6 +23,7 @@ from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard,
 from cepo.workers.gathering import GatheredWeights, trained_weights
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.lockstep import Lockstep, RankPass
+from cepo.workers.merged_weights import MergedWeights
 from cepo.workers.offload import PhaseOffload
 from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
 from cepo.workers.passes import Passes
@@ -194,10 +195,22 @@ class Actor:
         """The current weights under the names the rollout engine knows: the adapter alone under LoRA, else all.
 
         Every rank gets all of them. An adapter is whole; full weights are gathered one by one as they are read, which all
-        ranks do together and before the next call.
+        ranks do together and before the next call. So are those of DoRA, whose adapters vLLM does not serve: merged ones.
         """
-        if self._config.model.lora.rank == 0:
+        lora = self._config.model.lora
+        if lora.rank == 0:
             return FullWeights(tensors=GatheredWeights(self.module, prefix="model.", device=self.device))
+        if lora.use_dora:
+            return FullWeights(tensors=MergedWeights(self.module, scale=lora.alpha / lora.rank, device=self.device))
+        return self.adapter_weights()
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether an adapter is trained, and not the model's own weights."""
+        return self._config.model.lora.rank > 0
+
+    def adapter_weights(self) -> AdapterWeights:
+        """The adapter in PEFT's form, whole on every rank; collective. For a model that has one."""
         from peft import get_peft_model_state_dict
 
         peft_model: Any = self.module.model

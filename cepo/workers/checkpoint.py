@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.state_dict import (
 
 from cepo.errors import CheckpointError
 from cepo.rollout.adapters import write_adapter
-from cepo.rollout.base import AdapterWeights
 from cepo.workers.actor import Actor
 from cepo.workers.critic import Critic
 from cepo.workers.shards import load_shards, read_saved
@@ -39,12 +38,12 @@ def save_actor(actor: Actor, folder: Path, *, weights_only: bool = False) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     dcp.save(_weights(actor) if weights_only else _state(actor), checkpoint_id=str(folder / SHARDS))
     actor.offload.optimizer_away()
-    rank, weights = dist.get_rank(), actor.rollout_weights()
+    rank, adapter = dist.get_rank(), actor.adapter_weights() if actor.has_adapter else None
     # Last what a rank writes on its own: where it fails, no other rank waits for it.
     if not weights_only:
         torch.save(_random_state(), folder / _random_state_file(rank))
-    if isinstance(weights, AdapterWeights) and rank == 0:
-        write_adapter(weights, folder / ADAPTER)
+    if adapter is not None and rank == 0:
+        write_adapter(adapter, folder / ADAPTER)
 
 
 def load_actor(actor: Actor, folder: Path) -> None:

@@ -124,6 +124,7 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=0.0,
+        use_dora=lora.use_dora,
         target_modules=names or lora.target_modules,
         exclude_modules=excluded,
     )

@@ -232,7 +232,7 @@ def _generator(config: RunConfig, facts: WorkerFacts, processing: Processing) ->
         device=this_device().type,
         most_visuals=facts.most_visuals,
         model_path=model.model_path,
-        lora_rank=model.lora.rank,
+        lora_rank=0 if model.lora.use_dora else model.lora.rank,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         sleeps=_sleeps(config, facts),
         tensor_parallel_size=rollout.tensor_parallel_size,
