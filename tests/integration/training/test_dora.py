@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -76,13 +75,14 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(tiny_run: list[str], 
 
 
 def test_a_dora_checkpoint_is_evaluated_as_a_merged_model(
-    trained: FinishedRun, problem_file: Path, tmp_path: Path
+    trained: FinishedRun, problem_file: Path, parity_reward: str, tmp_path: Path
 ) -> None:
-    arguments: list[Any] = [
+    arguments = [
         f"checkpoint={trained.folder / 'global_step_2'}",
         f"data={problem_file}",
         f"out={tmp_path / 'out'}",
         "n=1",
+        f"worker.reward.reward_function={parity_reward}",
     ]
     assert main(["evaluate", *arguments]) == 0
     assert (tmp_path / "out").is_dir()
