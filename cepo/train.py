@@ -18,6 +18,7 @@ from cepo.interrupts import EXIT_INTERRUPTED
 from cepo.preflight import check_before_imports, check_devices, check_hub_names, try_reward
 
 if TYPE_CHECKING:
+    from cepo.algorithms import Estimator
     from cepo.config.schema import RewardConfig
     from cepo.data.dataset import ProblemSet
     from cepo.data.mixing import MixedProblems
@@ -161,7 +162,6 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
 
     check_sinks(config.trainer.logger)
     rewards = stack.enter_context(_reward_pool(config.worker.reward))
-    from cepo.algorithms import build_estimator, load_plugin
     from cepo.data.contexts import ContextBuilder
     from cepo.data.dataset import most_visuals
     from cepo.trainer.loop import Trainer
@@ -172,15 +172,12 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     from cepo.workers.worker import WorkerFacts, load_processing
 
     history = history or RunHistory()
-    for plugin in config.trainer.plugins:
-        load_plugin(plugin)
-    name = config.algorithm.adv_estimator
-    estimator = build_estimator(name, config.algorithm.methods.get(name))
+    estimator = _estimator(config)
     processing = load_processing(config)
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
     problems, held_out = _problem_sets(config, processing)
     if estimator.needs_solutions:
-        problems.require_solutions(f"algorithm.{name}.positive.source=solution")
+        problems.require_solutions(f"algorithm.{config.algorithm.adv_estimator}.positive.source=solution")
     total_steps = _total_steps(config, len(problems))
     store = checkpoint_store(config)
     checkpoint = checkpoint_to_load(config, store, history)
@@ -213,6 +210,16 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
         state=state,
         restarts=history.restarts,
     )
+
+
+def _estimator(config: RunConfig) -> Estimator:
+    """The method, which a plugin may bring."""
+    from cepo.algorithms import build_estimator, load_plugin
+
+    for plugin in config.trainer.plugins:
+        load_plugin(plugin)
+    name = config.algorithm.adv_estimator
+    return build_estimator(name, config.algorithm.methods.get(name))
 
 
 def build_backend(
