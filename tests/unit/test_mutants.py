@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,15 @@ def test_a_sample_is_a_function_of_its_seed_with_the_same_share_of_each_package(
     for mutant in sample:
         source = (mutants.REPOSITORY / "cepo" / mutant.file).read_text(encoding="utf-8")
         ast.parse(source[: mutant.start] + mutant.after + source[mutant.end :])
+
+
+def test_every_known_equivalent_is_a_change_of_todays_code_and_has_a_reason() -> None:
+    known = json.loads(mutants.EQUIVALENT.read_text(encoding="utf-8"))
+    assert all(reason.strip() for reason in known.values())
+    for key in known:
+        file = key.partition(": ")[0]
+        source = (mutants.REPOSITORY / "cepo" / file).read_text(encoding="utf-8")
+        assert key in {mutant.key for mutant in mutants.mutants_of(file, source)}, key
 
 
 def test_every_module_has_tests_that_exist() -> None:
