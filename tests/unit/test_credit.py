@@ -142,6 +142,14 @@ def test_evidence_metrics_count_only_response_tokens_of_rows_with_an_advantage()
     assert values["evidence/delta_std_wrong"] == pytest.approx(math.sqrt(0.5))
 
 
+def test_evidence_above_a_thousandth_of_a_nat_counts_and_below_does_not() -> None:
+    delta = torch.tensor([[0.0011, 0.0009, -0.0011, -0.0009]])
+    one, mask = torch.ones(1), torch.ones(1, 4, dtype=torch.bool)
+    values = results(credit.evidence_metrics(delta, one, mask, mask[:, 0], mixing=0.5, clip_radius=0.5))
+    names = ("positive_fraction", "negative_fraction", "disagreement_rate")
+    assert [values[f"evidence/{name}"] for name in names] == [0.25] * 3
+
+
 def test_right_and_wrong_is_the_verdict_also_where_a_wrong_rollout_has_an_advantage_above_0() -> None:
     # All three are wrong; the first has the bonus for its format.
     delta = torch.tensor([[1.0], [3.0], [5.0]])
