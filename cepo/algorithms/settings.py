@@ -64,6 +64,10 @@ class PositiveConfig:
     def __post_init__(self) -> None:
         require_choice("source", self.source, POSITIVE_SOURCES)
         require(self.num_tokens > 0, "num_tokens", self.num_tokens, "a positive number")
+        threshold = self.success_threshold
+        require(
+            threshold is None or math.isfinite(threshold), "success_threshold", threshold, "a finite number or null"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

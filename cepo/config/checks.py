@@ -108,9 +108,10 @@ def _check_lengths(config: RunConfig) -> None:
 
 def _positions_of(model: ModelConfig) -> int | None:
     """`max_position_embeddings` of a model in a local folder, after `override_config`; None where it is not known yet."""
-    file = Path(model.model_path).expanduser() / "config.json"
+    folder = find_path(model.model_path)
+    file = (folder or Path()) / "config.json"
     settings: Any = {}
-    if file.is_file():
+    if folder is not None and file.is_file():
         try:
             settings = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -278,7 +279,7 @@ def _require_file(key: str, path: str | None) -> None:
 
 
 def _require_folder(key: str, path: str | None) -> None:
-    if path is not None and not Path(path).expanduser().is_dir():
+    if path is not None and not ((found := find_path(path)) and found.is_dir()):
         raise ConfigError(f"{key}={path}: there is no such folder.")
 
 

@@ -101,7 +101,7 @@ def _merged(sources: Sequence[Source]) -> DictConfig:
         trimmed = _without_empty_sections(OmegaConf.to_container(source.tree), RunConfig)
         try:
             merged = OmegaConf.merge(merged, OmegaConf.create(trimmed))
-        except OmegaConfBaseException as error:
+        except (OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:  # a mapping over a list
             place = next(iter(source.origins.places.values()), "config")
             raise ConfigError(f"{place}: cannot be combined with the settings before it: {error}") from error
     return merged

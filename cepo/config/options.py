@@ -58,14 +58,14 @@ class OptionRule:
         if self.off is not None and value == self.off:
             return
         inside = (
-            math.isfinite(value)
+            (isinstance(value, int) or math.isfinite(value))  # a huge integer is no float
             and (self.minimum is None or value >= self.minimum)
             and (self.above is None or value > self.above)
             and (self.maximum is None or value <= self.maximum)
             and (self.below is None or value < self.below)
         )
         if not inside:
-            raise ConfigError(f"{key} must be {self.accepted_range() or 'a finite number'}, got {value}.")
+            raise ConfigError(f"{key} must be {self.accepted_range() or 'a finite number'}, got {shown_number(value)}.")
 
     def check(self, key: str, value: Any) -> None:
         """Raise `ConfigError` where a value of the right type breaks a bound or a length."""
@@ -94,6 +94,12 @@ def described(help: str, **rule: Any) -> Mapping[str, Any]:
 def parts_of(text: str) -> list[str]:
     """What a `joined` setting names, one by one."""
     return [part.strip() for part in text.split(",")]
+
+
+def shown_number(value: float) -> str:
+    """The number for a message; Python refuses to spell integers of thousands of digits."""
+    is_long = isinstance(value, int) and value.bit_length() > 256
+    return f"an integer of {int(value).bit_length()} bits" if is_long else str(value)
 
 
 def rule_of(field: dataclasses.Field[Any]) -> OptionRule:

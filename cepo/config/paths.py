@@ -19,13 +19,29 @@ def find_path(path: str) -> Path | None:
     A path is relative to the working directory. One that does not exist there and starts with `configs/`, `cepo/` or
     `examples/` is looked up in the repository.
     """
-    given = Path(path).expanduser()
-    if given.exists():
+    given = without_user(path)
+    if _exists(given):
         return given
     shipped = given.parts[:1] and given.parts[0] in _SHIPPED_FOLDERS
-    if shipped and (REPOSITORY_FOLDER / given).exists():
+    if shipped and _exists(REPOSITORY_FOLDER / given):
         return REPOSITORY_FOLDER / given
     return None
+
+
+def without_user(path: str) -> Path:
+    """The path with `~` resolved; as it is where that names an unknown user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file or folder; a path that no file system takes (too long, a null byte) names none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 def located(path: str) -> str:
@@ -44,8 +60,8 @@ def located_data(name: str) -> str:
 
 def find_config_file(path: str) -> Path | None:
     """The YAML file of `config=`: relative to the working directory, else to the repository; None where neither has it."""
-    for candidate in (Path(path).expanduser(), REPOSITORY_FOLDER / path):
-        if candidate.is_file():
+    for candidate in (without_user(path), REPOSITORY_FOLDER / path):
+        if _exists(candidate) and candidate.is_file():
             return candidate
     return None
 

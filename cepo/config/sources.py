@@ -84,11 +84,11 @@ def read_file(path: Path) -> tuple[Source, Path | None]:
     try:
         text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-        tree = OmegaConf.create(text) if root is not None else OmegaConf.create({})
+        tree = OmegaConf.create(text if isinstance(root, yaml.MappingNode) else {})
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line}: this is not valid YAML: {error.problem}.") from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path}: cannot be read as a YAML file: {error}.") from error
     if not isinstance(tree, DictConfig) or not isinstance(root, yaml.MappingNode | None):
         raise ConfigError(
@@ -142,8 +142,9 @@ def read_argument(argument: str) -> Source:
     except yaml.YAMLError as error:
         problem = getattr(error, "problem", None) or str(error)
         raise ConfigError(f"argument '{argument}': the value is not valid YAML: {problem}. Quote it.") from error
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"argument '{argument}': {str(error).splitlines()[0]}.") from error
+    except (OmegaConfBaseException, ValueError, TypeError, AssertionError, RecursionError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ConfigError(f"argument '{argument[:200]}': {reason}.") from error
     places: dict[str, str] = {}
     _collect_argument_keys(OmegaConf.to_container(tree), "", f"argument '{argument}'", places)
     return Source(tree, Origins(places, {key: value}))

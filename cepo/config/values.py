@@ -8,7 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, Union
 
-from cepo.config.options import OptionRule, has_default, rule_of
+from cepo.config.options import OptionRule, has_default, rule_of, shown_number
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, did_you_mean
 
@@ -113,7 +113,10 @@ def _plain(value: Any, kind: Any) -> Any:
     if isinstance(value, bool):
         return None
     if kind is float and isinstance(value, int | float):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return None
     if isinstance(value, kind):
         return value
     if kind in (int, float) and isinstance(value, str):
@@ -158,6 +161,8 @@ def _shown(value: Any) -> str:
         return "null"
     if isinstance(value, str):
         return f"the text {value!r}"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return shown_number(value)
     if isinstance(value, Mapping):
         return f"a mapping with the keys {', '.join(map(str, value)) or '(none)'}"
     return (

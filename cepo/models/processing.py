@@ -223,9 +223,10 @@ class Processing:
         return frozenset(self.tokenizer.added_tokens_decoder)
 
     def encode_text(self, text: str) -> list[int]:
-        """Tokens of plain text, in which no special token can arise."""
+        """Tokens of plain text, in which no special token can arise. A lone surrogate, which no tokenizer takes, becomes `?`."""
         if not text:
             return []
+        text = text.encode("utf-8", errors="replace").decode("utf-8")
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

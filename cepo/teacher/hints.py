@@ -19,7 +19,11 @@ TEMPLATES = {
 """Built-in wording by placement: the whole user text, or the text between the assistant header and the response."""
 _PROBE = "Question"
 
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\ufeff]")
+_CONTROL_CHARACTERS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f]"
+)
+"""Controls, invisible and direction marks, tags, and lone surrogates, which no encoding holds."""
 
 
 class HintTemplate:

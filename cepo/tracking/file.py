@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from cepo.errors import CepoError
+from cepo.errors import CepoError, DataError
 from cepo.tracking.base import RunDescription
 from cepo.tracking.environment import describe_environment
 from cepo.tracking.lines import LineFile, drop_rows_after
@@ -50,12 +50,14 @@ class FileSink:
             if run.resumed_step is not None:
                 self._forget_after(run.resumed_step)
             self._write_config(run)
-            entries = [*read_environment(run.folder), describe_environment(run)]
+            entries = [*self._earlier_starts(), describe_environment(run)]
             write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n", private=True)
             self._metrics = LineFile(run.folder / METRICS_FILE)
             self._rollouts = LineFile(run.folder / ROLLOUTS_FILE)
             self._generations = LineFile(run.folder / GENERATIONS_FILE)
             last = self._metrics.last()
+        if last is None and run.resumed_step:
+            _log.warning("%s has no row of the %d steps before", run.folder / METRICS_FILE, run.resumed_step)
         self._last_row = None if last is None else metrics_row(last)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -88,6 +90,16 @@ class FileSink:
         with _writing(self._folder):
             for lines in (self._metrics, self._rollouts, self._generations):
                 lines.close()
+
+    def _earlier_starts(self) -> list[dict[str, Any]]:
+        """What `environment.json` holds; a damaged one is kept beside, and a new one begun."""
+        try:
+            return read_environment(self._folder)
+        except DataError as error:
+            beside = self._folder / f"{ENVIRONMENT_FILE}.damaged"
+            (self._folder / ENVIRONMENT_FILE).replace(beside)
+            _log.warning("%s; it now lies in %s, and a new one is begun", error, beside.name)
+            return []
 
     def _forget_after(self, step: int) -> None:
         for name in (METRICS_FILE, ROLLOUTS_FILE, GENERATIONS_FILE):

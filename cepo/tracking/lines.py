@@ -35,6 +35,9 @@ def read_objects(path: Path) -> Iterator[dict[str, Any]]:
 def drop_rows_after(path: Path, step: int) -> int:
     """Drops all rows whose `step` is larger, and a torn last line. The new file is written beside and renamed.
 
+    Raises:
+        DataError: a row has no step, or a line is no row.
+
     Returns:
         The number of rows dropped; 0 where there is no file.
     """
@@ -44,6 +47,8 @@ def drop_rows_after(path: Path, step: int) -> int:
     beside = path.with_name(path.name + ".new")
     with beside.open("wb") as file:
         for row in read_objects(path):
+            if not isinstance(row.get("step"), int):
+                raise DataError(f"{path}: a row has no 'step'; it has {', '.join(row) or 'nothing'}. Remove that line")
             if row["step"] > step:
                 dropped += 1
             else:

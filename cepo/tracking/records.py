@@ -139,8 +139,11 @@ def metrics_row(line: Mapping[str, Any]) -> MetricsRow:
     """
     if "step" not in line:
         raise DataError(f"a row of {METRICS_FILE} has no 'step'; it has {', '.join(line) or 'nothing'}")
-    values = {name: math.nan if value is None else float(value) for name, value in line.items() if name != "step"}
-    return MetricsRow(step=int(line["step"]), values=values)
+    try:
+        values = {name: math.nan if value is None else float(value) for name, value in line.items() if name != "step"}
+        return MetricsRow(step=int(line["step"]), values=values)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"a row of {METRICS_FILE} holds something else than numbers: {error}") from error
 
 
 def group_object(group: GroupRecord) -> dict[str, Any]:
@@ -194,9 +197,21 @@ def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_environment(run_folder: Path) -> list[dict[str, Any]]:
-    """One entry per start or resume; empty where none was recorded."""
+    """One entry per start or resume; empty where none was recorded.
+
+    Raises:
+        DataError: the file is damaged.
+    """
     path = run_folder / ENVIRONMENT_FILE
-    return json.loads(path.read_text("utf-8")) if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        entries = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    if not isinstance(entries, list):
+        raise DataError(f"{path} is damaged: it holds no list")
+    return entries
 
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:

@@ -25,6 +25,9 @@ STATE_FILE = "trainer_state.json"
 FILES_FILE = "files.json"
 _SCORE = "val_reward_score"
 _WEIGHTS_ONLY = "weights_only"
+_FORMAT = "format"
+FORMAT_VERSION = 1
+"""Raised when a checkpoint's layout changes; one without it was written before there was a number."""
 
 
 class CheckpointStore:
@@ -55,6 +58,7 @@ class CheckpointStore:
         target = self.folder / f"global_step_{step}"
         partial = self.folder / f".global_step_{step}.partial"
         content = {"global_step": step, "state": dataclasses.asdict(state), _SCORE: val_reward_score, **self._identity}
+        content |= {_FORMAT: FORMAT_VERSION}
         content |= {_WEIGHTS_ONLY: True} if self._weights_only else {}
         try:
             shutil.rmtree(partial, ignore_errors=True)
@@ -62,6 +66,7 @@ class CheckpointStore:
             backend.save(partial)
             _write_json(partial / STATE_FILE, content)
             _write_json(partial / FILES_FILE, written_files(partial))
+            _to_disk(partial)
         except (OSError, CheckpointError) as error:
             shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would keep the next attempt from its room
             raise CheckpointError(
@@ -77,7 +82,10 @@ class CheckpointStore:
             "last_global_step": step,
             "last_actor_path": str((target / "actor").absolute()),
         }
-        _write_json(self.folder / TRACKER_FILE, tracker)
+        try:
+            _write_json(self.folder / TRACKER_FILE, tracker)
+        except OSError as error:  # nothing resumes from it; the checkpoint itself is whole
+            logger.warning("%s does not name the checkpoint of step %d: %s", self.folder / TRACKER_FILE, step, error)
         self._prune(newest=step, best=best)
         return target
 
@@ -110,6 +118,11 @@ class CheckpointStore:
         if not isinstance(state, dict):
             raise CheckpointError(
                 f"{folder / STATE_FILE} holds no trainer's state; give another folder global_step_<N>"
+            )
+        version = state.get(_FORMAT, FORMAT_VERSION)
+        if not isinstance(version, int) or version > FORMAT_VERSION:
+            raise CheckpointError(
+                f"{folder} has the format {version!r}, this cepo reads up to {FORMAT_VERSION}; take the version that wrote it"
             )
         for key, value in self._identity.items():
             if state.get(key) != value:
@@ -215,9 +228,16 @@ def damaged_file(folder: Path) -> str | None:
     try:
         expected = json.loads((folder / FILES_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
+        if _has_format(folder):
+            return f"{FILES_FILE} is missing"
+        logger.warning(
+            "%s has no %s, as checkpoints of early versions, so its files are not checked", folder, FILES_FILE
+        )
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return f"{FILES_FILE}: {error}"
+    if not _lists_files(expected):
+        return f"{FILES_FILE} does not list the checkpoint's files"
     for name, (size, number) in expected.items():
         path = folder / name
         found = path.stat().st_size if path.is_file() else None
@@ -226,6 +246,36 @@ def damaged_file(folder: Path) -> str | None:
         if _checksum(path) != number:
             return f"{name}: other bytes than were written"
     return None
+
+
+def _has_format(folder: Path) -> bool:
+    try:
+        return _FORMAT in json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _lists_files(content: object) -> bool:
+    """Whether `content` has a size and a sum for each name, and for the trainer's state at least."""
+    return (
+        isinstance(content, dict)
+        and STATE_FILE in content
+        and all("\0" not in name for name in content)
+        and all(
+            isinstance(entry, list) and len(entry) == 2 and all(type(part) is int for part in entry)
+            for entry in content.values()
+        )
+    )
+
+
+def _to_disk(folder: Path) -> None:
+    """Waits until the folder's files and their names are on the disk, so that no rename comes before them."""
+    for path in (*folder.rglob("*"), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _checksum(path: Path) -> int:

@@ -1,0 +1,146 @@
+"""Odd settings, records and checkpoints end in one message, and odd text in tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cepo.config import check_config, load_config
+from cepo.errors import CheckpointError, ConfigError, DataError
+from cepo.teacher.hints import sanitise_reference
+from cepo.tracking import RunDescription, build_tracker
+from cepo.tracking.records import read_environment
+from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, CheckpointStore, damaged_file, written_files
+
+BASE = "config=configs/microgeo/base.yaml"
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "text", "null\n---\n1", "- a", "5.5", "true", "[" * 5000, "a: " + "9" * 5000, "\0"]
+)
+def test_a_file_that_is_no_configuration_is_one_message(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
+        load_config([f"config={tmp_path / 'config.yaml'}"])
+
+
+SETTINGS = [
+    "trainer.logger={a: 1}", "trainer.logger.a=1", "data=[1]", "data=5", "trainer.max_steps=" + "9" * 400,
+    "trainer.max_steps=-" + "9" * 400, "worker.actor.optim.lr=" + "9" * 400, "worker.actor.optim.lr=" + "9" * 5000,
+    "algorithm.correct_threshold=.nan", "algorithm.correct_threshold=.inf", "worker.actor.model.model_path=~nobody_here/x",
+    "worker.actor.model.model_path=" + "x" * 5000, "data.train_files=~nobody_here/x", "data.train_files=" + "x" * 5000,
+    "data.format_prompt=" + "x" * 5000, "data.image_dir=~nobody_here", "data.image_dir=" + "x" * 5000,
+    "algorithm.sdpo.positive.success_threshold=.nan", "data.train_files=" + "{a: " * 2000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda text: text[:60])
+def test_an_odd_setting_is_one_message_or_a_run(setting: str) -> None:
+    if setting.startswith("trainer.max_steps=9"):  # a great number of steps is one
+        check_config(load_config([BASE, setting]))
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_config(load_config([BASE, setting]))
+    assert len(str(caught.value)) < 20_000
+
+
+def checkpoint(folder: Path, **state: object) -> Path:
+    (folder / "actor").mkdir(parents=True)
+    (folder / "actor" / "weights").write_text("abc")
+    (folder / STATE_FILE).write_text(json.dumps({"format": 1, "state": {"step": 1}, **state}))
+    (folder / FILES_FILE).write_text(json.dumps(written_files(folder)))
+    return folder
+
+
+ODD = [
+    "[]",
+    "5",
+    "null",
+    '"a"',
+    "{}",
+    '{"a": 1}',
+    '{"a": [1]}',
+    '{"a": ["x", 1]}',
+    '{"a\\u0000": [1, 1]}',
+    "[" * 100_000,
+    "\x00",
+]
+
+
+@pytest.mark.parametrize("content", ODD, ids=lambda text: text[:12])
+def test_an_odd_list_of_files_is_damage(tmp_path: Path, content: str) -> None:
+    folder = checkpoint(tmp_path / "global_step_1")
+    assert damaged_file(folder) is None
+    (folder / FILES_FILE).write_text(content)
+    damage = damaged_file(folder)
+    assert damage is not None
+    assert FILES_FILE in damage
+
+
+def test_a_missing_list_of_files_is_damage_and_of_an_early_version_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = checkpoint(tmp_path / "global_step_1")
+    (folder / FILES_FILE).unlink()
+    assert damaged_file(folder) == f"{FILES_FILE} is missing"
+    (folder / STATE_FILE).write_text('{"state": {"step": 1}}')
+    assert damaged_file(folder) is None
+    assert "its files are not checked" in caplog.text
+
+
+@pytest.mark.parametrize("version", [2, "x", None])
+def test_a_checkpoint_of_a_later_format_is_refused(tmp_path: Path, version: object) -> None:
+    folder = checkpoint(tmp_path / "global_step_1", format=version)
+    with pytest.raises(CheckpointError, match=r"has the format .* reads up to 1; take the version that wrote it"):
+        CheckpointStore(tmp_path, keep=-1, identity={}).read(folder)
+
+
+def resumed(folder: Path) -> None:
+    run = RunDescription(folder=folder, config_text="a: 1\n", max_steps=5, resumed_step=2, command_line=["cepo"])
+    build_tracker(["file"], run).close()
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "5", "[" * 100_000])
+def test_a_damaged_environment_is_put_aside_on_resume(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "environment.json").write_text(content)
+    with pytest.raises(DataError, match=r"environment\.json is damaged"):
+        read_environment(tmp_path)
+    resumed(tmp_path)
+    assert len(read_environment(tmp_path)) == 1
+    assert (tmp_path / "environment.json.damaged").read_text() == content
+    assert "environment.json is damaged" in caplog.text
+    assert "metrics.jsonl has no row of the 2 steps before" in caplog.text
+
+
+@pytest.mark.parametrize("row", ["{}", '{"a": 1}', '{"step": "x"}', '{"step": null}'])
+def test_a_row_without_a_step_is_named_on_resume(tmp_path: Path, row: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{row}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl: a row has no 'step'.*Remove that line"):
+        resumed(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "character",
+    ["\u2060", "\u2066", "\u2069", "\u00ad", "\U000e0041", "\u061c", "\u180e", "\ufffb", "\udfff"],
+)
+def test_invisible_characters_leave_a_reference(character: str) -> None:
+    assert sanitise_reference(f"1{character}2", []) == "12"
+    assert sanitise_reference(f"<{character}x>", ["<x>"]) == ""
+
+
+def test_a_lone_surrogate_is_encoded_as_a_question_mark() -> None:
+    from cepo.microgeo.world import ASSETS
+    from cepo.models.processing import Processing
+
+    processing = Processing(str(ASSETS))
+    for text in ("\ud800", "a\udfffb", "\ud83d"):
+        plain = "".join("?" if "\ud800" <= character <= "\udfff" else character for character in text)
+        assert processing.encode_text(text) == processing.encode_text(plain) != []
+    assert (
+        processing.encode_text("\U0001f600 é")
+        == processing.tokenizer("\U0001f600 é", add_special_tokens=False)["input_ids"]
+    )
