@@ -22,7 +22,7 @@ from training_runs import (
 from cepo.config import load_config
 from cepo.errors import CheckpointError
 from cepo.train import build_trainer
-from cepo.trainer.checkpoints import STATE_FILE
+from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, written_files
 from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy
@@ -185,6 +185,8 @@ def finished_step(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory)
     (folder / "actorless" / STATE_FILE).write_text(json.dumps(state))
     (folder / "stateless" / "actor").mkdir(parents=True)
     (folder / "stateless" / STATE_FILE).write_text(json.dumps(state | {"state": {"stage": 1}}))
+    for broken in (folder / "actorless", folder / "stateless"):
+        (broken / FILES_FILE).write_text(json.dumps(written_files(broken)))
     return folder
 
 
