@@ -29,8 +29,8 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 PACKAGES = ("algorithms", "losses", "teacher", "trainer", "workers", "models")
-LEFT_OUT = ("models/child_site/", "models/head_kernel.py", "models/cpu_torch.py")
-"""Code for a GPU, and repairs of a CPU build that run once."""
+LEFT_OUT = ("models/head_kernel.py",)
+"""Code for a GPU."""
 
 NUMERICS, UNIT, TRAINING = "tests/numerics/", "tests/unit/", "tests/integration/training/"
 SELECTION: tuple[tuple[str, tuple[str, ...]], ...] = (

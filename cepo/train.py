@@ -175,9 +175,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     estimator = _estimator(config)
     processing = load_processing(config)
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
-    problems, held_out = _problem_sets(config, processing)
-    if estimator.needs_solutions:
-        problems.require_solutions(f"algorithm.{config.algorithm.adv_estimator}.positive.source=solution")
+    problems, held_out = _problem_sets(config, processing, with_solutions=estimator.needs_solutions)
     total_steps = _total_steps(config, len(problems))
     store = checkpoint_store(config)
     checkpoint = checkpoint_to_load(config, store, history)
@@ -278,7 +276,9 @@ def with_embedded_world(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, data=new_data, worker=worker)
 
 
-def _problem_sets(config: RunConfig, processing: Processing) -> tuple[ProblemSet | MixedProblems, ProblemSet | None]:
+def _problem_sets(
+    config: RunConfig, processing: Processing, *, with_solutions: bool
+) -> tuple[ProblemSet | MixedProblems, ProblemSet | None]:
     from cepo.data.dataset import ProblemSet
     from cepo.data.mixing import read_training_sets
 
@@ -291,6 +291,8 @@ def _problem_sets(config: RunConfig, processing: Processing) -> tuple[ProblemSet
             f"data.rollout_batch_size is {config.data.rollout_batch_size}, but {config.data.train_files} has "
             f"{len(problems)} usable problems; accepted: at most as many"
         )
+    if with_solutions:
+        problems.require_solutions(f"algorithm.{config.algorithm.adv_estimator}.positive.source=solution")
     return problems, held_out
 
 
