@@ -85,6 +85,18 @@ def ray_address(config: RunConfig) -> str | None:
     return config.trainer.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
+def check_before_loading(config: RunConfig, rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
+    """Looks whether the reward function gives a score, and whether the adapter's settings name layers of the model.
+
+    Raises:
+        RewardError, ConfigError: they do not.
+    """
+    from cepo.workers.loading import check_adapter_targets
+
+    try_reward(rewards, problems)
+    check_adapter_targets(config.worker.actor)
+
+
 def try_reward(rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
     """Asks the reward function about a first problem, with its own answer as the response.
 

@@ -15,7 +15,7 @@ from cepo.config import RunConfig, check_config, chosen_launcher, dump_for_recor
 from cepo.config.help import TRAIN, asked_for_help, help_text
 from cepo.errors import CepoError, CheckpointError, ConfigError, WorkerLostError
 from cepo.interrupts import EXIT_INTERRUPTED
-from cepo.preflight import check_before_imports, check_devices, check_hub_names, try_reward
+from cepo.preflight import check_before_imports, check_before_loading, check_devices, check_hub_names
 
 if TYPE_CHECKING:
     from cepo.algorithms import Estimator
@@ -168,7 +168,6 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     from cepo.trainer.run_lock import RunLock
     from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
-    from cepo.workers.loading import check_adapter_targets
     from cepo.workers.worker import WorkerFacts, load_processing
 
     history = history or RunHistory()
@@ -180,8 +179,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     store = checkpoint_store(config)
     checkpoint = checkpoint_to_load(config, store, history)
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
-    try_reward(rewards, problems)
-    check_adapter_targets(config.worker.actor)
+    check_before_loading(config, rewards, problems)
     store.require_writable()  # last of the checks: a run that is refused leaves no folder
     (history.lock or stack.enter_context(RunLock(store.folder))).acquire()
     facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=most_visuals(problems, held_out))

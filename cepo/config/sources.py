@@ -163,6 +163,10 @@ def read_arguments(argv: Sequence[str]) -> list[Source]:
     Raises:
         ConfigError: as the readers above; `config=` given twice.
     """
+    if not argv:
+        raise ConfigError(
+            "nothing is configured: give config=FILE, for example config=configs/microgeo/base.yaml, and settings a.b.c=value"
+        )
     files = [argument.partition("=")[2] for argument in argv if argument.startswith("config=")]
     if len(files) > 1:
         raise ConfigError(

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import random
+import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
@@ -39,6 +40,10 @@ def start_engine(settings: EngineSettings) -> LLM:
     options = engine_options(settings, machine)
     prepare_environment(engine_environment(settings, machine))
     _silence_warnings(machine)
+    logger.info(
+        "starting vLLM on %s; without a GPU this takes seconds, with one up to a few minutes", settings.model_path
+    )
+    start = time.monotonic()
     try:
         from vllm import LLM
     except ImportError as error:
@@ -48,9 +53,11 @@ def start_engine(settings: EngineSettings) -> LLM:
         shared = own_shared_memory() if machine.num_ranks > 1 and not machine.on_gpu else contextlib.nullcontext()
         with callers_state_kept(), shared, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            return LLM(**options)
+            llm = LLM(**options)
     except Exception as error:
         raise EngineError(f"vLLM could not start on '{settings.model_path}': {last_words(error)}") from error
+    logger.info("vLLM is ready after %.0f s", time.monotonic() - start)
+    return llm
 
 
 def this_machine() -> EngineMachine:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from cepo.metrics import Metrics, fraction
+from cepo.progress import Progress
 
 if TYPE_CHECKING:
     from vllm import LLM, SamplingParams
@@ -27,7 +28,7 @@ def finished_requests(
     identifiers = _enqueue(llm, prompts, samplings, lora_request)
     # vLLM numbers requests, appends random characters for its own use, and answers with the number.
     waiting = {identifier.split("-")[0]: index for index, identifier in enumerate(identifiers)}
-    with _progress(len(waiting), show_progress) as progress:
+    with Progress("sampling responses", len(waiting), draws=show_progress) as progress:
         try:
             while engine.has_unfinished_requests():
                 for output in engine.step():
@@ -78,12 +79,6 @@ def _prepared(llm: LLM, prompts: Sequence[Any]) -> Iterator[Any]:
 def _threads() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(_MOST_THREADS, cores)
-
-
-def _progress(total: int, shown: bool) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc="Sampling responses", dynamic_ncols=True, disable=not shown)
 
 
 class PrefixCounter:

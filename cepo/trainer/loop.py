@@ -336,6 +336,7 @@ class Trainer:
         """Accuracy on held-out problems after `done` steps."""
         if self.validator is None or self._last_validated == done:
             return
+        logger.info("validation after step %d: %d responses", done, self.validator.num_responses)
         with self.clock.stage("validate"):
             metrics, rows = self.validator.run(self.backend)
             self.backend.forget_work()

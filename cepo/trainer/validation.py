@@ -53,6 +53,11 @@ class Validator:
         recorded = min(config.trainer.val_generations_to_log, len(self._asked))
         self._recorded = set(random.Random(config.trainer.seed).sample(range(len(self._asked)), recorded))
 
+    @property
+    def num_responses(self) -> int:
+        """Responses that one validation samples."""
+        return len(self._asked) * self._settings.num_samples
+
     def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, Any]]]:
         """Metrics `val/*` (means over all samples) and the recorded responses."""
         parts: list[Metrics] = []

@@ -16,6 +16,7 @@ from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_m
 from cepo.losses.policy import token_weights
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
+from cepo.progress import shown
 from cepo.rollout.base import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.distillation import KeptStates
@@ -139,7 +140,7 @@ class Actor:
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
         self._check(rows)
-        for part in self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience):
+        for part in shown(self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience), "scoring"):
             passing = part.rows(rows)
             lengths = [len(row.response_ids) for row in passing]
             teacher = None if beside is None else beside.states_for(lengths, part.places(part.indices), FULL_KL)

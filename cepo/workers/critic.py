@@ -13,6 +13,7 @@ from cepo.losses.policy import token_weights
 from cepo.losses.value import value_loss, value_metrics
 from cepo.metrics import Metrics, fraction, mean_value, merge_metrics
 from cepo.models.processing import Processing
+from cepo.progress import shown
 from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
 from cepo.workers.loading import build_value_model
 from cepo.workers.lockstep import Lockstep, RankPass
@@ -67,7 +68,7 @@ class Critic:
         self.module.eval()
         results: dict[int, Tensor] = {}
         self.passes.check(rows, self.module)
-        for part in self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience):
+        for part in shown(self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience), "values"):
             passing = part.rows(rows)
             lengths = [len(row.response_ids) for row in passing]
             values = self.module(self.passes.collate(passing)).cpu().split(lengths)

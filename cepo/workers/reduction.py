@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from cepo.config.schema import FsdpConfig
 from cepo.errors import EngineError
 from cepo.metrics import Metrics
+from cepo.progress import shown
 from cepo.workers.lockstep import RankPass
 
 
@@ -53,7 +54,7 @@ class GradientReduction:
         self._holds = self.once and len(passes) > 1
         metrics = []
         try:
-            for number, part in enumerate(passes, start=1):
+            for number, part in enumerate(shown(passes, "updating"), start=1):
                 self._module.set_requires_gradient_sync(not self.once or number == len(passes))
                 metrics.append(accumulate(part))
         finally:

@@ -93,6 +93,7 @@ def _connect(trainer: TrainerConfig) -> None:
     _remove_left_behind(parent)
     folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=parent)
     atexit.register(_end, folder)
+    logger.info("starting Ray on this machine")
     try:
         ray.init(address="local", include_dashboard=False, num_cpus=os.cpu_count(), _temp_dir=folder, **common)
     except Exception as error:

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from cepo.config.schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
+from cepo.progress import SECONDS_BETWEEN_LINES
 from cepo.runtime.ray.cluster import Reservation, worker_environment
 from cepo.runtime.ray.rank_process import Failure, Meeting, Place, RankProcess
 from cepo.runtime.wire import decode
@@ -78,6 +79,11 @@ class Ranks:
 
     def build(self, contents: Sequence[bytes]) -> list[Any]:
         """Lets the ranks meet and build their workers; each rank's answer."""
+        logger.info(
+            "%d workers load the model and start their engines; what they say is in %s",
+            self.number,
+            self._logs[0].parent,
+        )
         address = self._places[0].machine
         (port,) = ray.get([self._processes[0].free_port.remote()], timeout=self._trainer.start_timeout_seconds)
         meetings = [
@@ -125,15 +131,19 @@ class Ranks:
     def _answers(
         self, calls: Sequence[Any], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
-        deadline = time.monotonic() + seconds
+        start = said = time.monotonic()
+        deadline = start + seconds
         results: dict[int, Any] = {}
         failures: dict[int, Failure] = {}
         pending = {call: rank for rank, call in enumerate(calls)}
         while pending:
             left = deadline - time.monotonic()
-            ready, _ = ray.wait(list(pending), timeout=max(left, 0.0))
-            if not ready:
+            ready, _ = ray.wait(list(pending), timeout=min(max(left, 0.0), SECONDS_BETWEEN_LINES))
+            if not ready and left <= SECONDS_BETWEEN_LINES:
                 break
+            if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
+                said = time.monotonic()
+                logger.info("%s since %.0f s: %d of %d workers are done", what, said - start, len(results), self.number)
             for call in ready:
                 rank = pending.pop(call)
                 try:

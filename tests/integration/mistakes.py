@@ -1,0 +1,273 @@
+"""Typical mistakes: what is typed, how it ends, and what the message must name. `python3 tests/integration/mistakes.py` measures
+each as a command of its own and writes docs/mistakes.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs" / "mistakes.md"
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One typical mistake.
+
+    Attributes:
+        name: in words.
+        typed: the command's words; for `train` they come behind a run that is right. Braces name files of the world.
+        parts: what the message has to hold.
+        alone: nothing stands before `typed`.
+        variables: of the environment.
+        loads_model: the mistake cannot show before a model is at work.
+        limit_seconds: of CPU time, for the command as a whole.
+        code: the exit code.
+    """
+
+    name: str
+    typed: Sequence[str]
+    parts: Sequence[str]
+    alone: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    loads_model: bool = False
+    limit_seconds: float = 30.0
+    code: int = 2
+
+    def words(self, run: Sequence[str], folder: Path) -> list[str]:
+        """The words behind `cepo`."""
+        typed = [word.replace("{folder}", str(folder)) for word in self.typed]
+        return typed if self.alone else ["train", *run, *typed]
+
+
+def _typed(name: str, line: str, *parts: str, **further: object) -> Mistake:
+    return Mistake(name, line.split(), parts, **further)  # type: ignore[arg-type]
+
+
+def _alone(name: str, line: str, *parts: str, **further: object) -> Mistake:
+    return _typed(name, line, *parts, alone=True, **further)
+
+
+def _data(name: str, file: str, *parts: str) -> Mistake:
+    return _typed(name, f"data.train_files={{folder}}/{file}", file, *parts)
+
+
+def _reward(name: str, function: str, *parts: str, **further: object) -> Mistake:
+    return _typed(name, f"worker.reward.reward_function={{folder}}/{function}", *parts, **further)
+
+
+MISTAKES = (
+    _alone("a command misspelt", "trian config=x.yaml", "'trian'", "Did you mean 'train'?"),
+    _alone("no command", "base.yaml", "base.yaml", "cepo train config=base.yaml"),
+    _alone("a YAML file without config=", "train {folder}/good.yaml", "config={folder}/good.yaml"),
+    _alone("no configuration at all", "train", "nothing is configured", "config=FILE"),
+    _alone("EasyR1's key with dashes", "train --trainer.max_steps=3", "without the leading dashes"),
+    _alone("a configuration that is not there", "train config=nowhere.yaml", "nowhere.yaml", "there is no such file"),
+    _alone("YAML that does not parse", "train config={folder}/broken.yaml", "broken.yaml, line", "not valid YAML"),
+    _alone("help for no section", "train --help worker.rolout", "Did you mean 'worker.rollout'?"),
+    _alone("completion for no shell", "completion bsh", "Did you mean 'bash'?"),
+    _alone("a report of no run", "report {folder}/nowhere", "nowhere"),
+    _alone("an evaluation of nothing", "evaluate", "config=FILE"),
+    _alone("an evaluation of no checkpoint", "evaluate checkpoint={folder}/no", "there is no such folder", "global_step_"),
+    _typed("a key misspelt", "data.rollout_batchsize=4", "data.rollout_batchsize", "Did you mean 'rollout_batch_size'?"),
+    _typed("a key without its section", "rollout_batch_size=4", "data.rollout_batch_size"),
+    _typed("a word for a number", "worker.rollout.n=four", "worker.rollout.n", "'four'", "an integer"),
+    _typed("a value out of bounds", "worker.rollout.temperature=0", "worker.rollout.temperature", "above 0"),
+    _typed("a method that there is not", "algorithm.adv_estimator=gpo", "'gpo'", "Did you mean 'grpo'?"),
+    _typed("one response per prompt", "worker.rollout.n=1", "worker.rollout.n=1", "at least 2"),
+    _typed("batches that do not divide", "worker.actor.global_batch_size=3", "global_batch_size=3", "1, 2, 4"),
+    _typed("a tracker misspelt", "trainer.logger=[wandbb]", "'wandbb'", "Did you mean 'wandb'?"),
+    _typed("a checkpoint that is not there", "trainer.load_checkpoint_path={folder}/no", "load_checkpoint_path", "no such"),
+    _data("data that are not there", "nowhere.parquet", "there is no such file or folder"),
+    _data("an empty file", "empty.jsonl", "empty.jsonl is empty (0 bytes)"),
+    _data("a file without rows", "head.csv", "hold no row"),
+    _data("a file cut short", "cut.parquet", "cannot be read"),
+    _typed("a question column misnamed", "data.prompt_key=question", "data.prompt_key", "'question'", "images, problem"),
+    _typed("an answer column misnamed", "data.answer_key=label", "data.answer_key", "'label'", "images, problem, answer"),
+    _typed("an image column misnamed", "data.image_key=pictures", "data.image_key", "'pictures'", "images, problem"),
+    _data("an image file that is not there", "absent.jsonl", "row 1", "absent.png", "data.skip_bad_rows=true"),
+    _data("an image without its mark", "mark.jsonl", "row 1", "0 '<image>' in the text but 1 pictures"),
+    _data("a row without an answer", "answer.jsonl", "row 1", "'answer' is empty", "data.skip_bad_rows=true"),
+    _typed(
+        "prompts longer than the limit", "data.max_prompt_length=9 data.min_pixels=16384", "all of its 8 prompts",
+        "data.max_prompt_length=9. Raise it to", "data.min_pixels=16384 are enlarged",
+    ),
+    _typed(
+        "fewer rows than a batch", "data.rollout_batch_size=10 worker.actor.global_batch_size=5",
+        "data.rollout_batch_size is 10", "8 usable problems",
+    ),
+    _typed("a template without its variable", "data.format_prompt={folder}/question.jinja", "question", "accepted: content"),
+    _typed("a model folder that is not there", "worker.actor.model.model_path=./nowhere", "./nowhere", "org/name"),
+    _typed("a model folder without a model", "worker.actor.model.model_path={folder}", "model_path '{folder}'", "checkpoint"),
+    _typed(
+        "a hub model without a network", "worker.actor.model.model_path=org/model", "org/model", "cannot be reached",
+        "Give a local folder", variables={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"},
+    ),
+    _typed(
+        "hub data without a network", "data.train_files=org/problems@train", "org/problems", "cannot be reached",
+        "Give a local folder", variables={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"},
+    ),
+    _typed(
+        "an adapter target misspelt", "worker.actor.model.lora.rank=4 worker.actor.model.lora.target_modules=q_proj,v_prj",
+        "'v_prj' fits no layer", "Did you mean 'v_proj'?",
+    ),
+    _typed(
+        "GPUs that are not there", "trainer.n_gpus_per_node=512 worker.rollout.n=256", "trainer.n_gpus_per_node=512",
+        "Set it to",
+    ),
+    _typed(
+        "a Ray cluster that has gone", "trainer.n_gpus_per_node=2 trainer.ray_address=127.0.0.1:9", "127.0.0.1:9",
+        "ray start --head",
+    ),
+    _reward("a reward file that is not there", "nowhere.py:score", "nowhere.py"),
+    _reward("a reward function misspelt", "reward.py:scores", "no function 'scores'", "Did you mean 'score'?"),
+    _reward("a library that the reward needs", "ruler.py:score", "line 1 imports 'mathruler'", "pip install mathruler"),
+    _reward("a reward file that does not parse", "unclosed.py:score", "unclosed.py, line 1", "no Python"),
+    _reward("a reward's keyword misspelt", "reward.py:score worker.reward.reward_function_kwargs={weigth:1}", "weigth", "weight"),
+    _reward("a reward that is a number", "reward.py:number", "a float: 1.0", "{'overall': 1.0}"),
+    _reward("a reward without overall", "reward.py:without", "without 'overall'", "Add the key"),
+    _reward("scores of another number", "reward.py:twice", "returned 2 scores for 1 samples", "one per sample"),
+    _reward(
+        "a reward that always raises", "reward.py:raises", "failed for each of the first 16 responses", "KeyError: 'label'",
+        "reward.py\", line 13, in raises", loads_model=True, limit_seconds=60,
+    ),
+)  # fmt: skip
+
+_REWARDS = """\
+def score(samples, weight=1.0):
+    return [{"overall": weight * (len(sample["response"]) % 2)} for sample in samples]
+
+def number(samples):
+    return [1.0 for _ in samples]
+
+def without(samples):
+    return [{"accuracy": 1.0} for _ in samples]
+
+def twice(samples):
+    return [{"overall": 1.0} for _ in samples] * 2
+
+def raises(samples): return [{"overall": sample["label"]} for sample in samples]
+"""
+
+
+def build_world(folder: Path, model: Path) -> list[str]:
+    """Files with mistakes in `folder`, and the arguments of a run that is right."""
+    from PIL import Image
+
+    Image.new("RGB", (64, 64), (200, 30, 30)).save(folder / "good.png")
+    good = {"images": ["good.png"], "problem": "<image>Find x.", "answer": "4"}
+    faulty = {"absent": {"images": ["absent.png"]}, "mark": {"problem": "Find x."}, "answer": {"answer": " "}}
+    rows = {"good": [good] * 8} | {name: [good, good | change, good, good] for name, change in faulty.items()}
+    for name, values in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in values))
+    texts = {
+        "good.yaml": "data:\n  train_files: x\n",
+        "broken.yaml": "data:\n  train_files: [x\n",
+        "empty.jsonl": "",
+        "head.csv": "images,problem,answer\n",
+        "cut.parquet": "PAR1 and nothing more",
+        "question.jinja": "{{ question }}",
+        "reward.py": _REWARDS,
+        "ruler.py": "from mathruler.grader import grade_answer\n",
+        "unclosed.py": "def score(samples:\n",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return [
+        "config=configs/microgeo/base.yaml",
+        f"data.train_files={folder}/good.jsonl",
+        f"data.image_dir={folder}",
+        "data.val_files=null",
+        "data.max_response_length=8",
+        "data.rollout_batch_size=4",
+        f"worker.actor.model.model_path={model}",
+        "worker.actor.global_batch_size=2",
+        "worker.rollout.name=transformers",
+        "worker.rollout.n=4",
+        f"worker.reward.reward_function={folder}/reward.py:score",
+        "trainer.val_before_train=false",
+        "trainer.logger=[file]",
+        "trainer.max_steps=1",
+        f"trainer.save_checkpoint_path={folder}/run",
+    ]
+
+
+def run_as_command(mistake: Mistake, run: Sequence[str], folder: Path) -> tuple[int, str, float]:
+    """Exit code, messages and seconds of CPU time of the mistake as a command of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(folder), **mistake.variables}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "cepo", *mistake.words(run, folder)],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.returncode, done.stdout + done.stderr, seconds
+
+
+def message_of(output: str) -> str:
+    """The line that names the mistake: the last error of the log, else the first line."""
+    lines = [line for line in output.splitlines() if line.strip()]
+    errors = [line.partition(" ERROR cepo.train: ")[2] for line in lines if " ERROR cepo.train: " in line]
+    return (errors or lines or [""])[0]
+
+
+def page(results: Mapping[str, tuple[int, str, float]], folder: Path, model: Path) -> str:
+    """docs/mistakes.md."""
+    lines = [
+        "# Typical mistakes",
+        "",
+        "What each costs and what it is told. Every one ends without a traceback, and before a model is loaded but for the last;",
+        "`tests/integration/test_mistakes.py` holds that. Written by `python3 tests/integration/mistakes.py`, which runs each",
+        "as a command of its own. Seconds are CPU time, which is what it takes on an idle machine; most of the longer ones is",
+        "importing torch and transformers.",
+        "",
+        "| mistake | exit code | CPU seconds | message (its beginning) |",
+        "| --- | --- | --- | --- |",
+    ]
+    for mistake in MISTAKES:
+        code, output, seconds = results[mistake.name]
+        words = message_of(output).replace(str(folder), "DIR").replace(str(model), "MODEL")
+        words = words.replace(sys.executable, "python").replace(str(REPOSITORY), "cepo").replace("|", "\\|")
+        shown = re.sub(r"\s+", " ", words)
+        shown = shown if len(shown) <= 240 else f"{shown[:237]}..."
+        lines.append(f"| {mistake.name} | {code} | {seconds:.1f} | {shown.replace('<', '&lt;')} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measures every mistake and writes the page."""
+    import tempfile
+
+    from cepo.microgeo.model import build_untrained_model
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, model = Path(name) / "world", Path(name) / "model"
+        folder.mkdir()
+        build_untrained_model(model, seed=0)
+        run = build_world(folder, model)
+        results = {}
+        for mistake in MISTAKES:
+            code, output, seconds = results[mistake.name] = run_as_command(mistake, run, folder)
+            missing = [part for part in mistake.parts if part.replace("{folder}", str(folder)) not in output]
+            bad = code != mistake.code or missing or "Traceback" in output or seconds > mistake.limit_seconds
+            sys.stderr.write(f"{'BAD ' if bad else ''}{mistake.name}: {code}, {seconds:.1f} s {missing or ''}\n")
+            if bad:
+                sys.stderr.write(f"{output[-1500:]}\n")
+        PAGE.write_text(page(results, folder, model), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

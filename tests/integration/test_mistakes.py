@@ -1,0 +1,84 @@
+"""Typical mistakes end with their exit code, in seconds, without a traceback, and with what is wrong and what to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+from isolation import own_caches, restored_process
+from mistakes import MISTAKES, Mistake, build_world, run_as_command
+
+import cepo.train
+from cepo.cli import main
+
+SECONDS_IN_THIS_PROCESS = 30
+AS_COMMANDS = ("a YAML file without config=", "an image column misnamed", "a library that the reward needs")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("mistakes")
+
+
+@pytest.fixture(scope="module")
+def run(world: Path, tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The arguments of a run that is right."""
+    with own_caches(tmp_path_factory.mktemp("caches")):
+        yield build_world(world, tiny_model_folder)
+
+
+def test_there_are_50_mistakes_each_with_a_name_of_its_own_and_something_that_its_message_names() -> None:
+    assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES) == 50
+    assert all(mistake.parts for mistake in MISTAKES)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        pytest.param(mistake, marks=[pytest.mark.heavy] if mistake.loads_model else [], id=mistake.name)
+        for mistake in MISTAKES
+    ],
+)
+def test_a_mistake_ends_soon_with_its_code_and_names_what_is_wrong_and_the_remedy(
+    mistake: Mistake,
+    run: list[str],
+    world: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def no_model(*_: object) -> None:
+        raise AssertionError("a model was about to be loaded")
+
+    if not mistake.loads_model:
+        monkeypatch.setattr(cepo.train, "build_backend", no_model)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    for name, value in {"HF_HUB_OFFLINE": "1", **mistake.variables}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(world)
+    start = time.monotonic()
+    with restored_process():
+        code = main(mistake.words(run, world))
+    seconds = time.monotonic() - start
+    shown = capsys.readouterr()
+    output = shown.out + shown.err + caplog.text
+    assert code == mistake.code, output
+    missing = [part for part in mistake.parts if part.replace("{folder}", str(world)) not in output]
+    assert missing == [], output
+    assert "Traceback" not in output
+    assert seconds < SECONDS_IN_THIS_PROCESS
+    if not mistake.loads_model:
+        assert not (world / "run").exists()
+
+
+@pytest.mark.parametrize("name", AS_COMMANDS)
+def test_some_mistakes_as_commands_of_their_own_end_alike(name: str, run: list[str], world: Path) -> None:
+    (mistake,) = [each for each in MISTAKES if each.name == name]
+    code, output, seconds = run_as_command(mistake, run, world)
+    assert code == mistake.code, output
+    assert [part for part in mistake.parts if part.replace("{folder}", str(world)) not in output] == [], output
+    assert "Traceback" not in output
+    assert seconds < mistake.limit_seconds
