@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 from isolation import own_caches, restored_process
-from mistakes import MISTAKES, Mistake, build_world, run_as_command
+from mistakes import MISTAKES, PAGE, Mistake, build_world, run_as_command
 
 import cepo.train
 from cepo.cli import main
@@ -82,3 +83,9 @@ def test_some_mistakes_as_commands_of_their_own_end_alike(name: str, run: list[s
     assert [part for part in mistake.parts if part.replace("{folder}", str(world)) not in output] == [], output
     assert "Traceback" not in output
     assert seconds < mistake.limit_seconds
+
+
+def test_the_page_of_mistakes_has_a_row_for_each_with_its_code() -> None:
+    rows = re.findall(r"^\| (.+?) \| (\d+) \| ([\d.]+) \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert [(name, int(code)) for name, code, _ in rows] == [(mistake.name, mistake.code) for mistake in MISTAKES]
+    assert all(float(seconds) <= each.limit_seconds for (_, _, seconds), each in zip(rows, MISTAKES, strict=True))
