@@ -49,7 +49,7 @@ def answered(command: list[str]) -> list[str]:
     [
         ("cepo ", [*COMMANDS, "--help", "--version"]),
         ("cepo tr", ["train"]),
-        ("cepo train trainer.max_s", ["trainer.max_steps="]),
+        ("cepo train trainer.max_step", ["trainer.max_steps="]),
         ("cepo train config=a.yaml worker.rollout.na", ["worker.rollout.name="]),
         ("cepo train worker.rollout.name=", ["auto", "vllm", "transformers"]),
         ("cepo train worker.rollout.name=v", ["vllm"]),
@@ -117,7 +117,7 @@ def test_zsh_offers_commands_settings_their_values_and_files(
     [
         ("cepo tr", ["train"]),
         ("cepo train worker.rollout.name=v", ["worker.rollout.name=vllm"]),
-        ("cepo train trainer.max_s", ["trainer.max_steps="]),
+        ("cepo train trainer.max_step", ["trainer.max_steps="]),
         ("cepo merge --up", ["--upload"]),
     ],
 )
