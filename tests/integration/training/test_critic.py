@@ -259,7 +259,7 @@ def test_a_critic_saved_after_2_updates_and_restored_goes_on_with_the_same_bits(
 
 
 def test_a_folder_without_a_checkpoint_is_refused(build_critic: BuildCritic, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be restored"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         load_critic(build_critic(), tmp_path / "nothing")
 
 
