@@ -132,11 +132,14 @@ class PictureEncoder:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Inside, what is encoded counts only if it is kept: a check that runs once is no part of a step's work."""
-        before = self._encoded
+        """Inside, nothing that is encoded counts or is kept: a check that runs once is no part of a step's work.
+
+        Features differ in their last bits with what is encoded beside them, so that a step with a check inside, a resumed run's
+        first one, would otherwise end with other bits than the same step of a run that was never stopped.
+        """
+        known, encoded = dict(self._known), self._encoded
         yield
-        if not self.keeps:
-            self._encoded = before
+        self._known, self._encoded = known, encoded
 
     def features(self, base: Any, pictures: DistinctPictures, device: torch.device) -> list[ImageFeatures]:
         """Of all units, one after the other."""
