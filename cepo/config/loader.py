@@ -43,7 +43,7 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
         ConfigError: unknown key, wrong type, value out of bounds, missing config file, or unknown method; the message
             begins with the file and line, or the argument, at fault.
     """
-    sources = ([] if recorded is None else [recorded]) + read_arguments(argv)
+    sources = read_arguments(argv) if recorded is None else [recorded, *(read_arguments(argv) if argv else [])]
     origins = Origins()
     for source in sources:
         origins.update(source.origins)

@@ -145,7 +145,11 @@ def test_num_gpus_and_num_nodes_become_one_worker_per_device_under_ray(devices: 
         (["grpo"], {"DRY_RUN": "yes"}, "DRY_RUN is 'yes'; accepted: 1 and 0"),
         (["grpo"], {"CEPO_PYTHON": "/no/python"}, "CEPO_PYTHON=/no/python is no program"),
         (["grpo"], {"CEPO_PYTHON": "{old}"}, "is Python 3.9; cepo needs Python 3.11 to 3.13"),
-        (["grpo"], {"CEPO_PYTHON": "", "PYTHON": "{old}", "PATH": "{bin}"}, "{old} is Python 3.9. Install it"),
+        (
+            ["grpo"],
+            {"CEPO_PYTHON": "", "CEPO_VENV": "{bin}/venv", "PYTHON": "{old}", "PATH": "{bin}"},
+            "{old} is Python 3.9. Install it",
+        ),
         (["grpo"], {"TRAIN_FILES": "no/such/train.parquet"}, "data.train_files=no/such/train.parquet"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -126,19 +125,18 @@ def test_256_short_responses_are_scored_within_half_a_second_once_the_workers_ar
 
 
 def test_a_tower_of_powers_is_scored_0_within_ten_seconds_and_its_neighbours_keep_theirs(
-    math_pool: RewardPool, caplog: pytest.LogCaptureFixture
+    math_pool: RewardPool,
 ) -> None:
     responses = [r"\boxed{5\sqrt{3}}"] * 40
     responses[17] = r"\boxed{9^{9^{9^9}}}"
     start = time.monotonic()
-    with caplog.at_level(logging.WARNING, logger="cepo.rewards"):
-        outcome = math_pool.score(_samples(*responses))
+    outcome = math_pool.score(_samples(*responses))
     assert time.monotonic() - start < 10.0
-    assert (outcome.num_raised, outcome.num_timed_out) == (0, 1)
-    assert outcome.scores[17] == {"overall": 0.0, "accuracy": 0.0, "format": 0.0}
+    assert (outcome.num_raised, outcome.num_timed_out) == (0, 0), (
+        "it is refused by its text, before anything is computed"
+    )
+    assert outcome.scores[17] == {"overall": 0.0, "accuracy": 0.0, "format": 1.0}
     assert sum(score["overall"] for score in outcome.scores) == 39.0
-    assert "1 of 40 samples" in caplog.text
-    assert "sample 17" in caplog.text
 
 
 def test_the_grader_runs_in_the_pool_and_a_hanging_pair_is_false(math_pool: RewardPool) -> None:

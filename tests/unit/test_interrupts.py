@@ -50,12 +50,16 @@ class _Interrupted:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_interruption_that_a_library_swallows_is_raised_at_the_next_look() -> None:
-    with interrupts.handled():
-        interrupts.raise_if_lost()
-        one = _Interrupted()
-        del one  # Python prints what a destructor raises, and goes on
-        with pytest.raises(KeyboardInterrupt):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
+    try:
+        with interrupts.handled():
             interrupts.raise_if_lost()
+            one = _Interrupted()
+            del one  # Python prints what a destructor raises, and goes on
+            with pytest.raises(KeyboardInterrupt):
+                interrupts.raise_if_lost()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_handlers_come_back_and_a_signal_that_was_ignored_stays_so() -> None:

@@ -30,7 +30,9 @@ def validated_at(scores: Sequence[float]) -> Callable[[Trainer], None]:
     remaining = iter(scores)
 
     def prepare(trainer: Trainer) -> None:
-        scripted: Any = SimpleNamespace(run=lambda _: ({"val/reward": mean_value(next(remaining))}, []))
+        scripted: Any = SimpleNamespace(
+            run=lambda _: ({"val/reward": mean_value(next(remaining))}, []), num_responses=1
+        )
         trainer.validator = scripted
 
     return prepare
