@@ -11,6 +11,7 @@ from tiny_checkpoints import FAMILIES, write_checkpoint
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError
 from cepo.models.families import family_of
+from cepo.models.families.text import TextModel, TextMoe
 from cepo.models.families.untried import plain_head_gap
 from cepo.models.processing import Processing
 from cepo.sizing.shape import shape_of
@@ -45,6 +46,16 @@ def test_an_unknown_text_model_with_a_plain_head_is_accepted_after_a_try(caplog:
     assert family_of(config).packs
     assert "a tiny one was tried" in caplog.text
     assert config.num_hidden_layers == 3, "the try works on a copy"
+
+
+@pytest.mark.parametrize("model_type", [*TextModel.model_types, *TextMoe.model_types])
+def test_every_listed_text_model_has_a_plain_head(model_type: str) -> None:
+    from transformers import AutoConfig
+
+    experts = (
+        {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32} if model_type.endswith("_moe") else {}
+    )
+    assert plain_head_gap(AutoConfig.for_model(model_type, **SIZES, **experts)) < 1e-6
 
 
 @pytest.mark.parametrize("kind", ["capped", "scaled"])
