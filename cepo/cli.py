@@ -18,37 +18,37 @@ def _train(arguments: Sequence[str]) -> int:
 
 
 def _config(arguments: Sequence[str]) -> int:
-    from cepo.config.command import run_config_command
+    from cepo.commands.config import run_config_command
 
     return run_config_command(arguments)
 
 
 def _report(arguments: Sequence[str]) -> int:
-    from cepo.report.command import run_report_command
+    from cepo.commands.report import run_report_command
 
     return run_report_command(arguments)
 
 
 def _compare(arguments: Sequence[str]) -> int:
-    from cepo.report.command import run_compare_command
+    from cepo.commands.report import run_compare_command
 
     return run_compare_command(arguments)
 
 
 def _doctor(arguments: Sequence[str]) -> int:
-    from cepo.doctor.command import run_doctor_command
+    from cepo.commands.doctor import run_doctor_command
 
     return run_doctor_command(arguments)
 
 
 def _merge(arguments: Sequence[str]) -> int:
-    from cepo.merge import run_merge_command
+    from cepo.commands.merge import run_merge_command
 
     return run_merge_command(arguments)
 
 
 def _evaluate(arguments: Sequence[str]) -> int:
-    from cepo.evaluate import run_evaluate_command
+    from cepo.commands.evaluate import run_evaluate_command
 
     return run_evaluate_command(arguments)
 
@@ -60,7 +60,7 @@ def _microgeo(arguments: Sequence[str]) -> int:
 
 
 def _completion(arguments: Sequence[str]) -> int:
-    from cepo.completion import run_completion_command
+    from cepo.commands.completion import run_completion_command
 
     return run_completion_command(arguments, {name: text.partition(":")[0] for name, (_, text) in COMMANDS.items()})
 

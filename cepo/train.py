@@ -7,13 +7,12 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo import interrupts
 from cepo.config import RunConfig, check_config, chosen_launcher, dump_for_record, load_config, run_folder
 from cepo.config.help import TRAIN, asked_for_help, help_text
-from cepo.errors import CepoError, CheckpointError, ConfigError, WorkerLostError
+from cepo.errors import CepoError, ConfigError, WorkerLostError
 from cepo.interrupts import EXIT_INTERRUPTED
 from cepo.preflight import check_before_imports, check_before_loading, check_devices, check_hub_names
 
@@ -29,8 +28,7 @@ if TYPE_CHECKING:
     from cepo.trainer.backend import Backend
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
-    from cepo.trainer.run_lock import RunLock
-    from cepo.trainer.state import TrainerState
+    from cepo.trainer.resuming import RunHistory
     from cepo.workers.worker import WorkerFacts
 
 # Not __name__, which is __main__ under `python3 -m cepo.train`: the plan and what was resumed would not be logged there.
@@ -67,25 +65,15 @@ def _main(arguments: Sequence[str]) -> int:
         logger.error("%s", error)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        logger.warning("interrupted; %s", "nothing was begun" if config is None else _how_to_resume(config))
+        logger.warning("interrupted; %s", _what_stands(config))
         return EXIT_INTERRUPTED
     return 0
 
 
-def _how_to_resume(config: RunConfig) -> str:
-    from cepo.trainer.checkpoints import CheckpointStore
+def _what_stands(config: RunConfig | None) -> str:
+    from cepo.trainer.resuming import how_to_resume
 
-    trainer = config.trainer
-    if trainer.save_model_only:
-        anew = "the same command with trainer.find_last_checkpoint=false starts anew"
-        return f"checkpoints hold weights alone (trainer.save_model_only), so no run goes on from them; {anew}"
-    last = CheckpointStore(run_folder(config), keep=-1, identity={}).find_last()
-    if last is None:
-        often = f"trainer.save_freq is {trainer.save_freq}; a number of steps makes a run write checkpoints on its way"
-        return f"no checkpoint was written yet, so the same command starts anew ({often})"
-    if trainer.find_last_checkpoint and trainer.load_checkpoint_path is None:
-        return f"the last whole checkpoint is {last}; the same command resumes from it"
-    return f"the last whole checkpoint is {last}; the same command with trainer.load_checkpoint_path={last} resumes from it"
+    return "nothing was begun" if config is None else how_to_resume(config)
 
 
 def train(config: RunConfig) -> None:
@@ -96,6 +84,8 @@ def train(config: RunConfig) -> None:
         CheckpointError: the checkpoint to resume from does not fit, or another run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
+    from cepo.microgeo.world import with_embedded_world
+    from cepo.trainer.resuming import RunHistory
     from cepo.trainer.run_lock import RunLock
 
     with RunLock(run_folder(config)) as lock:
@@ -124,35 +114,6 @@ def _train(config: RunConfig, history: RunHistory) -> None:
             )
 
 
-@dataclasses.dataclass
-class RunHistory:
-    """What one command has done so far, over the restarts of its workers.
-
-    Attributes:
-        restarts: how often workers were lost and made anew.
-        first_step: the step that the command began with; None until its records are open.
-        first_checkpoint: the checkpoint that it began from.
-        trainer_state: of the trainer that ran last, None before the first one.
-        lock: of the run folder, held by the command; None: each trainer takes its own.
-    """
-
-    restarts: int = 0
-    first_step: int | None = None
-    first_checkpoint: Path | None = None
-    trainer_state: TrainerState | None = None
-    lock: RunLock | None = None
-
-    def step_to_resume(self, state: TrainerState, checkpoint: Path | None) -> int | None:
-        """The step after which records go on; None for a command that starts from nothing, which sets older ones aside."""
-        return None if checkpoint is None and self.first_step is None else state.step
-
-    def begun(self, state: TrainerState, checkpoint: Path | None) -> None:
-        """A trainer's records are open, and it goes on from `state`."""
-        self.trainer_state = state
-        if self.first_step is None:
-            self.first_step, self.first_checkpoint = state.step, checkpoint
-
-
 def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | None = None) -> Trainer:
     """Puts a run together, cheap checks first; `stack` closes what has to be closed.
 
@@ -165,6 +126,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     from cepo.data.contexts import ContextBuilder
     from cepo.data.dataset import most_visuals
     from cepo.trainer.loop import Trainer
+    from cepo.trainer.resuming import RunHistory, checkpoint_store, checkpoint_to_load
     from cepo.trainer.run_lock import RunLock
     from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
@@ -247,33 +209,6 @@ def _demand(config: RunConfig, processing: Processing, facts: WorkerFacts) -> De
     return estimate_needs(config, cpu_engine=False).demand(with_vllm=with_vllm)
 
 
-def with_embedded_world(config: RunConfig) -> RunConfig:
-    """Replaces `microgeo:*` by the paths of the embedded world, which is built if it is not in the cache."""
-    data, model, critic = config.data, config.worker.actor.model, config.worker.critic
-    names = (*data.train_sources, data.val_files or "", model.model_path, critic.model.model_path or "")
-    if not any(name.startswith("microgeo:") for name in names):
-        return config
-    from cepo.microgeo.world import build_world
-
-    world = build_world()
-    places = {
-        "microgeo:train": str(world.train_file),
-        "microgeo:validation": str(world.validation_file),
-        "microgeo:model": str(world.model_path),
-    }
-    new_data = dataclasses.replace(
-        data,
-        train_files=",".join(places.get(source, source) for source in data.train_sources),
-        val_files=places.get(data.val_files or "", data.val_files),
-    )
-    new_model = dataclasses.replace(model, model_path=places.get(model.model_path, model.model_path))
-    actor = dataclasses.replace(config.worker.actor, model=new_model)
-    critic_path = places.get(critic.model.model_path or "", critic.model.model_path)
-    critic = dataclasses.replace(critic, model=dataclasses.replace(critic.model, model_path=critic_path))
-    worker = dataclasses.replace(config.worker, actor=actor, critic=critic)
-    return dataclasses.replace(config, data=new_data, worker=worker)
-
-
 def _problem_sets(
     config: RunConfig, processing: Processing, *, with_solutions: bool
 ) -> tuple[ProblemSet | MixedProblems, ProblemSet | None]:
@@ -341,48 +276,6 @@ def _tracker(
     )
     stack.callback(tracker.close)
     return tracker
-
-
-def checkpoint_store(config: RunConfig) -> CheckpointStore:
-    """The checkpoints of the run folder."""
-    from cepo.trainer.checkpoints import CheckpointStore
-
-    trainer = config.trainer
-    return CheckpointStore(
-        run_folder(config),
-        keep=trainer.save_limit,
-        identity=_identity(config),
-        weights_only=trainer.save_model_only,
-    )
-
-
-def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHistory | None = None) -> Path | None:
-    """The checkpoint that a run starts from: the one it names, else the run folder's last; None for a start at step 1.
-
-    A run that goes on after a restart of its workers takes its own last one; where its own hold weights alone, it begins
-    again where the command began.
-    """
-    if history is not None and history.first_step is not None:
-        if config.trainer.save_model_only:
-            return history.first_checkpoint
-        return store.find_last(after=history.first_step) or history.first_checkpoint
-    if config.trainer.load_checkpoint_path is not None:
-        folder = Path(config.trainer.load_checkpoint_path)
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"trainer.load_checkpoint_path '{folder}' does not exist; give a folder global_step_<N>"
-            )
-        return folder
-    return store.find_last() if config.trainer.find_last_checkpoint else None
-
-
-def _identity(config: RunConfig) -> dict[str, Any]:
-    """What a checkpoint and the run that resumes it must have in common for the result to be the same run."""
-    return {
-        "adv_estimator": config.algorithm.adv_estimator,
-        "model_path": config.worker.actor.model.model_path,
-        "lora_rank": config.worker.actor.model.lora.rank,
-    }
 
 
 def _log_to_stderr() -> None:

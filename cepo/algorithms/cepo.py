@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import EvidenceEstimator
+from cepo.algorithms.references import contrastive_references, contrastive_sides
 from cepo.algorithms.replaced import where_set, written_as
 from cepo.algorithms.settings import EvidenceConfig, NegativeConfig
-from cepo.teacher.references import contrastive_references, contrastive_sides
 from cepo.types import Reference, RolloutGroup, TokenBatch
 
 if TYPE_CHECKING:

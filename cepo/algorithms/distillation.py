@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cepo.algorithms.base import Estimator
+from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig, TeacherConfig
-from cepo.teacher.references import positive_references
 from cepo.types import Distillation, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:

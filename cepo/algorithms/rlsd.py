@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import EvidenceEstimator
+from cepo.algorithms.references import positive_references
 from cepo.algorithms.replaced import written_as
 from cepo.algorithms.settings import EvidenceConfig
-from cepo.teacher.references import positive_references
 from cepo.types import Reference, RolloutGroup, TokenBatch
 
 if TYPE_CHECKING:

@@ -111,7 +111,7 @@ def _folder(config: RunConfig) -> Finding:
 
 
 def _checkpoint(config: RunConfig) -> str:
-    from cepo.train import checkpoint_store, checkpoint_to_load
+    from cepo.trainer.resuming import checkpoint_store, checkpoint_to_load
 
     store = checkpoint_store(config)
     checkpoint = checkpoint_to_load(config, store)

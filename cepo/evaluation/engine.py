@@ -15,7 +15,7 @@ from cepo.rollout.base import AdapterWeights, Generator
 from cepo.rollout.factory import generator_of_run, longest_context
 from cepo.workers.checkpoint import ADAPTER
 from cepo.workers.distributed import this_device
-from cepo.workers.merge import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BaseModel, merge_checkpoint
+from cepo.workers.merged_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BaseModel, merge_checkpoint
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from cepo.errors import DataError
-from cepo.evaluation.figures import Estimate, Row, clustered_mean, macro_average
+from cepo.evaluation.accuracy import Estimate, Row, clustered_mean, macro_average
 from cepo.tracking.lines import read_objects
 from cepo.tracking.records import write_atomically
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -19,6 +20,7 @@ from cepo.microgeo.figures import draw_figure, figure_png
 from cepo.microgeo.problems import Problem, generate_problem
 
 if TYPE_CHECKING:
+    from cepo.config import RunConfig
     from cepo.microgeo.warmstart import Progress, WarmStartSettings
 
 ASSETS = Path(__file__).parent / "assets"
@@ -206,3 +208,28 @@ def _fingerprint(plan: _Plan) -> str:
     for file in files:
         digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def with_embedded_world(config: RunConfig) -> RunConfig:
+    """Replaces `microgeo:*` by the paths of the embedded world, which is built if it is not in the cache."""
+    data, model, critic = config.data, config.worker.actor.model, config.worker.critic
+    names = (*data.train_sources, data.val_files or "", model.model_path, critic.model.model_path or "")
+    if not any(name.startswith("microgeo:") for name in names):
+        return config
+    world = build_world()
+    places = {
+        "microgeo:train": str(world.train_file),
+        "microgeo:validation": str(world.validation_file),
+        "microgeo:model": str(world.model_path),
+    }
+    new_data = dataclasses.replace(
+        data,
+        train_files=",".join(places.get(source, source) for source in data.train_sources),
+        val_files=places.get(data.val_files or "", data.val_files),
+    )
+    new_model = dataclasses.replace(model, model_path=places.get(model.model_path, model.model_path))
+    actor = dataclasses.replace(config.worker.actor, model=new_model)
+    critic_path = places.get(critic.model.model_path or "", critic.model.model_path)
+    critic = dataclasses.replace(critic, model=dataclasses.replace(critic.model, model_path=critic_path))
+    worker = dataclasses.replace(config.worker, actor=actor, critic=critic)
+    return dataclasses.replace(config, data=new_data, worker=worker)

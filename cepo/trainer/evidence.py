@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
+from cepo.algorithms.references import wrong_reference, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig
 from cepo.data.contexts import ContextBuilder
+from cepo.data.hints import sanitise_reference
 from cepo.metrics import Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.rewards import RewardPool, extract_answer
-from cepo.teacher.hints import sanitise_reference
-from cepo.teacher.references import wrong_reference, wrong_rollouts
 from cepo.trainer.rollouts import RolloutBatch, View
 from cepo.types import Reference, Rollout, RolloutGroup
 

@@ -11,7 +11,7 @@ from cepo.data.batch import ScoringRow
 from cepo.models.positions import sequence_positions
 from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE, SegmentLayout
-from cepo.teacher.sequences import TokenForest, TokenRow, pack_rows, plan_forest
+from cepo.workers.forest import TokenForest, TokenRow, pack_rows, plan_forest
 from cepo.workers.scoring_model import CollatedRows, DistinctPictures
 
 

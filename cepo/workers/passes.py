@@ -14,7 +14,7 @@ from cepo.data.batch import ScoringRow
 from cepo.metrics import Metrics, fraction, max_value, sum_value
 from cepo.models.processing import Processing
 from cepo.models.segments import attention_by_formula
-from cepo.teacher.sequences import families
+from cepo.workers.forest import families
 from cepo.workers.lockstep import Lockstep, RankPass
 from cepo.workers.optimizing import micro_batches
 from cepo.workers.packing import collate_packed, forest_of, packs

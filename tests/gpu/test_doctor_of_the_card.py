@@ -7,8 +7,8 @@ import torch
 from gpu_places import Place
 from rich.console import Console
 
+from cepo.commands.doctor import run_doctor_command
 from cepo.doctor.attention import attention_for
-from cepo.doctor.command import run_doctor_command
 from cepo.doctor.machine import look_at_machine, machine_findings
 
 

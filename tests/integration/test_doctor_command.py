@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cepo.doctor.command import run_doctor_command
+from cepo.commands.doctor import run_doctor_command
 from cepo.microgeo.world import build_world
 
 

@@ -8,11 +8,11 @@ from typing import Any, cast
 import pytest
 import torch
 
+from cepo.algorithms.references import wrong_candidates, wrong_reference
 from cepo.algorithms.settings import NegativeConfig
 from cepo.data.dataset import Problem
 from cepo.rewards import RewardPool
 from cepo.rollout.base import Generation
-from cepo.teacher.references import wrong_candidates, wrong_reference
 from cepo.trainer.evidence import rollout_groups
 from cepo.trainer.rollouts import RolloutBatch
 from cepo.types import RolloutGroup

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cepo.cli import COMMANDS, main
-from cepo.completion import OPTIONS, TAKE_SETTINGS
+from cepo.commands.completion import OPTIONS, TAKE_SETTINGS
 from cepo.config.loader import known_keys
 
 BASH = """

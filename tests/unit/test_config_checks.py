@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cepo.commands.config import run_config_command
 from cepo.config import check_config, find_path, load_config, run_folder, split_function
-from cepo.config.command import run_config_command
 from cepo.errors import ConfigError
 
 BASE = "config=configs/microgeo/base.yaml"

@@ -12,13 +12,13 @@ from factories import group, log_probs_like, rollout, same_bits, token_batch
 from torch import Tensor
 
 from cepo.algorithms import build_config, build_estimator
+from cepo.algorithms.references import contrastive_references, positive_references
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.losses.divergence import chunked_divergence, distillation_losses
 from cepo.losses.policy import AGGREGATIONS, LossDenominators, token_weights
 from cepo.metrics import results
-from cepo.teacher.references import contrastive_references, positive_references
 from cepo.types import DivergenceConfig, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 METHODS = ("opsd", "sdpo")

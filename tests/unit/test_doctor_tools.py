@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from doctor_cases import GIB, machine
 
+from cepo.commands.doctor import run_doctor_command
 from cepo.config import load_config
 from cepo.doctor import run
-from cepo.doctor.command import run_doctor_command
 from cepo.doctor.engine import engine_findings
 from cepo.doctor.findings import Finding
 from cepo.doctor.machine import GPU_INSTALL_GB, Gpu, machine_findings

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cepo.errors import DataError
-from cepo.evaluation.figures import Estimate, benchmark_figures, clustered_mean, macro_average, pass_at_k
+from cepo.evaluation.accuracy import Estimate, benchmark_figures, clustered_mean, macro_average, pass_at_k
 from cepo.evaluation.results import GENERATIONS_FILE, RESULTS_FILE, compare_evaluations
 
 

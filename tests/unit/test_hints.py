@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cepo
+from cepo.data.hints import TEMPLATES, HintTemplate, sanitise_reference
 from cepo.errors import ConfigError
-from cepo.teacher.hints import TEMPLATES, HintTemplate, sanitise_reference
 
 SPECIALS = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|vision_start|>", "<image>"]
 SHIPPED = Path(cepo.__file__).parent.parent / "configs" / "teacher" / "user_suffix.jinja"

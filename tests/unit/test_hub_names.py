@@ -13,8 +13,8 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
+from cepo.config.hub import require_hub_names
 from cepo.errors import ConfigError
-from cepo.hub import require_hub_names
 
 MODEL, DATA = ("worker.actor.model.model_path", "org/model"), ("data.train_files", "org/problems@train")
 

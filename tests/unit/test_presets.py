@@ -308,7 +308,7 @@ def test_the_released_code_is_what_the_authors_repository_does(monkeypatch: pyte
 
 
 def test_the_released_codes_reference_stands_behind_one_blank_right_before_the_response() -> None:
-    from cepo.teacher.hints import HintTemplate
+    from cepo.data.hints import HintTemplate
 
     template = HintTemplate("assistant_prefix", str(CONFIGS / "teacher" / "released_code.jinja"))
     assert template.render(prompt="Find x.", reference="70") == " 70"

@@ -9,11 +9,11 @@ import pytest
 from rich.console import Console
 
 from cepo.cli import main
+from cepo.commands.evaluate import run_evaluate_command
+from cepo.commands.merge import find_base
 from cepo.config import load_config
 from cepo.config.recorded import recorded_for_evaluation, recorded_model
 from cepo.errors import CheckpointError, ConfigError
-from cepo.evaluate import run_evaluate_command
-from cepo.merge import find_base
 from cepo.report.run import load_run
 
 CODE = "import os\nos.mkdir({trace!r})\ndef reward(samples):\n    return [{{'overall': 0.0}} for _ in samples]\n"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from factories import group, rollout
 
+from cepo.algorithms.references import contrastive_references, positive_references, wrong_candidates, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig
+from cepo.data.hints import sanitise_reference
 from cepo.metrics import fraction
-from cepo.teacher.hints import sanitise_reference
-from cepo.teacher.references import contrastive_references, positive_references, wrong_candidates, wrong_rollouts
 from cepo.trainer.evidence import fallback_metrics
 from cepo.types import Reference, Rollout, RolloutGroup
 

@@ -16,10 +16,10 @@ from matplotlib.colors import to_rgb
 from rich.console import Console
 from run_folders import group, report_pixels, rollout, write_run
 
+from cepo.commands.report import run_compare_command, run_report_command
 from cepo.errors import DataError
 from cepo.report import run_summary, write_report
 from cepo.report.colours import LOWERED, RAISED
-from cepo.report.command import run_compare_command, run_report_command
 from cepo.report.curves import STAGE_COLOURS, running_mean
 from cepo.report.run import load_run
 from cepo.report.summary import accuracy_change, tokens_per_second
@@ -181,8 +181,6 @@ def test_a_config_that_is_no_yaml_mapping_is_an_error_that_names_the_file(tmp_pa
 
 
 def test_the_report_loads_no_torch_when_imported() -> None:
-    program = (
-        "import sys, cepo.report, cepo.report.command; print([n for n in ('torch', 'ray', 'vllm') if n in sys.modules])"
-    )
+    program = "import sys, cepo.report, cepo.commands.report; print([n for n in ('torch', 'ray', 'vllm') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

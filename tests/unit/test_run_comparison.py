@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 from run_folders import report_pixels, validated, write_run
 
+from cepo.commands.report import run_compare_command
 from cepo.errors import DataError
 from cepo.report import compare_runs
-from cepo.report.command import run_compare_command
 
 
 def method_run(folder: Path, estimator: str, seed: int, accuracies: Sequence[float], extra: str = "") -> Path:

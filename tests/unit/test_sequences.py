@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cepo.teacher.sequences import TokenForest, TokenRow, families, pack_rows, plan_forest
+from cepo.workers.forest import TokenForest, TokenRow, families, pack_rows, plan_forest
 
 PICTURE = 99
 

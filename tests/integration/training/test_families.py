@@ -29,7 +29,7 @@ from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import save_actor
-from cepo.workers.merge import BaseModel, merge_checkpoint
+from cepo.workers.merged_model import BaseModel, merge_checkpoint
 from cepo.workers.packing import collate_packed
 from cepo.workers.scoring_model import collate
 

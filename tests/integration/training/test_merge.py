@@ -31,7 +31,7 @@ from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
 from cepo.rollout.base import GenerationRequest, SamplingSettings
 from cepo.rollout.factory import build_generator
-from cepo.train import RunHistory, checkpoint_store, checkpoint_to_load
+from cepo.trainer.resuming import RunHistory, checkpoint_store, checkpoint_to_load
 from cepo.workers.distributed import reshard
 
 pytestmark = pytest.mark.heavy

@@ -88,7 +88,7 @@ def _findings(config: RunConfig | None, checks: Sequence[str]) -> list[Finding]:
     if config is None:
         return findings
     from cepo.doctor.run import run_findings
-    from cepo.train import with_embedded_world
+    from cepo.microgeo.world import with_embedded_world
 
     try:
         config = with_embedded_world(config)

@@ -16,18 +16,18 @@ from rich.console import Console
 
 from cepo.config import RunConfig, load_config
 from cepo.config.checks import check_model_and_data
+from cepo.config.hub import require_hub_names
 from cepo.config.paths import located_data
 from cepo.config.recorded import recorded_for_evaluation
 from cepo.errors import CepoError, CheckpointError, ConfigError, did_you_mean
 from cepo.hardware.devices import require_wanted_device
-from cepo.hub import require_hub_names
 from cepo.tracking.records import CONFIG_FILE
 
 if TYPE_CHECKING:
     from cepo.evaluation.run import Task
     from cepo.models.processing import Processing
 
-logger = logging.getLogger("cepo.evaluate")
+logger = logging.getLogger("cepo.commands.evaluate")
 
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
@@ -178,7 +178,7 @@ def _resolve_checkpoint(checkpoint: str | None) -> tuple[Path | None, str | None
         return None, None
     path = Path(checkpoint).expanduser()
     if path.is_dir() and not (path / "config.json").is_file():
-        from cepo.workers.merge import actor_folder
+        from cepo.workers.merged_model import actor_folder
 
         return actor_folder(path), None
     on_hub = not path.exists() and _HUB_NAME.fullmatch(checkpoint) and not path.name.startswith("global_step_")
@@ -199,7 +199,7 @@ def _config_of_run(actor: Path | None) -> Path:
 
 def _with_base(config: RunConfig, actor: Path, *, chosen: bool) -> RunConfig:
     """The configuration with the model that the checkpoint was trained from, as its run or its adapter names it."""
-    from cepo.merge import find_base
+    from cepo.commands.merge import find_base
 
     model = config.worker.actor.model
     path = model.model_path if chosen else None
@@ -231,8 +231,8 @@ def evaluate(plan: Plan) -> dict[str, Any]:
         ConfigError, DataError, CheckpointError, EngineError, RewardError: as its parts; before the engine starts where possible.
     """
     from cepo.data.dataset import most_visuals
+    from cepo.evaluation.accuracy import benchmark_figures
     from cepo.evaluation.engine import engine
-    from cepo.evaluation.figures import benchmark_figures
     from cepo.evaluation.results import GENERATIONS_FILE, write_results
     from cepo.evaluation.run import graded_rows, reward_pool
     from cepo.tracking.lines import LineFile
@@ -271,8 +271,8 @@ def evaluate(plan: Plan) -> dict[str, Any]:
 def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
     """The configuration with embedded names replaced, tokenizer and template, and all problems, read and checked."""
     from cepo.evaluation.run import read_task
+    from cepo.microgeo.world import with_embedded_world
     from cepo.models.processing import Processing
-    from cepo.train import with_embedded_world
 
     tasks: list[Task] = []
     processing: Processing | None = None

@@ -15,7 +15,7 @@ from cepo.errors import CepoError, CheckpointError, ConfigError
 from cepo.tracking.records import CONFIG_FILE
 
 if TYPE_CHECKING:
-    from cepo.workers.merge import BaseModel
+    from cepo.workers.merged_model import BaseModel
 
 _USAGE_ERROR = 2
 
@@ -54,7 +54,7 @@ def run_merge_command(argv: Sequence[str], *, console: Console | None = None) ->
 
 
 def _merge(arguments: argparse.Namespace, console: Console) -> None:
-    from cepo.workers.merge import actor_folder, merge_checkpoint
+    from cepo.workers.merged_model import actor_folder, merge_checkpoint
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
@@ -130,7 +130,7 @@ def find_base(actor: Path, *, path: str | None = None, trust_remote_code: bool =
     Raises:
         CheckpointError: nothing names a base model, or a file that the configuration names is not there.
     """
-    from cepo.workers.merge import BaseModel, adapter_base
+    from cepo.workers.merged_model import BaseModel, adapter_base
 
     config_file = actor.resolve().parent.parent / CONFIG_FILE
     settings, template = _trained_with(config_file, () if path is None else (f"{MODEL}.model_path",))

@@ -1,0 +1,96 @@
+"""Where a run goes on: the checkpoints of its folder, the one that it starts from, and what one command has done so far."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from cepo.config import RunConfig, run_folder
+from cepo.errors import CheckpointError
+from cepo.trainer.checkpoints import CheckpointStore
+from cepo.trainer.run_lock import RunLock
+from cepo.trainer.state import TrainerState
+
+
+@dataclasses.dataclass
+class RunHistory:
+    """What one command has done so far, over the restarts of its workers.
+
+    Attributes:
+        restarts: how often workers were lost and made anew.
+        first_step: the step that the command began with; None until its records are open.
+        first_checkpoint: the checkpoint that it began from.
+        trainer_state: of the trainer that ran last, None before the first one.
+        lock: of the run folder, held by the command; None: each trainer takes its own.
+    """
+
+    restarts: int = 0
+    first_step: int | None = None
+    first_checkpoint: Path | None = None
+    trainer_state: TrainerState | None = None
+    lock: RunLock | None = None
+
+    def step_to_resume(self, state: TrainerState, checkpoint: Path | None) -> int | None:
+        """The step after which records go on; None for a command that starts from nothing, which sets older ones aside."""
+        return None if checkpoint is None and self.first_step is None else state.step
+
+    def begun(self, state: TrainerState, checkpoint: Path | None) -> None:
+        """A trainer's records are open, and it goes on from `state`."""
+        self.trainer_state = state
+        if self.first_step is None:
+            self.first_step, self.first_checkpoint = state.step, checkpoint
+
+
+def checkpoint_store(config: RunConfig) -> CheckpointStore:
+    """The checkpoints of the run folder."""
+    trainer = config.trainer
+    return CheckpointStore(
+        run_folder(config),
+        keep=trainer.save_limit,
+        identity=_identity(config),
+        weights_only=trainer.save_model_only,
+    )
+
+
+def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHistory | None = None) -> Path | None:
+    """The checkpoint that a run starts from: the one it names, else the run folder's last; None for a start at step 1.
+
+    A run that goes on after a restart of its workers takes its own last one; where its own hold weights alone, it begins
+    again where the command began.
+    """
+    if history is not None and history.first_step is not None:
+        if config.trainer.save_model_only:
+            return history.first_checkpoint
+        return store.find_last(after=history.first_step) or history.first_checkpoint
+    if config.trainer.load_checkpoint_path is not None:
+        folder = Path(config.trainer.load_checkpoint_path)
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"trainer.load_checkpoint_path '{folder}' does not exist; give a folder global_step_<N>"
+            )
+        return folder
+    return store.find_last() if config.trainer.find_last_checkpoint else None
+
+
+def _identity(config: RunConfig) -> dict[str, Any]:
+    """What a checkpoint and the run that resumes it must have in common for the result to be the same run."""
+    return {
+        "adv_estimator": config.algorithm.adv_estimator,
+        "model_path": config.worker.actor.model.model_path,
+        "lora_rank": config.worker.actor.model.lora.rank,
+    }
+
+
+def how_to_resume(config: RunConfig) -> str:
+    trainer = config.trainer
+    if trainer.save_model_only:
+        anew = "the same command with trainer.find_last_checkpoint=false starts anew"
+        return f"checkpoints hold weights alone (trainer.save_model_only), so no run goes on from them; {anew}"
+    last = CheckpointStore(run_folder(config), keep=-1, identity={}).find_last()
+    if last is None:
+        often = f"trainer.save_freq is {trainer.save_freq}; a number of steps makes a run write checkpoints on its way"
+        return f"no checkpoint was written yet, so the same command starts anew ({often})"
+    if trainer.find_last_checkpoint and trainer.load_checkpoint_path is None:
+        return f"the last whole checkpoint is {last}; the same command resumes from it"
+    return f"the last whole checkpoint is {last}; the same command with trainer.load_checkpoint_path={last} resumes from it"
