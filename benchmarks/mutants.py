@@ -1,6 +1,6 @@
 """Plants small errors in the code, one at a time, and says which of them no test notices.
 
-`python3 benchmarks/mutants.py --number 300 --seed 1` draws places in `algorithms`, `losses`, `teacher`, `trainer`, `workers` and
+`python3 benchmarks/mutants.py --number 300 --seed 1` draws places in `algorithms`, `losses`, `trainer`, `workers` and
 `models`, changes each in a copy of the repository, and runs the tests that ought to notice, from the fast ones to the slow. A
 mutant is killed where a test fails; one whose tests take too long is overdue, which is a hang or a busy machine. Known
 equivalents, which change nothing that can be seen, stand with their reason in `equivalent_mutants.json`. `--list` shows what
@@ -28,12 +28,16 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
-PACKAGES = ("algorithms", "losses", "teacher", "trainer", "workers", "models")
+PACKAGES = ("algorithms", "losses", "trainer", "workers", "models")
 LEFT_OUT = ("models/head_kernel.py",)
 """Code for a GPU."""
 
 NUMERICS, UNIT, TRAINING = "tests/numerics/", "tests/unit/", "tests/integration/training/"
 SELECTION: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("algorithms/references", (
+        f"{UNIT}test_references.py", f"{UNIT}test_distillation_methods.py", f"{NUMERICS}test_permutations.py",
+        f"{TRAINING}test_contexts.py",
+    )),
     ("algorithms/", (
         *(f"{UNIT}test_{name}.py" for name in ("credit", "other_estimators", "distillation_methods", "schedules")),
         *(f"{UNIT}test_{name}.py" for name in ("references", "registry", "config_methods", "replaced_keys", "easyr1_keys")),
@@ -43,11 +47,7 @@ SELECTION: tuple[tuple[str, tuple[str, ...]], ...] = (
         f"{UNIT}test_objective.py", f"{UNIT}test_policy_losses.py", f"{NUMERICS}test_policy_gradient.py",
         f"{NUMERICS}test_divergence.py", f"{NUMERICS}test_chunked_divergence.py", f"{UNIT}test_distillation_methods.py",
     )),
-    ("teacher/sequences", (f"{UNIT}test_sequences.py", f"{TRAINING}test_packed_passes.py")),
-    ("teacher/", (
-        f"{UNIT}test_references.py", f"{UNIT}test_hints.py", f"{UNIT}test_sequences.py", f"{UNIT}test_distillation_methods.py",
-        f"{NUMERICS}test_permutations.py", f"{TRAINING}test_contexts.py",
-    )),
+    ("workers/forest", (f"{UNIT}test_sequences.py", f"{TRAINING}test_packed_passes.py")),
     ("trainer/checkpoints", (f"{TRAINING}test_resume.py", f"{TRAINING}test_best_checkpoint.py")),
     ("trainer/state", (f"{TRAINING}test_resume.py",)),
     ("trainer/validation", (f"{TRAINING}test_validation.py", f"{TRAINING}test_methods.py")),
@@ -59,7 +59,7 @@ SELECTION: tuple[tuple[str, tuple[str, ...]], ...] = (
         f"{TRAINING}test_equivalences.py", f"{TRAINING}test_contexts.py", f"{TRAINING}test_validation.py",
     )),
     ("workers/compensated", (f"{UNIT}test_compensated_adamw.py",)),
-    ("workers/merge", (f"{TRAINING}test_merge.py",)),
+    ("workers/merged_model", (f"{TRAINING}test_merge.py",)),
     ("workers/checkpoint", (f"{TRAINING}test_resume.py", f"{TRAINING}test_critic.py")),
     ("workers/teacher", (f"{TRAINING}test_teacher_weights.py",)),
     ("workers/offload", (f"{TRAINING}test_offload.py",)),
