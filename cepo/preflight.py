@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cepo.config import RunConfig, chosen_launcher
 from cepo.config.derived import needs_critic
-from cepo.config.hub import require_hub_names
+from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, RewardError
 from cepo.hardware.description import device_in_words, require_devices
 from cepo.hardware.devices import require_wanted_device

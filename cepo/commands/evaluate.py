@@ -16,9 +16,9 @@ from rich.console import Console
 
 from cepo.config import RunConfig, load_config
 from cepo.config.checks import check_model_and_data
-from cepo.config.hub import require_hub_names
 from cepo.config.paths import located_data
 from cepo.config.recorded import recorded_for_evaluation
+from cepo.data.hub import require_hub_names
 from cepo.errors import CepoError, CheckpointError, ConfigError, did_you_mean
 from cepo.hardware.devices import require_wanted_device
 from cepo.tracking.records import CONFIG_FILE

@@ -13,7 +13,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from cepo.config.hub import require_hub_names
+from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
 
 MODEL, DATA = ("worker.actor.model.model_path", "org/model"), ("data.train_files", "org/problems@train")
