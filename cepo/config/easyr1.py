@@ -41,9 +41,7 @@ _OF_A_TRAINED_MODEL: Mapping[str, EngineKey] = {
 }
 
 ENGINE_KEYS: Mapping[str, EngineKey] = {
-    "data.filter_overlong_prompts_workers": EngineKey(
-        "one process checks 1,500 rows a second, once: the outcome is kept for the next start"
-    ),
+    "data.filter_overlong_prompts_workers": EngineKey("one process checks about 1,000 rows with images per second"),
     "worker.hybrid_engine": EngineKey("trainer and generator always share the device", (True,), "Leave it out."),
     **{f"worker.actor.{key}": entry for key, entry in _OF_A_TRAINED_MODEL.items()},
     **{f"worker.actor.{name}": EngineKey(_DERIVED) for name in ("disable_kl", "use_kl_loss", "kl_penalty", "kl_coef")},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,16 +18,8 @@ from cepo.data.images import limited_size, verify_image
 from cepo.data.messages import is_conversation, read_conversation
 from cepo.data.order import problem_indices
 from cepo.data.pictures import decoded_pictures, listed
-from cepo.data.row_checks import (
-    RowChecks,
-    RowMeasure,
-    RowRules,
-    check_rows,
-    file_identity,
-    remembered_checks,
-    why_none_is_usable,
-)
-from cepo.data.sources import local_files, paths_in, read_source, without_decoding
+from cepo.data.row_checks import RowMeasure, check_rows, why_none_is_usable
+from cepo.data.sources import read_source, without_decoding
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import PictureSource
@@ -40,21 +31,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
-
-_CHECKED_SETTINGS = {
-    "prompt_key",
-    "answer_key",
-    "image_key",
-    "video_key",
-    "video_fps",
-    "image_dir",
-    "max_prompt_length",
-    "min_pixels",
-    "max_pixels",
-    "filter_overlong_prompts",
-    "skip_bad_rows",
-}
-"""The settings that decide which rows can be used."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +65,7 @@ class ProblemSet(Sequence[Problem]):
     """The usable rows of one source; pictures are decoded on access, never kept.
 
     Args:
-        rows: what was read from the source and then rewritten; they are checked anew each time. None: read it here.
+        rows: what was read from the source and then rewritten. None: read it here.
 
     Raises:
         ConfigError: the source does not exist or lacks a column.
@@ -107,13 +83,7 @@ class ProblemSet(Sequence[Problem]):
                     f"data.{name} is '{key}', which {source} does not have. Its columns: {', '.join(self._rows.column_names)}"
                 )
         self._rows = without_decoding(self._rows, config.image_key, config.video_key)
-        num_rows = len(self._rows)
-        if rows is None:
-            checks = remembered_checks(
-                self._identity(source), num_rows=num_rows, check=lambda: self._check_rows(source, num_rows)
-            )
-        else:
-            checks = self._check_rows(source, num_rows)
+        checks = check_rows(self._rows, num_rows=len(self._rows), source=source, config=config, measure=self._measure)
         self.skipped = Counter(
             {name: len(rows) for name, rows in (("bad", checks.bad), ("overlong", checks.overlong)) if rows}
         )
@@ -214,40 +184,6 @@ class ProblemSet(Sequence[Problem]):
             factor=self._processing.video_factor,
         )
         return load_video(value, config.image_dir, rules)
-
-    def _check_rows(self, source: str, num_rows: int) -> RowChecks:
-        config = self._config
-        rules = RowRules(
-            max_prompt_length=config.max_prompt_length,
-            filter_overlong_prompts=config.filter_overlong_prompts,
-            skip_bad_rows=config.skip_bad_rows,
-        )
-        return check_rows(self._rows, num_rows=num_rows, source=source, rules=rules, measure=self._measure)
-
-    def _identity(self, source: str) -> dict[str, Any]:
-        """All that the outcome of the check depends on."""
-        settings = {
-            name: value for name, value in dataclasses.asdict(self._config).items() if name in _CHECKED_SETTINGS
-        }
-        template = None if self._config.format_prompt is None else Path(self._config.format_prompt).read_text("utf-8")
-        data: Any = self._rows._fingerprint
-        if Path(source.partition("@")[0]).expanduser().exists():
-            data = (source, file_identity(local_files(source)[0]))
-        return {
-            "data": data,
-            "pictures": file_identity(self._picture_files()),
-            "settings": settings,
-            "format_prompt": template,
-            "processing": self._processing.fingerprint,
-        }
-
-    def _picture_files(self) -> Iterator[Path]:
-        """The files of pictures and videos that rows name by a path."""
-        folder = Path(self._config.image_dir or "")
-        for key in (self._config.image_key, self._config.video_key):
-            if key in self._rows.column_names:
-                for value in paths_in(self._rows, key):
-                    yield folder / value
 
     def _measure(self, row: Mapping[str, Any]) -> RowMeasure:
         """The prompt's length and what it shows. A video is decoded whole: only that finds a damaged one."""

@@ -1,15 +1,11 @@
-"""Which rows of a source can be used: every row is checked once, and the outcome is kept for the next start."""
+"""Which rows of a source can be used: every row is checked before a run starts, about 1 ms for a row with an image."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from cepo.config.schema import DataConfig
@@ -19,12 +15,6 @@ logger = logging.getLogger(__name__)
 
 _ROWS_FOR_A_BAR = 200
 """Fewer are checked before a bar could be read."""
-
-
-def user_cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/cepo`, or `~/.cache/cepo` where that variable is empty."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "cepo"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,27 +55,18 @@ class RowMeasure:
     visual_tokens: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowRules:
-    """What is done with rows that cannot be used as they are; see the settings of the same names."""
-
-    max_prompt_length: int
-    filter_overlong_prompts: bool
-    skip_bad_rows: bool
-
-
 def check_rows(
     rows: Iterable[Mapping[str, Any]],
     *,
     num_rows: int,
     source: str,
-    rules: RowRules,
+    config: DataConfig,
     measure: Callable[[Mapping[str, Any]], RowMeasure],
 ) -> RowChecks:
     """Applies `measure` to every row.
 
     Raises:
-        DataError: a bad or overlong row, where the rules do not leave it out.
+        DataError: a bad or overlong row that `data.skip_bad_rows` or `data.filter_overlong_prompts` does not leave out.
     """
     bad: list[int] = []
     overlong: list[int] = []
@@ -95,18 +76,19 @@ def check_rows(
         try:
             measured = measure(row)
         except DataError as error:
-            if not rules.skip_bad_rows:
+            if not config.skip_bad_rows:
                 raise DataError(
                     f"{source}, row {number}: {error}. data.skip_bad_rows=true leaves such rows out"
                 ) from error
             bad.append(number)
             logger.warning("%s, row %d is left out: %s", source, number, error)
             continue
-        if measured.length > rules.max_prompt_length:
-            if not rules.filter_overlong_prompts:
+        if measured.length > config.max_prompt_length:
+            if not config.filter_overlong_prompts:
                 raise DataError(
                     f"{source}, row {number}: the prompt has {measured.length} tokens{_of_pictures(measured.visual_tokens)}; "
-                    f"data.max_prompt_length is {rules.max_prompt_length}. data.filter_overlong_prompts=true leaves such rows out"
+                    f"data.max_prompt_length is {config.max_prompt_length}. data.filter_overlong_prompts=true leaves such "
+                    "rows out"
                 )
             overlong.append(number)
             too_long.append(measured)
@@ -148,63 +130,6 @@ def why_none_is_usable(checks: RowChecks, source: str, config: DataConfig) -> st
 
 def _of_pictures(tokens: int, where: str = "") -> str:
     return f" ({where}{tokens} of them of images and videos)" if tokens else ""
-
-
-def remembered_checks(identity: Mapping[str, Any], *, num_rows: int, check: Callable[[], RowChecks]) -> RowChecks:
-    """The outcome of `check`, from the user's cache where one with the same `identity` is there.
-
-    `identity` holds all that determines the outcome, as JSON values; the code that checks is added to it. Only outcomes are
-    kept, not errors. A cache that cannot be read or written costs time, nothing else.
-    """
-    file = user_cache_folder() / "row-checks" / f"{_digest(identity)}.json"
-    known = _read(file, num_rows)
-    if known is not None:
-        logger.info("the %d rows were checked by an earlier run: %s", num_rows, file)
-        return known
-    checked = check()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside = file.with_name(f"{file.name}.{os.getpid()}")
-        beside.write_text(json.dumps(asdict(checked)), encoding="utf-8")
-        os.replace(beside, file)
-    except OSError as error:
-        logger.warning("the outcome of checking rows is not kept for the next start: %s", error)
-    return checked
-
-
-def file_identity(files: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Path, size in bytes and time of change in ns of each file; -1 for one that is missing."""
-    found = []
-    for file in files:
-        try:
-            status = file.stat()
-        except (OSError, ValueError):  # ValueError: a null byte
-            found.append((str(file.absolute()), -1, -1))
-            continue
-        found.append((str(file.absolute()), status.st_size, status.st_mtime_ns))
-    return found
-
-
-def _digest(identity: Mapping[str, Any]) -> str:
-    from cepo.data import dataset, images, messages, sources, videos
-    from cepo.models import families, processing
-
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode())
-    modules = [Path(str(part.__file__)) for part in (dataset, images, messages, sources, videos, processing)]
-    for module in (Path(__file__), *modules, *sorted(Path(str(families.__file__)).parent.glob("*.py"))):
-        digest.update(hashlib.sha256(module.read_bytes()).digest())
-    return digest.hexdigest()[:32]
-
-
-def _read(file: Path, num_rows: int) -> RowChecks | None:
-    try:
-        known = RowChecks(**json.loads(file.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        logger.warning("%s cannot be read, so rows are checked again: %s", file, error)
-        return None
-    return known if known.num_rows == num_rows else None
 
 
 def _with_progress(rows: Iterable[Mapping[str, Any]], num_rows: int, source: str) -> Iterator[Mapping[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,20 +129,6 @@ def without_decoding(rows: Any, image_key: str, video_key: str | None = None) ->
         if isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind):
             rows = rows.cast_column(key, type(feature)(kind(decode=False)))
     return rows
-
-
-def paths_in(rows: Any, image_key: str) -> Iterator[str]:
-    """The paths in a column of pictures that are given as text, alone or in lists."""
-    import datasets
-
-    feature = rows.features[image_key]
-    inner = feature.feature if isinstance(feature, datasets.List | datasets.LargeList) else feature
-    named_by_text = isinstance(inner, datasets.Value) and inner.dtype in ("string", "large_string")
-    if not named_by_text and type(inner).__name__ != "Json":  # rows with one path and rows with lists of them
-        return
-    for value in rows[image_key]:
-        values = value if isinstance(value, list) else [value]
-        yield from (each for each in values if isinstance(each, str) and each)
 
 
 def _belongs_to(file: Path, folder: Path, split: str) -> bool:

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.data.row_checks import user_cache_folder
 from cepo.errors import DataError
 from cepo.microgeo.figures import draw_figure, figure_png
 from cepo.microgeo.problems import Problem, generate_problem
@@ -76,7 +75,7 @@ def build_world(
     plan = _Plan(seed, num_train, num_validation, retrain, settings)
     fingerprint = _fingerprint(plan)
     if folder is None:
-        folder = user_cache_folder() / f"microgeo-{fingerprint[:12]}"
+        folder = _user_cache_folder() / f"microgeo-{fingerprint[:12]}"
     folder = folder.expanduser().absolute()
     world = World(folder / "model", folder / "train.parquet", folder / "validation.parquet")
     if _built_fingerprint(folder) == fingerprint:
@@ -92,6 +91,12 @@ def build_world(
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return world
+
+
+def _user_cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/cepo`, or `~/.cache/cepo` where that variable is empty."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "cepo"
 
 
 def split_problems(seed: int, num_train: int, num_validation: int) -> tuple[list[Problem], list[Problem]]:

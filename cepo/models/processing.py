@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from functools import cached_property
@@ -80,20 +79,6 @@ class Processing:
     def placeholders(self) -> tuple[int | None, int | None]:
         """The tokens that stand for a whole image and a whole video in a prompt to the rollout engine."""
         return (None, None) if self.images is None else (self.images.placeholder_id, self.images.video_token_id)
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of what decides a prompt's tokens: vocabulary, chat template, and how pictures are cut."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        parts = (
-            type(self.tokenizer).__name__,
-            str(sorted(self.tokenizer.get_vocab().items())) if backend is None else backend.to_str(),
-            str(self.special_texts),
-            str(getattr(self._processor, "chat_template", None)),
-            str(self.tokenizer.chat_template),
-            "" if self.images is None else self.images.fingerprint,
-        )
-        return hashlib.sha256("\0".join(parts).encode("utf-8", errors="surrogatepass")).hexdigest()
 
     @property
     def special_texts(self) -> tuple[str, ...]:

@@ -122,11 +122,6 @@ class ImageReader(ABC):
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
         """A black image of as few tokens as can be, for passes that must run through the vision tower without an image."""
 
-    @property
-    def fingerprint(self) -> str:
-        """What decides how many tokens an image takes."""
-        return ""
-
 
 class Family:
     """A family of text models, and what the families with a vision tower replace.

@@ -139,12 +139,6 @@ class GridReader(ImageReader):
         return (self.image_token_id,), black
 
     @property
-    def fingerprint(self) -> str:
-        """The settings of both processors."""
-        readers = (self._images, self._videos)
-        return "\0".join("" if reader is None else reader.to_json_string() for reader in readers)
-
-    @property
     def _video_reader(self) -> Any:
         if self._videos is None:
             raise DataError(

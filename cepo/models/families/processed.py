@@ -89,11 +89,6 @@ class ProcessedReader(ImageReader):
         images = self.read([Image.new("RGB", _SMALLEST_SIDES)])
         return images.expansions[0], images
 
-    @property
-    def fingerprint(self) -> str:
-        """The settings of the processor and of its image processor."""
-        return f"{self._processor.to_json_string()}\0{self._processor.image_processor.to_json_string()}"
-
     def _measured(self, size: tuple[int, int]) -> int:
         from PIL import Image
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import logging
 import os
 import pty
 import subprocess
@@ -19,7 +18,6 @@ from PIL import Image
 from training_runs import REPOSITORY, picture
 
 from cepo.config.schema import DataConfig
-from cepo.data import row_checks
 from cepo.data.dataset import Problem, ProblemSet, most_visuals
 from cepo.data.sources import read_source
 from cepo.errors import ConfigError, DataError
@@ -232,94 +230,12 @@ def test_a_folder_of_two_formats_is_refused(tmp_path: Path) -> None:
         read_source(str(tmp_path))
 
 
-@pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Counts row checks that were really made, with a cache of the test's own."""
-    made: list[str] = []
-    real = row_checks.check_rows
-
-    def counted(rows: Any, **settings: Any) -> Any:
-        made.append(settings["source"])
-        return real(rows, **settings)
-
-    monkeypatch.setattr("cepo.data.dataset.check_rows", counted)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return made
-
-
-def test_a_second_start_checks_0_rows_and_gives_the_same_set(
-    read: Reader, tmp_path: Path, picture_folder: Path, checks: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = [ROWS[0], ROWS[1], ROWS[0] | {"problem": "Why? " * 200}, ROWS[0] | {"answer": " "}, ROWS[2]]
-    file = write(tmp_path, "jsonl", rows)
-    settings = {"image_dir": str(picture_folder), "max_prompt_length": 200, "skip_bad_rows": True}
-    first = read(file, **settings)
-    with caplog.at_level(logging.INFO, logger="cepo"):
-        second = read(file, **settings)
-    assert len(checks) == 1
-    assert "the 5 rows were checked by an earlier run" in caplog.text
-    for problems in (first, second):
-        assert [problem.prompt_id for problem in problems] == ["0", "1", "4"]
-        assert problems.skipped == {"bad": 1, "overlong": 1}
-        assert problems.most_images == 2
-
-
-def test_changed_data_pictures_settings_template_and_tokenizer_are_checked_again(
-    read: Reader, tmp_path: Path, checks: list[str], tiny_processing: Processing
-) -> None:
-    picture(1).save(tmp_path / "a.png")
-    template = tmp_path / "prompt.jinja"
-    template.write_text("{{ content }} Think.")
-    file = write(tmp_path, "jsonl", ROWS[:2])
-    settings: dict[str, Any] = {"image_dir": str(tmp_path), "format_prompt": str(template)}
-    read(file, **settings)
-    read(file, **settings, shuffle=False, seed=9)
-    assert len(checks) == 1, "neither order nor seed decides which rows can be used"
-    read(file, **settings, max_prompt_length=512)
-    assert len(checks) == 2
-    read(file, **settings, max_pixels=2048)
-    assert len(checks) == 3
-    template.write_text("{{ content }} Think twice.")
-    read(file, **settings)
-    assert len(checks) == 4
-    write(tmp_path, "jsonl", ROWS[:1])
-    assert len(read(file, **settings)) == 1
-    assert len(checks) == 5
-    write(tmp_path, "jsonl", ROWS[:2])
-    (tmp_path / "a.png").write_bytes(b"no longer a picture")
-    with pytest.raises(DataError, match="cannot be read"):
-        read(file, **settings)
-    picture(2).save(tmp_path / "a.png")
-    read(file, **settings)
-    before = len(checks)
-    other = Processing(
-        tiny_processing.tokenizer.name_or_path, chat_template=tiny_processing.tokenizer.chat_template + "{# other #}"
-    )
-    ProblemSet(str(file), DataConfig(train_files=str(file), **(SETTINGS | settings)), other)
-    assert len(checks) == before + 1
-
-
-def test_a_damaged_or_unwritable_cache_costs_a_check_and_a_warning(
-    read: Reader, tmp_path: Path, checks: list[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = write(tmp_path, "jsonl", ROWS[:1])
-    read(file)
-    (kept,) = (tmp_path / "cache" / "cepo" / "row-checks").iterdir()
-    kept.write_text("{")
-    assert len(read(file)) == 1
-    assert len(checks) == 2
-    assert "cannot be read, so rows are checked again" in caplog.text
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert len(read(file)) == 1
-    assert "is not kept for the next start" in caplog.text
-
-
 PROGRESS = """
-from cepo.data.row_checks import RowMeasure, RowRules, check_rows
-rules = RowRules(max_prompt_length=9, filter_overlong_prompts=True, skip_bad_rows=False)
+from cepo.config.schema import DataConfig
+from cepo.data.row_checks import RowMeasure, check_rows
+config = DataConfig(train_files="source.jsonl", max_prompt_length=9)
 row = RowMeasure(length=1, num_images=0)
-checked = check_rows([{}] * 400, num_rows=400, source="source.jsonl", rules=rules, measure=lambda _: row)
+checked = check_rows([{}] * 400, num_rows=400, source="source.jsonl", config=config, measure=lambda _: row)
 assert len(checked.usable) == 400
 """
 
