@@ -1,0 +1,30 @@
+# Short names for the commands of CONTRIBUTING.md. CEPO_PYTHON names the Python to use; without it the
+# environment of scripts/test.sh (.venv) is used.
+PYTHON := $(or $(CEPO_PYTHON),.venv/bin/python)
+
+.PHONY: help fmt check fast test docs gpu
+
+help:    ## list the targets
+	@grep -E '^[a-z]+: ' $(MAKEFILE_LIST) | sed -E 's/: +##/\t/'
+
+fmt:     ## format the code and mend what ruff can mend
+	$(PYTHON) -m ruff format .
+	$(PYTHON) -m ruff check --fix .
+
+check:   ## lint and type-check
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m pyright --pythonpath $(PYTHON)
+
+fast:    ## check, and run the tests that start no engine and train nothing
+	bash scripts/test.sh -m "not heavy"
+
+test:    ## everything that continuous integration runs
+	bash scripts/test.sh
+
+docs:    ## write the generated pages, and build the site into build/site
+	$(PYTHON) scripts/generate_docs.py
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
+gpu:     ## what only a GPU can show
+	bash scripts/gpu_check.sh

@@ -1,0 +1,124 @@
+"""Files of the repository that no program of the package reads: versions, pinned environments, licences, workflows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import cepo
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONSTRAINTS = sorted((REPOSITORY / "constraints").glob("*.txt"))
+USABLE = {
+    "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CNRI-Python",
+    "ISC", "MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "Unlicense",
+    # Weak copyleft, which holds for the packages' own files and not for a program that imports them.
+    "LGPL", "LGPL-2.1-only", "MPL-2.0",
+}  # fmt: skip
+"""Licences of packages that an Apache-2.0 program may import."""
+PROPRIETARY = {"intel-cmplr-lib-ur": "Intel EULA", "intel-openmp": "Intel EULA"}
+"""Brought by vLLM's CPU build; free to use and to redistribute."""
+
+
+def project() -> dict[str, Any]:
+    with (REPOSITORY / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)["project"]
+
+
+def pins_of(file: Path) -> dict[str, str]:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+def test_the_changelog_and_the_citation_have_the_version() -> None:
+    versions = re.findall(
+        r"^## (\d+\.\d+\.\d+) - 20\d\d-\d\d-\d\d$", (REPOSITORY / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE
+    )
+    assert versions[0] == cepo.__version__
+    assert yaml.safe_load((REPOSITORY / "CITATION.cff").read_text("utf-8"))["version"] == cepo.__version__
+
+
+@pytest.mark.parametrize("file", CONSTRAINTS, ids=lambda file: file.stem)
+def test_constraints_satisfy_the_ranges_of_their_extra(file: Path) -> None:
+    pins = pins_of(file)
+    declared = project()
+    for text in declared["dependencies"] + declared["optional-dependencies"][file.stem]:
+        requirement = Requirement(text)
+        version = pins[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version), f"{file.name}: {requirement.name}=={version}, not {requirement}"
+
+
+def test_constraints_of_all_extras_can_be_used_together() -> None:
+    assert {file.stem for file in CONSTRAINTS} == {"cpu", "dev", "docs", "video"}
+    pinned: dict[str, str] = {}
+    for file in CONSTRAINTS:
+        for name, version in pins_of(file).items():
+            assert pinned.setdefault(name, version) == version, f"{file.name}: {name}"
+
+
+def test_each_pinned_package_has_a_licence_that_may_be_used() -> None:
+    page = (REPOSITORY / "docs" / "licences.md").read_text(encoding="utf-8")
+    licences = {
+        name: (version, licence)
+        for name, version, licence in re.findall(
+            r"^\| ([a-z0-9][a-z0-9-]*) \| (\d\S*) \| (.+) \|$", page, flags=re.MULTILINE
+        )
+    }
+    pins = {name: version for file in CONSTRAINTS for name, version in pins_of(file).items()}
+    assert {name: version for name, (version, _) in licences.items()} == pins
+    for name, (_, licence) in licences.items():
+        if name in PROPRIETARY:
+            assert licence == PROPRIETARY[name]
+        else:
+            assert set(re.split(" AND | OR ", licence)) <= USABLE, f"{name}: {licence}"
+
+
+def test_workflows_call_scripts_that_exist() -> None:
+    workflows = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
+    commands = [
+        step["run"]
+        for file in workflows
+        for job in yaml.safe_load(file.read_text("utf-8"))["jobs"].values()
+        for step in job["steps"]
+        if "run" in step
+    ]
+    named = {path for command in commands for path in re.findall(r"\b(?:scripts|constraints)/\S+", command)}
+    assert {"scripts/test.sh", "scripts/quickstart.sh"} <= named
+    assert [path for path in sorted(named) if not (REPOSITORY / path).is_file()] == []
+
+
+@pytest.mark.parametrize("name", ["bug", "gpu_report", "feature"])
+def test_issue_forms_name_each_field_once(name: str) -> None:
+    form = yaml.safe_load((REPOSITORY / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text("utf-8"))
+    fields = [part["id"] for part in form["body"] if part["type"] != "markdown"]
+    assert fields
+    assert len(set(fields)) == len(fields)
+    assert all(part["attributes"].get("label") for part in form["body"] if part["type"] != "markdown")
+
+
+def test_make_lists_the_commands_of_a_contributor() -> None:
+    done = subprocess.run(["make", "help"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [
+        "help", "fmt", "check", "fast", "test", "docs", "gpu"
+    ]  # fmt: skip
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'cepo[docs]'")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install 'cepo[docs]'")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=REPOSITORY, env={"PATH": "/usr/bin:/bin", "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert 'id="cepo.algorithms.base.Estimator.signal"' in (tmp_path / "site" / "api.html").read_text("utf-8")
