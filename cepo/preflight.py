@@ -17,7 +17,7 @@ from cepo.runtime.reach import why_no_answer
 if TYPE_CHECKING:
     from cepo.data.dataset import ProblemSet
     from cepo.data.mixing import MixedProblems
-    from cepo.rewards import RewardPool
+    from cepo.rewards.pool import RewardPool
 
 logger = logging.getLogger("cepo.train")
 

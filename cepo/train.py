@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cepo.data.mixing import MixedProblems
     from cepo.models.inputs import PictureSource
     from cepo.models.processing import Processing
-    from cepo.rewards import RewardPool
+    from cepo.rewards.pool import RewardPool
     from cepo.sizing.phases import Demand
     from cepo.trainer.backend import Backend
     from cepo.trainer.checkpoints import CheckpointStore
@@ -230,7 +230,7 @@ def _problem_sets(
 
 
 def _reward_pool(reward: RewardConfig) -> RewardPool:
-    from cepo.rewards import RewardPool
+    from cepo.rewards.pool import RewardPool
 
     return RewardPool(
         reward.reward_function,

@@ -13,8 +13,9 @@ from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.sources import read_source
 from cepo.evaluation.benchmarks import PLAIN, REWARD, converted, recognise
 from cepo.models.processing import Processing
-from cepo.rewards import RewardPool, extract_answer
+from cepo.rewards.answers import extract_answer
 from cepo.rewards.benchmark import kind_of, read_answer
+from cepo.rewards.pool import RewardPool
 from cepo.rollout.base import Generation, Generator
 from cepo.trainer.measures import correctness, reward_input
 from cepo.trainer.sampling import generation_request, validation_settings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypedDict
 
@@ -26,6 +27,34 @@ RewardScore = dict[str, float]
 
 LARGEST_SCORE = 1e18
 """Squares of it, in float32 as advantages are computed, are finite."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a sample has no score.
+
+    Attributes:
+        reason: one line.
+        details: the user's own frames and the exception.
+        breaks_contract: the function returned, but no score.
+    """
+
+    reason: str
+    details: str = field(repr=False)
+    breaks_contract: bool = False
+
+
+@dataclass(frozen=True)
+class RewardOutcome:
+    """The scores of one call, in the order of its inputs, and how many samples failed."""
+
+    scores: list[RewardScore]
+    num_raised: int
+    """Samples whose function raised, broke the contract, or took its process down: all their fields are 0."""
+    num_timed_out: int
+    """Samples that ran past the time limit: all their fields are 0."""
+    first_failure: Failure | None = None
+    """That of the first sample that failed."""
 
 
 class ContractError(RewardError):

@@ -6,19 +6,18 @@ import logging
 import math
 import os
 import pickle
-import selectors
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any, Literal
 
 from cepo.errors import ConfigError, EngineError, RewardError
-from cepo.rewards.channel import Failure
 from cepo.rewards.combined import function_names
-from cepo.rewards.contract import RewardScore
+from cepo.rewards.contract import Failure, RewardOutcome
 from cepo.rewards.process import START_SECONDS, WorkerProcess
 from cepo.rewards.stream import RewardStream
 
@@ -34,19 +33,6 @@ _FULL_TIMEOUTS = 8
 
 def _never() -> bool:
     return False
-
-
-@dataclass(frozen=True)
-class RewardOutcome:
-    """The scores of one call, in the order of its inputs, and how many samples failed."""
-
-    scores: list[RewardScore]
-    num_raised: int
-    """Samples whose function raised, broke the contract, or took its process down: all their fields are 0."""
-    num_timed_out: int
-    """Samples that ran past the time limit: all their fields are 0."""
-    first_failure: Failure | None = None
-    """That of the first sample that failed."""
 
 
 @dataclass(frozen=True)
@@ -268,18 +254,15 @@ class RewardPool:
         waiting = [worker for worker in self._workers if worker in self._busy or not worker.ready]
         if not waiting:
             return
-        with selectors.DefaultSelector() as selector:
-            for worker in waiting:
-                selector.register(worker, selectors.EVENT_READ, worker)
-            patience = max(0.0, min(worker.deadline for worker in waiting) - time.monotonic())
-            patience = min(patience, _SECONDS_BETWEEN_LOOKS)
-            readable: list[WorkerProcess] = [key.data for key, _ in selector.select(patience)]
+        patience = max(0.0, min(worker.deadline for worker in waiting) - time.monotonic())
+        readable = wait([worker.connection for worker in waiting], min(patience, _SECONDS_BETWEEN_LOOKS))
         for worker in waiting:
-            messages = worker.receive() if worker in readable else []
-            if messages is None:
-                self._handle_end(worker, queue, verdicts)
-            elif messages:
-                for status, value in messages:
+            if worker.connection in readable:
+                try:
+                    status, value = worker.connection.recv()
+                except (EOFError, OSError):
+                    self._handle_end(worker, queue, verdicts)
+                else:
                     self._handle_message(worker, status, value, queue, verdicts)
             elif time.monotonic() >= worker.deadline:
                 self._handle_end(worker, queue, verdicts)

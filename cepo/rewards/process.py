@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import cepo
-from cepo.rewards.channel import MessageBuffer, send_message
 
 START_SECONDS = 60.0
 _PACKAGE_PARENT = str(Path(cepo.__file__).resolve().parent.parent)
@@ -21,30 +21,31 @@ _CLOSE_SECONDS = 1.0
 
 
 class WorkerProcess:
-    """A running `python -m cepo.rewards.worker`. It is `ready` once it has said so; until then it loads the function."""
+    """A running `python -m cepo.rewards.serving`. It is `ready` once it has said so; until then it loads the function.
+
+    `connection` carries pickles both ways. It is none of the standard streams: what a reward function prints goes to the
+    trainer's standard error, and it reads nothing.
+    """
 
     def __init__(
         self, spec: str, kwargs: Mapping[str, Any], *, weights: Sequence[float] | None = None, timeout_seconds: float
     ) -> None:
         self.ready = False
         self.deadline = time.monotonic() + START_SECONDS
-        self._buffer = MessageBuffer()
+        self.connection, other_end = Pipe()
         python_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             # -P: a file of the working directory must not stand in for a module of the worker.
-            [sys.executable, "-P", "-m", "cepo.rewards.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
+            [sys.executable, "-P", "-m", "cepo.rewards.serving", str(other_end.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            pass_fds=[other_end.fileno()],
             # Scoring is one thread's work: numeric libraries must not take the trainer's cores.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"},
             # A group of its own, so that killing it takes along whatever a reward function has started.
             start_new_session=True,
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._requests = self._process.stdin
-        self._replies = self._process.stdout
+        other_end.close()
         setup = {
             "spec": spec,
             "kwargs": dict(kwargs),
@@ -63,33 +64,23 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def fileno(self) -> int:
-        """The descriptor to wait on for replies."""
-        return self._replies.fileno()
-
     def send(self, message: object) -> bool:
         """False where the process has gone. Errors of pickling are the caller's."""
         try:
-            send_message(self._requests.fileno(), message)
+            self.connection.send(message)
         except OSError:
             return False
         return True
 
-    def receive(self) -> list[Any] | None:
-        """The messages that have become complete; None where the process has closed the pipe: it ends or has ended."""
-        received = os.read(self._replies.fileno(), 1 << 20)
-        return self._buffer.feed(received) if received else None
-
     def kill(self) -> str:
         """Ends the process and its group at once; returns how the process ended, in words."""
-        # After the pipe's end a short wait tells a crash's own code from our signal.
+        # After the connection's end a short wait tells a crash's own code from our signal.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.05)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
-        self._requests.close()
-        self._replies.close()
+        self.connection.close()
         return (
             f"the worker process ended with signal {-code}"
             if code < 0
@@ -98,7 +89,7 @@ class WorkerProcess:
 
     def hang_up(self) -> None:
         """Asks an idle process to end."""
-        self._requests.close()
+        self.connection.close()
 
     def close(self) -> None:
         """Asks an idle process to end, and kills it where it does not."""

@@ -6,10 +6,9 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from cepo.rewards.pool import RewardOutcome
+from cepo.rewards.contract import RewardOutcome
 
 Samples = Sequence[Mapping[str, Any]]
 

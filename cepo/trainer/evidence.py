@@ -15,7 +15,8 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.hints import sanitise_reference
 from cepo.metrics import Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt
-from cepo.rewards import RewardPool, extract_answer
+from cepo.rewards.answers import extract_answer
+from cepo.rewards.pool import RewardPool
 from cepo.trainer.rollouts import RolloutBatch, View
 from cepo.types import Reference, Rollout, RolloutGroup
 

@@ -21,7 +21,7 @@ from cepo.data.mixing import MixedProblems
 from cepo.errors import CheckpointError
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
-from cepo.rewards import RewardPool
+from cepo.rewards.pool import RewardPool
 from cepo.rollout.base import GenerationRequest, SamplingSettings
 from cepo.tracking.tracker import Tracker
 from cepo.trainer import evidence, measures

@@ -8,7 +8,8 @@ from types import TracebackType
 from cepo.config import RunConfig
 from cepo.data.dataset import Problem
 from cepo.models.processing import Processing
-from cepo.rewards import RewardOutcome, RewardPool
+from cepo.rewards.contract import RewardOutcome
+from cepo.rewards.pool import RewardPool
 from cepo.rollout.base import Generation
 from cepo.trainer import measures
 

@@ -13,7 +13,7 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.metrics import Metrics, mean_of, merge_metrics, sum_value
 from cepo.models.processing import Processing
-from cepo.rewards import RewardPool
+from cepo.rewards.pool import RewardPool
 from cepo.trainer.backend import Backend
 from cepo.trainer.leak import ValidationSample, leak_metrics
 from cepo.trainer.measures import correctness

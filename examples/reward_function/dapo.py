@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cepo.errors import ConfigError
-from cepo.rewards import answers_equal, extract_answer
+from cepo.rewards.answers import answers_equal, extract_answer
 
 REWARD_NAME = "dapo"
 REWARD_TYPE = "batch"

@@ -8,7 +8,8 @@ import pytest
 
 import cepo.rewards
 from cepo.errors import ConfigError, RewardError
-from cepo.rewards import load_reward_function, validate_scores
+from cepo.rewards.contract import validate_scores
+from cepo.rewards.loader import LoadedReward, load_reward_function
 from cepo.rewards.math import compute_score
 
 FOLDER = Path(cepo.rewards.__file__).parent
@@ -47,7 +48,7 @@ def _needed(spec: str) -> dict[str, Any]:
 
 
 @pytest.fixture(params=SHIPPED, ids=lambda spec: "/".join(spec.split("/")[-2:]))
-def shipped(request: pytest.FixtureRequest) -> cepo.rewards.LoadedReward:
+def shipped(request: pytest.FixtureRequest) -> LoadedReward:
     return load_reward_function(request.param, _needed(request.param))
 
 
@@ -58,7 +59,7 @@ def test_the_package_ships_2_rewards_and_the_examples_4() -> None:
 
 
 def test_a_shipped_reward_returns_one_finite_score_per_sample_and_ignores_other_columns(
-    shipped: cepo.rewards.LoadedReward,
+    shipped: LoadedReward,
 ) -> None:
     scores = shipped.score(SAMPLES)
     assert len(scores) == len(SAMPLES) == 6
@@ -67,19 +68,19 @@ def test_a_shipped_reward_returns_one_finite_score_per_sample_and_ignores_other_
     assert scores == shipped.score([sample | {"id": 8, "family": "angle"} for sample in SAMPLES])
 
 
-def test_a_shipped_reward_calls_the_right_answer_right_and_the_others_wrong(shipped: cepo.rewards.LoadedReward) -> None:
+def test_a_shipped_reward_calls_the_right_answer_right_and_the_others_wrong(shipped: LoadedReward) -> None:
     accuracies = [score["accuracy"] >= 0.5 for score in shipped.score(SAMPLES)]
     boxed_counts = shipped.path.name != "r1v.py"
     assert accuracies == [boxed_counts, False, False, False, False, True]
 
 
-def test_a_shipped_reward_scores_each_sample_by_itself_and_changes_no_input(shipped: cepo.rewards.LoadedReward) -> None:
+def test_a_shipped_reward_scores_each_sample_by_itself_and_changes_no_input(shipped: LoadedReward) -> None:
     before = [dict(sample) for sample in SAMPLES]
     assert [shipped.score([sample])[0] for sample in SAMPLES] == shipped.score(SAMPLES)
     assert before == SAMPLES
 
 
-def test_a_shipped_reward_takes_an_empty_batch(shipped: cepo.rewards.LoadedReward) -> None:
+def test_a_shipped_reward_takes_an_empty_batch(shipped: LoadedReward) -> None:
     assert shipped.score([]) == []
 
 

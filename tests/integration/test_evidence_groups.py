@@ -11,7 +11,7 @@ import torch
 from cepo.algorithms.references import wrong_candidates, wrong_reference
 from cepo.algorithms.settings import NegativeConfig
 from cepo.data.dataset import Problem
-from cepo.rewards import RewardPool
+from cepo.rewards.pool import RewardPool
 from cepo.rollout.base import Generation
 from cepo.trainer.evidence import rollout_groups
 from cepo.trainer.rollouts import RolloutBatch

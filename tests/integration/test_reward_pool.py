@@ -18,7 +18,7 @@ import pytest
 
 import cepo
 from cepo.errors import ConfigError, EngineError, RewardError
-from cepo.rewards import RewardPool
+from cepo.rewards.pool import RewardPool
 
 MATH = "cepo/rewards/math.py:compute_score"
 ROOT = str(Path(cepo.__file__).resolve().parent.parent)
@@ -334,7 +334,7 @@ def test_workers_end_when_their_parent_is_killed_idle_or_hanging(misbehaving: Pa
     # The parent has no __main__ guard, on purpose, and starts its second pool's call in a thread that hangs.
     program = f"""
         import json, threading, time
-        from cepo.rewards import RewardPool
+        from cepo.rewards.pool import RewardPool
         sample = {{"response": "hang in C", "response_length": 1, "ground_truth": "1"}}
         idle = RewardPool({MATH!r}, {{}}, num_workers=1, timeout_seconds=1.0)
         hanging = RewardPool({f"{misbehaving}:batch"!r}, {{}}, num_workers=1, timeout_seconds=1.5)
@@ -367,7 +367,7 @@ def test_neither_the_parent_s_side_nor_a_worker_imports_torch_or_a_parent_sympy(
     )
     program = f"""
         import sys
-        from cepo.rewards import RewardPool
+        from cepo.rewards.pool import RewardPool
         with RewardPool({f"{path}:main"!r}, {{}}, num_workers=1, timeout_seconds=5.0) as pool:
             scores = pool.score([{{"response": ""}}]).scores
         print(scores, "torch" in sys.modules, "sympy" in sys.modules)

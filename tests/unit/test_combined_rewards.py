@@ -8,8 +8,8 @@ import pytest
 
 from cepo.config import load_config
 from cepo.errors import RewardError
-from cepo.rewards import RewardPool
 from cepo.rewards.combined import function_names, load_reward
+from cepo.rewards.pool import RewardPool
 
 ANSWERS = """
 def score(samples, *, full=1.0):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cepo.rewards import RewardPool
 from cepo.rewards.answers import answers_equal, extract_answer
 from cepo.rewards.benchmark import read_answer
 from cepo.rewards.magnitude import is_too_large
+from cepo.rewards.pool import RewardPool
 
 SIZE = 1_000_000
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cepo.errors import RewardError
-from cepo.rewards import load_reward_function, resolve_reward_path, validate_score, validate_scores
+from cepo.rewards.contract import validate_score, validate_scores
 from cepo.rewards.imports import require_imports
+from cepo.rewards.loader import load_reward_function, resolve_reward_path
 
 BATCH = """
 REWARD_NAME = "length"

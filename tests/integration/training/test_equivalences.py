@@ -12,7 +12,7 @@ from torch import Tensor
 from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, FinishedRun, differing, run
 
 from cepo.data.batch import ScoringRow
-from cepo.rewards import extract_answer
+from cepo.rewards.answers import extract_answer
 from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy

@@ -1,4 +1,4 @@
-"""A reward worker process: `python -m cepo.rewards.worker`, started by `cepo.rewards.process`, never by hand.
+"""A reward worker process: `python -m cepo.rewards.serving`, started by `cepo.rewards.process`, never by hand.
 
 It is a fresh interpreter, not a fork (the trainer holds threads and devices) and not a `multiprocessing` child (which
 would run the user's main script again). It ends by itself when its parent has gone: idle at once, busy soon after the
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import select
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import IO, Any
 
 import cepo
-from cepo.rewards.channel import Failure, receive_message, send_message
+from cepo.rewards.contract import BatchContractError, ContractError, Failure
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.abspath(cepo.__file__)) + os.sep
 _PARENT_CHECK_SECONDS = 2.0
@@ -28,19 +28,20 @@ def main() -> None:
     """Loads the reward function that the first message names, then answers tasks until the parent has gone."""
     # Ctrl-C is the parent's affair.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
-    requests, replies = _private_channel()
+    parent, descriptor = os.getppid(), int(sys.argv[1])
+    os.set_inheritable(descriptor, False)  # what a reward function starts must not hold the connection open
+    connection = Connection(descriptor)
     _offer_to_memory_killer()
     try:
-        setup = receive_message(requests)
+        setup = connection.recv()
         sys.path[:] = setup["sys_path"]
         with open(os.devnull, "w") as devnull:
-            _serve(setup, requests, replies, parent, devnull)
-    except (EOFError, BrokenPipeError):
+            _serve(setup, connection, parent, devnull)
+    except (EOFError, ConnectionError):
         return
 
 
-def _serve(setup: dict[str, Any], requests: int, replies: int, parent: int, devnull: IO[str]) -> None:
+def _serve(setup: dict[str, Any], connection: Connection, parent: int, devnull: IO[str]) -> None:
     from cepo.rewards.answers import answers_equal, states_the_same
     from cepo.rewards.combined import load_reward
 
@@ -50,28 +51,26 @@ def _serve(setup: dict[str, Any], requests: int, replies: int, parent: int, devn
             # The first comparison builds the parser's tables: not at the cost of the first sample.
             answers_equal(r"\frac{1}{2}", r"\sqrt{3}")
         except (Exception, SystemExit) as error:
-            send_message(replies, ("failed", str(error)))
+            connection.send(("failed", str(error)))
             return
-    send_message(replies, ("ready", (reward.name, reward.reward_type)))
+    connection.send(("ready", (reward.name, reward.reward_type)))
     actions: dict[str, Callable[[list[Any], int], list[Any]]] = {
         "score": lambda samples, first: reward.score(samples, first_sample=first),
         "compare": lambda pairs, _: [answers_equal(*pair) for pair in pairs],
         "match": lambda pairs, _: [states_the_same(*pair) for pair in pairs],
     }
     limit = setup["timeout_seconds"] + _GRACE_SECONDS
-    while _wait_for_request(requests, parent):
-        action, one_by_one, first, items = receive_message(requests)
+    while _wait_for_request(connection, parent):
+        action, one_by_one, first, items = connection.recv()
         units = [[item] for item in items] if one_by_one else [items]
         for position, unit in enumerate(units):
             with _Deadline(limit, devnull):
                 reply = _attempt(actions[action], unit, first + position)
-            send_message(replies, reply)
+            connection.send(reply)
 
 
 def _attempt(action: Callable[[list[Any], int], list[Any]], unit: list[Any], first: int) -> tuple[str, Any]:
     """("done", results), ("refused", why no sample of a batch can be scored), or ("raised", a `Failure`)."""
-    from cepo.rewards.contract import BatchContractError, ContractError
-
     try:
         return "done", action(unit, first)
     except BatchContractError as error:
@@ -104,20 +103,10 @@ class _Deadline:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _private_channel() -> tuple[int, int]:
-    """Moves the pipes away from stdin and stdout: what a reward function prints goes to stderr, and it reads nothing."""
-    requests, replies = os.dup(0), os.dup(1)
-    devnull = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(devnull, 0)
-    os.close(devnull)
-    os.dup2(2, 1)
-    return requests, replies
-
-
-def _wait_for_request(requests: int, parent: int) -> bool:
-    """False when the parent has gone, also where another process still holds the pipe's other end."""
+def _wait_for_request(connection: Connection, parent: int) -> bool:
+    """False when the parent has gone, also where another process still holds the connection's other end."""
     while os.getppid() == parent:
-        if select.select([requests], [], [], _PARENT_CHECK_SECONDS)[0]:
+        if connection.poll(_PARENT_CHECK_SECONDS):
             return True
     return False
 
