@@ -32,55 +32,42 @@ PACKAGES = ("algorithms", "losses", "trainer", "workers", "models")
 LEFT_OUT = ("models/head_kernel.py",)
 """Code for a GPU."""
 
-NUMERICS, UNIT, TRAINING = "tests/numerics/", "tests/unit/", "tests/integration/training/"
+RUNS = "tests/runs/"
 SELECTION: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("algorithms/references", (
-        f"{UNIT}test_references.py", f"{UNIT}test_distillation_methods.py", f"{NUMERICS}test_permutations.py",
-        f"{TRAINING}test_contexts.py",
-    )),
-    ("algorithms/", (
-        *(f"{UNIT}test_{name}.py" for name in ("credit", "other_estimators", "distillation_methods", "schedules")),
-        *(f"{UNIT}test_{name}.py" for name in ("references", "registry", "config_methods", "replaced_keys", "easyr1_keys")),
-        "tests/contracts/test_estimators.py", f"{NUMERICS}test_evidence_guarantees.py", f"{NUMERICS}test_permutations.py",
-    )),
-    ("losses/", (
-        f"{UNIT}test_objective.py", f"{UNIT}test_policy_losses.py", f"{NUMERICS}test_policy_gradient.py",
-        f"{NUMERICS}test_divergence.py", f"{NUMERICS}test_chunked_divergence.py", f"{UNIT}test_distillation_methods.py",
-    )),
-    ("workers/forest", (f"{UNIT}test_sequences.py", f"{TRAINING}test_packed_passes.py")),
-    ("trainer/checkpoints", (f"{TRAINING}test_resume.py", f"{TRAINING}test_best_checkpoint.py")),
-    ("trainer/state", (f"{TRAINING}test_resume.py",)),
-    ("trainer/validation", (f"{TRAINING}test_validation.py", f"{TRAINING}test_methods.py")),
-    ("trainer/leak", (f"{TRAINING}test_leak.py",)),
-    ("trainer/clock", (f"{UNIT}test_step_time.py",)),
+    ("algorithms/references", ("tests/algorithms/", f"{RUNS}test_contexts.py")),
+    ("algorithms/", ("tests/algorithms/", "tests/contracts/test_estimators.py", "tests/config/")),
+    ("losses/", ("tests/losses/", "tests/algorithms/test_distillation_methods.py")),
+    ("trainer/checkpoints", (f"{RUNS}test_resume.py", f"{RUNS}test_best_checkpoint.py")),
+    ("trainer/validation", (f"{RUNS}test_validation.py", f"{RUNS}test_methods.py")),
+    ("trainer/leak", (f"{RUNS}test_leak.py",)),
     ("trainer/", (
-        f"{UNIT}test_filtering.py", f"{UNIT}test_penalty.py", "tests/integration/test_evidence_groups.py",
-        f"{TRAINING}test_evidence_pass.py", f"{TRAINING}test_honest_metrics.py", f"{TRAINING}test_methods.py",
-        f"{TRAINING}test_equivalences.py", f"{TRAINING}test_contexts.py", f"{TRAINING}test_validation.py",
+        "tests/trainer/", f"{RUNS}test_evidence_pass.py", f"{RUNS}test_honest_metrics.py", f"{RUNS}test_methods.py",
+        f"{RUNS}test_equivalences.py", f"{RUNS}test_contexts.py", f"{RUNS}test_validation.py", f"{RUNS}test_resume.py",
     )),
-    ("workers/compensated", (f"{UNIT}test_compensated_adamw.py",)),
-    ("workers/merged_model", (f"{TRAINING}test_merge.py",)),
-    ("workers/checkpoint", (f"{TRAINING}test_resume.py", f"{TRAINING}test_critic.py")),
-    ("workers/teacher", (f"{TRAINING}test_teacher_weights.py",)),
-    ("workers/offload", (f"{TRAINING}test_offload.py",)),
-    ("workers/critic", (f"{TRAINING}test_critic.py",)),
-    ("workers/value", (f"{TRAINING}test_critic.py",)),
-    ("workers/reduction", (f"{TRAINING}test_reduction.py",)),
+    ("workers/forest", ("tests/workers/test_forest.py", f"{RUNS}test_packed_passes.py")),
+    ("workers/compensated", ("tests/workers/test_compensated_adamw.py",)),
+    ("workers/merged_model", (f"{RUNS}test_merge.py",)),
+    ("workers/checkpoint", (f"{RUNS}test_resume.py", f"{RUNS}test_critic.py")),
+    ("workers/teacher", (f"{RUNS}test_teacher_weights.py",)),
+    ("workers/offload", (f"{RUNS}test_offload.py",)),
+    ("workers/critic", (f"{RUNS}test_critic.py",)),
+    ("workers/value", (f"{RUNS}test_critic.py",)),
+    ("workers/reduction", (f"{RUNS}test_reduction.py",)),
     ("workers/", (
-        f"{UNIT}test_objective.py", f"{TRAINING}test_actor.py", f"{TRAINING}test_packed_passes.py",
-        f"{TRAINING}test_methods.py", "tests/integration/distributed/test_ranks.py",
+        "tests/losses/test_objective.py", f"{RUNS}test_actor.py", f"{RUNS}test_packed_passes.py",
+        f"{RUNS}test_methods.py", "tests/distributed/test_ranks.py",
     )),
-    ("models/segments", (f"{NUMERICS}test_segment_attention.py", f"{TRAINING}test_packed_passes.py")),
-    ("models/head", ("tests/integration/test_head.py",)),
-    ("models/fused_adapter", ("tests/integration/test_fused_adapter.py",)),
-    ("models/fused_decoding", ("tests/integration/test_fused_decoding.py", "tests/integration/test_generators.py")),
-    ("models/videos", (f"{TRAINING}test_videos.py",)),
+    ("models/segments", ("tests/models/test_segment_attention.py", f"{RUNS}test_packed_passes.py")),
+    ("models/head", ("tests/models/test_head.py",)),
+    ("models/fused_adapter", ("tests/models/test_fused_adapter.py",)),
+    ("models/fused_decoding", ("tests/models/test_fused_decoding.py", "tests/rollout/test_generators.py")),
+    ("models/videos", (f"{RUNS}test_videos.py",)),
     ("models/", (
-        f"{TRAINING}test_actor.py", f"{TRAINING}test_contexts.py", "tests/integration/test_text_models.py",
-        f"{TRAINING}test_data_forms.py", f"{TRAINING}test_videos.py", "tests/integration/test_generators.py",
+        f"{RUNS}test_actor.py", f"{RUNS}test_contexts.py", "tests/models/test_text_models.py",
+        f"{RUNS}test_data_forms.py", f"{RUNS}test_videos.py", "tests/rollout/test_generators.py",
     )),
 )  # fmt: skip
-LAST = (f"{TRAINING}test_reference_trainer.py",)
+LAST = (f"{RUNS}test_reference_trainer.py",)
 """Whole training steps against the equations: what no other test has noticed."""
 
 OVERDUE = "takes longer than"

@@ -1,10 +1,11 @@
-"""What all tests share: shapes in the pure core's signatures are checked, examples are reproducible."""
+"""What all tests share: checked shapes in the pure core, reproducible examples, and a tiny checkpoint."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,6 +13,10 @@ from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 import cepo  # noqa: F401  (first: where it was not installed by pip, it lets torchvision be imported beside a CPU torch)
+
+if TYPE_CHECKING:
+    from cepo.models.processing import Processing
+    from cepo.rollout.base import GenerationRequest
 
 # Before any test module imports them: the hook acts on first import only.
 install_import_hook(["cepo.algorithms.credit", "cepo.losses"], "beartype.beartype")
@@ -24,8 +29,6 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("reproducible")
-
-_SINGLE_THREADED = {"unit", "numerics", "contracts"}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,11 +53,85 @@ def _same_numbers_whatever_ran_before() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread_for_small_tensors(request: pytest.FixtureRequest) -> Iterator[None]:
-    folder = Path(str(request.node.path)).relative_to(Path(__file__).parent).parts[0]
-    if folder not in _SINGLE_THREADED:
+    if request.node.get_closest_marker("heavy") or request.node.get_closest_marker("gpu"):
         yield
         return
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with heavy tests come first, so that no worker begins a long file when the others are done."""
+    heavy = {item.path for item in items if item.get_closest_marker("heavy")}
+    items.sort(key=lambda item: item.path not in heavy)
+
+
+def _redrawn(folder: Path, *, seed: int) -> dict[str, torch.Tensor]:
+    """The checkpoint's tensors with every matrix drawn anew from N(0, 0.1), the tied head under its own name too."""
+    from safetensors.torch import load_file
+
+    generator = torch.Generator().manual_seed(seed)
+    tensors = load_file(folder / "model.safetensors")
+    for name, tensor in tensors.items():
+        if tensor.ndim >= 2:
+            tensors[name] = 0.1 * torch.randn(tensor.shape, generator=generator)
+    tensors["lm_head.weight"] = tensors["model.language_model.embed_tokens.weight"]
+    return tensors
+
+
+@pytest.fixture(scope="session")
+def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real Qwen3-VL checkpoint folder of 1.2 million random weights. Read only."""
+    from safetensors.torch import save_file
+
+    from cepo.microgeo.model import build_untrained_model
+
+    folder = build_untrained_model(tmp_path_factory.mktemp("tiny-model"), seed=0)
+    tensors = _redrawn(folder, seed=1)
+    del tensors["lm_head.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def realistic_folder(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with logits as large as those of trained models. Read only."""
+    from realistic_logits import with_realistic_logits
+
+    return with_realistic_logits(tiny_model_folder, tmp_path_factory.mktemp("realistic") / "model")
+
+
+@pytest.fixture(scope="session")
+def tiny_processing(tiny_model_folder: Path) -> Processing:
+    from cepo.models.processing import Processing
+
+    return Processing(str(tiny_model_folder))
+
+
+@pytest.fixture(scope="session")
+def redrawn_weights(tiny_model_folder: Path) -> Callable[[int], dict[str, torch.Tensor]]:
+    """Other full weights of the tiny model, by seed; those of seed 1 are the checkpoint's own."""
+    return lambda seed: _redrawn(tiny_model_folder, seed=seed)
+
+
+@pytest.fixture
+def requests(tiny_processing: Processing) -> list[GenerationRequest]:
+    """One picture, no picture, two pictures of other sizes, and a long text with one."""
+    from generator_cases import picture, request
+
+    return [
+        request(tiny_processing, "Find x.", [picture(1)], seed=11),
+        request(tiny_processing, "What is 2 + 3?", seed=12),
+        request(tiny_processing, "Which is larger?", [picture(2, (96, 64)), picture(3, (128, 96))], seed=13),
+        request(tiny_processing, "Find the area of the triangle. " * 4, [picture(4)], seed=14),
+    ]
+
+
+@pytest.fixture
+def group_of_8(tiny_processing: Processing) -> list[GenerationRequest]:
+    """One prompt with a picture, longer than 4 of vLLM's blocks."""
+    from generator_cases import picture, request
+
+    return [request(tiny_processing, "Find the area. " * 8, [picture(5, (256, 256))], seed=3)]

@@ -12,7 +12,7 @@ import pytest
 
 from cepo.models.processing import Processing
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 RESULT = BENCHMARKS / "results" / "memory_over_steps.json"
 
 

@@ -1,4 +1,4 @@
-"""Typical mistakes: what is typed, how it ends, and what the message must name. `python3 tests/integration/mistakes.py` measures
+"""Typical mistakes: what is typed, how it ends, and what the message must name. `python3 tests/commands/mistakes.py` measures
 each as a command of its own and writes docs/mistakes.md."""
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def page(results: Mapping[str, tuple[int, str, float]], folder: Path, model: Pat
         "# Typical mistakes",
         "",
         "What each costs and what it is told. Every one ends without a traceback, and before a model is loaded but for the last;",
-        "`tests/integration/test_mistakes.py` holds that. Written by `python3 tests/integration/mistakes.py`, which runs each",
+        "`tests/commands/test_mistakes.py` holds that. Written by `python3 tests/commands/mistakes.py`, which runs each",
         "as a command of its own. Seconds are CPU time, which is what it takes on an idle machine; most of the longer ones is",
         "importing torch and transformers.",
         "",

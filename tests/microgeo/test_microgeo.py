@@ -1,4 +1,4 @@
-"""The embedded world's problems, pictures, demonstrations and files; its model is in tests/integration."""
+"""The embedded world's problems, pictures, demonstrations and files."""
 
 from __future__ import annotations
 

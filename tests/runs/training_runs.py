@@ -24,7 +24,7 @@ from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer
 from cepo.workers.actor import Actor
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[2]
 EVERY_WRONG_ROLLOUT_TEACHES = "algorithm.cepo.negative.source=peer_full"
 """An untrained model boxes no answer; whole responses serve as references without one."""
 

@@ -104,10 +104,10 @@ def test_a_planted_error_is_killed_by_the_test_that_fails_and_taken_back(
         for mutant in mutants.mutants_of(file, source)
         if mutant.before == "1.0 - (step - self.lambda_warmup_steps) / self.lambda_decay_steps"
     )
-    monkeypatch.setattr(mutants, "tests_for", lambda file: [["tests/unit/test_schedules.py"]])
+    monkeypatch.setattr(mutants, "tests_for", lambda file: [["tests/algorithms/test_schedules.py"]])
     place = mutants.Copy(tmp_path, seconds=300)
-    assert place.failure(["tests/unit/test_schedules.py"]) is None
+    assert place.failure(["tests/algorithms/test_schedules.py"]) is None
     killed = place.killed_by(planted)
     assert killed is not None
-    assert killed.startswith("FAILED tests/unit/test_schedules.py::")
+    assert killed.startswith("FAILED tests/algorithms/test_schedules.py::")
     assert (tmp_path / "cepo" / file).read_text(encoding="utf-8") == source

@@ -169,7 +169,7 @@ def test_shipped_files_are_found_from_any_folder_and_others_are_not(
     assert config.data.format_prompt is not None
     assert Path(config.data.format_prompt).is_absolute()
     assert Path(split_function(config.worker.reward.reward_function)[0]).is_file()
-    assert find_path("tests/unit") is None
+    assert find_path("tests/config") is None
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "own.jinja").write_text("{{ content }}")
     assert load_config([BASE, "data.format_prompt=configs/own.jinja"]).data.format_prompt == "configs/own.jinja"
