@@ -21,7 +21,7 @@ from cepo.config.recorded import recorded_for_evaluation
 from cepo.data.hub import require_hub_names
 from cepo.errors import CepoError, CheckpointError, ConfigError, did_you_mean
 from cepo.hardware.devices import require_wanted_device
-from cepo.tracking.records import CONFIG_FILE
+from cepo.tracking.run_folder import CONFIG_FILE
 
 if TYPE_CHECKING:
     from cepo.evaluation.run import Task

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cepo.config.recorded import MODEL, recorded_model
 from cepo.errors import CepoError, CheckpointError, ConfigError
-from cepo.tracking.records import CONFIG_FILE
+from cepo.tracking.run_folder import CONFIG_FILE
 
 if TYPE_CHECKING:
     from cepo.workers.merged_model import BaseModel

@@ -49,7 +49,7 @@ def _report(arguments: argparse.Namespace, console: Console) -> None:
 
 def _compare(arguments: argparse.Namespace, console: Console) -> None:
     from cepo.report.compare import compare_runs, plot_comparison
-    from cepo.tracking.records import write_atomically
+    from cepo.tracking.run_folder import write_atomically
 
     comparison = compare_runs(arguments.runs)
     console.print(comparison.table())

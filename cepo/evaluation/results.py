@@ -14,7 +14,7 @@ from rich.table import Table
 from cepo.errors import DataError
 from cepo.evaluation.accuracy import Estimate, Row, clustered_mean, macro_average
 from cepo.tracking.lines import read_objects
-from cepo.tracking.records import write_atomically
+from cepo.tracking.run_folder import write_atomically
 
 RESULTS_FILE = "evaluation.json"
 GENERATIONS_FILE = "generations.jsonl"

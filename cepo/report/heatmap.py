@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cepo.report.colours import NEUTRAL, Rgba, TokenBox, has_glyph, lay_out, shift_colour, weight_colour
-from cepo.tracking.records import GroupRecord, RolloutRecord
+from cepo.tracking.run_folder import GroupRecord, RolloutRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

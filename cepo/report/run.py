@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cepo.config.recorded import without_interpolation
 from cepo.errors import DataError
-from cepo.tracking.records import CONFIG_FILE, METRICS_FILE, MetricsRow, read_metrics
+from cepo.tracking.run_folder import CONFIG_FILE, METRICS_FILE, MetricsRow, read_metrics
 
 UNKNOWN_ESTIMATOR = "unknown method"
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from cepo.report.curves import binomial_error
 from cepo.report.run import RunData, load_run
 from cepo.tracking.console import STAGES
-from cepo.tracking.records import read_generations
+from cepo.tracking.run_folder import read_generations
 
 
 @dataclass(frozen=True, kw_only=True)

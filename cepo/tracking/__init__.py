@@ -1,7 +1,7 @@
 """Where metrics, rollouts and validation samples go, and the format of a run folder."""
 
 from cepo.tracking.base import RunDescription, Sink, available_sinks, build_sink
-from cepo.tracking.records import GroupRecord, MetricsRow, RolloutRecord, png_bytes
+from cepo.tracking.run_folder import GroupRecord, MetricsRow, RolloutRecord, png_bytes
 from cepo.tracking.tracker import Tracker, build_tracker
 
 __all__ = [

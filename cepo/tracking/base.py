@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from cepo.errors import ConfigError, did_you_mean
-from cepo.tracking.records import GroupRecord
+from cepo.tracking.run_folder import GroupRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _SINKS = {
     "console": ("cepo.tracking.console", "ConsoleSink"),
     "file": ("cepo.tracking.file", "FileSink"),
-    "mlflow": ("cepo.tracking.mlflow_sink", "MlflowSink"),
-    "swanlab": ("cepo.tracking.swanlab_sink", "SwanlabSink"),
+    "mlflow": ("cepo.tracking.external", "MlflowSink"),
+    "swanlab": ("cepo.tracking.external", "SwanlabSink"),
     "tensorboard": ("cepo.tracking.tensorboard", "TensorboardSink"),
-    "wandb": ("cepo.tracking.wandb_sink", "WandbSink"),
+    "wandb": ("cepo.tracking.external", "WandbSink"),
 }
 _LIBRARIES = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "swanlab": ("swanlab",), "wandb": ("wandb",)}
 """What a sink needs beyond the package's own dependencies: the extra `trackers`."""

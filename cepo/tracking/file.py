@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from cepo.errors import CepoError, DataError
 from cepo.tracking.base import RunDescription
 from cepo.tracking.environment import describe_environment
-from cepo.tracking.lines import LineFile, drop_rows_after
-from cepo.tracking.records import (
+from cepo.tracking.lines import LineFile
+from cepo.tracking.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     GENERATIONS_FILE,
@@ -47,21 +47,17 @@ class FileSink:
         self._folder = run.folder
         with _writing(run.folder):
             run.folder.mkdir(parents=True, exist_ok=True)
-            if run.resumed_step is not None:
-                self._forget_after(run.resumed_step)
             self._write_config(run)
             entries = [*self._earlier_starts(), describe_environment(run)]
             write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n", private=True)
-            self._metrics = LineFile(run.folder / METRICS_FILE)
-            self._rollouts = LineFile(run.folder / ROLLOUTS_FILE)
-            self._generations = LineFile(run.folder / GENERATIONS_FILE)
-            last = self._metrics.last()
-        if last is None and run.resumed_step:
+            self._metrics, self._rollouts, self._generations = (
+                self._opened(name, run.resumed_step) for name in (METRICS_FILE, ROLLOUTS_FILE, GENERATIONS_FILE)
+            )
+        if self._metrics.last is None and run.resumed_step:
             _log.warning("%s has no row of the %d steps before", run.folder / METRICS_FILE, run.resumed_step)
-        self._last_row = None if last is None else metrics_row(last)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        last = self._last_row
+        last = None if self._metrics.last is None else metrics_row(self._metrics.last)
         if last is not None and step < last.step:
             raise CepoError(
                 f"metrics of step {step} come after those of step {last.step} in {self._folder / METRICS_FILE}. "
@@ -69,12 +65,9 @@ class FileSink:
             )
         with _writing(self._folder):
             if last is not None and step == last.step:
-                row = MetricsRow(step=step, values={**last.values, **values})
-                self._metrics.replace_last(metrics_object(row))
+                self._metrics.replace_last(metrics_object(MetricsRow(step=step, values={**last.values, **values})))
             else:
-                row = MetricsRow(step=step, values=dict(values))
-                self._metrics.append(metrics_object(row))
-        self._last_row = row
+                self._metrics.append(metrics_object(MetricsRow(step=step, values=dict(values))))
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
         with _writing(self._folder):
@@ -101,11 +94,11 @@ class FileSink:
             _log.warning("%s; it now lies in %s, and a new one is begun", error, beside.name)
             return []
 
-    def _forget_after(self, step: int) -> None:
-        for name in (METRICS_FILE, ROLLOUTS_FILE, GENERATIONS_FILE):
-            dropped = drop_rows_after(self._folder / name, step)
-            if dropped:
-                _log.info("resuming after step %d: dropped %d later rows of %s", step, dropped, name)
+    def _opened(self, name: str, resumed_step: int | None) -> LineFile:
+        file = LineFile(self._folder / name, last_step=resumed_step)
+        if file.num_cut:
+            _log.info("resuming after step %d: dropped %d later rows of %s", resumed_step, file.num_cut, name)
+        return file
 
     def _write_config(self, run: RunDescription) -> None:
         """Writes the configuration; one that a resume changed stays beside it, named by the step it held until."""

@@ -1,60 +1,41 @@
-"""Files of one JSON object per line that survive a crash: appended only, a torn last line is tolerated and later cut."""
+"""Files of one JSON object per line. A crash leaves at most an incomplete last line, which the next run cuts off."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from cepo.errors import DataError
 
-_BLOCK_BYTES = 1 << 16
-
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, in order; a last line that a crash cut short is passed over.
+    """The objects of a file, in order; an incomplete last line is skipped.
 
     Raises:
-        DataError: a line other than a torn last one is not a JSON object.
+        DataError: a line other than an incomplete last one is not a JSON object.
     """
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            found = _parsed(line)
-            if found is not None:
-                yield found
-            elif line.endswith(b"\n"):
-                raise DataError(
-                    f"{path}, line {number}: not a JSON object: {line[:60]!r}. Every line must be one; "
-                    "only the last line may be incomplete. Remove that line to read the rest."
-                )
+        yield from (row for row, _ in _rows(path, file))
 
 
-def drop_rows_after(path: Path, step: int) -> int:
-    """Drops all rows whose `step` is larger, and a torn last line. The new file is written beside and renamed.
-
-    Raises:
-        DataError: a row has no step, or a line is no row.
-
-    Returns:
-        The number of rows dropped; 0 where there is no file.
-    """
-    if not path.exists():
-        return 0
-    dropped = 0
-    beside = path.with_name(path.name + ".new")
-    with beside.open("wb") as file:
-        for row in read_objects(path):
-            if not isinstance(row.get("step"), int):
-                raise DataError(f"{path}: a row has no 'step'; it has {', '.join(row) or 'nothing'}. Remove that line")
-            if row["step"] > step:
-                dropped += 1
-            else:
-                file.write(encode_line(row))
-    os.replace(beside, path)
-    return dropped
+def _rows(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each object with the length of its line in bytes."""
+    for number, line in enumerate(file, start=1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise DataError(
+                f"{path}, line {number}: not a JSON object: {line[:60]!r}. Every line must be one; "
+                "only the last line may be incomplete. Remove that line to read the rest."
+            )
+        yield row, len(line)
 
 
 def encode_line(row: Mapping[str, Any]) -> bytes:
@@ -70,24 +51,38 @@ def finite_or_none(value: float) -> float | None:
 
 
 class LineFile:
-    """A file of JSON lines open for appending. Each row reaches the operating system before `append` returns."""
+    """A file of JSON lines open for appending. Each row reaches the operating system before `append` returns.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Opening it cuts off an incomplete last line and, where `last_step` is given, the first row of a later step with all rows
+    behind it.
+
+    Attributes:
+        last: the last row; None in an empty file.
+        num_cut: rows that were cut off.
+
+    Raises:
+        DataError: a line is not a row, or has no `step` where `last_step` is given.
+    """
+
+    def __init__(self, path: Path, *, last_step: int | None = None) -> None:
         path.touch()
         self._file = path.open("r+b")
-        self._last_start = self._mend()
-
-    def last(self) -> dict[str, Any] | None:
-        """The last row, None in an empty file."""
-        self._file.seek(self._last_start)
-        return _parsed(self._file.read())
+        self.last: Mapping[str, Any] | None = None
+        self.num_cut = self._last_start = end = 0
+        for row, length in _rows(path, self._file):
+            if last_step is not None and not isinstance(row.get("step"), int):
+                raise DataError(f"{path}: a row has no 'step'; it has {', '.join(row) or 'nothing'}. Remove that line")
+            if self.num_cut or (last_step is not None and row["step"] > last_step):
+                self.num_cut += 1
+            else:
+                self.last, self._last_start, end = row, end, end + length
+        self._file.seek(end)
+        self._file.truncate()
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Writes one row at the end."""
-        self._last_start = self._file.seek(0, os.SEEK_END)
-        self._file.write(encode_line(row))
-        self._file.flush()
+        self._last_start = self._file.tell()
+        self.replace_last(row)
 
     def replace_last(self, row: Mapping[str, Any]) -> None:
         """Writes a row over the last one."""
@@ -95,42 +90,7 @@ class LineFile:
         self._file.write(encode_line(row))
         self._file.truncate()
         self._file.flush()
+        self.last = row
 
     def close(self) -> None:
         self._file.close()
-
-    def _mend(self) -> int:
-        """Cuts a torn last line, or ends a complete one that lacks its newline; gives the offset of the last line."""
-        start = self._start_of_line(self._file.seek(0, os.SEEK_END))
-        self._file.seek(start)
-        tail = self._file.read()
-        if not tail or tail.endswith(b"\n"):
-            return start
-        if _parsed(tail) is not None:
-            self._file.write(b"\n")
-            self._file.flush()
-            return start
-        self._file.seek(start)
-        self._file.truncate()
-        return self._start_of_line(start)
-
-    def _start_of_line(self, end: int) -> int:
-        """The offset after the last newline before `end - 1`, so that a newline at the very end does not count."""
-        position = max(end - 1, 0)
-        while position > 0:
-            block_start = max(position - _BLOCK_BYTES, 0)
-            self._file.seek(block_start)
-            found = self._file.read(position - block_start).rfind(b"\n")
-            if found >= 0:
-                return block_start + found + 1
-            position = block_start
-        return 0
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The object a line holds, None where it holds none."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.tracking.base import RunDescription, Sink, build_sink, check_sinks
-from cepo.tracking.records import (
+from cepo.tracking.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     GENERATIONS_FILE,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from cepo.models.processing import Processing
-from cepo.tracking.records import GroupRecord, RolloutRecord, png_bytes
+from cepo.tracking.run_folder import GroupRecord, RolloutRecord, png_bytes
 from cepo.trainer.rollouts import RolloutBatch
 
 

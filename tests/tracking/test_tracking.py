@@ -21,7 +21,7 @@ from cepo.tracking import GroupRecord, RolloutRecord, RunDescription, Tracker, b
 from cepo.tracking.console import duration, step_line
 from cepo.tracking.environment import code_version
 from cepo.tracking.lines import LineFile, read_objects
-from cepo.tracking.records import read_environment, read_generations, read_metrics, read_rollouts
+from cepo.tracking.run_folder import read_environment, read_generations, read_metrics, read_rollouts
 
 STEP_METRICS = {
     "reward/mean": 0.53125,
@@ -155,16 +155,7 @@ def test_a_torn_line_of_any_length_is_cut_to_the_2_whole_lines_before_it(tmp_pat
     path = tmp_path / "lines.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n' + b"{" * length)
     file = LineFile(path)
-    assert file.last() == {"step": 2}
-    file.close()
-    assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
-
-
-def test_a_whole_last_line_without_its_newline_is_kept(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    path.write_bytes(b'{"step": 1}')
-    file = LineFile(path)
-    file.append({"step": 2})
+    assert file.last == {"step": 2}
     file.close()
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
 

@@ -1,0 +1,210 @@
+"""Weights & Biases, SwanLab and MLflow, each through its own library. A resumed run appends to the run it continues.
+
+| tracker | without a network or server |
+| --- | --- |
+| Weights & Biases | `WANDB_MODE=offline` keeps the run on this machine until `wandb sync` |
+| SwanLab | `SWANLAB_MODE=offline` keeps it until `swanlab sync` |
+| MLflow | without `MLFLOW_TRACKING_URI` the run is kept in a database within the run folder |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import yaml
+
+from cepo.tracking.base import RunDescription
+from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TRACKERS_FILE, GroupRecord, write_atomically
+
+STEP_NAME = "trainer/step"
+"""The axis of all charts. The library's own step drops what is logged for an earlier one, as a resumed run does."""
+_FORBIDDEN = re.compile(r"[^\w\-. :/]")
+_LONGEST_PARAMETER = 500
+_PARAMETERS_PER_CALL = 100
+
+
+class WandbSink:
+    """Metrics over `trainer/step` and validation samples as a table."""
+
+    required: ClassVar[bool] = False
+
+    def __init__(self, run: RunDescription) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        run.folder.mkdir(parents=True, exist_ok=True)
+        identifier = earlier_run(run, "wandb") or uuid.uuid4().hex[:12]
+        self._table: Any = wandb.Table
+        self._run: Any = wandb.init(
+            project=run.project,
+            name=run.experiment,
+            id=identifier,
+            resume="allow",
+            reinit="create_new",
+            dir=str(run.folder),
+            config=config_tree(run),
+            settings=wandb.Settings(console="off"),
+        )
+        remember_run(run, "wandb", identifier)
+        self._run.define_metric(STEP_NAME)
+        self._run.define_metric("*", step_metric=STEP_NAME)
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({STEP_NAME: step, **{name: float(value) for name, value in values.items()}})
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        """Nothing: groups are in `rollouts.jsonl`, which the report draws."""
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not rows:
+            return
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[str(row.get(name, "")) for name in columns] for row in rows]
+        self._run.log({STEP_NAME: step, "val/generations": self._table(columns=columns, data=cells)})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class SwanlabSink:
+    """Metrics by step and validation samples as texts."""
+
+    required: ClassVar[bool] = False
+
+    def __init__(self, run: RunDescription) -> None:
+        import swanlab  # pyright: ignore[reportMissingImports]
+
+        folder = run.folder / SWANLAB_FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        identifier = earlier_run(run, "swanlab") or uuid.uuid4().hex[:12]
+        self._text: Any = swanlab.Text
+        self._run: Any = swanlab.init(
+            project=run.project,
+            name=run.experiment,
+            id=identifier,
+            resume="allow",
+            reinit=True,
+            log_dir=str(folder),
+            config=config_tree(run),
+        )
+        remember_run(run, "swanlab", identifier)
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        """Nothing: groups are in `rollouts.jsonl`, which the report draws."""
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        texts = [self._text("\n\n".join(f"{name}: {value}" for name, value in row.items())) for row in rows]
+        if texts:
+            self._run.log({"val/generations": texts}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowSink:
+    """Metrics by step, settings as parameters, the configuration and validation samples as artifacts.
+
+    Characters that MLflow refuses in a metric's name become `_`.
+    """
+
+    required: ClassVar[bool] = False
+
+    def __init__(self, run: RunDescription) -> None:
+        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
+        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+
+        self._metric: Any = Metric
+        address, artifacts = _places(run)
+        self._client: Any = MlflowClient(tracking_uri=address)
+        known = earlier_run(run, "mlflow")
+        if known is not None:
+            self._run_id = known
+            self._client.update_run(known, status="RUNNING")
+            self._client.log_text(known, run.config_text, f"config_from_step_{run.resumed_step}.yaml")
+            return
+        experiment = self._client.get_experiment_by_name(run.project)
+        experiment_id = (
+            self._client.create_experiment(run.project, artifact_location=artifacts)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        self._run_id = self._client.create_run(experiment_id, run_name=run.experiment).info.run_id
+        remember_run(run, "mlflow", self._run_id)
+        settings = [Param(name, text[:_LONGEST_PARAMETER]) for name, text in flat_settings(config_tree(run))]
+        for start in range(0, len(settings), _PARAMETERS_PER_CALL):
+            self._client.log_batch(self._run_id, params=settings[start : start + _PARAMETERS_PER_CALL])
+        self._client.log_text(self._run_id, run.config_text, "config.yaml")
+
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [
+            self._metric(_FORBIDDEN.sub("_", name), finite_or_nan(value), now, step) for name, value in values.items()
+        ]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        """Nothing: groups are in `rollouts.jsonl`, which the report draws."""
+
+    def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        if rows:
+            lines = "".join(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in rows)
+            self._client.log_text(self._run_id, lines, f"generations/step_{step}.jsonl")
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+
+def _places(run: RunDescription) -> tuple[str, str | None]:
+    """Where the run goes and, for a database of our own, where its artifacts go."""
+    address = os.environ.get("MLFLOW_TRACKING_URI")
+    if address:
+        return address, None
+    folder = (run.folder / MLFLOW_FOLDER).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
+
+
+def earlier_run(run: RunDescription, tracker: str) -> str | None:
+    """The tracker's identifier of the run that `run` resumes; None for a run from the start or one it never saw."""
+    return _known(run).get(tracker) if run.resumed_step is not None else None
+
+
+def remember_run(run: RunDescription, tracker: str, identifier: str) -> None:
+    """Notes the tracker's identifier in the run folder, where a resumed run finds it."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    known = _known(run) | {tracker: identifier}
+    write_atomically(run.folder / TRACKERS_FILE, json.dumps(known, indent=2) + "\n")
+
+
+def config_tree(run: RunDescription) -> dict[str, Any]:
+    """The resolved configuration as nested mappings."""
+    return yaml.safe_load(run.config_text) or {}
+
+
+def flat_settings(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names and values of a nested configuration."""
+    for key, value in tree.items():
+        name = f"{path}{key}"
+        if isinstance(value, Mapping):
+            yield from flat_settings(value, f"{name}.")
+        else:
+            yield name, str(value)
+
+
+def finite_or_nan(value: float) -> float:
+    """NaN in place of an infinity, which some trackers store as the largest float."""
+    return float(value) if math.isfinite(value) else math.nan
+
+
+def _known(run: RunDescription) -> dict[str, str]:
+    path = run.folder / TRACKERS_FILE
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
