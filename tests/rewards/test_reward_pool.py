@@ -21,68 +21,18 @@ from cepo.errors import ConfigError, EngineError, RewardError
 from cepo.rewards.pool import RewardPool
 
 MATH = "cepo/rewards/math.py:compute_score"
+pytestmark = pytest.mark.heavy  # starts processes and waits for time limits
+
 ROOT = str(Path(cepo.__file__).resolve().parent.parent)
 
-MISBEHAVING = '''
-import os, subprocess, sys, time
-
-def one(sample):
-    """Does what the response says; a harmless one scores its length."""
-    response = sample["response"]
-    if response == "hang":
-        while True:
-            pass
-    if response == "hang in C":
-        9 ** (9 ** 9)
-    if response == "sleep":
-        time.sleep(600)
-    if response == "raise":
-        raise KeyError("no such thing")
-    if response == "exit":
-        sys.exit(3)
-    if response == "crash":
-        os._exit(7)
-    if response == "no overall":
-        return {"accuracy": 1.0}
-    if response == "not finite":
-        return {"overall": float("nan")}
-    if response == "child":
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        with open(sample["pid_file"], "w") as file:
-            file.write(str(child.pid))
-        time.sleep(600)
-    if response == "print":
-        print("to standard output", flush=True)
-        os.write(1, b"and past Python\\n")
-        assert sys.stdin.read() == ""
-    if response == "slow":
-        time.sleep(0.1)
-    return {"overall": float(len(response)), "bonus": 1.0}
-
-def batch(samples):
-    return [one(sample) for sample in samples]
-
-def count(samples):
-    if "calls" in samples[0]:
-        with open(samples[0]["calls"], "a") as file:
-            file.write(f"{len(samples)}\\n")
-
-def one_for_all(samples):
-    count(samples)
-    return one(samples[0]) if len(samples) > 1 else batch(samples)
-
-def short(samples):
-    count(samples)
-    scores = batch(samples)
-    return scores[:-1] if any(sample["response"] == "too few" for sample in samples) else scores
-'''
+MISBEHAVING = Path(__file__).with_name("misbehaving.py")
 
 
 @pytest.fixture
 def misbehaving(tmp_path: Path) -> Path:
     path = tmp_path / "misbehaving.py"
-    path.write_text(MISBEHAVING)
-    (tmp_path / "sequential.py").write_text(MISBEHAVING + "\nREWARD_TYPE = 'sequential'\n")
+    path.write_text(MISBEHAVING.read_text())
+    (tmp_path / "sequential.py").write_text(MISBEHAVING.read_text() + "\nREWARD_TYPE = 'sequential'\n")
     return path
 
 
@@ -190,7 +140,7 @@ def test_a_stream_with_a_part_of_the_wrong_number_of_scores_is_refused(misbehavi
 
 
 def test_a_function_that_never_gave_a_score_is_refused_with_its_own_lines(misbehaving: Path) -> None:
-    line = MISBEHAVING.splitlines().index('        raise KeyError("no such thing")') + 1
+    line = MISBEHAVING.read_text().splitlines().index('        raise KeyError("no such thing")') + 1
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=5.0) as pool:
         failed = pool.score(_samples("raise", "raise", "raise"))
         with pytest.raises(RewardError) as caught:
@@ -230,7 +180,7 @@ def test_a_trial_tells_what_raises_from_what_returns_no_score(
 def test_the_warning_gives_the_sample_the_error_and_the_line(
     misbehaving: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line = MISBEHAVING.splitlines().index('        raise KeyError("no such thing")') + 1
+    line = MISBEHAVING.read_text().splitlines().index('        raise KeyError("no such thing")') + 1
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
         pool.score(_samples("good", "raise"))
         pool.score(_samples("crash"))

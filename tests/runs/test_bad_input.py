@@ -30,6 +30,8 @@ from cepo.trainer.rollouts import RolloutBatch
 from cepo.types import TokenSignal
 
 Command = Callable[..., str]
+pytestmark = pytest.mark.heavy  # each mistake is a run of its own
+
 GOOD = {"images": ["good.png"], "problem": "<image>Find x.", "answer": "4"}
 
 
@@ -192,7 +194,6 @@ def test_weights_that_are_cut_short_or_missing_end_the_run_with_code_2_and_the_r
     assert "download the folder anew" in error
 
 
-@pytest.mark.heavy
 def test_a_reward_that_raises_or_hangs_costs_its_own_samples(tiny_run: list[str], tmp_path: Path) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text(
@@ -221,7 +222,6 @@ def test_a_reward_that_raises_or_hangs_costs_its_own_samples(tiny_run: list[str]
     assert rewards == {"0": [0, 0], "1": [0, 0], "2": [1, 1], "3": [1, 1]}
 
 
-@pytest.mark.heavy
 def test_ctrl_c_after_the_first_checkpoint_ends_with_code_130_and_the_same_command_finishes(
     tiny_run: list[str], tmp_path: Path
 ) -> None:
@@ -251,7 +251,6 @@ def test_ctrl_c_after_the_first_checkpoint_ends_with_code_130_and_the_same_comma
     assert (tmp_path / "global_step_12" / "trainer_state.json").is_file()
 
 
-@pytest.mark.heavy
 def test_ctrl_c_while_a_checkpoint_is_written_interrupts_the_run_and_is_no_failed_write(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,7 +309,6 @@ def test_worked_solutions_that_the_data_does_not_have_are_missed_before_a_model_
     assert "row 1;" in message
 
 
-@pytest.mark.heavy
 def test_a_run_whose_updates_are_all_skipped_ends_with_the_checkpoint_of_before(
     tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
