@@ -92,15 +92,18 @@ def family_of(config: Any, *, section: str = "worker.actor.model", trust_remote_
 
 
 def family_lines() -> list[str]:
-    """The table of families as Markdown, for docs/models.md."""
+    """The table of families as Markdown, for docs/models.md, with the reason of each that goes the padded path."""
     lines = ["| model | `model_type` | images | videos | path |", "| --- | --- | --- | --- | --- |"]
+    reasons: dict[str, list[str]] = {}
     for family in FAMILIES:
         cells = [
             family.title,
             ", ".join(f"`{model_type}`" for model_type in family.model_types),
             "yes" if family.reads_images else "",
             "yes" if family.reads_videos else "",
-            "packed" if family.packs else f"padded: {family.why_padded}",
+            "packed" if family.packs else "padded",
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+        if not family.packs:
+            reasons.setdefault(family.why_padded, []).append(family.title)
+    return [*lines, "", *(f"- {', '.join(titles)}: {reason}." for reason, titles in reasons.items())]
