@@ -28,7 +28,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "report": ("--out",),
     "compare": ("--out", "--plot"),
     "merge": ("--checkpoint", "--out", "--base", "--dtype", "--trust-remote-code", "--upload", "--public"),
-    "microgeo": ("--folder", "--seed", "--num-train", "--num-validation", "--retrain", "--ship", "--measure"),
+    "microgeo": ("--folder", "--seed", "--num-train", "--num-validation", "--retrain", "--ship"),
 }
 """Options of the commands that take some, but `--help`, which all of them take."""
 OWN_KEYS: dict[str, tuple[str, ...]] = {

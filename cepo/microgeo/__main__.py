@@ -1,4 +1,4 @@
-"""`cepo microgeo`, or `python3 -m cepo.microgeo`: builds the embedded world, and measures or ships its model."""
+"""`cepo microgeo`, or `python3 -m cepo.microgeo`: builds the embedded world, or ships its model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-validation", type=int, default=512, help="validation problems")
     parser.add_argument("--retrain", action="store_true", help="make the weights here (about 4 minutes on 2 cores)")
     parser.add_argument("--ship", action="store_true", help="copy the model into this package as its shipped weights")
-    parser.add_argument("--measure", type=int, metavar="N", help="print how the model does on N fresh problems")
     options = parser.parse_args(arguments)
     console = Console()
     try:
@@ -39,10 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.ship:
         shutil.copytree(world.model_path, ASSETS, dirs_exist_ok=True)
         console.print(f"shipped    {ASSETS}", markup=False, soft_wrap=True)
-    if options.measure is not None:
-        from cepo.microgeo.evaluation import Evaluator, measure, measurement_table
-
-        console.print(measurement_table(measure(Evaluator(world.model_path), options.measure)))
     return 0
 
 

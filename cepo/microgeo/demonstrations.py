@@ -68,11 +68,6 @@ def demonstrate(problem: Problem, rates: NoiseRates, *, seed: int) -> Demonstrat
     return Demonstration(problem, response_text(steps), str(own))
 
 
-def right_response(problem: Problem) -> str:
-    """The solution without noise."""
-    return response_text(FAMILIES[problem.family].solve(problem.seen, problem.numbers, False, no_slip))
-
-
 def wrong_answer(problem: Problem, *, seed: int) -> str:
     """A wrong answer as the model gives it: from a misread picture or the family's misconception, without slips."""
     rng = random.Random(f"wrong/{seed}/{problem.id}")

@@ -9,6 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+FORMAT_PROMPT = "{{ content | trim }} Answer in \\boxed{}."
+TEACHER_PROMPT = "{{ prompt }}\nHere is a sample answer: {{ reference }}"
+"""As in `configs/format_prompt/microgeo.jinja` and `configs/teacher/user_suffix.jinja`, which are outside the package."""
 
 Numbers = tuple[int, ...]
 Slip = Callable[[int], int]
@@ -146,3 +151,22 @@ def response_text(steps: Steps) -> str:
     """The reasoning in words, with the last result in the box."""
     reasoning = " ".join(f"{text}{result}." for text, result in steps)
     return f"{reasoning} \\boxed{{{steps[-1][1]}}}"
+
+
+def right_response(problem: Problem) -> str:
+    """The solution without a slip or a misconception."""
+    return response_text(FAMILIES[problem.family].solve(problem.seen, problem.numbers, False, no_slip))
+
+
+def user_text(question: str, reference: str | None = None) -> str:
+    """The text part of the user turn; with `reference`, that of the teacher."""
+    text = FORMAT_PROMPT.replace("{{ content | trim }}", question.strip())
+    if reference is None:
+        return text
+    return TEACHER_PROMPT.replace("{{ prompt }}", text).replace("{{ reference }}", reference)
+
+
+def user_messages(question: str, reference: str | None = None) -> list[dict[str, Any]]:
+    """One user turn as the chat template takes it: the image, then the text."""
+    content = [{"type": "image"}, {"type": "text", "text": user_text(question, reference)}]
+    return [{"role": "user", "content": content}]

@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from cepo.microgeo.problems import FAMILIES, generate_problem, no_slip, response_text
-from cepo.microgeo.prompts import user_text
+from cepo.microgeo.problems import generate_problem, right_response, user_text
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer
@@ -100,5 +99,5 @@ def _corpus() -> Iterable[str]:
         yield user_text(problem.question, problem.answer).removeprefix(user_text(problem.question))
         yield "user\n"
         yield "assistant\n"
-        yield response_text(FAMILIES[problem.family].solve(problem.seen, problem.numbers, False, no_slip))
+        yield right_response(problem)
     yield _GEOMETRY_WORDS

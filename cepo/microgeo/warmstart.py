@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,7 @@ from torch import Tensor
 
 from cepo.microgeo.demonstrations import Demonstration, NoiseRates, demonstrate
 from cepo.microgeo.figures import draw_figure
-from cepo.microgeo.problems import generate_problem
-from cepo.microgeo.prompts import user_messages
-from cepo.microgeo.vision_batching import batched_vision_attention
+from cepo.microgeo.problems import generate_problem, user_messages
 
 if TYPE_CHECKING:
     from transformers import Qwen3VLForConditionalGeneration
@@ -162,6 +161,50 @@ def _chunk(processor: Any, demonstrations: list[Demonstration], first_token_weig
         columns += range(end - length, end)
         weights += [first_token_weight] + [1.0] * (length - 1)
     return _Chunk(inputs, torch.tensor(rows), torch.tensor(columns), torch.tensor(weights))
+
+
+@contextmanager
+def batched_vision_attention(model: Qwen3VLForConditionalGeneration) -> Iterator[None]:
+    """Inside, the vision tower attends to images of equal size in one call; batches of mixed sizes go the usual way.
+
+    transformers attends image by image, which for hundreds of 64x64 images costs more than the arithmetic. The numbers are
+    the same up to float rounding.
+    """
+    attentions = [block.attn for block in model.model.visual.blocks]
+    for attention in attentions:
+        attention.forward = partial(_batched_forward, attention, attention.forward)
+    try:
+        yield
+    finally:
+        for attention in attentions:
+            del attention.forward
+
+
+def _batched_forward(
+    attention: Any,
+    usual_forward: Any,
+    hidden_states: Tensor,
+    cu_seqlens: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    **kwargs: Any,
+) -> Tensor:
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import apply_rotary_pos_emb_vision
+
+    lengths = cu_seqlens.diff()
+    if not bool((lengths == lengths[0]).all()):
+        return usual_forward(hidden_states, cu_seqlens=cu_seqlens, position_embeddings=position_embeddings, **kwargs)
+    num_images = len(lengths)
+    num_patches = hidden_states.shape[0] // num_images
+    query, key, value = attention.qkv(hidden_states).view(-1, 3, attention.num_heads, attention.head_dim).unbind(1)
+    query, key = apply_rotary_pos_emb_vision(query, key, *position_embeddings)
+
+    def by_image(states: Tensor) -> Tensor:
+        return states.view(num_images, num_patches, attention.num_heads, attention.head_dim).transpose(1, 2)
+
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        by_image(query), by_image(key), by_image(value), scale=attention.scaling
+    )
+    return attention.proj(attended.transpose(1, 2).reshape(hidden_states.shape))
 
 
 @contextmanager

@@ -12,17 +12,24 @@ import pytest
 from PIL import Image
 
 from cepo.errors import DataError
-from cepo.microgeo import prompts
 from cepo.microgeo.__main__ import main
 from cepo.microgeo.demonstrations import (
     NoiseRates,
     answer_bearing_positions,
     demonstrate,
-    right_response,
     wrong_answer,
 )
 from cepo.microgeo.figures import draw_figure
-from cepo.microgeo.problems import FAMILIES, Problem, generate_problem, no_slip
+from cepo.microgeo.problems import (
+    FAMILIES,
+    FORMAT_PROMPT,
+    TEACHER_PROMPT,
+    Problem,
+    generate_problem,
+    no_slip,
+    right_response,
+    user_text,
+)
 from cepo.microgeo.world import split_problems, write_problems
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -172,13 +179,13 @@ def test_offsets_of_another_text_are_refused_with_both_lengths_named() -> None:
 
 
 def test_the_wording_in_the_package_is_that_of_the_template_files() -> None:
-    assert (CONFIGS / "format_prompt" / "microgeo.jinja").read_text().rstrip("\n") == prompts.FORMAT_PROMPT
-    assert (CONFIGS / "teacher" / "user_suffix.jinja").read_text().rstrip("\n") == prompts.TEACHER_PROMPT
+    assert (CONFIGS / "format_prompt" / "microgeo.jinja").read_text().rstrip("\n") == FORMAT_PROMPT
+    assert (CONFIGS / "teacher" / "user_suffix.jinja").read_text().rstrip("\n") == TEACHER_PROMPT
 
 
 def test_the_hinted_user_text_is_the_students_with_one_more_line() -> None:
-    assert prompts.user_text("How long?") == "How long? Answer in \\boxed{}."
-    assert prompts.user_text("How long?", "12") == "How long? Answer in \\boxed{}.\nHere is a sample answer: 12"
+    assert user_text("How long?") == "How long? Answer in \\boxed{}."
+    assert user_text("How long?", "12") == "How long? Answer in \\boxed{}.\nHere is a sample answer: 12"
 
 
 def test_the_parquet_file_has_geo3ks_columns_and_readable_pictures(tmp_path: Path) -> None:

@@ -9,21 +9,13 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from shipped_model import Evaluator, Rollout, accuracy, mixed_fraction, shuffled_pictures
 
 from cepo.errors import DataError
-from cepo.microgeo.evaluation import (
-    Evaluator,
-    Rollout,
-    accuracy,
-    mixed_fraction,
-    shuffled_pictures,
-)
 from cepo.microgeo.model import build_untrained_model
-from cepo.microgeo.problems import generate_problem
-from cepo.microgeo.prompts import user_messages
+from cepo.microgeo.problems import generate_problem, user_messages
 from cepo.microgeo.tokenizer import SPECIAL_TOKENS, build_tokenizer
-from cepo.microgeo.vision_batching import batched_vision_attention
-from cepo.microgeo.warmstart import WarmStartSettings, warm_start
+from cepo.microgeo.warmstart import WarmStartSettings, batched_vision_attention, warm_start
 from cepo.microgeo.world import ASSETS, build_world
 
 pytestmark = pytest.mark.heavy

@@ -1,26 +1,21 @@
-"""How well a checkpoint solves embedded problems, and where a hint moves its log-probs: plain transformers, batched.
-
-Used by the tests and by `python3 -m cepo.microgeo --measure`; training has its own rollout and scoring.
-"""
+"""Samples from the shipped model and scores its responses with plain transformers, for the promises that the tests hold it to."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.table import Table
 from torch import Tensor
 
 from cepo.microgeo.demonstrations import answer_bearing_positions, wrong_answer
 from cepo.microgeo.figures import draw_figure
-from cepo.microgeo.problems import Problem, generate_problem
-from cepo.microgeo.prompts import user_messages
-from cepo.microgeo.vision_batching import batched_vision_attention
+from cepo.microgeo.problems import Problem, user_messages
+from cepo.microgeo.warmstart import batched_vision_attention
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -71,27 +66,18 @@ class Evaluator:
         *,
         num_samples: int = 8,
         seed: int = 0,
-        greedy: bool = False,
-        hints: Sequence[str] | None = None,
         pictures: Sequence[Image.Image] | None = None,
     ) -> list[list[Rollout]]:
-        """`num_samples` responses at temperature 1 (or one greedy response) to each problem, in the problems' order."""
-        num_samples = 1 if greedy else num_samples
+        """`num_samples` responses at temperature 1 to each problem, in the problems' order."""
         groups: list[list[Rollout]] = []
         rows = max(1, _ROWS_PER_BATCH // num_samples)
         with torch.random.fork_rng(devices=[]), torch.no_grad(), batched_vision_attention(self.model):
             torch.manual_seed(seed)
             for first in range(0, len(problems), rows):
                 part = slice(first, first + rows)
-                inputs = self.inputs(
-                    problems[part], hints and hints[part], pictures and pictures[part], padding_side="left"
-                )
+                inputs = self.inputs(problems[part], None, pictures and pictures[part], padding_side="left")
                 output = self.model.generate(
-                    **inputs,
-                    do_sample=not greedy,
-                    num_return_sequences=num_samples,
-                    max_new_tokens=_MAX_NEW_TOKENS,
-                    **({} if not greedy else {"temperature": None, "top_p": None, "top_k": None}),
+                    **inputs, do_sample=True, num_return_sequences=num_samples, max_new_tokens=_MAX_NEW_TOKENS
                 )
                 new = output[:, inputs["input_ids"].shape[1] :]
                 groups += self._groups(problems[part], new, num_samples)
@@ -178,61 +164,3 @@ def shuffled_pictures(problems: Sequence[Problem], *, seed: int = 0) -> list[Ima
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else float("nan")
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """The numbers that the embedded world promises; accuracies at temperature 1 unless said otherwise, families by name."""
-
-    pass_at_1: dict[str, float]
-    greedy: dict[str, float]
-    shuffled_pictures: dict[str, float]
-    right_hint: dict[str, float]
-    wrong_hint: dict[str, float]
-    mixed: dict[str, float]
-    mean_length: float
-    on_right: HintEffect
-    on_wrong: HintEffect
-
-
-def measure(evaluator: Evaluator, num_problems: int, *, num_samples: int = 8, seed: int = 0) -> Measurement:
-    """Measures a checkpoint on `num_problems` problems that no training has seen."""
-    problems = [generate_problem(seed, index, stream="measurement") for index in range(num_problems)]
-    plain = evaluator.sample(problems, num_samples=num_samples, seed=seed)
-    greedy = evaluator.sample(problems, greedy=True)
-    few = max(1, num_samples // 2)
-    shuffled = evaluator.sample(problems, num_samples=few, seed=seed, pictures=shuffled_pictures(problems, seed=seed))
-    right = evaluator.sample(problems, num_samples=few, seed=seed, hints=[one.answer for one in problems])
-    wrong_hints = [wrong_answer(one, seed=seed) for one in problems]
-    wrong = evaluator.sample(problems, num_samples=few, seed=seed, hints=wrong_hints)
-    rollouts = [one for group in plain for one in group]
-    return Measurement(
-        pass_at_1=by_family(plain, accuracy),
-        greedy=by_family(greedy, accuracy),
-        shuffled_pictures=by_family(shuffled, accuracy),
-        right_hint=by_family(right, accuracy),
-        wrong_hint=by_family(wrong, accuracy),
-        mixed=by_family(plain, mixed_fraction),
-        mean_length=_mean([one.length for one in rollouts]),
-        on_right=evaluator.hint_effect([one for one in rollouts if one.is_right][:256], seed=seed),
-        on_wrong=evaluator.hint_effect([one for one in rollouts if not one.is_right][:256], seed=seed),
-    )
-
-
-def by_family(groups: Groups, statistic: Callable[[Groups], float]) -> dict[str, float]:
-    """The statistic over `all` groups and over each family's."""
-    families = dict.fromkeys(group[0].problem.family for group in groups)
-    parts = {family: [group for group in groups if group[0].problem.family == family] for family in families}
-    return {"all": statistic(groups)} | {family: statistic(part) for family, part in parts.items()}
-
-
-def measurement_table(measured: Measurement) -> Table:
-    """The measurement as a table for the console."""
-    table = Table("", *measured.pass_at_1)
-    for field in ("pass_at_1", "greedy", "shuffled_pictures", "right_hint", "wrong_hint", "mixed"):
-        table.add_row(field.replace("_", " "), *(f"{value:.3f}" for value in getattr(measured, field).values()))
-    table.add_row("mean length", f"{measured.mean_length:.1f}")
-    for name, effect in (("right", measured.on_right), ("wrong", measured.on_wrong)):
-        for field in ("first_token", "last_result", "filler"):
-            table.add_row(f"delta on {name}: {field.replace('_', ' ')}", f"{getattr(effect, field):+.3f}")
-    return table
