@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import dataclasses
 import gc
 import json
 import os
@@ -67,7 +68,8 @@ def new_rows(processing: Processing, step: int, rank: int) -> list[ScoringRow]:
     text = ("<image>" if images is not None else "") + f"Problem {step}: " + "find x. " * int(random.integers(1, 12))
     context = processing.encode(text, images)
     lengths = random.integers(1, 40, RESPONSES)
-    return [ScoringRow(context=context, response_ids=tuple(random.integers(0, 256, n).tolist())) for n in lengths]
+    responses = [tuple(random.integers(0, 256, length).tolist()) for length in lengths]
+    return [ScoringRow(context=context, response_ids=ids, row=row) for row, ids in enumerate(responses)]
 
 
 def build_actor(folder: Path, processing: Processing, lora_rank: int) -> Actor:
@@ -107,11 +109,10 @@ def train_step(actor: Actor, rows: list[ScoringRow], step: int) -> None:
         return torch.zeros(mask.shape).masked_scatter(mask, torch.cat(values))
 
     old = padded(actor.score(rows))
-    actor.score(rows, as_teacher=True, keep_states=True)
+    hinted = [dataclasses.replace(row, view="hinted") for row in rows]
+    actor.score(hinted, as_teacher=True, keep_states="hinted")
     reference = padded(actor.score_reference(rows))
-    distillation = DistillationRows(
-        divergence=DivergenceConfig(kind="jsd"), token_weight=mask.float(), state_index=list(range(len(rows)))
-    )
+    distillation = DistillationRows(divergence=DivergenceConfig(kind="jsd"), token_weight=mask.float(), view="hinted")
     num_ranks = dist.get_world_size()
     batch = OptimizerBatch(
         rows=rows,

@@ -105,7 +105,7 @@ def try_reward(rewards: RewardPool, problems: ProblemSet | MixedProblems) -> Non
     Raises:
         RewardError: what it returns is no score.
     """
-    from cepo.trainer.measures import reward_input
+    from cepo.trainer.asking import reward_input
 
     problem = problems[0]
     failure = rewards.trial(reward_input(problem, problem.ground_truth, 1))

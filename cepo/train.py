@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from cepo.models.processing import Processing
     from cepo.rewards.pool import RewardPool
     from cepo.sizing.phases import Demand
-    from cepo.trainer.backend import Backend
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
+    from cepo.trainer.protocol import Backend
     from cepo.trainer.resuming import RunHistory
     from cepo.workers.worker import WorkerFacts
 
@@ -125,10 +125,10 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     rewards = stack.enter_context(_reward_pool(config.worker.reward))
     from cepo.data.contexts import ContextBuilder
     from cepo.data.dataset import most_visuals
+    from cepo.trainer.checkpoints import TrainerState
     from cepo.trainer.loop import Trainer
     from cepo.trainer.resuming import RunHistory, checkpoint_store, checkpoint_to_load
     from cepo.trainer.run_lock import RunLock
-    from cepo.trainer.state import TrainerState
     from cepo.trainer.validation import Validator
     from cepo.workers.worker import WorkerFacts, load_processing
 

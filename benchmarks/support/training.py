@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cepo.config import RunConfig
     from cepo.models.processing import Processing
     from cepo.trainer.loop import Trainer
-    from cepo.trainer.rollouts import RolloutBatch
+    from cepo.trainer.scoring import ScoredBatch
 
 HINT_ROOM = 64
 """Tokens by which a teacher's context may be longer than the prompt."""
@@ -139,7 +139,7 @@ class MeasuredTraining:
         stack.enter_context(scripted_generation(self.script, processing))
         self.trainer: Trainer = build_trainer(config, stack)
         self._metrics: Mapping[str, float] = {}
-        self._batch: RolloutBatch | None = None
+        self._batch: ScoredBatch | None = None
         self._observe()
         if options.score_all:
             self._score_all()
@@ -149,7 +149,7 @@ class MeasuredTraining:
 
         trainer: Any = self.trainer
         assert hasattr(trainer, "_on_policy_rows"), "the trainer decides elsewhere which rows need no scoring"
-        trainer._on_policy_rows = lambda batch: torch.zeros(len(batch.generations), dtype=torch.bool)
+        trainer._on_policy_rows = lambda rollouts: torch.zeros(len(rollouts.generations), dtype=torch.bool)
 
     def step(self, number: int) -> Record:
         """One training step and what it did."""
@@ -170,8 +170,8 @@ class MeasuredTraining:
             "tokens": tokens,
             "flops": self._flops(),
             "counts": {
-                "responses": len(self._its_batch.generations),
-                "live_rows": int(self._its_batch.live.sum()),
+                "responses": len(self._its_batch.rollouts.generations),
+                "live_rows": int(self._its_batch.plan.live.sum()),
                 "teacher_rows": metrics.get("work/teacher_rows", 0.0),
                 **{name: value for name, value in metrics.items() if name.startswith("work/tokens_")},
             },
@@ -179,7 +179,7 @@ class MeasuredTraining:
         }
 
     @property
-    def _its_batch(self) -> RolloutBatch:
+    def _its_batch(self) -> ScoredBatch:
         assert self._batch is not None, "a step was taken"
         return self._batch
 
@@ -187,9 +187,9 @@ class MeasuredTraining:
         trainer: Any = self.trainer
         record, log_metrics = trainer.record, trainer.tracker.log_metrics
 
-        def observing_record(batch: RolloutBatch, parts: Any) -> None:
+        def observing_record(batch: ScoredBatch, signal: Any, updated: Any) -> None:
             self._batch = batch
-            record(batch, parts)
+            record(batch, signal, updated)
 
         def observing_log(step: int, values: Mapping[str, float]) -> None:
             self._metrics = dict(values)
@@ -201,10 +201,10 @@ class MeasuredTraining:
         """Of the plain path, which passes every row with its own context; the picture once for each group and pass."""
         batch, shape = self._its_batch, self.script.shape
         costs = ModelFlops(shape, self.config.worker.actor.model.lora.rank)
-        size = batch.group_size
-        lengths = [len(generation.response_ids) for generation in batch.generations]
+        size = batch.rollouts.group_size
+        lengths = [len(generation.response_ids) for generation in batch.rollouts.generations]
         groups = [lengths[start : start + size] for start in range(0, len(lengths), size)]
-        live = batch.live.tolist()
+        live = batch.plan.live.tolist()
         live_groups = [
             [length for length, alive in zip(group, live[start : start + size], strict=True) if alive]
             for start, group in zip(range(0, len(lengths), size), groups, strict=True)

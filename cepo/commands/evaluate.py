@@ -68,7 +68,7 @@ class Plan:
 
     def lines(self) -> Iterator[str]:
         """What will be done, one fact per line."""
-        from cepo.trainer.sampling import validation_settings
+        from cepo.trainer.asking import validation_settings
 
         settings = validation_settings(self.config)
         yield f"model: {self.config.worker.actor.model.model_path}"
@@ -234,7 +234,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     from cepo.evaluation.accuracy import benchmark_figures
     from cepo.evaluation.engine import engine
     from cepo.evaluation.results import GENERATIONS_FILE, write_results
-    from cepo.evaluation.run import graded_rows, reward_pool
+    from cepo.evaluation.run import asker_of, graded_rows, reward_pool
     from cepo.tracking.lines import LineFile
 
     model = plan.config.worker.actor.model
@@ -246,17 +246,18 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     visuals = most_visuals(*(task.problems for task in tasks))
     with contextlib.ExitStack() as stack:
         functions = {task.reward_function: task for task in tasks}
-        pools = {name: stack.enter_context(reward_pool(task, config)) for name, task in functions.items()}
+        askers = {
+            name: asker_of(config, processing, stack.enter_context(reward_pool(task, config)))
+            for name, task in functions.items()
+        }
         generator = stack.enter_context(engine(config, processing, plan.actor, visuals))
         file = stack.enter_context(contextlib.closing(LineFile(plan.out / GENERATIONS_FILE)))
         for task in tasks:
             logger.info("%s: %d problems from %s", task.name, len(task.problems), task.source)
             rows = []
             with _progress(task) as advance:
-                graded = graded_rows(
-                    task, config, processing, generator, pools[task.reward_function], on_progress=advance
-                )
-                for row in graded:
+                asker = askers[task.reward_function]
+                for row in graded_rows(task, config, asker, generator, on_progress=advance):
                     file.append(row)
                     rows.append(row)
             benchmarks[task.name] = {
@@ -329,7 +330,7 @@ def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any
     """What the figures depend on."""
     import cepo
     from cepo.tracking.environment import code_version, installed_version
-    from cepo.trainer.sampling import validation_settings
+    from cepo.trainer.asking import validation_settings
 
     data = config.data
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,18 +16,33 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+OWN_VIEW = ""
+"""The view of rows behind the student's own prompt."""
+
+RowName = tuple[str, int | None]
+"""(view, number of the response in its step); None for a row that nothing is looked up for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScoringRow:
-    """A response behind a context. Rows of one prompt share the context object, and with it the pictures.
+    """A response behind a context. Rows of one prompt share the context object, and with it the images.
 
-    `prompt` is the prompt's place in its batch: all its rows, behind whatever context, are worked on by one device.
-    `keep_state`: whether a pass that keeps states keeps this row's; an empty one stands in its place otherwise.
+    Attributes:
+        prompt: the prompt's number in its step: all its rows, behind whatever context, are worked on by one device.
+        row: the response's number in its step.
+        view: the method's view that the context belongs to.
     """
 
     context: EncodedPrompt
     response_ids: tuple[int, ...]
     prompt: int = 0
-    keep_state: bool = True
+    row: int | None = None
+    view: str = OWN_VIEW
+
+    @property
+    def name(self) -> RowName:
+        """What results and kept hidden states are found by."""
+        return self.view, self.row
 
     @property
     def num_tokens(self) -> int:
@@ -40,14 +56,13 @@ class DistillationRows:
 
     Attributes:
         divergence: what is minimised.
-        token_weight: (R, T).
-        state_index: for each row its place in the pass that kept the teacher's hidden states, -1 for a row without a
-            teacher.
+        token_weight: (R, T), 0 for a row without a teacher.
+        view: whose hidden states, kept when they were scored, the rows are distilled from.
     """
 
     divergence: DivergenceConfig
     token_weight: Float[Tensor, "R T"]
-    state_index: Sequence[int]
+    view: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +78,6 @@ class OptimizerBatch:
             scored them: their old log-probs are the update's own, without gradient. `old_log_probs` then holds the rollout
             engine's, to compare with.
         reference_log_probs: (R, T) of the initial weights, None without a KL in the loss.
-        reference_index: each row's place among the kept reference states, for a KL over the vocabulary in the loss.
         distillation: None for methods whose only loss is the policy loss.
     """
 
@@ -74,8 +88,22 @@ class OptimizerBatch:
     denominators: LossDenominators
     on_policy: bool = False
     reference_log_probs: Float[Tensor, "R T"] | None = None
-    reference_index: Sequence[int] | None = None
     distillation: DistillationRows | None = None
+
+    def at(self, indices: Sequence[int]) -> OptimizerBatch:
+        """The rows at `indices`; the totals stay whole."""
+        places, reference, distillation = list(indices), self.reference_log_probs, self.distillation
+        if distillation is not None:
+            distillation = dataclasses.replace(distillation, token_weight=distillation.token_weight[places])
+        return dataclasses.replace(
+            self,
+            rows=[self.rows[index] for index in places],
+            old_log_probs=self.old_log_probs[places],
+            advantages=self.advantages[places],
+            response_mask=self.response_mask[places],
+            reference_log_probs=None if reference is None else reference[places],
+            distillation=distillation,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,3 +123,14 @@ class CriticBatch:
     returns: Float[Tensor, "R T"]
     response_mask: Bool[Tensor, "R T"]
     denominators: LossDenominators
+
+    def at(self, indices: Sequence[int]) -> CriticBatch:
+        """The rows at `indices`; the totals stay whole."""
+        places = list(indices)
+        return dataclasses.replace(
+            self,
+            rows=[self.rows[index] for index in places],
+            old_values=self.old_values[places],
+            returns=self.returns[places],
+            response_mask=self.response_mask[places],
+        )

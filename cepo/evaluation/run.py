@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
-from cepo.data.dataset import Problem, ProblemSet
+from cepo.data.contexts import ContextBuilder
+from cepo.data.dataset import ProblemSet
 from cepo.data.sources import read_source
 from cepo.evaluation.benchmarks import PLAIN, REWARD, converted, recognise
 from cepo.models.processing import Processing
 from cepo.rewards.answers import extract_answer
 from cepo.rewards.benchmark import kind_of, read_answer
 from cepo.rewards.pool import RewardPool
-from cepo.rollout.base import Generation, Generator
-from cepo.trainer.measures import correctness, reward_input
-from cepo.trainer.sampling import generation_request, validation_settings
-from cepo.trainer.validation import VALIDATION_STEP
+from cepo.rollout.base import Generator
+from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
 
 logger = logging.getLogger(__name__)
 
@@ -96,13 +96,7 @@ def reward_pool(task: Task, config: RunConfig) -> RewardPool:
 
 
 def graded_rows(
-    task: Task,
-    config: RunConfig,
-    processing: Processing,
-    generator: Generator,
-    rewards: RewardPool,
-    *,
-    on_progress: Callable[[int], None] = lambda count: None,
+    task: Task, config: RunConfig, asker: Asker, generator: Generator, *, on_progress: Callable[[int], None]
 ) -> Iterator[dict[str, Any]]:
     """One row for each response, in the problems' order; `on_progress` is told how many problems are done.
 
@@ -112,64 +106,32 @@ def graded_rows(
     size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
     for start in range(0, len(task.problems), size):
         problems = task.problems[start : start + size]
-        groups = _sample(problems, config, processing, generator)
-        yield from _graded(task, problems, groups, config, processing, rewards)
+        rollouts = asker.ask(problems, generator, validation_settings(config), step=VALIDATION_STEP)
+        for number, problem in enumerate(problems):
+            columns = problem.columns if task.is_benchmark else {}
+            kind = columns.get("answer_kind") or kind_of(problem.ground_truth)
+            for sample, row in enumerate(rollouts.rows_of(number)):
+                one, response = rollouts.generations[row], rollouts.responses[row]
+                yield {
+                    "benchmark": task.name,
+                    "problem_id": problem.prompt_id,
+                    "cluster": columns.get("cluster", problem.prompt_id),
+                    "kind": kind,
+                    "sample": sample,
+                    "ground_truth": problem.ground_truth,
+                    "response": response,
+                    "answer": read_answer(response, kind, columns["choices"])
+                    if task.is_benchmark
+                    else extract_answer(response),
+                    "correct": bool(rollouts.correct[row]),
+                    "length": len(one.response_ids),
+                    "finished": one.finished,
+                    "scores": rollouts.scores[row],
+                }
         on_progress(len(problems))
 
 
-def _sample(
-    problems: Sequence[Problem], config: RunConfig, processing: Processing, generator: Generator
-) -> list[list[Generation]]:
-    prompts = [
-        processing.encode(
-            problem.text, processing.load_visuals(problem.images, problem.videos), history=problem.history
-        )
-        for problem in problems
-    ]
-    seed = config.worker.rollout.seed
-    requests = [
-        generation_request(problem, prompt, seed=seed, step=VALIDATION_STEP)
-        for problem, prompt in zip(problems, prompts, strict=True)
-    ]
-    return generator.generate(requests, validation_settings(config))
-
-
-def _graded(
-    task: Task,
-    problems: Sequence[Problem],
-    groups: Sequence[Sequence[Generation]],
-    config: RunConfig,
-    processing: Processing,
-    rewards: RewardPool,
-) -> Iterator[dict[str, Any]]:
-    skip = config.worker.reward.skip_special_tokens
-    samples = [
-        (problem, number, one, processing.decode(one.response_ids, skip_special_tokens=skip))
-        for problem, group in zip(problems, groups, strict=True)
-        for number, one in enumerate(group)
-    ]
-    inputs = [reward_input(problem, response, len(one.response_ids)) for problem, _, one, response in samples]
-    outcome = rewards.score(inputs)
-    rewards.require_a_score(outcome)
-    scores = outcome.scores
-    algorithm = config.algorithm
-    verdicts = correctness(scores, algorithm.correct_key, algorithm.correct_threshold).tolist()
-    for (problem, number, one, response), score, is_right in zip(samples, scores, verdicts, strict=True):
-        columns = problem.columns if task.is_benchmark else {}
-        kind = columns.get("answer_kind") or kind_of(problem.ground_truth)
-        yield {
-            "benchmark": task.name,
-            "problem_id": problem.prompt_id,
-            "cluster": columns.get("cluster", problem.prompt_id),
-            "kind": kind,
-            "sample": number,
-            "ground_truth": problem.ground_truth,
-            "response": response,
-            "answer": read_answer(response, kind, columns["choices"])
-            if task.is_benchmark
-            else extract_answer(response),
-            "correct": is_right,
-            "length": len(one.response_ids),
-            "finished": one.finished,
-            "scores": score,
-        }
+def asker_of(config: RunConfig, processing: Processing, rewards: RewardPool) -> Asker:
+    """Asks as the config's validation does."""
+    contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
+    return Asker(config, contexts, processing, rewards)

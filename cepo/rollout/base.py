@@ -92,10 +92,8 @@ OnFinished = Callable[[int, "list[Generation]"], None]
 """Gets a request's index and its responses, in the caller's thread, while others are still being sampled."""
 
 
-class Generator(Protocol):
-    """An engine that samples. `name` is what the log and the records call it."""
-
-    name: str
+class Sampler(Protocol):
+    """Whatever samples responses: an engine, or a backend with engines on many devices."""
 
     def generate(
         self,
@@ -105,10 +103,16 @@ class Generator(Protocol):
     ) -> list[list[Generation]]:
         """`settings.num_samples` responses for each request, in order.
 
-        `on_finished` is called once per request, as soon as all its responses are there. What it raises ends the call, and
-        the engine goes on serving.
+        `on_finished` is called once per request, as soon as all its responses are there; a backend may leave it out. What
+        it raises ends the call, and the engine goes on serving.
         """
         ...
+
+
+class Generator(Sampler, Protocol):
+    """An engine that samples. `name` is what the log and the records call it."""
+
+    name: str
 
     def sync_weights(self, weights: Weights) -> None:
         """Makes the engine sample from exactly these weights and drops everything it cached under the old ones."""

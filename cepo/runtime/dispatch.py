@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.rollout.base import GenerationRequest, SamplingSettings
 from cepo.runtime.balance import balance_groups
 
@@ -21,8 +20,8 @@ Places = Sequence[Sequence[int]]
 class Assignment:
     """Prompts to ranks, for one step: whatever pass comes first decides, and all later ones follow it.
 
-    So the rows of a prompt share their prefix and their pictures on one device, and an update finds the states that an
-    earlier pass kept. Tokens are balanced within each optimizer step's prompts, because ranks wait for each other there.
+    So the rows of a prompt share their prefix and their images on one device, and an update finds the hidden states that an
+    earlier pass kept there. Tokens are balanced within each optimizer step's prompts, because ranks wait for each other there.
 
     Args:
         prompts_per_update: prompts of one optimizer step; prompt `p` belongs to optimizer step `p // prompts_per_update`.
@@ -81,87 +80,13 @@ def in_order(parts: Sequence[Sequence[Result]], places: Places) -> list[Result]:
     return [found[index] for index in range(len(found))]
 
 
-def own_places(places: Places) -> dict[int, tuple[int, int]]:
-    """Index of a row among all -> (its rank, its index among that rank's)."""
-    return {index: (rank, own) for rank, indices in enumerate(places) for own, index in enumerate(indices)}
+def split_batches(batches: Sequence[Batch], assignment: Assignment, num_ranks: int) -> list[list[Batch]]:
+    """Each rank's part of every batch; denominators stay totals over all ranks.
 
-
-@dataclasses.dataclass(frozen=True)
-class KeptPlaces:
-    """Where the rows of the last passes that kept states are, by their place in those passes."""
-
-    teacher: Mapping[int, tuple[int, int]]
-    reference: Mapping[int, tuple[int, int]]
-
-
-def split_optimizer_batches(
-    batches: Sequence[OptimizerBatch], assignment: Assignment, kept: KeptPlaces, num_ranks: int
-) -> list[list[OptimizerBatch]]:
-    """Each rank's part of every batch; denominators stay totals over all ranks."""
-    return _split(
-        batches, assignment, num_ranks, part=lambda batch, indices, rank: _optimizer_part(batch, indices, rank, kept)
-    )
-
-
-def split_critic_batches(
-    batches: Sequence[CriticBatch], assignment: Assignment, num_ranks: int
-) -> list[list[CriticBatch]]:
-    """As `split_optimizer_batches`, for the critic."""
-    return _split(batches, assignment, num_ranks, part=_critic_part)
-
-
-def _split(
-    batches: Sequence[Batch],
-    assignment: Assignment,
-    num_ranks: int,
-    *,
-    part: Callable[[Batch, list[int], int], Batch],
-) -> list[list[Batch]]:
-    """Each rank's batches. One that repeats, in another epoch, is split once."""
+    A batch that repeats, in another epoch, is split once.
+    """
     split: dict[int, list[Batch]] = {}
     for batch in batches:
         if id(batch) not in split:
-            places = assignment.places(batch.rows)
-            split[id(batch)] = [part(batch, list(indices), rank) for rank, indices in enumerate(places)]
+            split[id(batch)] = [batch.at(indices) for indices in assignment.places(batch.rows)]
     return [[split[id(batch)][rank] for batch in batches] for rank in range(num_ranks)]
-
-
-def _critic_part(batch: CriticBatch, indices: list[int], rank: int) -> CriticBatch:
-    return dataclasses.replace(
-        batch,
-        rows=[batch.rows[index] for index in indices],
-        old_values=batch.old_values[indices],
-        returns=batch.returns[indices],
-        response_mask=batch.response_mask[indices],
-    )
-
-
-def _optimizer_part(batch: OptimizerBatch, indices: list[int], rank: int, kept: KeptPlaces) -> OptimizerBatch:
-    reference, distillation = batch.reference_log_probs, batch.distillation
-    return dataclasses.replace(
-        batch,
-        rows=[batch.rows[index] for index in indices],
-        old_log_probs=batch.old_log_probs[indices],
-        advantages=batch.advantages[indices],
-        response_mask=batch.response_mask[indices],
-        reference_log_probs=None if reference is None else reference[indices],
-        reference_index=None
-        if batch.reference_index is None
-        else [_own(batch.reference_index[index], rank, kept.reference) for index in indices],
-        distillation=None
-        if distillation is None
-        else DistillationRows(
-            divergence=distillation.divergence,
-            token_weight=distillation.token_weight[indices],
-            state_index=[_own(distillation.state_index[index], rank, kept.teacher) for index in indices],
-        ),
-    )
-
-
-def _own(place: int, rank: int, kept: Mapping[int, tuple[int, int]]) -> int:
-    """A place in a pass over all ranks as the rank's own; -1, for a row without kept states, stays."""
-    if place < 0:
-        return place
-    where, own = kept[place]
-    assert where == rank, f"the states of place {place} are on rank {where}, its row on rank {rank}"
-    return own

@@ -6,4 +6,4 @@ from cepo.workers.worker import Worker
 
 
 class LocalBackend(Worker):
-    """One worker as the whole `cepo.trainer.backend.Backend`. Nothing is restarted: what ends it ends the trainer too."""
+    """One worker as the whole `cepo.trainer.protocol.Backend`. Nothing is restarted: what ends it ends the trainer too."""

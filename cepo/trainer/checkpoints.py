@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import CheckpointError
-from cepo.trainer.backend import Backend
-from cepo.trainer.state import TrainerState
+from cepo.trainer.protocol import Backend
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +27,21 @@ _WEIGHTS_ONLY = "weights_only"
 _FORMAT = "format"
 FORMAT_VERSION = 1
 """Raised when a checkpoint's layout changes; one without it was written before there was a number."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class TrainerState:
+    """The trainer's part of a checkpoint: what a run must remember beside weights. Everything else is a function of the step.
+
+    Attributes:
+        step: training steps done.
+        rounds: batches of problems taken from the data so far; more than `step` where online filtering asks again.
+        kl_coefficient: the weight of the KL in the reward, which an adaptive controller moves.
+    """
+
+    step: int = 0
+    rounds: int = 0
+    kl_coefficient: float = 0.0
 
 
 class CheckpointStore:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from cepo.config.schema import AlgorithmConfig
 from cepo.errors import RewardError
 from cepo.metrics import Metrics, fraction, sum_value
-from cepo.trainer.rollouts import RolloutBatch
+from cepo.trainer.asking import Rollouts
 
 logger = logging.getLogger(__name__)
 
@@ -19,14 +19,14 @@ PASSES_WITHOUT_GAIN = 3
 """Passes over the data in which no group is kept, after which a step without a limit on its rounds goes on with what it has."""
 
 
-def collect_batch(
-    next_round: Callable[[int], RolloutBatch],
+def ask_until_enough(
+    next_round: Callable[[int], Rollouts],
     algorithm: AlgorithmConfig,
     *,
     num_groups: int,
     max_rounds: int,
     rounds_per_pass: int,
-) -> tuple[RolloutBatch, Metrics]:
+) -> Rollouts:
     """Asks round after round until `num_groups` groups have `filter_low < mean(filter_key) < filter_high`.
 
     A round without any such group is no reason to stop. After `max_rounds` the batch is filled with groups that were left
@@ -36,8 +36,8 @@ def collect_batch(
     Args:
         next_round: rollouts of the next problems; gets the number of rounds before it in this step.
     """
-    kept: list[RolloutBatch] = []
-    left_out: list[RolloutBatch] = []
+    kept: list[Rollouts] = []
+    left_out: list[Rollouts] = []
     rounds = last_gain = 0
     while len(kept) < num_groups:
         is_enough = (
@@ -45,7 +45,7 @@ def collect_batch(
         )
         if is_enough and len(kept) + len(left_out) >= num_groups:
             break
-        for group in next_round(rounds).split_groups():
+        for group in _groups(next_round(rounds)):
             value = group_mean(group, algorithm.filter_key)
             is_kept = algorithm.filter_low < value < algorithm.filter_high
             (kept if is_kept else left_out).append(group)
@@ -64,10 +64,10 @@ def collect_batch(
             rounds,
             num_groups - len(kept),
         )
-    return join((kept + left_out)[:num_groups]), metrics
+    return _joined((kept + left_out)[:num_groups], metrics)
 
 
-def group_mean(group: RolloutBatch, key: str) -> float:
+def group_mean(group: Rollouts, key: str) -> float:
     """The mean of a reward field over a group.
 
     Raises:
@@ -83,17 +83,31 @@ def group_mean(group: RolloutBatch, key: str) -> float:
     return sum(score[key] for score in group.scores) / len(group.scores)
 
 
-def join(parts: Sequence[RolloutBatch]) -> RolloutBatch:
-    """One batch of the parts' groups, in order; only what the reward stage fills is carried over."""
-    return RolloutBatch(
-        step=parts[0].step,
-        problems=[problem for part in parts for problem in part.problems],
-        prompts=[prompt for part in parts for prompt in part.prompts],
-        generations=[generation for part in parts for generation in part.generations],
-        responses=[response for part in parts for response in part.responses],
-        scores=[score for part in parts for score in part.scores],
-        rewards=torch.cat([part.rewards for part in parts]),
-        correct=torch.cat([part.correct for part in parts]),
-        num_raised=sum(part.num_raised for part in parts),
-        num_timed_out=sum(part.num_timed_out for part in parts),
+def _groups(rollouts: Rollouts) -> Iterator[Rollouts]:
+    """One value per prompt."""
+    for number, (problem, prompt) in enumerate(zip(rollouts.problems, rollouts.prompts, strict=True)):
+        rows = rollouts.rows_of(number)
+        of_prompt = slice(rows.start, rows.stop)
+        yield Rollouts(
+            step=rollouts.step,
+            problems=[problem],
+            prompts=[prompt],
+            generations=rollouts.generations[of_prompt],
+            responses=rollouts.responses[of_prompt],
+            scores=rollouts.scores[of_prompt],
+            correct=rollouts.correct[of_prompt],
+        )
+
+
+def _joined(groups: Sequence[Rollouts], metrics: Metrics) -> Rollouts:
+    """The groups as one value, in order."""
+    return Rollouts(
+        step=groups[0].step,
+        problems=[problem for group in groups for problem in group.problems],
+        prompts=[prompt for group in groups for prompt in group.prompts],
+        generations=[generation for group in groups for generation in group.generations],
+        responses=[response for group in groups for response in group.responses],
+        scores=[score for group in groups for score in group.scores],
+        correct=torch.cat([group.correct for group in groups]),
+        metrics=metrics,
     )

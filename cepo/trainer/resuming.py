@@ -8,9 +8,8 @@ from typing import Any
 
 from cepo.config import RunConfig, run_folder
 from cepo.errors import CheckpointError
-from cepo.trainer.checkpoints import CheckpointStore
+from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.run_lock import RunLock
-from cepo.trainer.state import TrainerState
 
 
 @dataclasses.dataclass

@@ -1,9 +1,10 @@
-"""Accuracy on held-out problems, with the same sampling noise every time, so that two validations can be paired."""
+"""Accuracy on held-out problems, with the same sampling noise every time, and the leak probe on the responses to them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,14 +15,16 @@ from cepo.data.dataset import Problem, ProblemSet
 from cepo.metrics import Metrics, mean_of, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
-from cepo.trainer.backend import Backend
-from cepo.trainer.leak import ValidationSample, leak_metrics
-from cepo.trainer.measures import correctness
-from cepo.trainer.rewarding import Rewarding
-from cepo.trainer.sampling import generation_request, validation_settings
+from cepo.trainer.asking import VALIDATION_STEP, Asker, Rollouts, validation_settings
+from cepo.trainer.protocol import Backend
+from cepo.types import Reference
 
-VALIDATION_STEP = -1
-"""Keys the sampling seeds of validation: the same at every validation, and no training step's."""
+MENTIONS = re.compile(
+    r"\b(?:sample|given|provided|reference|known|stated|suggested)\s+(?:final\s+|correct\s+)?(?:answer|solution)\b"
+    r"|\b(?:answer|solution)\s+(?:is\s+)?(?:given|provided|stated)\b|\bthe\s+hint\b",
+    re.IGNORECASE,
+)
+"""Words by which a response refers to an answer that its prompt does not hold."""
 
 
 class Validator:
@@ -41,8 +44,8 @@ class Validator:
         processing: Processing,
         rewards: RewardPool,
     ) -> None:
-        self._problems, self._config = problems, config
-        self._contexts, self._processing, self._rewards = contexts, processing, rewards
+        self._problems, self._config, self._contexts = problems, config, contexts
+        self._asker = Asker(config, contexts, processing, rewards)
         self._settings = validation_settings(config)
         self._asked = list(range(len(problems)))
         if 0 < config.trainer.val_max_samples < len(problems):
@@ -63,64 +66,67 @@ class Validator:
         parts: list[Metrics] = []
         rows: list[Mapping[str, Any]] = []
         for start, problems in self._batches():
-            prompts = [self._contexts.student(problem) for problem in problems]
-            seed = self._config.worker.rollout.seed
-            requests = [
-                generation_request(problem, prompt, seed=seed, step=VALIDATION_STEP)
-                for problem, prompt in zip(problems, prompts, strict=True)
-            ]
-            with Rewarding(problems, self._config, self._processing, self._rewards) as rewarding:
-                groups = backend.generate(requests, self._settings, rewarding.begin)
-                responses, outcome = rewarding.finish(groups)
-            samples = [
-                ValidationSample(problem, prompt, one)
-                for problem, prompt, group in zip(problems, prompts, groups, strict=True)
-                for one in group
-            ]
+            rollouts = self._asker.ask(problems, backend, self._settings, step=VALIDATION_STEP)
             first = start * self._settings.num_samples
-            metrics, recorded = self._measure(samples, responses, outcome.scores, backend, first=first)
-            parts.append(metrics)
-            rows += recorded
+            lengths = [len(generation.response_ids) for generation in rollouts.generations]
+            parts.append(
+                {
+                    "val/reward": mean_of(rollouts.rewards),
+                    "val/accuracy": mean_of(rollouts.correct.float()),
+                    "val/response_length": mean_of(torch.tensor(lengths)),
+                    "val/num_samples": sum_value(len(lengths)),
+                }
+            )
+            probed = min(self._config.trainer.leak_probe_size - first, len(lengths))
+            if probed > 0:
+                parts.append(leak_metrics(rollouts, probed, self._contexts, backend))
+            rows += self._recorded_rows(rollouts, start)
         return merge_metrics(parts), rows
 
-    def _batches(self) -> Iterable[tuple[int, list[Problem]]]:
+    def _batches(self) -> Iterator[tuple[int, list[Problem]]]:
         size = self._config.data.val_batch_size
         size = len(self._asked) if size < 0 else size
         for start in range(0, len(self._asked), size):
             yield start, [self._problems[index] for index in self._asked[start : start + size]]
 
-    def _measure(
-        self,
-        samples: list[ValidationSample],
-        responses: list[str],
-        scores: list[dict[str, float]],
-        backend: Backend,
-        *,
-        first: int,
-    ) -> tuple[Metrics, list[Mapping[str, Any]]]:
-        algorithm = self._config.algorithm
-        correct = correctness(scores, algorithm.correct_key, algorithm.correct_threshold).float()
-        metrics: Metrics = {
-            "val/reward": mean_of(torch.tensor([score["overall"] for score in scores])),
-            "val/accuracy": mean_of(correct),
-            "val/response_length": mean_of(torch.tensor([len(one.response_ids) for _, _, one in samples])),
-            "val/num_samples": sum_value(len(scores)),
-        }
-        probed = max(0, self._config.trainer.leak_probe_size - first)
-        if probed > 0:
-            shown = slice(0, probed)
-            metrics |= leak_metrics(samples[shown], responses[shown], correct[shown], self._contexts, backend)
-        rows: list[Mapping[str, Any]] = [
-            {
-                "prompt_id": problem.prompt_id,
-                "problem": problem.text,
-                "response": response,
-                "ground_truth": problem.ground_truth,
-                "accuracy": float(accuracy),
-            }
-            for number, ((problem, _, _), response, accuracy) in enumerate(
-                zip(samples, responses, correct, strict=True)
-            )
-            if (first + number) // self._settings.num_samples in self._recorded
-        ]
-        return metrics, rows
+    def _recorded_rows(self, rollouts: Rollouts, start: int) -> Iterator[Mapping[str, Any]]:
+        for number, problem in enumerate(rollouts.problems):
+            for row in rollouts.rows_of(number) if start + number in self._recorded else ():
+                yield {
+                    "prompt_id": problem.prompt_id,
+                    "problem": problem.text,
+                    "response": rollouts.responses[row],
+                    "ground_truth": problem.ground_truth,
+                    "accuracy": float(rollouts.correct[row]),
+                }
+
+
+def leak_metrics(rollouts: Rollouts, num_rows: int, contexts: ContextBuilder, backend: Backend) -> Metrics:
+    """Whether the student, without any hint, begins to behave as if it had one; over the first `num_rows` responses.
+
+    The responses were sampled from plain prompts of held-out problems.
+
+    `leak/mention_fraction`: responses that refer to a given answer, which nobody gave them.
+    `leak/hint_gap_right`, `leak/hint_gap_wrong`: mean over tokens of log P(y_t | x, right answer) - log P(y_t | x) in nats,
+    apart for right and wrong responses. A student that has absorbed the hint's effect shows a gap that shrinks towards 0
+    on wrong responses too: it no longer needs the hint to speak that way. `leak/log_likelihood_gap`: the same summed
+    over each response, mean over responses.
+    """
+    rows, size = range(num_rows), rollouts.group_size
+    probed = zip(rollouts.problems[: -(-num_rows // size)], rollouts.prompts, strict=False)
+    hinted = [  # beyond the prompt's limit too: nothing is trained on it
+        contexts.teacher(problem, prompt, contexts.reference_text(Reference(text=problem.ground_truth)))
+        for problem, prompt in probed
+    ]
+    with_hint = backend.score([rollouts.scoring_row(row, hinted[row // size]) for row in rows])
+    without = backend.score([rollouts.scoring_row(row) for row in rows])
+    gaps = [one - other for one, other in zip(with_hint, without, strict=True)]
+    right = [gap for row, gap in zip(rows, gaps, strict=True) if rollouts.correct[row]]
+    wrong = [gap for row, gap in zip(rows, gaps, strict=True) if not rollouts.correct[row]]
+    mentioned = torch.tensor([float(MENTIONS.search(rollouts.responses[row]) is not None) for row in rows])
+    return {
+        "leak/mention_fraction": mean_of(mentioned),
+        "leak/hint_gap_right": mean_of(torch.cat([torch.zeros(0), *right])),
+        "leak/hint_gap_wrong": mean_of(torch.cat([torch.zeros(0), *wrong])),
+        "leak/log_likelihood_gap": mean_of(torch.stack([gap.sum() for gap in gaps])),
+    }

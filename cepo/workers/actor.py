@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import ActorConfig
-from cepo.data.batch import OptimizerBatch, ScoringRow
+from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringRow
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
 from cepo.losses.policy import token_weights
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
@@ -95,7 +95,7 @@ class Actor:
         self.reference_weights = (
             TeacherWeights(self.module, TeacherConfig(source="reference")) if with_reference else None
         )
-        self._teacher_states, self._reference_states = KeptStates(), KeptStates()
+        self.kept = KeptStates()
         self._objective = objective_settings
 
     def score(
@@ -103,39 +103,38 @@ class Actor:
         rows: Sequence[ScoringRow],
         *,
         as_teacher: bool = False,
-        keep_states: bool = False,
+        keep_states: str | None = None,
         temperature: float | None = None,
     ) -> list[Tensor]:
         """log P of each row's response tokens, (response length,) float32 on the CPU, in the order of `rows`.
 
-        `as_teacher` runs with the teacher's weights; contexts decide everything else. `keep_states` keeps the rows' hidden
-        states until the step is finished, for an update that distils from them. `temperature` takes the place of the
-        rollout temperature.
+        `as_teacher` runs with the teacher's weights; contexts decide everything else. `keep_states` names the view of which
+        the rows' hidden states are kept until the step is finished, for an update that distils from them. `temperature`
+        takes the place of the rollout temperature.
         """
         self.offload.weights_here()
         with self.teacher_weights.active() if as_teacher else nullcontext(), self.module.at_temperature(temperature):
-            return self._pass(rows, keep=self._teacher_states if keep_states else None)
+            return self._pass(rows, keep=keep_states)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
         """As `score`, with the initial weights (under LoRA: the adapter off); `keep_states` for a KL over the vocabulary."""
         assert self.reference_weights is not None, "no KL penalty was announced"
         self.offload.weights_here()
         with self.reference_weights.active():
-            return self._pass(rows, keep=self._reference_states if keep_states else None)
+            return self._pass(rows, keep=OWN_VIEW if keep_states else None)
 
     def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """KL(P_student || P_reference) over the whole vocabulary before each response token, in nats.
 
-        The rows are those, in that order, whose reference states were kept.
+        The rows are those whose reference states were kept.
         """
         self.offload.weights_here()
-        return self._pass(rows, beside=self._reference_states)
+        self.kept.require(OWN_VIEW, rows)
+        return self._pass(rows, beside=OWN_VIEW)
 
     @torch.no_grad()
-    def _pass(
-        self, rows: Sequence[ScoringRow], *, keep: KeptStates | None = None, beside: KeptStates | None = None
-    ) -> list[Tensor]:
-        """Per row its log-probs or, beside kept states, its divergence from them; `keep` stores the hidden states."""
+    def _pass(self, rows: Sequence[ScoringRow], *, keep: str | None = None, beside: str | None = None) -> list[Tensor]:
+        """Per row its log-probs, or its divergence from the states kept for the view `beside`; keeps those of view `keep`."""
         self.module.eval()
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
@@ -143,16 +142,16 @@ class Actor:
         for part in shown(self.passes.cut(rows, self._config.micro_batch_size_per_device_for_experience), "scoring"):
             passing = part.rows(rows)
             lengths = [len(row.response_ids) for row in passing]
-            teacher = None if beside is None else beside.states_for(lengths, part.places(part.indices), FULL_KL)
+            teacher = None if beside is None else self.kept.states_for(beside, passing, FULL_KL)
             log_probs, (other, *_) = self.module(self.passes.collate(passing), () if teacher is None else (teacher,))
             values = log_probs if teacher is None else other
             # What is beyond the indices is the filler's.
             results |= dict(zip(part.indices, values.float().cpu().split(lengths), strict=False))
             if keep is not None:
-                parts = zip(part.indices, other.cpu().split(lengths), strict=False)
-                states |= {index: state if rows[index].keep_state else state[:0].clone() for index, state in parts}
+                of_rows = zip(passing, other.cpu().split(lengths), strict=True)
+                states |= {row.row: state for row, state in of_rows if row.view == keep and row.row is not None}
         if keep is not None:
-            keep.keep([states[index] for index in range(len(rows))], self.module)
+            self.kept.keep(keep, states, self.module)
         reshard(self.module)
         return [results[index] for index in range(len(rows))]
 
@@ -179,8 +178,7 @@ class Actor:
 
     def finish_step(self, step: int) -> None:
         """Refreshes teacher weights after the update of the 0-based step, and forgets what was kept for it."""
-        self._teacher_states.forget()
-        self._reference_states.forget()
+        self.kept.forget()
         self.module.encoder.forget()
         self.teacher_weights.after_update(step)
 
@@ -236,27 +234,26 @@ class Actor:
         return merge_metrics(parts)
 
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
-        indices = part.indices
-
-        def here(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor[indices].to(self.device)
-
-        distillation = batch.distillation
-        rows = part.rows(batch.rows)
-        teachers = self._teachers(batch, part, [len(row.response_ids) for row in rows])
+        own, rows = batch.at(part.indices), part.rows(batch.rows)
+        teachers = self._teachers(own, rows)
         flat, beside = self.module(self.passes.collate(rows), tuple(teachers.values()))
-        if not indices:
+        if not part.indices:
             flat.sum().mul(0.0).backward()
             return {}
-        given, mask = batch.old_log_probs[indices].to(self.device), batch.response_mask[indices].to(self.device)
+
+        def here(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(self.device)
+
+        given, mask = own.old_log_probs.to(self.device), own.response_mask.to(self.device)
         blank = torch.zeros_like(given)
         log_probs = blank.masked_scatter(mask, flat)
+        distillation = own.distillation
         terms = ObjectiveTerms(
             old_log_probs=log_probs.detach() if batch.on_policy else given,
-            advantages=batch.advantages[indices].to(self.device),
+            advantages=own.advantages.to(self.device),
             response_mask=mask,
-            weight=weights[indices].to(self.device),
-            reference_log_probs=here(batch.reference_log_probs),
+            weight=weights[part.indices].to(self.device),
+            reference_log_probs=here(own.reference_log_probs),
             divergence_weight=here(None if distillation is None else distillation.token_weight),
         )
         divergences = {name: blank.masked_scatter(mask, values) for name, values in zip(teachers, beside, strict=False)}
@@ -273,15 +270,13 @@ class Actor:
             metrics |= agreement_metrics(given, log_probs.detach(), mask, self.module.temperature)
         return metrics
 
-    def _teachers(self, batch: OptimizerBatch, part: RankPass, lengths: list[int]) -> dict[str, TeacherStates]:
-        """The kept states that the rows diverge from."""
-        found: dict[str, TeacherStates | None] = {}
-        if batch.distillation is not None:
-            places = part.places([batch.distillation.state_index[index] for index in part.indices])
-            found["teacher"] = self._teacher_states.states_for(lengths, places, batch.distillation.divergence)
-        if batch.reference_index is not None:
-            places = part.places([batch.reference_index[index] for index in part.indices])
-            found["reference"] = self._reference_states.states_for(lengths, places, FULL_KL)
+    def _teachers(self, own: OptimizerBatch, rows: Sequence[ScoringRow]) -> dict[str, TeacherStates]:
+        """The kept states that `rows` diverge from: those of `own`, and a filler behind them."""
+        found = {"reference": self.kept.states_for(OWN_VIEW, rows, FULL_KL)}
+        if own.distillation is not None:
+            view, weights = own.distillation.view, own.distillation.token_weight
+            self.kept.require(view, [row for row, weight in zip(own.rows, weights, strict=True) if weight.any()])
+            found = {"teacher": self.kept.states_for(view, rows, own.distillation.divergence)} | found
         return {name: states for name, states in found.items() if states is not None}
 
     def _check(self, rows: Sequence[ScoringRow]) -> None:

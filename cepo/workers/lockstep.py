@@ -34,10 +34,6 @@ class RankPass:
         own = [rows[index] for index in self.indices]
         return own if self.filler is None else [*own, self.filler]
 
-    def places(self, places: Sequence[int]) -> list[int]:
-        """`places` of the rank's own rows among kept states, and -1, for none, of the filler."""
-        return list(places) if self.filler is None else [*places, -1]
-
 
 class Lockstep:
     """Agrees over all ranks on the passes of a call.

@@ -62,7 +62,7 @@ class WorkerFacts:
 
 
 class Worker:
-    """The side of `cepo.trainer.backend.Backend` that runs on each device, with this rank's own rows.
+    """The side of `cepo.trainer.protocol.Backend` that runs on each device, with this rank's own rows.
 
     With several ranks each runs in a process of its own, with torch.distributed started before. All ranks call the same
     methods in the same order, a rank without rows with none; denominators of losses are totals over all ranks.
@@ -116,7 +116,7 @@ class Worker:
         rows: Sequence[ScoringRow],
         *,
         as_teacher: bool = False,
-        keep_states: bool = False,
+        keep_states: str | None = None,
         temperature: float | None = None,
     ) -> list[Tensor]:
         """See `Actor.score`."""

@@ -12,7 +12,7 @@ from cepo.algorithms.references import contrastive_references, positive_referenc
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig
 from cepo.data.hints import sanitise_reference
 from cepo.metrics import fraction
-from cepo.trainer.evidence import fallback_metrics
+from cepo.trainer.planning import fallback_metrics
 from cepo.types import Reference, Rollout, RolloutGroup
 
 TRUTH = Reference(text="70")

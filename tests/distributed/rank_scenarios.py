@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,9 @@ from cepo.workers.checkpoint import load_actor, save_actor
 from cepo.workers.critic import Critic
 from cepo.workers.gathering import whole_tensor
 
+KEPT = "hinted"
+WITHOUT_TEACHER = (0, 3, 5, 8)
+"""One row of each prompt learns from no teacher."""
 LENGTHS = ((9, 3, 11), (14, 1), (6, 12, 2), (8, 5))
 """Response lengths of each prompt's rows."""
 NUM_PICTURES = (1, 0, 2, 0)
@@ -127,7 +131,7 @@ def all_rows(processing: Processing) -> list[list[ScoringRow]]:
         context = _encoded(processing, question, *images)
         rows.append([])
         for length in lengths:
-            rows[-1].append(ScoringRow(context=context, response_ids=_response(length, seed=number)))
+            rows[-1].append(ScoringRow(context=context, response_ids=_response(length, seed=number), row=number))
             number += 1
     return rows
 
@@ -140,7 +144,12 @@ def hinted(processing: Processing, rows: Sequence[ScoringRow]) -> list[ScoringRo
             images = row.context.images
             count = 0 if images is None else len(images.grid_thw)
             contexts[id(row.context)] = processing.encode("<image>" * count + "A hint: 7. Now say it.", images)
-    return [ScoringRow(context=contexts[id(row.context)], response_ids=row.response_ids) for row in rows]
+    return [
+        dataclasses.replace(
+            row, context=contexts[id(row.context)], view="untaught" if row.row in WITHOUT_TEACHER else KEPT
+        )
+        for row in rows
+    ]
 
 
 class Share:
@@ -296,7 +305,9 @@ def _optimizer_batches(
     actor: Actor, processing: Processing, share: Share, scenario: Scenario, outcome: Outcome, step: int
 ) -> list[OptimizerBatch]:
     scores = actor.score(share.rows)
-    teacher = actor.score(hinted(processing, share.rows), as_teacher=True, keep_states=scenario.distils)
+    teacher = actor.score(
+        hinted(processing, share.rows), as_teacher=True, keep_states=KEPT if scenario.distils else None
+    )
     outcome.scores |= {f"student {step}": share.by_number(scores), f"teacher {step}": share.by_number(teacher)}
     reference = None
     if scenario.full_reference:
@@ -308,9 +319,8 @@ def _optimizer_batches(
     if scenario.distils:
         distillation = DistillationRows(
             divergence=DivergenceConfig(kind="jsd"),
-            token_weight=share.signal(7).abs(),
-            # One row of each prompt learns from no teacher.
-            state_index=[-1 if number in (0, 3, 5, 8) else place for place, number in enumerate(share.numbers)],
+            token_weight=share.signal(7).abs() * torch.tensor([[row.row not in WITHOUT_TEACHER] for row in share.rows]),
+            view=KEPT,
         )
     return [
         OptimizerBatch(
@@ -320,7 +330,6 @@ def _optimizer_batches(
             response_mask=share.mask,
             denominators=share.denominators,
             reference_log_probs=None if reference is None else share.padded(reference),
-            reference_index=None if reference is None else list(range(len(share.rows))),
             distillation=distillation,
         )
         for part in range(2)

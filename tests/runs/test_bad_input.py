@@ -26,7 +26,7 @@ from cepo.data.dataset import ProblemSet
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.trainer.loop import Trainer
-from cepo.trainer.rollouts import RolloutBatch
+from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal
 
 Command = Callable[..., str]
@@ -315,10 +315,10 @@ def test_a_run_whose_updates_are_all_skipped_ends_with_the_checkpoint_of_before(
     def broken_from_step_3(trainer: Trainer) -> None:
         estimate = trainer.estimate
 
-        def broken(batch: RolloutBatch) -> TokenSignal:
+        def broken(batch: ScoredBatch) -> TokenSignal:
             signal = estimate(batch)
             bad = torch.full_like(signal.advantages, torch.inf)
-            return signal if batch.step < 2 else dataclasses.replace(signal, advantages=bad)
+            return signal if batch.rollouts.step < 2 else dataclasses.replace(signal, advantages=bad)
 
         trainer.estimate = broken  # type: ignore[method-assign]
 

@@ -14,12 +14,9 @@ from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, run
 
 from cepo.algorithms import build_estimator
 from cepo.data.batch import OptimizerBatch, ScoringRow
-from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
-from cepo.rollout.base import Generation
-from cepo.trainer.evidence import student_rows
 from cepo.trainer.loop import Trainer
-from cepo.trainer.rollouts import RolloutBatch, View
+from cepo.trainer.planning import View, student_rows
 from cepo.workers.actor import Actor
 
 ONE_OPTIMIZER_BATCH = ["worker.actor.global_batch_size=4", "trainer.max_steps=1"]
@@ -110,12 +107,11 @@ def test_states_kept_from_the_common_pass_are_those_of_their_rows(tiny_run: list
         update = backend.update
 
         def noted(batches: Sequence[OptimizerBatch], *, step: int) -> Any:
-            kept = backend.actor._teacher_states._states
-            for batch in batches:
-                assert batch.distillation is not None
-                for row, place in zip(batch.rows, batch.distillation.state_index, strict=True):
-                    lengths.append((len(row.response_ids), len(kept[place])))
-            assert sum(len(state) == 0 for state in kept) == len(lengths)  # the student's rows keep none
+            rows = [row for batch in batches for row in batch.rows]
+            kept = backend.actor.kept._views
+            assert set(kept) == {"correct"}
+            assert set(kept["correct"].states) == {row.row for row in rows}  # the student's rows keep none
+            lengths.extend((len(row.response_ids), len(kept["correct"].states[row.row])) for row in rows)
             return update(batches, step=step)
 
         backend.update = noted
@@ -141,19 +137,16 @@ def test_an_on_policy_batch_has_the_gradient_of_one_whose_rows_were_scored_befor
 
 
 def test_only_rows_that_set_a_teacher_against_the_student_are_scored_under_fresh_weights() -> None:
-    context = EncodedPrompt(token_ids=(1,), engine_ids=(1,), images=None)
-    generation = Generation(response_ids=(5,), log_probs=(-1.0,), finished=True)
-    batch = RolloutBatch(step=0, problems=[None] * 3, prompts=[context] * 3, generations=[generation] * 6)  # type: ignore[list-item]
-    batch.live = torch.tensor([True, True, True, True, False, True])
-    batch.on_policy = torch.tensor([True] * 5 + [False])
+    live = torch.tensor([True, True, True, True, False, True])
+    on_policy = torch.tensor([True] * 5 + [False])
 
     def view(name: str, *texts: str | None) -> View:
-        return View(name=name, references=list(texts), rows=[], scoring_rows=[], distilled=False)
+        return View(name=name, references=list(texts), rows={})
 
     correct = view("correct", "3", "3", "3", None, "3", None)
     wrong = view("wrong", "4", "4", None, None, None, None)
     contrastive, one_sided, plain = (build_estimator(name) for name in ("cepo", "rlsd", "grpo"))
-    assert student_rows(batch, contrastive, [correct, wrong], every=False) == [2, 5]
-    assert student_rows(batch, one_sided, [correct], every=False) == [0, 1, 2, 5]
-    assert student_rows(batch, plain, [], every=False) == [5]
-    assert student_rows(batch, plain, [], every=True) == [0, 1, 2, 3, 5]
+    assert student_rows(live, on_policy, contrastive, [correct, wrong], every=False) == [2, 5]
+    assert student_rows(live, on_policy, one_sided, [correct], every=False) == [0, 1, 2, 5]
+    assert student_rows(live, on_policy, plain, [], every=False) == [5]
+    assert student_rows(live, on_policy, plain, [], every=True) == [0, 1, 2, 3, 5]

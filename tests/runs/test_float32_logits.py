@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from cepo.models.processing import Processing
 from cepo.rollout.base import SamplingSettings
 from cepo.types import DivergenceConfig
 from cepo.workers.actor import Actor
-from cepo.workers.distillation import KeptStates
 from cepo.workers.scoring_model import TeacherStates, collate
 
 pytestmark = pytest.mark.heavy
@@ -76,10 +76,9 @@ def test_the_rounding_error_of_delta_in_bf16_falls_by_more_than_5_with_logits_of
 
 
 def kept_teacher(actor: Actor, rows: list[ScoringRow], divergence: DivergenceConfig) -> Any:
-    states = KeptStates()
-    actor._pass(rows, keep=states)
-    lengths = [len(row.response_ids) for row in rows]
-    return states.states_for(lengths, list(range(len(rows))), divergence)
+    named = [dataclasses.replace(row, row=number, view="hinted") for number, row in enumerate(rows)]
+    actor.score(named, keep_states="hinted")
+    return actor.kept.states_for("hinted", named, divergence)
 
 
 @pytest.mark.parametrize("own_head", [False, True])

@@ -17,7 +17,8 @@ from cepo.data.dataset import Problem
 from cepo.metrics import results
 from cepo.models.processing import Processing
 from cepo.rollout.base import Generation
-from cepo.trainer.leak import ValidationSample, leak_metrics
+from cepo.trainer.asking import Rollouts
+from cepo.trainer.validation import leak_metrics
 from cepo.workers.actor import Actor
 
 pytestmark = pytest.mark.heavy
@@ -32,8 +33,7 @@ def test_gaps_are_the_log_probs_with_the_answer_in_view_less_those_without_apart
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
     plain = contexts.student(problem)
     hinted = contexts.teacher(problem, plain, "4")
-    lengths, verdicts = (5, 3, 9), torch.tensor([1.0, 0.0, 0.0])
-    responses = [random_response(length, length) for length in lengths]
+    responses = [random_response(length, length) for length in (5, 3, 9)]
     model = reference_model(tiny_model_folder)
     image_token = tiny_processing.image_token_id
     assert image_token is not None
@@ -42,12 +42,18 @@ def test_gaps_are_the_log_probs_with_the_answer_in_view_less_those_without_apart
         for context in (hinted, plain)
     )
     gaps = [one - other for one, other in zip(with_answer, without, strict=True)]
-    samples = [
-        ValidationSample(problem, plain, Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=True))
-        for ids in responses
-    ]
-    texts = ["it is 4", "as the given answer says", "the hint is 4"]
-    found = results(leak_metrics(samples, texts, verdicts, contexts, cast("Any", build_actor())))
+    rollouts = Rollouts(
+        step=0,
+        problems=[problem],
+        prompts=[plain],
+        generations=[
+            Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=True) for ids in (*responses, (1, 2))
+        ],
+        responses=["it is 4", "as the given answer says", "the hint is 4", "not among the rows that are probed"],
+        scores=[{"overall": 0.0}] * 4,
+        correct=torch.tensor([True, False, False, True]),
+    )
+    found = results(leak_metrics(rollouts, 3, contexts, cast("Any", build_actor())))
     assert found == pytest.approx(
         {
             "leak/mention_fraction": 2 / 3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,10 @@ def test_the_opsd_update_has_the_gradient_of_the_dense_forward_kl(
     student = encoded(tiny_processing, "Find x.", picture(1))
     teacher = encoded(tiny_processing, "Find x. Here is a sample answer: 7", picture(1))
     responses = [random_response(9, 1), random_response(5, 2)]
-    rows = [ScoringRow(context=student, response_ids=response) for response in responses]
-    hinted = [ScoringRow(context=teacher, response_ids=response) for response in responses]
+    rows = [ScoringRow(context=student, response_ids=ids, row=number) for number, ids in enumerate(responses)]
+    hinted = [dataclasses.replace(row, context=teacher, view="hinted") for row in rows]
     old = actor.score(rows)
-    actor.score(hinted, as_teacher=True, keep_states=True)
+    actor.score(hinted, as_teacher=True, keep_states="hinted")
     mask = torch.arange(9).unsqueeze(0) < torch.tensor([[9], [5]])
     old_log_probs = torch.zeros(2, 9)
     old_log_probs[mask] = torch.cat(old)
@@ -71,7 +72,7 @@ def test_the_opsd_update_has_the_gradient_of_the_dense_forward_kl(
         response_mask=mask,
         denominators=LossDenominators(num_tokens=14, num_sequences=2, max_response_length=9),
         distillation=DistillationRows(
-            divergence=DivergenceConfig(kind="forward_kl"), token_weight=mask.float(), state_index=[0, 1]
+            divergence=DivergenceConfig(kind="forward_kl"), token_weight=mask.float(), view="hinted"
         ),
     )
     metrics = actor.update([batch], step=0)
@@ -103,8 +104,9 @@ def test_the_opsd_update_has_the_gradient_of_the_dense_forward_kl(
 
 def test_rows_without_a_teacher_have_zero_distillation_gradient(build_actor: Any, tiny_processing: Any) -> None:
     actor = build_actor()
-    row = ScoringRow(context=encoded(tiny_processing, "Find x."), response_ids=random_response(6, 3))
-    actor.score([row], as_teacher=True, keep_states=True)
+    row = ScoringRow(context=encoded(tiny_processing, "Find x."), response_ids=random_response(6, 3), row=0)
+    taught = dataclasses.replace(row, row=1, view="hinted")
+    actor.score([row, taught], as_teacher=True, keep_states="hinted")
     batch = OptimizerBatch(
         rows=[row],
         old_log_probs=torch.zeros(1, 6),
@@ -112,7 +114,7 @@ def test_rows_without_a_teacher_have_zero_distillation_gradient(build_actor: Any
         response_mask=torch.ones(1, 6, dtype=torch.bool),
         denominators=LossDenominators(num_tokens=6, num_sequences=1, max_response_length=6),
         distillation=DistillationRows(
-            divergence=DivergenceConfig(kind="jsd"), token_weight=torch.zeros(1, 6), state_index=[-1]
+            divergence=DivergenceConfig(kind="jsd"), token_weight=torch.zeros(1, 6), view="hinted"
         ),
     )
     metrics = actor.update([batch], step=0)
@@ -232,7 +234,7 @@ def test_the_full_kl_is_that_of_plain_transformers_over_the_whole_vocabulary(
     actor, model = build_actor(optim__lr=1e-2), reference_model(tiny_model_folder)
     actor.reference_weights = TeacherWeights(actor.module, TeacherConfig(source="reference"))
     context = encoded(tiny_processing, "Find x.", picture(1))
-    rows = [ScoringRow(context=context, response_ids=random_response(length, length)) for length in (4, 9)]
+    rows = [ScoringRow(context=context, response_ids=random_response(n, n), row=n) for n in (4, 9)]
     mask = torch.arange(9).unsqueeze(0) < torch.tensor([[4], [9]])
     old_log_probs = torch.zeros(2, 9)
     old_log_probs[mask] = torch.cat(actor.score(rows))
@@ -244,7 +246,6 @@ def test_the_full_kl_is_that_of_plain_transformers_over_the_whole_vocabulary(
         advantages=mask.float(),
         response_mask=mask,
         denominators=LossDenominators(num_tokens=13, num_sequences=2, max_response_length=9),
-        reference_index=[0, 1],
     )
     actor.update([batch], step=0)
     measured = actor.reference_divergence(rows)

@@ -24,17 +24,13 @@ from cepo.runtime import dispatch
 from cepo.runtime.wire import Receiver, Sender, decode, encode
 from cepo.types import DivergenceConfig
 
-NOTHING_KEPT = dispatch.KeptPlaces({}, {})
-
 
 def row(prompt: int, length: int = 1, images: ImageInputs | None = None) -> ScoringRow:
     context = EncodedPrompt(token_ids=(1,) * (length - 1), engine_ids=(1,), images=images)
     return ScoringRow(context=context, response_ids=(2,), prompt=prompt)
 
 
-def optimizer_batch(
-    rows: Sequence[ScoringRow], *, first: int = 0, state_index: Sequence[int] | None = None
-) -> OptimizerBatch:
+def optimizer_batch(rows: Sequence[ScoringRow], *, first: int = 0, view: str | None = None) -> OptimizerBatch:
     values = torch.arange(first, first + len(rows), dtype=torch.float32).unsqueeze(1)
     return OptimizerBatch(
         rows=rows,
@@ -44,8 +40,8 @@ def optimizer_batch(
         denominators=LossDenominators(num_tokens=99, num_sequences=33, max_response_length=7),
         reference_log_probs=-values,
         distillation=None
-        if state_index is None
-        else DistillationRows(divergence=DivergenceConfig(), token_weight=values, state_index=state_index),
+        if view is None
+        else DistillationRows(divergence=DivergenceConfig(), token_weight=values, view=view),
     )
 
 
@@ -88,9 +84,7 @@ def test_prompts_seen_later_go_to_the_rank_with_less_work() -> None:
 def test_an_optimizer_batch_is_cut_along_the_ranks_with_its_totals_left_whole() -> None:
     rows = [row(0, 5), row(1, 5), row(0, 5), row(1, 5)]
     batch = optimizer_batch(rows)
-    (first,), (second,) = dispatch.split_optimizer_batches(
-        [batch], dispatch.Assignment(2, prompts_per_update=2), NOTHING_KEPT, 2
-    )
+    (first,), (second,) = dispatch.split_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
     assert (first.rows, second.rows) == ([rows[0], rows[2]], [rows[1], rows[3]])
     assert first.advantages.flatten().tolist() == [0.0, 20.0]
     assert second.old_log_probs.flatten().tolist() == [1.0, 3.0]
@@ -100,28 +94,27 @@ def test_an_optimizer_batch_is_cut_along_the_ranks_with_its_totals_left_whole() 
 
 
 def test_a_rank_without_rows_gets_an_empty_part_of_the_same_width() -> None:
-    _, (empty,) = dispatch.split_optimizer_batches(
-        [optimizer_batch([row(0, 5)])], dispatch.Assignment(2, prompts_per_update=1), NOTHING_KEPT, 2
+    _, (empty,) = dispatch.split_batches(
+        [optimizer_batch([row(0, 5)])], dispatch.Assignment(2, prompts_per_update=1), 2
     )
     assert empty.rows == []
     assert empty.advantages.shape == (0, 1)
 
 
-def test_places_of_kept_states_become_the_ranks_own() -> None:
-    """Rows of prompts 0, 1, 0, 1 are kept as 0, 1 on each rank; rows 3, 2 and one without a teacher learn."""
-    assignment = dispatch.Assignment(2, prompts_per_update=2)
-    kept = dispatch.own_places(assignment.places([row(0, 5), row(1, 5), row(0, 5), row(1, 5)]))
-    batch = optimizer_batch([row(1, 5), row(0, 5), row(0, 5)], state_index=[3, 2, -1])
-    (first,), (second,) = dispatch.split_optimizer_batches([batch], assignment, dispatch.KeptPlaces(kept, {}), 2)
+def test_rows_that_are_distilled_keep_their_names_weights_and_view_on_their_rank() -> None:
+    rows = [dataclasses.replace(row(prompt, 5), row=number) for prompt, number in ((1, 3), (0, 2), (0, 0))]
+    batch = optimizer_batch(rows, view="hinted")
+    (first,), (second,) = dispatch.split_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
     assert first.distillation is not None
     assert second.distillation is not None
-    assert (first.distillation.state_index, second.distillation.state_index) == ([1, -1], [1])
+    assert ([each.name for each in first.rows], [each.name for each in second.rows]) == ([("", 2), ("", 0)], [("", 3)])
     assert first.distillation.token_weight.flatten().tolist() == [1.0, 2.0]
+    assert first.distillation.view == second.distillation.view == "hinted"
 
 
 def test_a_batch_of_several_epochs_is_cut_once_and_travels_once() -> None:
     batch = optimizer_batch([row(0, 400), row(1, 400)])
-    parts = dispatch.split_optimizer_batches([batch] * 3, dispatch.Assignment(2, prompts_per_update=2), NOTHING_KEPT, 2)
+    parts = dispatch.split_batches([batch] * 3, dispatch.Assignment(2, prompts_per_update=2), 2)
     assert parts[0][0] is parts[0][2]
     assert len(encode(parts[0])) < 1.1 * len(encode(parts[0][:1]))
 
@@ -135,7 +128,7 @@ def test_a_critics_batch_is_cut_alike() -> None:
         response_mask=torch.ones(3, 1, dtype=torch.bool),
         denominators=LossDenominators(num_tokens=3, num_sequences=3, max_response_length=1),
     )
-    (first,), (second,) = dispatch.split_critic_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
+    (first,), (second,) = dispatch.split_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
     assert first.returns.flatten().tolist() == [4.0, 6.0]
     assert second.old_values.flatten().tolist() == [1.0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cepo.trainer.equal_rewards import EqualRewards
+from cepo.trainer.health import EqualRewards
 
 
 def warned(caplog: pytest.LogCaptureFixture, *steps: list[float]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,8 +14,8 @@ from cepo.algorithms.settings import NegativeConfig
 from cepo.data.dataset import Problem
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.base import Generation
-from cepo.trainer.evidence import rollout_groups
-from cepo.trainer.rollouts import RolloutBatch
+from cepo.trainer.asking import Rollouts
+from cepo.trainer.planning import rollout_groups
 from cepo.types import RolloutGroup
 
 END, STOP = 90, 91
@@ -32,16 +33,17 @@ def group_of(
     """One group of responses with the verifier's verdict on each."""
     tokens = ids or [(1, 2, END)] * len(responses)
     problem = Problem(prompt_id="0", text="?", images=(), ground_truth=truth, solution=None, columns={})
-    batch = RolloutBatch(
+    rollouts = Rollouts(
         step=3,
         problems=[problem],
         prompts=cast("Any", [None]),
         generations=[Generation(response_ids=own, log_probs=(0.0,) * len(own), finished=True) for own in tokens],
         responses=[text for text, _ in responses],
-        rewards=torch.tensor([float(right) for _, right in responses]),
+        scores=[{"overall": float(right)} for _, right in responses],
         correct=torch.tensor([right for _, right in responses]),
     )
-    (group,) = rollout_groups(batch, pool, special_texts=["<|im_end|>"], eos_token_ids=(END, STOP), seed=7)
+    processing = SimpleNamespace(special_texts=["<|im_end|>"], eos_token_ids=(END, STOP))
+    (group,) = rollout_groups(rollouts, pool, cast("Any", processing), seed=7)
     return group
 
 

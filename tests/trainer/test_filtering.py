@@ -11,24 +11,23 @@ import torch
 from cepo.config.schema import AlgorithmConfig
 from cepo.metrics import results
 from cepo.rollout.base import Generation
-from cepo.trainer.filtering import collect_batch
-from cepo.trainer.rollouts import RolloutBatch
+from cepo.trainer.asking import Rollouts
+from cepo.trainer.filtering import ask_until_enough
 
 
-def rounds_mixed_from(first: int) -> Callable[[int], RolloutBatch]:
+def rounds_mixed_from(first: int) -> Callable[[int], Rollouts]:
     """Rounds of one prompt with two responses, both wrong before round `first`, of which one is right from then on."""
 
-    def next_round(before: int) -> RolloutBatch:
+    def next_round(before: int) -> Rollouts:
         rewards = [float(before + 1 >= first), 0.0]
         generation = Generation(response_ids=(1,), log_probs=(0.0,), finished=True)
-        return RolloutBatch(
+        return Rollouts(
             step=0,
             problems=cast("Any", [None]),
             prompts=cast("Any", [None]),
             generations=[generation, generation],
             responses=["", ""],
             scores=[{"overall": reward} for reward in rewards],
-            rewards=torch.tensor(rewards),
             correct=torch.tensor(rewards) > 0.5,
         )
 
@@ -46,13 +45,13 @@ def rounds_mixed_from(first: int) -> Callable[[int], RolloutBatch]:
 def test_rounds_are_asked_up_to_the_limit_and_without_one_as_long_as_3_passes_over_the_data_keep_a_group(
     max_rounds: int, rounds_per_pass: int, rounds: int, filled: int
 ) -> None:
-    batch, metrics = collect_batch(
+    rollouts = ask_until_enough(
         rounds_mixed_from(25),
         AlgorithmConfig(),
         num_groups=2,
         max_rounds=max_rounds,
         rounds_per_pass=rounds_per_pass,
     )
-    values = results(metrics)
+    values = results(rollouts.metrics)
     assert (values["filter/rounds"], values["filter/filled_groups"]) == (rounds, filled)
-    assert batch.rewards.tolist() == ([0.0] * 4 if filled else [1.0, 0.0] * 2)
+    assert rollouts.rewards.tolist() == ([0.0] * 4 if filled else [1.0, 0.0] * 2)

@@ -8,7 +8,7 @@ import pytest
 
 from cepo.errors import EngineError
 from cepo.rewards.contract import ContractError, validate_score
-from cepo.trainer.skipped_updates import SkippedUpdates
+from cepo.trainer.health import SkippedUpdates
 
 
 def test_the_first_step_is_told_and_the_third_in_a_row_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:

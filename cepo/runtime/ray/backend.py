@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class RayBackend:
-    """`cepo.trainer.backend.Backend` over one worker process per device.
+    """`cepo.trainer.protocol.Backend` over one worker process per device.
 
     Args:
         picture_probe: one row of the training set; ranks that can read it read all pictures themselves. None: no data set.
@@ -78,34 +78,26 @@ class RayBackend:
         rows: Sequence[ScoringRow],
         *,
         as_teacher: bool = False,
-        keep_states: bool = False,
+        keep_states: str | None = None,
         temperature: float | None = None,
     ) -> list[Tensor]:
-        places = self._places(rows)
-        if keep_states:
-            self._kept = dispatch.KeptPlaces(dispatch.own_places(places), self._kept.reference)
-        return self._pass(
-            "score", rows, places, as_teacher=as_teacher, keep_states=keep_states, temperature=temperature
-        )
+        return self._pass("score", rows, as_teacher=as_teacher, keep_states=keep_states, temperature=temperature)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
-        places = self._places(rows)
-        if keep_states:
-            self._kept = dispatch.KeptPlaces(self._kept.teacher, dispatch.own_places(places))
-        return self._pass("score_reference", rows, places, keep_states=keep_states)
+        return self._pass("score_reference", rows, keep_states=keep_states)
 
     def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        return self._pass("reference_divergence", rows, self._places(rows))
+        return self._pass("reference_divergence", rows)
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        return self._pass("values", rows, self._places(rows))
+        return self._pass("values", rows)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        parts = dispatch.split_optimizer_batches(batches, self._assignment, self._kept, self.ranks.number)
+        parts = dispatch.split_batches(batches, self._assignment, self.ranks.number)
         return merge_metrics([*self.call("update", [(part,) for part in parts], step=step), self._work()])
 
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
-        parts = dispatch.split_critic_batches(batches, self._assignment, self.ranks.number)
+        parts = dispatch.split_batches(batches, self._assignment, self.ranks.number)
         return merge_metrics(self.call("update_critic", [(part,) for part in parts], step=step))
 
     def forget_work(self) -> None:
@@ -136,18 +128,14 @@ class RayBackend:
         """Prompts get numbers anew: nothing of the last step's is kept, pictures included."""
         number = self.ranks.number
         self._assignment = dispatch.Assignment(number, prompts_per_update=self._prompts_per_update)
-        self._kept = dispatch.KeptPlaces({}, {})
         for sender in self._senders:
             sender.forget()
 
-    def _places(self, rows: Sequence[ScoringRow]) -> dispatch.Places:
+    def _pass(self, method: str, rows: Sequence[ScoringRow], **keywords: Any) -> list[Tensor]:
         places = self._assignment.places(rows)
-        for rank, indices in enumerate(places):
-            self._tokens[rank] += sum(rows[index].num_tokens for index in indices)
-        return places
-
-    def _pass(self, method: str, rows: Sequence[ScoringRow], places: dispatch.Places, **keywords: Any) -> list[Tensor]:
         arguments = [(part,) for part in dispatch.take(rows, places)]
+        for rank, (part,) in enumerate(arguments):
+            self._tokens[rank] += sum(row.num_tokens for row in part)
         return dispatch.in_order(self.call(method, arguments, **keywords), places)
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:

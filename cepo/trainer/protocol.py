@@ -8,41 +8,32 @@ from typing import TYPE_CHECKING, Protocol
 
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.metrics import Metrics
-from cepo.rollout.base import Generation, GenerationRequest, OnFinished, SamplingSettings
+from cepo.rollout.base import Sampler
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Backend(Protocol):
-    """Generates, scores, updates and keeps the policy's state, on one device or on many."""
+class Backend(Sampler, Protocol):
+    """Generates, scores, updates and keeps the policy's state, on one device or on many.
+
+    `generate` samples from the weights of the last synchronisation.
+    """
 
     generator_name: str
-
-    def generate(
-        self,
-        requests: Sequence[GenerationRequest],
-        settings: SamplingSettings,
-        on_finished: OnFinished | None = None,
-    ) -> list[list[Generation]]:
-        """Responses for each request, sampled from the weights of the last synchronisation.
-
-        `on_finished` is told of requests that are finished while others are not; a backend may leave it out.
-        """
-        ...
 
     def score(
         self,
         rows: Sequence[ScoringRow],
         *,
         as_teacher: bool = False,
-        keep_states: bool = False,
+        keep_states: str | None = None,
         temperature: float | None = None,
     ) -> list[Tensor]:
         """log P of each row's response tokens under its context, with the actor's or the teacher's weights.
 
-        `keep_states` keeps what an update needs to distil from these rows, until `finish_step`. `temperature` takes the
-        place of the rollout temperature.
+        `keep_states` names the view of whose rows the hidden states are kept until `finish_step`, for an update that distils
+        from them. `temperature` takes the place of the rollout temperature.
         """
         ...
 

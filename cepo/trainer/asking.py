@@ -1,0 +1,255 @@
+"""Prompts to rewarded rollouts: encode, request, sample, decode, reward and judge, for training, validation and evaluation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cepo.config import RunConfig
+from cepo.data.batch import OWN_VIEW, ScoringRow
+from cepo.data.contexts import ContextBuilder
+from cepo.data.dataset import Problem
+from cepo.errors import RewardError
+from cepo.metrics import Metric, Metrics
+from cepo.models.inputs import EncodedPrompt
+from cepo.models.processing import Processing
+from cepo.rewards.pool import RewardPool
+from cepo.rollout.base import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
+from cepo.trainer.health import StageClock
+
+VALIDATION_STEP = -1
+"""Keys the sampling seeds of validation: the same at every validation, and no training step's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollouts:
+    """Prompts and their rewarded responses. Row `b` of every tensor is response `b % G` to prompt `b // G`.
+
+    Attributes:
+        responses: decoded texts, row by row.
+        scores: the reward function's fields, row by row.
+        correct: (B,) the verdict on each response.
+        num_raised, num_timed_out: responses whose reward failed.
+        reward_baselines: (B,) the greedy response's reward, for methods that compare with it.
+        metrics: how the prompts were chosen, under online filtering.
+    """
+
+    step: int
+    problems: Sequence[Problem]
+    prompts: Sequence[EncodedPrompt]
+    generations: Sequence[Generation]
+    responses: Sequence[str]
+    scores: Sequence[Mapping[str, float]]
+    correct: Tensor
+    num_raised: int = 0
+    num_timed_out: int = 0
+    reward_baselines: Tensor | None = None
+    metrics: Metrics = field(default_factory=dict[str, Metric])
+
+    @property
+    def group_size(self) -> int:
+        """G, rollouts per prompt."""
+        return len(self.generations) // len(self.problems)
+
+    @cached_property
+    def rewards(self) -> Tensor:
+        """(B,) the total reward of each response."""
+        return torch.tensor([score["overall"] for score in self.scores])
+
+    @cached_property
+    def group_ids(self) -> Tensor:
+        """(B,) the number of each row's prompt."""
+        return torch.arange(len(self.problems)).repeat_interleave(self.group_size)
+
+    @cached_property
+    def response_mask(self) -> Tensor:
+        """(B, T) True on response tokens, of the longest response's length T."""
+        lengths = torch.tensor([len(generation.response_ids) for generation in self.generations])
+        return torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
+
+    @cached_property
+    def sampled_log_probs(self) -> Tensor:
+        """(B, T) the rollout engine's own log-probs of the sampled tokens, 0 on padding."""
+        return self.padded([generation.log_probs for generation in self.generations])
+
+    @cached_property
+    def token_level_rewards(self) -> Tensor:
+        """(B, T) the outcome reward on the last response token, 0 elsewhere."""
+        rewards = torch.zeros(self.response_mask.shape)
+        last = self.response_mask.sum(dim=1) - 1
+        rewards[torch.arange(len(last)), last] = self.rewards
+        return rewards
+
+    def rows_of(self, number: int) -> range:
+        """The rows of prompt `number`."""
+        return range(number * self.group_size, (number + 1) * self.group_size)
+
+    def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:
+        """(B, T) from one value per response token and row, 0 on padding."""
+        result = torch.zeros(self.response_mask.shape)
+        result[self.response_mask] = torch.cat([torch.as_tensor(row, dtype=torch.float32) for row in rows])
+        return result
+
+    def scoring_row(self, row: int, context: EncodedPrompt | None = None, *, view: str = OWN_VIEW) -> ScoringRow:
+        """Row `row` behind the student's prompt, or behind the context of a view."""
+        number = row // self.group_size
+        return ScoringRow(
+            context=context or self.prompts[number],
+            response_ids=self.generations[row].response_ids,
+            prompt=number,
+            row=row,
+            view=view,
+        )
+
+
+class Asker:
+    """Asks problems: samples responses to them, and has each rewarded and judged as soon as its group is finished.
+
+    Args:
+        config: `data`, `worker.rollout`, `worker.reward` and `algorithm` say how.
+        clock: times the stages "generate" and "reward", where somebody reads it.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        contexts: ContextBuilder,
+        processing: Processing,
+        rewards: RewardPool,
+        clock: StageClock | None = None,
+    ) -> None:
+        self._config, self._contexts, self._processing, self._rewards = config, contexts, processing, rewards
+        self._clock = clock or StageClock()
+
+    def ask(
+        self,
+        problems: Sequence[Problem],
+        engine: Sampler,
+        settings: SamplingSettings,
+        *,
+        step: int,
+        attempt: int = 0,
+    ) -> Rollouts:
+        """Responses with their rewards, in the problems' order; a reward that raises or hangs costs its own response.
+
+        Groups that are finished are rewarded while others are still sampled, so that the stage "reward" lasts as long as
+        generation has not covered it.
+
+        Raises:
+            DataError: a prompt is too long.
+            RewardError: no response has got a score, in this round and all before it.
+        """
+        responses: dict[int, list[str]] = {}
+        with self._rewards.stream() as stream:
+
+            def begin(index: int, group: Sequence[Generation]) -> None:
+                responses[index] = [self._decoded(generation) for generation in group]
+                pairs = zip(responses[index], group, strict=True)
+                stream.add(index, [reward_input(problems[index], text, len(one.response_ids)) for text, one in pairs])
+
+            with self._clock.stage("generate"):
+                prompts = [self._contexts.student(problem) for problem in problems]
+                requests = self._requests(problems, prompts, step=step, attempt=attempt)
+                groups = engine.generate(requests, settings, begin)
+            generations = [generation for group in groups for generation in group]
+            self._clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
+            with self._clock.stage("reward"):
+                for index, group in enumerate(groups):
+                    if index not in stream:  # a backend may leave out to tell of finished groups
+                        begin(index, group)
+                outcome = stream.outcome()
+                self._rewards.require_a_score(outcome)
+                algorithm = self._config.algorithm
+                correct = correctness(outcome.scores, algorithm.correct_key, algorithm.correct_threshold)
+        return Rollouts(
+            step=step,
+            problems=problems,
+            prompts=prompts,
+            generations=generations,
+            responses=[text for index in range(len(groups)) for text in responses[index]],
+            scores=outcome.scores,
+            correct=correct,
+            num_raised=outcome.num_raised,
+            num_timed_out=outcome.num_timed_out,
+        )
+
+    def _requests(
+        self, problems: Sequence[Problem], prompts: Sequence[EncodedPrompt], *, step: int, attempt: int
+    ) -> list[GenerationRequest]:
+        """What the engine is asked; a request's noise depends on (seed, step, attempt, problem, copy) alone.
+
+        The copy counts the times that the same problem stands earlier among those asked together.
+        """
+        seed = self._config.worker.rollout.seed
+        asked: Counter[str] = Counter()
+        requests: list[GenerationRequest] = []
+        for problem, prompt in zip(problems, prompts, strict=True):
+            copy, name = asked[problem.prompt_id], problem.prompt_id
+            asked[name] += 1
+            requests.append(
+                GenerationRequest(
+                    prompt_ids=prompt.engine_ids,
+                    num_prompt_tokens=len(prompt.token_ids),
+                    images=problem.images,
+                    videos=problem.videos,
+                    seed=sampling_seed(seed, step, f"{name}#{copy}" if copy else name, attempt=attempt),
+                    picture_source=problem.picture_source,
+                )
+            )
+        return requests
+
+    def _decoded(self, generation: Generation) -> str:
+        skip = self._config.worker.reward.skip_special_tokens
+        return self._processing.decode(generation.response_ids, skip_special_tokens=skip)
+
+
+def training_settings(config: RunConfig) -> SamplingSettings:
+    """`worker.rollout` as it stands."""
+    return _settings(config, {})
+
+
+def validation_settings(config: RunConfig) -> SamplingSettings:
+    """`worker.rollout` with `val_override_config` on top."""
+    return _settings(config, config.worker.rollout.val_override_config)
+
+
+def _settings(config: RunConfig, override: Mapping[str, Any]) -> SamplingSettings:
+    rollout = config.worker.rollout
+    return SamplingSettings(
+        num_samples=override.get("n", rollout.n),
+        max_response_length=config.data.max_response_length,
+        temperature=override.get("temperature", rollout.temperature),
+        top_p=override.get("top_p", rollout.top_p),
+        top_k=override.get("top_k", rollout.top_k),
+        ignore_eos=rollout.ignore_eos,
+    )
+
+
+def reward_input(problem: Problem, response: str, response_length: int) -> dict[str, Any]:
+    """What the reward function gets: EasyR1's three fields, the prompt, and the problem's other columns."""
+    return {
+        **problem.columns,
+        "response": response,
+        "response_length": response_length,
+        "ground_truth": problem.ground_truth,
+        "prompt": problem.text,
+    }
+
+
+def correctness(scores: Sequence[Mapping[str, float]], key: str, threshold: float) -> Tensor:
+    """(B,) whether each response is right; the total reward decides only where the reward function has no such field.
+
+    Raises:
+        RewardError: some scores have the field and others do not.
+    """
+    present = [key in score for score in scores]
+    if any(present) and not all(present):
+        raise RewardError(f"algorithm.correct_key '{key}' is in only {sum(present)} of {len(scores)} reward results")
+    field_read = key if all(present) else "overall"
+    return torch.tensor([score[field_read] >= threshold for score in scores])

@@ -1,0 +1,117 @@
+"""What a run watches of itself: the time of each stage, rewards that teach nothing, and updates that are skipped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from cepo.errors import EngineError
+from cepo.metrics import Metrics, sum_value
+
+logger = logging.getLogger(__name__)
+
+FIRST_STEPS = 3
+"""After so many steps whose rewards are all the same number a run is warned of it."""
+
+
+class StageClock:
+    """Adds up wall seconds and tokens by stage name, from one `drain` to the next."""
+
+    def __init__(self) -> None:
+        self._metrics: Metrics = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Times the body as part of stage `name`; stages may repeat, but not nest within themselves."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._add(f"timing_s/{name}", time.perf_counter() - start)
+
+    def count_tokens(self, name: str, tokens: int) -> None:
+        """Counts tokens that stage `name` worked on, contexts included where they were computed."""
+        self._add(f"tokens/{name}", tokens)
+
+    def drain(self) -> Metrics:
+        """What was added up since the last call."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+    def _add(self, name: str, value: float) -> None:
+        added = sum_value(value)
+        self._metrics[name] = self._metrics[name].merge(added) if name in self._metrics else added
+
+
+class EqualRewards:
+    """Looks at the rewards of a run's first steps, and warns once if all of them are the same number."""
+
+    def __init__(self) -> None:
+        self._steps, self._responses = 0, 0
+        self._values: set[float] = set()
+
+    def see(self, rewards: Tensor) -> None:
+        """The rewards of a step's responses, of any shape; None are looked at after the first steps."""
+        if self._steps == FIRST_STEPS:
+            return
+        self._steps += 1
+        self._responses += rewards.numel()
+        self._values |= set(rewards.flatten().tolist())
+        if self._steps == FIRST_STEPS and len(self._values) == 1:
+            (value,) = self._values
+            logger.warning(
+                "all %d responses of the first %d steps got the reward %g, so that nothing can be learnt. rollouts.jsonl in "
+                "the run folder shows responses with their reference answers; look at data.answer_key, data.format_prompt "
+                "and data.max_response_length (cut responses have no answer), and at worker.reward.reward_function",
+                self._responses,
+                FIRST_STEPS,
+                value,
+            )
+
+
+class SkippedUpdates:
+    """Counts steps in a row of which every update of the actor was skipped.
+
+    Args:
+        most: the run ends at that many; -1: never.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self.steps_in_a_row = most, 0
+
+    def see(self, step: int, num_skipped: float, num_updates: int) -> None:
+        """The updates of the 1-based `step`; one without any says nothing."""
+        if num_updates == 0:
+            return
+        if num_skipped < num_updates:
+            self.steps_in_a_row = 0
+            return
+        self.steps_in_a_row += 1
+        if self.steps_in_a_row == 1:
+            logger.warning(
+                "step %d trained nothing: all of its %d updates were skipped, because their gradients are not finite "
+                "(actor/skipped_updates). If more follow, lower worker.actor.optim.lr and look at the rewards. No checkpoint "
+                "is written on the way until an update succeeds%s",
+                step,
+                num_updates,
+                ""
+                if self._most < 0
+                else f", and after {self._most} such steps the run ends (trainer.max_skipped_steps)",
+            )
+
+    def require_an_update(self, folder: object) -> None:
+        """Ends the run where too many steps in a row trained nothing.
+
+        Raises:
+            EngineError: with the run folder, whose checkpoints are those of steps that trained.
+        """
+        if 0 < self._most <= self.steps_in_a_row:
+            raise EngineError(
+                f"all updates of the last {self.steps_in_a_row} steps were skipped, because their gradients are not finite, so "
+                f"that nothing is trained any more (trainer.max_skipped_steps={self._most}; -1 goes on). The checkpoints in "
+                f"{folder} are those of before; go on from one with a lower worker.actor.optim.lr"
+            )

@@ -1,0 +1,264 @@
+"""Which rows of a step need which pass: live rows, what the teachers of each view read, and the rows that the student scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cepo.algorithms import Estimator
+from cepo.algorithms.references import wrong_reference, wrong_rollouts
+from cepo.algorithms.settings import NegativeConfig
+from cepo.data.batch import ScoringRow
+from cepo.data.contexts import ContextBuilder
+from cepo.data.hints import sanitise_reference
+from cepo.metrics import Metrics, fraction, sum_value
+from cepo.models.inputs import EncodedPrompt
+from cepo.models.processing import Processing
+from cepo.rewards.answers import extract_answer
+from cepo.rewards.pool import RewardPool
+from cepo.trainer.asking import Rollouts
+from cepo.types import Reference, Rollout, RolloutGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What the teachers of one of a method's views read.
+
+    Attributes:
+        references: the text shown to the teacher of each row, None where the view is the student's own.
+        rows: row -> its response behind the teacher's context, for live rows with a reference; only they get a pass.
+        num_chosen: live rows for which the method had chosen a reference.
+        num_empty, num_without_room: those of them of which sanitising left nothing, or for which the context had no room.
+        num_cut: rows whose reference was cut, by its cap or for want of room.
+    """
+
+    name: str
+    references: Sequence[str | None]
+    rows: Mapping[int, ScoringRow]
+    num_chosen: int = 0
+    num_empty: int = 0
+    num_without_room: int = 0
+    num_cut: int = 0
+
+    @property
+    def has_reference(self) -> Tensor:
+        """(B,) whether the teacher of each row reads a reference."""
+        return torch.tensor([text is not None for text in self.references])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringPlan:
+    """Which rows of the rollouts need which pass.
+
+    Attributes:
+        live: (B,) rows whose signal can be non-zero; the others get no pass.
+        on_policy: (B,) rows whose optimizer step starts from the weights that sampled them.
+        student: row -> its response behind the student's prompt, for rows whose student log-probs something reads.
+        views: what the method's teachers are shown at this step; none where it asks no teacher.
+    """
+
+    rollouts: Rollouts
+    live: Tensor
+    on_policy: Tensor
+    student: Mapping[int, ScoringRow]
+    views: Sequence[View]
+    metrics: Metrics
+
+
+def make_plan(
+    rollouts: Rollouts,
+    groups: Sequence[RolloutGroup],
+    estimator: Estimator,
+    contexts: ContextBuilder,
+    *,
+    on_policy: Tensor,
+    with_kl: bool,
+) -> ScoringPlan:
+    """The plan of a step, of whose `groups` the teachers' references are taken; without groups no teacher is asked.
+
+    A KL penalty (`with_kl`) gives every row a signal.
+    """
+    live = estimator.live_rows(rollouts.rewards, rollouts.group_ids) | with_kl
+    views: list[View] = []
+    if groups:
+        views = plan_views(rollouts, live, groups, estimator, contexts)
+        live = estimator.learning_rows(live, {view.name: view.has_reference for view in views}) | with_kl
+    needed = student_rows(live, on_policy, estimator, views, every=with_kl)
+    metrics: Metrics = {}
+    if estimator.views:
+        metrics["work/teacher_rows"] = sum_value(sum(len(view.rows) for view in views))
+    if groups:
+        metrics |= reference_metrics(views, int(live.sum())) | fallback_metrics(groups, estimator.negative)
+    return ScoringPlan(
+        rollouts=rollouts,
+        live=live,
+        on_policy=on_policy,
+        student={row: rollouts.scoring_row(row) for row in needed},
+        views=views,
+        metrics=metrics,
+    )
+
+
+def rollout_groups(rollouts: Rollouts, pool: RewardPool, processing: Processing, *, seed: int) -> list[RolloutGroup]:
+    """The rollouts' groups with extracted answers; wrong ones are compared with the ground truth by the grader.
+
+    A rounding of the ground truth, which the reward refuses, is none that a teacher should be told is wrong.
+
+    Answers are sanitised here already, so that one of which nothing is left is no candidate for a reference.
+    """
+    extracted = [extract_answer(response) for response in rollouts.responses]
+    answers = [sanitise_reference(answer or "", processing.special_texts) or None for answer in extracted]
+    doubtful = [row for row, answer in enumerate(answers) if answer is not None and not rollouts.correct[row]]
+    pairs = [(str(answers[row]), rollouts.problems[row // rollouts.group_size].ground_truth) for row in doubtful]
+    equal = dict(zip(doubtful, pool.same_statements(pairs), strict=True)) if pairs else {}
+
+    def candidate(index: int, row: int) -> Rollout:
+        response = rollouts.generations[row].response_ids
+        return Rollout(
+            index=index,
+            reward=float(rollouts.rewards[row]),
+            correct=bool(rollouts.correct[row]),
+            response_ids=tuple(token for token in response if token not in processing.eos_token_ids),
+            answer=answers[row],
+            answer_equals_ground_truth=equal.get(row, bool(rollouts.correct[row])),
+        )
+
+    return [
+        RolloutGroup(
+            prompt_id=problem.prompt_id,
+            ground_truth=problem.ground_truth,
+            rollouts=[candidate(index, row) for index, row in enumerate(rollouts.rows_of(number))],
+            seed=seed,
+            step=rollouts.step,
+            solution=problem.solution,
+        )
+        for number, problem in enumerate(rollouts.problems)
+    ]
+
+
+def plan_views(
+    rollouts: Rollouts, live: Tensor, groups: Sequence[RolloutGroup], estimator: Estimator, contexts: ContextBuilder
+) -> list[View]:
+    """What every view shows to whom: of the references that the method chooses, those that can be shown."""
+    chosen = [estimator.references(group) for group in groups]
+    shown = _ReferenceContexts(rollouts, live, contexts)
+    references = {name: [one for group in chosen for one in group[name]] for name in estimator.views}
+    placed = {
+        name: [shown.placed(row, reference) for row, reference in enumerate(of_rows)]
+        for name, of_rows in references.items()
+    }
+    stays = estimator.settled({name: [each.text is not None for each in rows] for name, rows in placed.items()})
+    views = []
+    for name in estimator.views:
+        texts = [each.text if stay else None for each, stay in zip(placed[name], stays[name], strict=True)]
+        rows = [row for row, text in enumerate(texts) if text is not None and live[row]]
+        asked = [placed[name][row] for row, reference in enumerate(references[name]) if reference and live[row]]
+        views.append(
+            View(
+                name=name,
+                references=texts,
+                rows={row: rollouts.scoring_row(row, placed[name][row].context, view=name) for row in rows},
+                num_chosen=len(asked),
+                num_empty=sum(each.is_empty for each in asked),
+                num_without_room=sum(each.is_without_room for each in asked),
+                num_cut=sum(placed[name][row].is_cut for row in rows),
+            )
+        )
+    return views
+
+
+def student_rows(
+    live: Tensor, on_policy: Tensor, estimator: Estimator, views: Sequence[View], *, every: bool
+) -> list[int]:
+    """Live rows whose student log-probs something reads.
+
+    Those of an on-policy optimizer step are the update's own, so that here only a signal can read them: a method's that does
+    so by itself, and one that sets a teacher's view against a view that is the student's own. Where all of a row's views
+    are the student's own they are equal whatever they are.
+    """
+    has_reference = torch.zeros(len(live), dtype=torch.bool)
+    lacks_reference = has_reference.clone()
+    for view in views:
+        has_reference |= view.has_reference
+        lacks_reference |= ~view.has_reference
+    read = has_reference & lacks_reference
+    if estimator.reads_old_log_probs:
+        read |= has_reference if estimator.views else True
+    needed = live if every else live & (read | ~on_policy)
+    return [row for row, is_needed in enumerate(needed.tolist()) if is_needed]
+
+
+def reference_metrics(views: Sequence[View], num_live: int) -> Metrics:
+    """What became of the references of each view.
+
+    `references/<view>_used`: of the rows that learn. `_empty`, `_without_room`: of the references that the method had
+    chosen for live rows, those of which sanitising left nothing and those for which the context had no room. `_cut`: of the
+    references shown.
+    """
+    metrics: Metrics = {}
+    for view in views:
+        metrics[f"references/{view.name}_used"] = fraction(len(view.rows), num_live)
+        metrics[f"references/{view.name}_empty"] = fraction(view.num_empty, view.num_chosen)
+        metrics[f"references/{view.name}_without_room"] = fraction(view.num_without_room, view.num_chosen)
+        metrics[f"references/{view.name}_cut"] = fraction(view.num_cut, len(view.rows))
+    return metrics
+
+
+def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -> Metrics:
+    """Groups without a wrong rollout, and groups with wrong ones none of which gives what `negative` takes of it."""
+    wrong = [group for group in groups if wrong_rollouts(group)]
+    unextractable = [group for group in wrong if wrong_reference(group, negative) is None]
+    return {
+        "references/groups_without_wrong": fraction(len(groups) - len(wrong), len(groups)),
+        "references/groups_wrong_unextractable": fraction(len(unextractable), len(groups)),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Placed:
+    """A row's reference as its teacher reads it: `text` is None where it reads none."""
+
+    text: str | None = None
+    context: EncodedPrompt | None = None
+    is_empty: bool = False
+    is_without_room: bool = False
+    is_cut: bool = False
+
+
+class _ReferenceContexts:
+    """Texts and teacher contexts, built once for all rollouts that share them; contexts for live rows alone."""
+
+    def __init__(self, rollouts: Rollouts, live: Tensor, contexts: ContextBuilder) -> None:
+        self._rollouts, self._live, self._contexts = rollouts, live, contexts
+        self._built: dict[tuple[int, int, bool], _Placed] = {}
+        self._fitted: dict[tuple[int, str, bool], tuple[EncodedPrompt, str] | None] = {}
+
+    def placed(self, row: int, reference: Reference | None) -> _Placed:
+        if reference is None:
+            return _Placed()
+        prompt, is_live = row // self._rollouts.group_size, bool(self._live[row])
+        key = (prompt, id(reference), is_live)
+        if key not in self._built:
+            self._built[key] = self._place(prompt, reference, is_live=is_live)
+        return self._built[key]
+
+    def _place(self, prompt: int, reference: Reference, *, is_live: bool) -> _Placed:
+        rollouts, text = self._rollouts, self._contexts.reference_text(reference)
+        if not text:
+            return _Placed(is_empty=True)
+        is_cut = text != self._contexts.whole_text(reference)
+        if not is_live:
+            return _Placed(text=text, is_cut=is_cut)
+        key = (prompt, text, reference.is_answer)
+        if key not in self._fitted:  # references with the same text share one context, and so their rows' passes
+            self._fitted[key] = self._contexts.fitted(
+                rollouts.problems[prompt], rollouts.prompts[prompt], text, is_answer=reference.is_answer
+            )
+        found = self._fitted[key]
+        if found is None:
+            return _Placed(is_without_room=True)
+        context, shown = found
+        return _Placed(text=shown, context=context, is_cut=is_cut or shown != text)

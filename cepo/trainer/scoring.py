@@ -1,0 +1,170 @@
+"""A step's rollouts with all log-probs that its signal is made of, and the optimizer batches that are cut from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cepo.config.schema import AlgorithmConfig
+from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, RowName
+from cepo.losses.kl import KLController, penalised_rewards
+from cepo.losses.objective import agreement_metrics
+from cepo.losses.policy import LossDenominators
+from cepo.metrics import Metrics, mean_of, mean_value
+from cepo.trainer.asking import Rollouts
+from cepo.trainer.checkpoints import TrainerState
+from cepo.trainer.planning import ScoringPlan
+from cepo.trainer.protocol import Backend
+from cepo.types import TokenBatch, TokenSignal
+
+PROMPTS_COMPARED = 8
+"""Prompts of a step of which a response is scored at temperature 1, where the rollout temperature is another one."""
+
+LogProbs = Mapping[RowName, Tensor]
+"""(view, row) -> (response length,)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredBatch:
+    """What the estimator and the update read of a step, complete.
+
+    Attributes:
+        old_log_probs: (B, T) of the student; rows that nothing scored hold the rollout engine's own.
+        teacher_log_probs: view -> (B, T); rows without a pass hold the student's own.
+        token_level_rewards: (B, T) the outcome reward on the last response token, less a KL in the reward.
+        reference_log_probs: (B, T) of the initial weights, None without a KL.
+        values: (B, T) the critic's value before each token, None for methods without a critic.
+        metrics: how the trainer's log-probs agree with the engine's, and the KL.
+    """
+
+    plan: ScoringPlan
+    old_log_probs: Tensor
+    teacher_log_probs: Mapping[str, Tensor]
+    token_level_rewards: Tensor
+    reference_log_probs: Tensor | None
+    values: Tensor | None
+    metrics: Metrics
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """The responses that were scored."""
+        return self.plan.rollouts
+
+    def token_batch(self) -> TokenBatch:
+        """What the estimator sees."""
+        rollouts = self.rollouts
+        return TokenBatch(
+            token_level_rewards=self.token_level_rewards,
+            response_mask=rollouts.response_mask,
+            old_log_probs=self.old_log_probs,
+            group_ids=rollouts.group_ids,
+            teacher_log_probs=self.teacher_log_probs,
+            correct=rollouts.correct,
+            has_reference={view.name: view.has_reference for view in self.plan.views},
+            reward_baselines=rollouts.reward_baselines,
+            values=self.values,
+        )
+
+
+def with_scored(log_probs: Tensor, scored: LogProbs, view: str = OWN_VIEW) -> Tensor:
+    """(B, T) `log_probs` with those of the view's scored rows in their places."""
+    result = log_probs.clone()
+    for (name, row), values in scored.items():
+        if name == view and row is not None:
+            result[row, : len(values)] = values
+    return result
+
+
+def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
+    """How engine and trainer agree at another rollout temperature: the engine's log-probs are of logits as they are.
+
+    The first response to each of `PROMPTS_COMPARED` prompts is scored once more, at temperature 1.
+    """
+    first = range(0, len(rollouts.generations), rollouts.group_size)[:PROMPTS_COMPARED]
+    scored = backend.score([rollouts.scoring_row(row) for row in first], temperature=1.0)
+    sampled = [torch.tensor(rollouts.generations[row].log_probs) for row in first]
+    counted = torch.ones(1, sum(map(len, sampled)), dtype=torch.bool)
+    return agreement_metrics(torch.cat(sampled)[None], torch.cat(scored)[None], counted, 1.0)
+
+
+def penalise(
+    rewards: Tensor, penalties: Tensor, response_mask: Tensor, algorithm: AlgorithmConfig, state: TrainerState
+) -> tuple[Tensor, Metrics]:
+    """The token rewards less the KL of each token, and measures; all tensors (B, T).
+
+    `r_t <- r_t - coefficient * KL_t` with the coefficient before this batch, which then moves. Where the KL is a term of the
+    loss, the rewards stay as they are.
+    """
+    measured = mean_of(penalties, response_mask)
+    metrics: Metrics = {"critic/kl": measured}
+    if algorithm.use_kl_loss:
+        return rewards, metrics
+    coefficient = state.kl_coefficient
+    metrics["critic/kl_coef"] = mean_value(coefficient)
+    controller = KLController(kl_type=algorithm.kl_type, kl_target=algorithm.kl_target, kl_horizon=algorithm.kl_horizon)
+    state.kl_coefficient = controller.next_coefficient(coefficient, measured.result or 0.0, num_sequences=len(rewards))
+    return penalised_rewards(rewards, penalties, response_mask, coefficient), metrics
+
+
+def actor_batches(
+    batch: ScoredBatch, signal: TokenSignal, *, num_prompts: int, epochs: int, max_response_length: int
+) -> list[OptimizerBatch]:
+    """`num_prompts` prompts per optimizer step, `epochs` times over; rows without gradient only count."""
+    rollouts, plan, distillation = batch.rollouts, batch.plan, signal.distillation
+    parts: list[OptimizerBatch] = []
+    for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):
+        live = rows[plan.live[rows]]
+        reference = batch.reference_log_probs
+        on_policy = bool(plan.on_policy[rows].all())
+        parts.append(
+            OptimizerBatch(
+                rows=[rollouts.scoring_row(row) for row in live.tolist()],
+                old_log_probs=(rollouts.sampled_log_probs if on_policy else batch.old_log_probs)[live],
+                on_policy=on_policy,
+                advantages=signal.advantages[live],
+                response_mask=rollouts.response_mask[live],
+                denominators=denominators,
+                reference_log_probs=None if reference is None else reference[live],
+                distillation=None
+                if distillation is None
+                else DistillationRows(
+                    divergence=distillation.divergence,
+                    token_weight=distillation.token_weight[live],
+                    view=distillation.view,
+                ),
+            )
+        )
+    return parts * epochs
+
+
+def critic_batches(
+    batch: ScoredBatch, signal: TokenSignal, *, num_prompts: int, epochs: int, max_response_length: int
+) -> list[CriticBatch]:
+    """As `actor_batches`, for the critic: every row has a target."""
+    assert batch.values is not None and signal.returns is not None, "a method with needs_values returns the targets"
+    parts = [
+        CriticBatch(
+            rows=[batch.rollouts.scoring_row(row) for row in rows.tolist()],
+            old_values=batch.values[rows],
+            returns=signal.returns[rows],
+            response_mask=batch.rollouts.response_mask[rows],
+            denominators=denominators,
+        )
+        for rows, denominators in _cuts(batch.rollouts, num_prompts, max_response_length)
+    ]
+    return parts * epochs
+
+
+def _cuts(rollouts: Rollouts, num_prompts: int, max_response_length: int) -> Iterator[tuple[Tensor, LossDenominators]]:
+    for rows in torch.arange(len(rollouts.generations)).split(num_prompts * rollouts.group_size):
+        yield (
+            rows,
+            LossDenominators(
+                num_tokens=int(rollouts.response_mask[rows].sum()),
+                num_sequences=len(rows),
+                max_response_length=max_response_length,
+            ),
+        )
