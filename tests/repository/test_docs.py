@@ -12,9 +12,15 @@ import pytest
 from cepo.config.easyr1_keys import EASYR1_KEYS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = sorted(
+    page for pattern in ("*.md", "docs/*.md", "configs/*.md", "examples/*/*.md") for page in REPOSITORY.glob(pattern)
+)
 WIDTH = 100
 FILES_OF_EASYR1 = {"examples/config.yaml", "scripts/model_merger.py"}
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(REPOSITORY))
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
@@ -29,14 +35,14 @@ def test_the_page_for_those_who_come_from_easyr1_has_a_row_for_each_of_its_keys(
     assert rows == list(EASYR1_KEYS)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_to_files_that_exist(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
     for target in targets:
         assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lines_wrap_at_100_columns(page: Path) -> None:
     """Rows of tables are excepted, and lines of one word (a long link), which cannot wrap."""
     lines = page.read_text(encoding="utf-8").splitlines()
@@ -48,10 +54,12 @@ def test_lines_wrap_at_100_columns(page: Path) -> None:
     assert not long, "\n".join(long)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(REPOSITORY))
+)
 def test_files_that_a_page_names_exist(page: Path) -> None:
     """A path in back quotes is one of the repository, of the package, or of the tests."""
     named = set(re.findall(r"`([a-z_0-9/]+/[a-z_0-9]+\.(?:py|sh|yaml|yml|jinja))`", page.read_text(encoding="utf-8")))
-    roots = [REPOSITORY, REPOSITORY / "cepo", REPOSITORY / "tests"]
+    roots = [REPOSITORY, *(REPOSITORY / name for name in ("cepo", "configs", "tests"))]
     lost = sorted(name for name in named - FILES_OF_EASYR1 if not any((root / name).is_file() for root in roots))
     assert not lost, f"{page.name} names {lost}, which do not exist"
