@@ -39,12 +39,13 @@ def pins_of(file: Path) -> dict[str, str]:
     return dict(line.split("==") for line in lines if not line.startswith("#"))
 
 
-def test_the_changelog_and_the_citation_have_the_version() -> None:
+def test_changelog_citation_and_readme_have_the_version() -> None:
     versions = re.findall(
         r"^## (\d+\.\d+\.\d+) - 20\d\d-\d\d-\d\d$", (REPOSITORY / "CHANGELOG.md").read_text("utf-8"), flags=re.MULTILINE
     )
     assert versions[0] == cepo.__version__
     assert yaml.safe_load((REPOSITORY / "CITATION.cff").read_text("utf-8"))["version"] == cepo.__version__
+    assert f"version {cepo.__version__}." in (REPOSITORY / "README.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("file", CONSTRAINTS, ids=lambda file: file.stem)
@@ -53,7 +54,8 @@ def test_constraints_satisfy_the_ranges_of_their_extra(file: Path) -> None:
     declared = project()
     for text in declared["dependencies"] + declared["optional-dependencies"][file.stem]:
         requirement = Requirement(text)
-        version = pins[canonicalize_name(requirement.name)]
+        version = pins.get(canonicalize_name(requirement.name))
+        assert version, f"{file.name} lacks {requirement.name}; run python3 scripts/pin_environment.py"
         assert requirement.specifier.contains(version), f"{file.name}: {requirement.name}=={version}, not {requirement}"
 
 
