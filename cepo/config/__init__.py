@@ -1,7 +1,7 @@
 """The settings of a run: schema, loader, checks. Never imports torch."""
 
 from cepo.config.checks import check_config
-from cepo.config.derived import chosen_launcher, num_devices, resolved_critic, run_folder
+from cepo.config.derived import chosen_launcher, num_devices, resolved_critic, run_folder, served_adapter_rank
 from cepo.config.loader import dump_config, dump_for_record, load_config
 from cepo.config.paths import find_path, split_function
 from cepo.config.plan import plan_lines
@@ -19,5 +19,6 @@ __all__ = [
     "plan_lines",
     "resolved_critic",
     "run_folder",
+    "served_adapter_rank",
     "split_function",
 ]

@@ -20,6 +20,7 @@ from cepo.errors import ConfigError, did_you_mean
 
 MICROGEO_MODEL = "microgeo:model"
 MICROGEO_DATA = ("microgeo:train", "microgeo:validation")
+INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
@@ -158,8 +159,16 @@ def _check_model(config: RunConfig) -> None:
             raise ConfigError(
                 f"{key}.exclude_modules={lora.exclude_modules!r} is no regular expression: {error}."
             ) from error
-    if lora.use_dora and lora.rank == 0:
-        raise ConfigError(f"{key}.use_dora=true needs an adapter, and {key}.rank is 0. Set {key}.rank, such as 16.")
+    for name, value in (("use_dora", "true" if lora.use_dora else None), ("quantization", lora.quantization)):
+        if value is not None and lora.rank == 0:
+            raise ConfigError(
+                f"{key}.{name}={value} needs an adapter, and {key}.rank is 0. Set {key}.rank, such as 16."
+            )
+    if lora.quantization is not None and not _is_installed("bitsandbytes"):
+        raise ConfigError(
+            f"{key}.quantization={lora.quantization} needs bitsandbytes, which is not installed here. Install it with: "
+            f"{INSTALL_BITSANDBYTES}, or set {key}.quantization=null."
+        )
     if not all(part.strip() for part in lora.target_modules.split(",")):
         raise ConfigError(
             f"{key}.target_modules={lora.target_modules!r} must be all-linear or module names separated by commas."

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from cepo.algorithms import estimator_class
-from cepo.config.schema import CriticConfig, RunConfig, WorkerConfig
+from cepo.config.schema import CriticConfig, LoraConfig, RunConfig, WorkerConfig
 
 
 def num_devices(config: RunConfig) -> int:
@@ -28,6 +28,14 @@ def run_folder(config: RunConfig) -> Path:
     if trainer.save_checkpoint_path is not None:
         return Path(trainer.save_checkpoint_path)
     return Path("checkpoints") / trainer.project_name / trainer.experiment_name
+
+
+def served_adapter_rank(lora: LoraConfig) -> int:
+    """Rank of the adapter that the rollout engine gets beside the base; 0 where it gets all weights, whatever is trained.
+
+    vLLM serves no adapter of DoRA, and the base that it reads from the checkpoint is not the one in 4 bits.
+    """
+    return 0 if lora.use_dora or lora.quantization is not None else lora.rank
 
 
 def needs_critic(config: RunConfig) -> bool:

@@ -22,6 +22,8 @@ def plan_lines(config: RunConfig) -> list[str]:
     views = estimator_class(config.algorithm.adv_estimator).views
     lora = actor.model.lora
     adapter = "DoRA" if lora.use_dora else "LoRA"
+    if lora.quantization is not None:
+        adapter = f"Q{adapter} ({lora.quantization})"
     lines = [
         f"method: {config.algorithm.adv_estimator}, teacher views: {', '.join(views) or 'none'}",
         f"samples per step: {data.rollout_batch_size} prompts x {rollout.n} responses = {samples}"

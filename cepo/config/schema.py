@@ -60,6 +60,12 @@ class LoraConfig:
     use_dora: bool = option(
         False, "DoRA: train each adapted row's magnitude too; the rollout engine gets merged weights, not an adapter."
     )
+    quantization: Literal["nf4", "fp4"] | None = option(
+        None,
+        "QLoRA: keep the language model's linear layers in this 4-bit type of bitsandbytes; the rollout engine gets the "
+        "dequantised weights with the adapter in them. null: the base has the type of the computation.",
+    )
+    double_quantization: bool = option(True, "The scales of the 4-bit weights are quantised too.")
     target_modules: str = option("all-linear", "`all-linear`, or module names separated by commas.")
     exclude_modules: str | None = option(
         ".*visual.*",

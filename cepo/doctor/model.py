@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from cepo.config import RunConfig
+from cepo.config import RunConfig, served_adapter_rank
 from cepo.doctor.findings import DEVICES, Finding
 from cepo.doctor.machine import Machine
 from cepo.errors import ConfigError
@@ -71,7 +71,7 @@ def _unserved(config: RunConfig, *, on_gpu: bool) -> str | None:
     use = EngineUse(
         on_gpu=on_gpu,
         dtype=config.worker.rollout.dtype,
-        with_adapter=config.worker.actor.model.lora.rank > 0,
+        with_adapter=served_adapter_rank(config.worker.actor.model.lora) > 0,
         most_images=config.worker.rollout.limit_images or int(family.reads_images),
     )
     return family.why_not_vllm(use)

@@ -11,6 +11,7 @@ from pathlib import Path
 from cepo.config import RunConfig
 from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
+from cepo.models.quantization import read_quantization
 from cepo.rollout.base import AdapterWeights, Generator
 from cepo.rollout.factory import generator_of_run, longest_context
 from cepo.workers.checkpoint import ADAPTER
@@ -28,8 +29,8 @@ def engine(
         ConfigError, CheckpointError, EngineError: model or checkpoint cannot be loaded.
     """
     adapter = None if actor is None else _adapter(actor)
-    if adapter is not None and adapter.adapter_config.get("use_dora"):
-        adapter = None  # vLLM serves no adapter of DoRA: it is merged
+    if adapter is not None and (adapter.adapter_config.get("use_dora") or read_quantization(actor / ADAPTER)):
+        adapter = None  # vLLM serves no adapter of DoRA, and none on a base in 4 bits: they are merged
     with contextlib.ExitStack() as stack:
         path = config.worker.actor.model.model_path
         if actor is not None and adapter is None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError, EngineError
 from cepo.models.families import family_of
+from cepo.models.quantization import kept_modules, prepare_quantised
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+    from transformers import BitsAndBytesConfig
 
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -32,14 +34,16 @@ def load_model(
     override_config: Mapping[str, Any],
     section: str = "worker.actor.model",
     with_weights: bool = True,
+    quantization: BitsAndBytesConfig | None = None,
 ) -> nn.Module:
     """The checkpoint's vision-language or text model, with scaled-dot-product attention.
 
     `section` names the settings in errors. Without weights the parameters are on the meta device and the buffers are real.
+    `quantization` puts the language model's linear layers into 4 bits while they are read.
 
     Raises:
-        ConfigError: nothing can be loaded from `path`, its architecture is not supported, or `override_config` names an
-            unknown entry.
+        ConfigError: nothing can be loaded from `path`, its architecture is not supported, its weights are quantised
+            already, or `override_config` names an unknown entry.
         EngineError: its weights are missing or damaged.
     """
     import transformers
@@ -54,12 +58,22 @@ def load_model(
         if not hasattr(config, key):
             raise ConfigError(f"{section}.override_config.{key}: the model's configuration has no such entry")
         setattr(config, key, value)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ConfigError(
+            f"{section}.model_path '{path}' holds quantised weights, which are not trained here. Name the checkpoint they "
+            "were made from; worker.actor.model.lora.quantization=nf4 quantises it as it is loaded"
+        )
     auto: Any = transformers.AutoModelForImageTextToText if family.reads_images else transformers.AutoModelForCausalLM
     options = {"dtype": dtype, "attn_implementation": "sdpa", "trust_remote_code": trust_remote_code}
     try:
-        if with_weights:
+        if not with_weights:
+            return _without_weights(auto, config, options)
+        if quantization is None:
             return auto.from_pretrained(path, config=config, **options)
-        return _without_weights(auto, config, options)
+        quantization.llm_int8_skip_modules = kept_modules(family)
+        model = auto.from_pretrained(path, config=config, quantization_config=quantization, **options)
+        prepare_quantised(model)
+        return model
     except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
         raise EngineError(
             f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file was cut "

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cepo.config.derived import served_adapter_rank
 from cepo.errors import ConfigError
 from cepo.models.families import EngineUse
 from cepo.rollout.base import Generator
@@ -59,7 +60,7 @@ def vllm_samples(config: RunConfig, processing: Processing, most_visuals: tuple[
     use = EngineUse(
         on_gpu=True,
         dtype=rollout.dtype,
-        with_adapter=config.worker.actor.model.lora.rank > 0,
+        with_adapter=served_adapter_rank(config.worker.actor.model.lora) > 0,
         most_images=rollout.limit_images or most_visuals[0],
     )
     return _why_not_vllm("cuda") is None and processing.family.why_not_vllm(use) is None
@@ -184,7 +185,7 @@ def engine_settings_of_run(config: RunConfig, *, most_visuals: tuple[int, int], 
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         limit_images=rollout.limit_images or most_visuals[0],
         limit_videos=most_visuals[1],
-        lora_rank=model.lora.rank,
+        lora_rank=served_adapter_rank(model.lora),
         trust_remote_code=model.trust_remote_code,
         fp32_logits=model.fp32_logits,
         show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),

@@ -74,10 +74,13 @@ def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHi
 
 def _identity(config: RunConfig) -> dict[str, Any]:
     """What a checkpoint and the run that resumes it must have in common for the result to be the same run."""
+    model, lora = config.worker.actor.model, config.worker.actor.model.lora
     return {
         "adv_estimator": config.algorithm.adv_estimator,
-        "model_path": config.worker.actor.model.model_path,
-        "lora_rank": config.worker.actor.model.lora.rank,
+        "model_path": model.model_path,
+        "lora_rank": lora.rank,
+        "quantization": lora.quantization,
+        "double_quantization": None if lora.quantization is None else lora.double_quantization,
     }
 
 

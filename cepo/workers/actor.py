@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms.settings import TeacherConfig
+from cepo.config import served_adapter_rank
 from cepo.config.schema import ActorConfig
 from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringRow
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
@@ -194,14 +195,15 @@ class Actor:
         """The current weights under the names the rollout engine knows: the adapter alone under LoRA, else all.
 
         Every rank gets all of them. An adapter is whole; full weights are gathered one by one as they are read, which all
-        ranks do together and before the next call. So are those of DoRA, whose adapters vLLM does not serve: merged ones.
+        ranks do together and before the next call. So are those that an adapter is merged into because the engine cannot
+        take it beside the base that it has read (`served_adapter_rank`).
         """
         lora = self._config.model.lora
         if lora.rank == 0:
             return FullWeights(tensors=GatheredWeights(self.module, prefix="model.", device=self.device))
-        if lora.use_dora:
-            return FullWeights(tensors=MergedWeights(self.module, scale=lora.alpha / lora.rank, device=self.device))
-        return self.adapter_weights()
+        if served_adapter_rank(lora) > 0:
+            return self.adapter_weights()
+        return FullWeights(tensors=MergedWeights(self.module, scale=lora.alpha / lora.rank, device=self.device))
 
     @property
     def has_adapter(self) -> bool:

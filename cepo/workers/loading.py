@@ -18,6 +18,7 @@ from cepo.models import pretrained
 from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
+from cepo.models.quantization import quantised_weights, quantization_of
 from cepo.workers.adapter_targets import require_targets, target_names
 from cepo.workers.offload import offload_policy
 from cepo.workers.scoring_model import PictureEncoder, ScoringModel
@@ -31,12 +32,14 @@ def build_scoring_model(
     trained_dtype = pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32")
     compute_dtype = pretrained.torch_dtype(config.fsdp.mp_param_dtype)
     with_adapter = config.model.lora.rank > 0
+    quantization = quantization_of(config.model.lora, dtype=compute_dtype)
     model: Any = pretrained.load_model(
         config.model.model_path,
         dtype=compute_dtype if with_adapter else trained_dtype,
         trust_remote_code=config.model.trust_remote_code,
         override_config=config.model.override_config,
-        with_weights=_reads_weights(config.fsdp),
+        with_weights=quantization is not None or _reads_weights(config.fsdp),
+        quantization=quantization,
     )
     why_padded = pretrained.share_segments(model)
     if config.model.fp32_logits and compute_dtype is not torch.float32:
@@ -181,15 +184,18 @@ def _distribute(
     """Shards the model; where only the first rank has read the weights, the others get theirs from it.
 
     Parts in `exact` compute in the type they are kept in. A vision tower without gradient is whole on every device, in the
-    type it computes in: no pass through it takes all ranks, so each keeps the features of its own pictures.
+    type it computes in: no pass through it takes all ranks, so each keeps the features of its own pictures. Packed 4-bit
+    weights, whose scales lie outside of them, are whole on every device too, and each rank reads its own.
     """
+    packed = quantised_weights(root).values()
+    from_first_rank = fsdp.enable_rank0_init and not packed
     kept_whole = [parameter for part in whole_tower for parameter in part.parameters()]
     for parameter in kept_whole:
         parameter.data = parameter.data.to(pretrained.torch_dtype(fsdp.mp_param_dtype))
     offload = offload_policy(fsdp, device)
-    whole = root.state_dict() if fsdp.enable_rank0_init and dist.get_rank() == 0 else {}
-    _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*kept_whole})
-    if fsdp.enable_rank0_init:
+    whole = root.state_dict() if from_first_rank and dist.get_rank() == 0 else {}
+    _shard(root, blocks, fsdp, mesh, offload, exact, ignored={*kept_whole, *packed})
+    if from_first_rank:
         home = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else device
         if dist.get_rank() != 0:
             _materialise(root, home)
@@ -227,12 +233,12 @@ def _shard(
         param_dtype=pretrained.torch_dtype(fsdp.mp_param_dtype),
         reduce_dtype=pretrained.torch_dtype(fsdp.mp_reduce_dtype),
     )
-    common: Any = {"mesh": mesh, "offload_policy": offload}
+    common: Any = {"mesh": mesh, "offload_policy": offload, "ignored_params": ignored}
     for part in exact:  # groups of their own: under the root's policy they would be cast
         fully_shard(part, **common)
     for block in blocks:
         fully_shard(block, mp_policy=policy, reshard_after_forward=fsdp.enable_full_shard, **common)
-    fully_shard(root, mp_policy=policy, reshard_after_forward=False, ignored_params=ignored, **common)
+    fully_shard(root, mp_policy=policy, reshard_after_forward=False, **common)
     for part in root.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)

@@ -19,6 +19,7 @@ from cepo.errors import CheckpointError, ConfigError, EngineError
 from cepo.models import pretrained
 from cepo.models.families import Family, family_of
 from cepo.models.processing import Processing
+from cepo.models.quantization import read_quantization
 from cepo.workers.checkpoint import ADAPTER, SHARDS, pass_interruption_on
 from cepo.workers.shards import METADATA, ShardReader, load_shards
 
@@ -88,7 +89,8 @@ def adapter_base(folder: Path) -> str | None:
 def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatType | None = None) -> torch.dtype:
     """Writes the trained model with tokenizer, processor, chat template and generation config.
 
-    Under LoRA the weight is `W + scale B A`, added in float32 and rounded once; else it is what the shards hold. The base's
+    Under LoRA the weight is `W + scale B A`, added in float32 and rounded once; else it is what the shards hold. A base that
+    was in 4 bits gives the dequantised W: the adapter was trained on it, and W before it would be another model. The base's
     generation config is copied byte for byte: its list of end tokens decides where answers stop. The folder appears when
     it is whole. Memory: the model in float32.
 
@@ -105,6 +107,7 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty; give a new folder")
+    quantization = read_quantization(actor / ADAPTER)
     try:
         processing = Processing(
             base.tokenizer_path or base.path,
@@ -113,12 +116,15 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
         )
         model: Any = pretrained.load_model(
             base.path,
-            dtype=torch.float32,
+            dtype=torch.float32 if quantization is None else quantization.bnb_4bit_compute_dtype,
             trust_remote_code=base.trust_remote_code,
             override_config=base.override_config,
+            quantization=quantization,
         )
     except (ConfigError, EngineError) as error:
         raise CheckpointError(f"the base model '{base.path}' cannot be read; name it with --base: {error}") from error
+    if quantization is not None:
+        model = model.dequantize(dtype=torch.float32).float()
     own_dtype = _declared_dtype(base)
     written = own_dtype if dtype is None else pretrained.torch_dtype(dtype)
     if _has_adapter(actor):

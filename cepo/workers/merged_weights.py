@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from cepo.models.quantization import dequantised, quantised_weights
 from cepo.workers.gathering import GatheredWeights
 
 _BASE, _ADAPTER = ".base_layer.", "default"
@@ -17,6 +18,7 @@ class MergedWeights(Mapping[str, Tensor]):
 
     LoRA (arXiv 2106.09685): `W + s B A` with the scale `s = alpha / rank`. DoRA (arXiv 2402.09353): that sum V, each row scaled
     to the trained magnitude, `m V / |V|`, with the norm over a row's inputs. Sums are in float32 and rounded once, to W's type.
+    A weight W in 4 bits is the one that a pass dequantises, in the type of the computation.
 
     Args:
         module: holds a PEFT model as `model`, sharded or not.
@@ -25,7 +27,9 @@ class MergedWeights(Mapping[str, Tensor]):
     """
 
     def __init__(self, module: nn.Module, *, scale: float, device: torch.device) -> None:
-        self._gathered = GatheredWeights(module, prefix="model.base_model.model.", device=device)
+        prefix = "model.base_model.model."
+        self._gathered = GatheredWeights(module, prefix=prefix, device=device)
+        self._packed = {name.removeprefix(prefix): weight for name, weight in quantised_weights(module).items()}
         self._scale = scale
         self._names = {
             name.replace(_BASE, "."): name
@@ -37,7 +41,7 @@ class MergedWeights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         source = self._names[name]
         layer = source.removesuffix(f"{_BASE}weight")
-        weight = self._gathered[source]
+        weight = dequantised(self._packed[source]) if source in self._packed else self._gathered[source]
         if layer == source:
             return weight
         down, up = (self._gathered[f"{layer}.{part}.{_ADAPTER}.weight"] for part in ("lora_A", "lora_B"))

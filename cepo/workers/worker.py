@@ -13,7 +13,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from cepo.algorithms import Estimator
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config import RunConfig, resolved_critic
+from cepo.config import RunConfig, resolved_critic, served_adapter_rank
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.errors import CheckpointError, ConfigError
 from cepo.losses.objective import ObjectiveSettings
@@ -232,7 +232,7 @@ def _generator(config: RunConfig, facts: WorkerFacts, processing: Processing) ->
         device=this_device().type,
         most_visuals=facts.most_visuals,
         model_path=model.model_path,
-        lora_rank=0 if model.lora.use_dora else model.lora.rank,
+        lora_rank=served_adapter_rank(model.lora),
         max_num_batched_tokens=rollout.max_num_batched_tokens,
         sleeps=_sleeps(config, facts),
         tensor_parallel_size=rollout.tensor_parallel_size,

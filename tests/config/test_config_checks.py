@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,10 @@ def fault(*arguments: str) -> str:
             ["worker.actor.model.lora.rank=0", "worker.actor.model.lora.use_dora=true"],
             ["use_dora=true needs an adapter", "lora.rank, such as 16"],
         ),
+        (
+            ["worker.actor.model.lora.rank=0", "worker.actor.model.lora.quantization=nf4"],
+            ["quantization=nf4 needs an adapter", "lora.rank, such as 16"],
+        ),
         (["worker.actor.model.lora.target_modules='q_proj,,'"], ["target_modules", "separated by commas"]),
         (
             ["algorithm.adv_estimator=cepo", "algorithm.cepo.teacher.template=no.jinja"],
@@ -90,6 +95,16 @@ def test_a_fault_between_settings_names_them_and_the_way_out(arguments: list[str
     message = fault(*arguments)
     for part in parts:
         assert part in message, message
+
+
+def test_a_base_in_4_bits_without_bitsandbytes_is_refused_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
+    message = fault("worker.actor.model.lora.rank=8", "worker.actor.model.lora.quantization=nf4")
+    assert "quantization=nf4 needs bitsandbytes" in message
+    assert "pip install 'bitsandbytes>=0.49'" in message
 
 
 def test_a_run_changed_after_loading_is_checked_like_a_loaded_one() -> None:
