@@ -29,8 +29,6 @@ def engine(
         ConfigError, CheckpointError, EngineError: model or checkpoint cannot be loaded.
     """
     adapter = None if actor is None else _adapter(actor)
-    if adapter is not None and (adapter.adapter_config.get("use_dora") or read_quantization(actor / ADAPTER)):
-        adapter = None  # vLLM serves no adapter of DoRA, and none on a base in 4 bits: they are merged
     with contextlib.ExitStack() as stack:
         path = config.worker.actor.model.model_path
         if actor is not None and adapter is None:
@@ -51,15 +49,17 @@ def engine(
 
 
 def _adapter(actor: Path) -> AdapterWeights | None:
-    """The checkpoint's adapter; None where all weights were trained."""
+    """The checkpoint's adapter; None where it must be merged (of DoRA, or on a base in 4 bits) or all weights were trained."""
     folder = actor / ADAPTER
-    if not (folder / ADAPTER_CONFIG).is_file():
+    if not (folder / ADAPTER_CONFIG).is_file() or read_quantization(folder) is not None:
         return None
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         settings = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        if settings.get("use_dora"):
+            return None
         return AdapterWeights(tensors=load_file(folder / ADAPTER_WEIGHTS), adapter_config=settings)
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"{folder} cannot be read as an adapter: {error}") from error

@@ -24,6 +24,8 @@ QUANTIZATION_CONFIG = "quantization_config.json"
 """Beside an adapter that was trained on a base in 4 bits: the arguments of transformers' `BitsAndBytesConfig`."""
 
 logger = logging.getLogger(__name__)
+# Imported by PEFT wherever it is installed, it regrets the want of a kernel that is not used here; see `prepare_quantised`.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def quantization_of(lora: LoraConfig, *, dtype: torch.dtype) -> BitsAndBytesConfig | None:
