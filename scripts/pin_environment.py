@@ -26,6 +26,7 @@ EXTRAS = ("cpu", "video", "dev", "docs")
 NAMES_OF_LICENCES = {
     "apache": "Apache-2.0",
     "mit": "MIT",
+    "permission is hereby granted, free of charge": "MIT",
     "bsd": "BSD-3-Clause",
     "mozilla": "MPL-2.0",
     "python software foundation": "PSF-2.0",
@@ -62,6 +63,7 @@ def pins_of(extra: str) -> dict[str, str]:
 
     Raises:
         metadata.PackageNotFoundError: if a required package is not installed.
+        ValueError: if one is installed in a version that another package does not accept.
     """
     pins: dict[str, str] = {}
     waiting = [(requirement, "") for requirement in requirements_of(extra)]
@@ -73,6 +75,10 @@ def pins_of(extra: str) -> dict[str, str]:
             continue
         distribution = metadata.distribution(name)
         pins[name] = Version(distribution.version).public
+        if not requirement.specifier.contains(distribution.version, prereleases=True):
+            raise ValueError(
+                f"{name} is installed as {distribution.version}, but {requirement} is required: run pip check"
+            )
         for each in {"", *requirement.extras}:
             if (name, each) not in seen:
                 seen.add((name, each))
