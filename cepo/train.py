@@ -177,7 +177,7 @@ def _estimator(config: RunConfig) -> Estimator:
     for plugin in config.trainer.plugins:
         load_plugin(plugin)
     name = config.algorithm.adv_estimator
-    return build_estimator(name, config.algorithm.methods.get(name))
+    return build_estimator(name, config.methods.get(name))
 
 
 def build_backend(

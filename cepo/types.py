@@ -10,60 +10,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 
-from cepo.errors import require, require_choice
+from pydantic import Field, model_validator
+
 from cepo.metrics import Metric, Metrics
+from cepo.sections import section
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
 
-DIVERGENCE_KINDS = ("forward_kl", "reverse_kl", "jsd")
-DIVERGENCE_SUPPORTS = ("full", "topk", "sampled")
-CLIP_MODES = ("token", "vocab_entry")
-
-
-@dataclass(frozen=True, kw_only=True)
+@section
 class DivergenceConfig:
     """How far the student is from the teacher at a token. `b` is `jsd_weight`, P_T the teacher, P_S the student.
 
     `kind`: `forward_kl` KL(P_T || P_S), `reverse_kl` KL(P_S || P_T), `jsd` b KL(P_T || M) + (1-b) KL(P_S || M) with
     M = b P_T + (1-b) P_S. The family is not continuous at its ends: `jsd` / b tends to forward KL as b tends to 0.
-    `support`: the `full` vocabulary; the `topk` most probable entries of `topk_from` with one bucket for the rest; or the
-    `sampled` token alone (policy-gradient form, reverse KL only).
-    `clip` bounds from above each token's divergence (`token`) or each vocabulary entry's part of it (`vocab_entry`: no
-    divergence any more, it can be negative). `importance_clip` weighs tokens by min(P_S / P_old, importance_clip).
     """
 
-    kind: str = "forward_kl"
-    jsd_weight: float = 0.5
-    support: str = "full"
-    topk: int = 100
-    topk_from: str = "student"
-    clip: float | None = None
-    clip_mode: str = "token"
-    importance_clip: float | None = None
+    kind: Literal["forward_kl", "reverse_kl", "jsd"] = Field("forward_kl", description="Which divergence.")
+    jsd_weight: float = Field(0.5, gt=0, lt=1, description="Weight of the teacher in jsd's mixture.")
+    support: Literal["full", "topk", "sampled"] = Field(
+        "full",
+        description="The whole vocabulary; the topk most probable entries with one bucket for the rest; or the sampled "
+        "token alone (policy-gradient form, reverse_kl only).",
+    )
+    topk: int = Field(100, ge=1, description="Vocabulary entries of topk.")
+    topk_from: Literal["student", "teacher"] = Field("student", description="Whose most probable entries these are.")
+    clip: float | None = Field(None, gt=0, description="Upper bound of a token's divergence; null: none.")
+    clip_mode: Literal["token", "vocab_entry"] = Field(
+        "token",
+        description="What is bounded: a token's divergence, or each vocabulary entry's part of it, whose sum can be "
+        "negative.",
+    )
+    importance_clip: float | None = Field(
+        None, gt=0, description="Tokens weigh min(P_S / P_old, this); null: no importance weight."
+    )
 
-    def __post_init__(self) -> None:
-        require_choice("kind", self.kind, DIVERGENCE_KINDS)
-        require(0 < self.jsd_weight < 1, "jsd_weight", self.jsd_weight, "0 < jsd_weight < 1; the ends are kinds")
-        require_choice("support", self.support, DIVERGENCE_SUPPORTS)
-        require(
-            self.support != "sampled" or self.kind == "reverse_kl",
-            "support",
-            f"sampled with kind {self.kind}",
-            "kind reverse_kl, whose gradient the sampled token estimates without bias; or support full or topk",
-        )
-        require(self.topk > 0, "topk", self.topk, "a positive number of vocabulary entries")
-        require_choice("topk_from", self.topk_from, ("student", "teacher"))
-        require(self.clip is None or self.clip > 0, "clip", self.clip, "a positive number, or null for no clip")
-        require_choice("clip_mode", self.clip_mode, CLIP_MODES)
-        positive = self.importance_clip is None or self.importance_clip > 0
-        require(
-            positive, "importance_clip", self.importance_clip, "a positive number, or null for no importance weight"
-        )
+    @model_validator(mode="after")
+    def _sampled_is_reverse(self) -> Self:
+        if self.support == "sampled" and self.kind != "reverse_kl":
+            raise ValueError(
+                f"support is sampled with kind {self.kind}; the sampled token estimates the gradient of reverse_kl alone "
+                "without bias; accepted: kind reverse_kl, or support full or topk"
+            )
+        return self
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,7 @@ from cepo.algorithms import available_estimators
 from cepo.algorithms.replaced import replaced_keys
 from cepo.config.easyr1 import ENGINE_KEYS, engine_key_of
 from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS, OTHER_DEFAULTS, OTHER_MEANINGS
-from cepo.config.listing import Setting, method_settings, settings_of, written
-from cepo.config.loader import default_settings
+from cepo.config.listing import REQUIRED, Setting, method_settings, settings_of, written
 from cepo.models.families import family_lines
 from cepo.sizing.table import memory_table
 
@@ -41,22 +40,14 @@ def rows(settings: Iterable[Setting]) -> Iterator[str]:
         yield f"| `{one.key}` | {_default(one)} | {_cell(one.accepted)} | {_cell(one.help)} |"
 
 
-def method_rows(settings: Iterable[Setting]) -> Iterator[str]:
-    """Table rows of a method's settings."""
-    for one in settings:
-        yield f"| `{one.key}` | {_default(one)} | {_cell(one.accepted)} |"
-
-
 def document() -> str:
     """The whole page."""
     parts = [HEAD, "## Settings\n", "| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
     parts += rows(settings_of())
-    parts.append(
-        "\n## Methods\n\nEach method reads its own section. What the settings mean is in [methods.md](methods.md).\n"
-    )
+    parts.append("\n## Methods\n\nEach method reads its own section; [methods.md](methods.md) has the equations.\n")
     for name in available_estimators():
-        parts += [f"### `algorithm.{name}.*`\n", "| key | default | accepts |", "| --- | --- | --- |"]
-        parts += [*method_rows(method_settings(name)), ""]
+        parts += [f"### `algorithm.{name}.*`\n", "| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
+        parts += [*rows(method_settings(name)), ""]
     parts += [
         "## EasyR1 keys without effect\n",
         "Accepted with one notice that lists those written; [from-easyr1.md](from-easyr1.md) has every key.\n",
@@ -69,15 +60,15 @@ def document() -> str:
 
 def easyr1_rows() -> Iterator[str]:
     """Table rows of EasyR1's keys: its defaults, and what becomes of the key here."""
-    ours = default_settings()
+    ours = {setting.key: setting.default for setting in settings_of()}
     for name, key in EASYR1_KEYS.items():
         shipped = f"`{written(key.shipped[0])}`" if key.shipped else ""
         entry = engine_key_of(name)
         if entry is not None:
-            only = "" if entry.only is None else f", and must be `{written(entry.only[0])}`"
+            only = "" if entry.only is None else f", and must be `{written(entry.only)}`"
             here = f"no effect{only}: {entry.reason}"
         elif name in OTHER_DEFAULTS:
-            here = f"{f'`{written(ours[name])}`' if name in ours else 'required'}: {OTHER_DEFAULTS[name]}"
+            here = f"{'required' if ours[name] is REQUIRED else f'`{written(ours[name])}`'}: {OTHER_DEFAULTS[name]}"
         elif name in OTHER_MEANINGS:
             here = f"same default: {OTHER_MEANINGS[name]}"
         else:
@@ -127,7 +118,7 @@ def wrapped(line: str) -> str:
 
 
 def _default(setting: Setting) -> str:
-    return "required" if setting.default is None else f"`{setting.default}`"
+    return f"`{setting.written_default}`" if setting.written_default is not None else "required"
 
 
 def _code(value: Any) -> str:

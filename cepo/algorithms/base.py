@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
 import pkgutil
@@ -12,8 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from cepo.algorithms.settings import NegativeConfig, PositiveConfig, TeacherConfig, config_from_mapping
+from pydantic.dataclasses import is_pydantic_dataclass
+
+from cepo.algorithms.settings import NegativeConfig, NoSettings, PositiveConfig, TeacherConfig
 from cepo.errors import ConfigError, did_you_mean
+from cepo.sections import read_section, section
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class Estimator(ABC):
     """
 
     name: ClassVar[str]
-    Config: ClassVar[type]
+    Config: ClassVar[type] = NoSettings
     views: ClassVar[tuple[str, ...]] = ()
     distilled_view: ClassVar[str | None] = None
     needs_group: bool = False  # a class's own, unless its settings decide
@@ -118,7 +120,7 @@ class GroupRelativeEstimator(Estimator):
 
 
 def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
-    """Class decorator that makes a method available as `algorithm.adv_estimator=<name>`.
+    """Class decorator that makes a method available as `algorithm.adv_estimator=<name>`, and its `Config` a section.
 
     Raises:
         ConfigError: another class already has this name.
@@ -128,6 +130,8 @@ def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
         if name in _registry:
             raise ConfigError(f"algorithm.adv_estimator '{name}' is already registered by {_registry[name].__module__}")
         cls.name = name
+        if not is_pydantic_dataclass(cls.Config):
+            cls.Config = section(cls.Config)
         _registry[name] = cls
         return cls
 
@@ -186,9 +190,7 @@ def build_config(name: str, mapping: Mapping[str, Any] | None) -> Any:
     Raises:
         ConfigError: unknown method, unknown key, wrong type or bad value.
     """
-    config_class = estimator_class(name).Config
-    assert dataclasses.is_dataclass(config_class)
-    return config_from_mapping(config_class, mapping or {}, path=f"algorithm.{name}")
+    return read_section(estimator_class(name).Config, mapping or {}, path=f"algorithm.{name}")
 
 
 def build_estimator(name: str, config: Mapping[str, Any] | None = None) -> Estimator:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cepo.algorithms.base import register_estimator
@@ -11,6 +10,7 @@ from cepo.algorithms.evidence import EvidenceEstimator
 from cepo.algorithms.references import contrastive_references, contrastive_sides
 from cepo.algorithms.replaced import where_set, written_as
 from cepo.algorithms.settings import EvidenceConfig, NegativeConfig
+from cepo.sections import section
 from cepo.types import Reference, RolloutGroup, TokenBatch
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ class Cepo(EvidenceEstimator):
     Source: CEPO, eq. 5-7. Degenerate cases: `P_wrong = P_student` gives RLSD exactly, equal references give GRPO exactly.
     """
 
-    @dataclass(frozen=True, kw_only=True)
+    @section
     class Config(EvidenceConfig):
         """The evidence settings and the choice of the wrong answer."""
 
-        negative: NegativeConfig = field(default_factory=NegativeConfig)
+        negative: NegativeConfig = NegativeConfig()
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     views = ("correct", "wrong")

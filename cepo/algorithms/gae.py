@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import Field
 
 from cepo.algorithms.base import Estimator, register_estimator
-from cepo.errors import require
+from cepo.sections import section
 from cepo.types import TokenBatch, TokenSignal
 
 
@@ -16,16 +16,14 @@ class Gae(Estimator):
     Source: Schulman et al. 2016, with PPO's whitening. No teacher; a critic of its own. Equal advantages whiten to 0.
     """
 
-    @dataclass(frozen=True, kw_only=True)
+    @section
     class Config:
-        """`gamma` discounts later rewards, `gae_lambda` trades the critic's bias against the returns' variance."""
+        """The recursion's two factors."""
 
-        gamma: float = 1.0
-        gae_lambda: float = 1.0
-
-        def __post_init__(self) -> None:
-            require(0 <= self.gamma <= 1, "gamma", self.gamma, "0 <= gamma <= 1")
-            require(0 <= self.gae_lambda <= 1, "gae_lambda", self.gae_lambda, "0 <= gae_lambda <= 1")
+        gamma: float = Field(1.0, ge=0, le=1, description="Discount of later rewards, by token.")
+        gae_lambda: float = Field(
+            1.0, ge=0, le=1, description="Trades the critic's bias against the variance of the returns."
+        )
 
     config: Config
     needs_values = True

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import get_args
 
-from cepo.algorithms.settings import REFERENCE_SOURCES, SOLUTION_SOURCES, NegativeConfig, PositiveConfig
+from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource
 from cepo.errors import ConfigError
 from cepo.types import Reference, Rollout, RolloutGroup
 
@@ -77,13 +78,13 @@ def wrong_candidates(group: RolloutGroup) -> list[Rollout]:
 def _positive(group: RolloutGroup, config: PositiveConfig) -> Reference | None:
     if config.source == "ground_truth":
         return Reference(text=group.ground_truth)
-    if config.source in SOLUTION_SOURCES:
+    if config.source in ("solution", "solution_or_answer"):
         if group.solution is None and config.source == "solution_or_answer":
             return Reference(text=group.ground_truth)
         if group.solution is None:
             raise ConfigError(
                 f"positive.source is 'solution', but problem {group.prompt_id} has no worked solution. Name the dataset's "
-                f"column of solutions, or choose another source: {', '.join(REFERENCE_SOURCES)}"
+                f"column of solutions, or choose another source: {', '.join(get_args(ReferenceSource))}"
             )
         return Reference(text=group.solution, max_tokens=config.num_tokens)
     peers = _right_peers(group, config)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pydantic import Field
 
 from cepo.algorithms.base import Estimator, register_estimator
-from cepo.errors import require
+from cepo.sections import section
 from cepo.types import TokenBatch, TokenSignal
 
 
@@ -16,14 +16,11 @@ class ReinforcePlusPlus(Estimator):
     Source: Hu 2025. No teacher, no groups: one rollout for each prompt is enough. A batch with equal returns has A = 0.
     """
 
-    @dataclass(frozen=True, kw_only=True)
+    @section
     class Config:
-        """`gamma` discounts later rewards, by token."""
+        """The returns' one factor."""
 
-        gamma: float = 1.0
-
-        def __post_init__(self) -> None:
-            require(0 <= self.gamma <= 1, "gamma", self.gamma, "0 <= gamma <= 1")
+        gamma: float = Field(1.0, ge=0, le=1, description="Discount of later rewards, by token.")
 
     config: Config
     shared_settings = {"gamma": "gamma"}  # noqa: RUF012

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cepo.algorithms.base import Estimator, register_estimator
 from cepo.types import TokenBatch, TokenSignal
 
@@ -14,10 +12,6 @@ class ReMax(Estimator):
 
     Source: Li et al. 2024. One rollout for each prompt is enough.
     """
-
-    @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Nothing to set."""
 
     needs_baseline = True
     reads_old_log_probs = False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from cepo.algorithms.base import GroupRelativeEstimator, register_estimator
 from cepo.types import TokenBatch, TokenSignal
 
@@ -14,10 +12,6 @@ class Rloo(GroupRelativeEstimator):
 
     Source: Ahmadian et al. 2024. It is `n / (n - 1)` times GRPO's advantage without the division by the deviation.
     """
-
-    @dataclass(frozen=True, kw_only=True)
-    class Config:
-        """Nothing to set."""
 
     reads_old_log_probs = False
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.distillation import DistillationEstimator
 from cepo.algorithms.settings import DistillationConfig, TeacherConfig
+from cepo.sections import section
 from cepo.types import DivergenceConfig
 
 
@@ -18,11 +17,11 @@ class Sdpo(DistillationEstimator):
     Source: SDPO (2026), with the settings of the CEPO paper's comparison: decay 0.999, ground-truth answer, full vocabulary.
     """
 
-    @dataclass(frozen=True, kw_only=True)
+    @section
     class Config(DistillationConfig):
         """The distillation settings with this method's divergence and teacher."""
 
-        divergence: DivergenceConfig = field(default_factory=lambda: DivergenceConfig(kind="jsd"))
-        teacher: TeacherConfig = field(default_factory=lambda: TeacherConfig(source="ema"))
+        divergence: DivergenceConfig = DivergenceConfig(kind="jsd")
+        teacher: TeacherConfig = TeacherConfig(source="ema")
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -11,11 +11,9 @@ from typing import Any
 
 from cepo.algorithms import build_estimator
 from cepo.config.derived import chosen_launcher, needs_critic, num_devices
-from cepo.config.loader import build_run, plain_tree
 from cepo.config.paths import find_path, searched, split_function
 from cepo.config.plan import plan_lines
 from cepo.config.schema import ModelConfig, RewardConfig, RunConfig
-from cepo.config.sources import Origins
 from cepo.errors import ConfigError, did_you_mean
 
 MICROGEO_MODEL = "microgeo:model"
@@ -32,7 +30,6 @@ def check_config(config: RunConfig) -> list[str]:
     Raises:
         ConfigError: a value or a method's section is not acceptable, two settings are in conflict, or a file is missing.
     """
-    build_run(plain_tree(config), Origins())
     _check_batches(config)
     _check_sharding(config)
     _check_lengths(config)
@@ -128,7 +125,8 @@ def _positions_of(model: ModelConfig) -> int | None:
 
 def _check_method(config: RunConfig) -> None:
     name = config.algorithm.adv_estimator
-    estimator = build_estimator(name, config.algorithm.methods[name])
+    estimator = build_estimator(name, config.methods[name])
+    _require_file(f"algorithm.{name}.teacher.template", estimator.teacher.template)
     if estimator.needs_group and config.worker.rollout.n == 1:
         raise ConfigError(
             f"worker.rollout.n=1 with algorithm.adv_estimator={name}: this method compares the responses to one prompt "
@@ -254,8 +252,6 @@ def _check_files(config: RunConfig) -> None:
         _require_file("trainer.plugins", path)
     _require_folder("data.image_dir", data.image_dir)
     _require_folder("trainer.load_checkpoint_path", trainer.load_checkpoint_path)
-    template = config.algorithm.methods[config.algorithm.adv_estimator].get("teacher", {}).get("template")
-    _require_file(f"algorithm.{config.algorithm.adv_estimator}.teacher.template", template)
 
 
 def _check_rewards(reward: RewardConfig) -> None:

@@ -1,66 +1,95 @@
 """The settings of a run's data; a part of the schema."""
 
-# ruff: noqa: RUF009  (`option` returns a dataclass field: nothing mutable is shared between instances)
-
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
-from cepo.config.options import described, option, parts_of
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from cepo.config.paths import File, located_data
+from cepo.sections import section
 
 
-@dataclass(frozen=True, kw_only=True)
+def parts_of(text: str) -> list[str]:
+    """What a `Joined` setting names, one by one."""
+    return [part.strip() for part in text.split(",")]
+
+
+def _joined(value: Any) -> Any:
+    texts = isinstance(value, list) and value and all(isinstance(entry, str) and "," not in entry for entry in value)
+    return ",".join(value) if texts else value
+
+
+Joined = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[str])]
+"""Text that may name several things, separated by commas or as a list."""
+CountOrOff = Literal[-1] | Annotated[int, Field(ge=1)]
+"""At least 1; -1 turns the setting off."""
+
+
+def _located_sources(text: str) -> str:
+    return ",".join(map(located_data, parts_of(text)))
+
+
+@section
 class DataConfig:
     """`data.*`: where the problems come from and how prompts are made of them."""
 
-    train_files: str = field(
-        metadata=described(
-            "Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`; several as a list, or "
-            "separated by commas.",
-            joined=True,
-        )
+    train_files: Annotated[Joined, AfterValidator(_located_sources)] = Field(
+        description="Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`; several as a "
+        "list, or separated by commas."
     )
-    train_weights: list[float] | None = option(
+    train_weights: list[Annotated[float, Field(gt=0)]] | None = Field(
         None,
-        "Share of each of several training sets in every step, in their order, of any sum; null: all rows are one set.",
-        above=0,
+        description="Share of each of several training sets in every step, in their order, of any sum; null: all rows "
+        "are one set.",
     )
-    val_files: str | None = option(None, "Validation set, in the same forms; null: no validation.")
-    prompt_key: str = option("prompt", "Column with the question: text, or a list of chat messages.")
-    answer_key: str = option("answer", "Column with the reference answer.")
-    solution_key: str = option("solution", "Column with a worked solution; a dataset need not have it.")
-    image_key: str = option("images", "Column with the list of images; a row may have none.")
-    video_key: str = option("videos", "Column with the list of videos; a row may have none. Needs the extra `video`.")
-    video_fps: float = option(2.0, "Frames per second taken of a video.", above=0)
-    image_dir: str | None = option(
-        None,
-        "Folder that image and video paths given as text lie in; null: paths may lead anywhere.",
+    val_files: Annotated[str, AfterValidator(located_data)] | None = Field(
+        None, description="Validation set, in the same forms; null: no validation."
     )
-    max_prompt_length: int = option(512, "Prompt tokens, expanded image tokens included.", minimum=1)
-    max_response_length: int = option(512, "Tokens a response may have.", minimum=1)
-    rollout_batch_size: int = option(512, "Prompts per training step.", minimum=1)
-    mini_rollout_batch_size: int | None = option(
-        None, "Prompts sampled in one round under online filtering; null: rollout_batch_size.", minimum=1
+    prompt_key: str = Field("prompt", description="Column with the question: text, or a list of chat messages.")
+    answer_key: str = Field("answer", description="Column with the reference answer.")
+    solution_key: str = Field("solution", description="Column with a worked solution; a dataset need not have it.")
+    image_key: str = Field("images", description="Column with the list of images; a row may have none.")
+    video_key: str = Field(
+        "videos", description="Column with the list of videos; a row may have none. Needs the extra `video`."
     )
-    val_batch_size: int = option(-1, "Prompts per validation batch; -1: the whole set at once.", minimum=1, off=-1)
-    format_prompt: str | None = option(None, "Jinja file around the question (variable `content`); null: as it is.")
-    override_chat_template: str | None = option(None, "File with a chat template that replaces the model's own.")
-    shuffle: bool = option(True, "Visit the training rows in a seeded random order; false: in their own order.")
-    seed: int = option(1, "Seed of that order.", minimum=0)
-    min_pixels: int | None = option(
+    video_fps: float = Field(2.0, gt=0, description="Frames per second taken of a video.")
+    image_dir: File | None = Field(
+        None, description="Folder that image and video paths given as text lie in; null: paths may lead anywhere."
+    )
+    max_prompt_length: int = Field(512, ge=1, description="Prompt tokens, expanded image tokens included.")
+    max_response_length: int = Field(512, ge=1, description="Tokens a response may have.")
+    rollout_batch_size: int = Field(512, ge=1, description="Prompts per training step.")
+    mini_rollout_batch_size: int | None = Field(
+        None, ge=1, description="Prompts sampled in one round under online filtering; null: rollout_batch_size."
+    )
+    val_batch_size: CountOrOff = Field(-1, description="Prompts per validation batch; -1: the whole set at once.")
+    format_prompt: File | None = Field(
+        None, description="Jinja file around the question (variable `content`); null: as it is."
+    )
+    override_chat_template: File | None = Field(
+        None, description="File with a chat template that replaces the model's own."
+    )
+    shuffle: bool = Field(
+        True, description="Visit the training rows in a seeded random order; false: in their own order."
+    )
+    seed: int = Field(1, ge=0, description="Seed of that order.")
+    min_pixels: int | None = Field(
         262144,
-        "Enlarge images below this pixel count; null: the processor's own limit, which keeps small figures cheap.",
-        minimum=1,
+        ge=1,
+        description="Enlarge images below this pixel count; null: the processor's own limit, which keeps small figures "
+        "cheap.",
     )
-    max_pixels: int | None = option(
-        4194304, "Shrink images above this pixel count; null: the processor's own limit.", minimum=1
+    max_pixels: int | None = Field(
+        4194304, ge=1, description="Shrink images above this pixel count; null: the processor's own limit."
     )
-    filter_overlong_prompts: bool = option(
-        True, "Drop and count rows whose prompt exceeds max_prompt_length; false: such a row is an error."
+    filter_overlong_prompts: bool = Field(
+        True, description="Drop and count rows whose prompt exceeds max_prompt_length; false: such a row is an error."
     )
-    skip_bad_rows: bool = option(
+    skip_bad_rows: bool = Field(
         False,
-        "Drop and count rows with an unreadable image, a placeholder mismatch or an empty answer; false: an error.",
+        description="Drop and count rows with an unreadable image, a placeholder mismatch or an empty answer; false: "
+        "an error.",
     )
 
     @property

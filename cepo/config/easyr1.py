@@ -8,22 +8,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS
+from cepo.config.listing import written
 from cepo.config.sources import Origins
-from cepo.config.values import convert
 from cepo.errors import did_you_mean
+from cepo.sections import Tree
+from cepo.sections import section as pydantic_section
 
 logger = logging.getLogger(__name__)
 
-_MISSING = object()
 _KINDS: Mapping[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "dict": Mapping[str, Any]}
 
 
 @dataclass(frozen=True)
 class EngineKey:
-    """Why a key has no effect; `only` are the values that may be given, where another would change the result."""
+    """Why a key has no effect; `only` is the value that may be given, where another would change the result."""
 
     reason: str
-    only: tuple[Any, ...] | None = None
+    only: bool | int | None = None
     remedy: str = ""
 
 
@@ -33,7 +34,7 @@ _DERIVED = "it follows from other keys"
 
 _OF_A_TRAINED_MODEL: Mapping[str, EngineKey] = {
     "strategy": EngineKey("FSDP2 is the only strategy"),
-    "ulysses_size": EngineKey("sequences are not split", (1,), "Sequence parallelism is not available."),
+    "ulysses_size": EngineKey("sequences are not split", 1, "Sequence parallelism is not available."),
     "global_batch_size_per_device": EngineKey(_DERIVED),
     "optim.training_steps": EngineKey(_DERIVED),
     "fsdp.use_orig_params": EngineKey(_FSDP1),
@@ -42,7 +43,7 @@ _OF_A_TRAINED_MODEL: Mapping[str, EngineKey] = {
 
 ENGINE_KEYS: Mapping[str, EngineKey] = {
     "data.filter_overlong_prompts_workers": EngineKey("one process checks about 1,000 rows with images per second"),
-    "worker.hybrid_engine": EngineKey("trainer and generator always share the device", (True,), "Leave it out."),
+    "worker.hybrid_engine": EngineKey("trainer and generator always share the device", True, "Leave it out."),
     **{f"worker.actor.{key}": entry for key, entry in _OF_A_TRAINED_MODEL.items()},
     **{f"worker.actor.{name}": EngineKey(_DERIVED) for name in ("disable_kl", "use_kl_loss", "kl_penalty", "kl_coef")},
     "worker.actor.use_torch_compile": EngineKey("nothing is compiled by this release"),
@@ -83,50 +84,64 @@ def engine_key_of(key: str) -> EngineKey | None:
 def drop_empty_values(tree: dict[str, Any]) -> None:
     """Take out of a resolved tree what says "none given" in EasyR1, so that this package's default applies or is asked for."""
     for key, empty in NONE_GIVEN.items():
-        section, _, name = key.rpartition(".")
-        around = _value_at(tree, section)
-        if isinstance(around, dict) and name in around and around[name] == empty:
+        *sections, name = key.split(".")
+        around: Any = tree
+        for section in sections:
+            around = around[section] if isinstance(around, dict) else {}
+        if name in around and around[name] == empty:
             del around[name]
 
 
-def refuse_unknown_engine_keys(key: str, value: Any, origins: Origins) -> None:
-    """Raise `ConfigError` where a section that this release does not read holds a key that EasyR1 does not have."""
-    known = [*EASYR1_KEYS, *INTERNAL_KEYS]
-    for leaf, below in _leaves(key, value):
-        section = f"{leaf}."
-        if leaf in known or (below is None and any(name.startswith(section) for name in known)):
-            continue
-        siblings = [name for name in known if name.startswith(f"{key.rpartition('.')[0]}.")]
-        raise origins.error(leaf, f"unknown key '{leaf}'.{did_you_mean(leaf, siblings)}")
+def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, Tree]:
+    """The resolved tree without the keys that have no effect, and these by dotted key.
+
+    Raises:
+        ConfigError: a key that EasyR1 does not have, a value of the wrong type, or one that asks for what is not done.
+    """
+    without_effect: Tree = {}
+
+    def kept(section: Tree, path: str) -> Tree:
+        result: Tree = {}
+        for name, value in section.items():
+            key = f"{path}{name}"
+            entry = engine_key_of(key)
+            if entry is not None:
+                without_effect.update({leaf: _accepted(leaf, below, origins) for leaf, below in _leaves(key, value)})
+            elif isinstance(value, dict) and any(engine.startswith(f"{key}.") for engine in ENGINE_KEYS):
+                result[name] = kept(value, f"{key}.")
+            else:
+                result[name] = value
+        return result
+
+    return kept(tree, ""), without_effect
 
 
-def refuse_engine_keys(tree: Mapping[str, Any], origins: Origins) -> None:
-    """Raise `ConfigError` for a value of the wrong type, or one that asks for what this release does not do."""
-    for section in ENGINE_KEYS:
-        for key, value in _leaves(section, _value_at(tree, section)):
-            if key in EASYR1_KEYS and value is not _MISSING:
-                kind = EASYR1_KEYS[key].kind
-                hint = _KINDS[kind.removesuffix("?")]
-                convert(value, hint | None if kind.endswith("?") else hint, key=key, origins=origins)
-    for key, entry in ENGINE_KEYS.items():
-        value = _value_at(tree, key)
-        if value is _MISSING or entry.only is None:
-            continue
-        if not any(value == only and type(value) is type(only) for only in entry.only):
-            accepted = str(entry.only[0]).lower()
-            raise origins.error(key, f"{key} must be {accepted}, got {str(value).lower()}. {entry.remedy}")
+def _accepted(key: str, value: Any, origins: Origins) -> Any:
+    known, (section, _, name) = [*EASYR1_KEYS, *INTERNAL_KEYS], key.rpartition(".")
+    if key not in known and not (value is None and any(other.startswith(f"{key}.") for other in known)):
+        siblings = [other for other in known if other.startswith(f"{section}.")]
+        raise origins.error(key, f"unknown key '{key}'.{did_you_mean(key, siblings)}")
+    if key in EASYR1_KEYS:
+        kind = EASYR1_KEYS[key].kind
+        hint = _KINDS[kind.removesuffix("?")]
+        declared = type("Key", (), {"__annotations__": {name: hint | None if kind.endswith("?") else hint}})
+        value = getattr(origins.read(pydantic_section(declared), {name: value}, path=section), name)
+    entry = engine_key_of(key)
+    if entry is not None and entry.only is not None and value != entry.only:
+        raise origins.error(key, f"{key} must be {written(entry.only)}, got {written(value)}. {entry.remedy}")
+    return value
 
 
-def report_engine_keys(tree: Mapping[str, Any], origins: Origins) -> None:
-    """Log one notice that lists the engine keys of the resolved tree with their places, by the reason they have no effect."""
+def report_engine_keys(without_effect: Tree, origins: Origins) -> None:
+    """Log one notice that lists keys without effect with their places, by the reason they have none."""
     by_reason: dict[str, list[str]] = {}
-    for section, entry in ENGINE_KEYS.items():
-        for key, value in _leaves(section, _value_at(tree, section)):
-            if value is not _MISSING:
-                by_reason.setdefault(entry.reason, []).append(f"{key} ({origins.place_of(key)})")
+    for key in without_effect:
+        entry = engine_key_of(key)
+        assert entry is not None
+        by_reason.setdefault(entry.reason, []).append(f"{key} ({origins.place_of(key)})")
     if by_reason:
         lines = [f"\n  {reason}: {', '.join(keys)}" for reason, keys in by_reason.items()]
-        count = sum(map(len, by_reason.values()))
+        count = len(without_effect)
         logger.warning("%d EasyR1 key%s without effect here:%s", count, "s" if count > 1 else "", "".join(lines))
 
 
@@ -137,12 +152,3 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{key}.{name}", below)
     else:
         yield key, value
-
-
-def _value_at(tree: Any, key: str) -> Any:
-    """The value at a dotted key, or the marker of a missing one."""
-    for part in key.split("."):
-        if not isinstance(tree, Mapping) or part not in tree:
-            return _MISSING
-        tree = tree[part]
-    return tree

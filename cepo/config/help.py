@@ -84,10 +84,8 @@ def _sections() -> set[str]:
 
 
 def _described(setting: Setting) -> str:
-    head = f"{setting.key}={'(required)' if setting.default is None else setting.default}"
-    meaning = (
-        f"{setting.help} {setting.accepted.capitalize()}." if setting.help else f"{setting.accepted.capitalize()}."
-    )
+    head = f"{setting.key}={setting.written_default or '(required)'}"
+    meaning = f"{setting.help} {setting.accepted.capitalize()}."
     return f"{head}\n{textwrap.fill(meaning, _WIDTH, initial_indent='    ', subsequent_indent='    ')}"
 
 

@@ -1,18 +1,19 @@
-"""All settings with what they accept and mean, for `--help`, completion and the generated pages."""
+"""All settings with what they accept and mean, for `--help`, completion, the generated pages and the JSON schema."""
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Union
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from cepo.algorithms import available_estimators, estimator_class
-from cepo.config.options import has_default, rule_of
-from cepo.config.schema import RunConfig
-from cepo.config.values import accepted_type
+from cepo.config.schema import RunSettings
+from cepo.sections import Tree, accepted_range, accepted_type, choices_of, default_tree, leaves_of
+
+REQUIRED = object()
+"""The default of a setting that has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,34 +21,39 @@ class Setting:
     """One dotted key.
 
     Attributes:
-        default: as it is written on the command line; None where the setting is required.
+        default: its value where nothing is given, or `REQUIRED`.
         accepted: its type and bounds, in words.
         choices: the words it takes; empty where there are too many to list.
-        help: what it means; empty for settings of a method, which docs/methods.md describes.
+        help: what it means.
     """
 
     key: str
-    default: str | None
+    default: Any
     accepted: str
     choices: tuple[str, ...]
     help: str
 
+    @property
+    def written_default(self) -> str | None:
+        """The default as the command line takes it; None where the setting is required."""
+        return None if self.default is REQUIRED else written(self.default)
 
-def settings_of(section: type[Any] = RunConfig, path: str = "") -> Iterator[Setting]:
-    """The settings of a section in the schema's order, nested sections in place; methods have sections of their own."""
-    hints = typing.get_type_hints(section)
-    for field in dataclasses.fields(section):
-        name, hint, rule = f"{path}{field.name}", hints[field.name], rule_of(field)
-        if dataclasses.is_dataclass(hint):
-            yield from settings_of(typing.cast("type[Any]", hint), f"{name}.")
-        elif not rule.internal:
-            yield Setting(
-                key=name,
-                default=_default(field) if has_default(field) else None,
-                accepted=accepted_type(hint) + (f", {rule.accepted_range()}" if rule.accepted_range() else ""),
-                choices=_choices(hint),
-                help=rule.help,
-            )
+
+def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Setting]:
+    """The settings of a section in the order of their declaration; methods have sections of their own."""
+    defaults = default_tree(section)
+    for key, node in leaves_of(TypeAdapter(section).json_schema()):
+        default: Any = defaults
+        for part in key.split("."):
+            default = default.get(part, REQUIRED)
+        bounds = accepted_range(node)
+        yield Setting(
+            key=f"{path}{key}",
+            default=default,
+            accepted=f"{accepted_type(node)}, {bounds}" if bounds else accepted_type(node),
+            choices=choices_of(node),
+            help=node.get("description", ""),
+        )
 
 
 def method_settings(name: str) -> list[Setting]:
@@ -65,17 +71,13 @@ def written(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _default(field: dataclasses.Field[Any]) -> str:
-    return written(field.default if field.default is not dataclasses.MISSING else field.default_factory())  # type: ignore[misc]
-
-
-def _choices(hint: Any) -> tuple[str, ...]:
-    """The words of an annotation that takes nothing else."""
-    if typing.get_origin(hint) is Literal:
-        return tuple(map(str, typing.get_args(hint)))
-    if hint is bool:
-        return ("true", "false")
-    if typing.get_origin(hint) in (Union, types.UnionType):
-        parts = [("null",) if part is type(None) else _choices(part) for part in typing.get_args(hint)]
-        return tuple(word for words in parts for word in words) if all(parts) else ()
-    return ()
+def run_schema() -> Tree:
+    """The JSON schema of a whole configuration, the sections of all registered methods under `algorithm` among it."""
+    kinds = {"": RunSettings, **{name: estimator_class(name).Config for name in available_estimators()}}
+    schemas, shared = TypeAdapter.json_schemas(
+        [(name, "validation", TypeAdapter(kind)) for name, kind in kinds.items()]
+    )
+    definitions = shared["$defs"]
+    run = schemas["", "validation"]
+    definitions["AlgorithmConfig"]["properties"] |= {name: schemas[name, "validation"] for name in kinds if name}
+    return {**definitions[str(run["$ref"]).rpartition("/")[2]], "$defs": definitions}

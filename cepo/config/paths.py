@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 import cepo
 
@@ -48,6 +51,10 @@ def located(path: str) -> str:
     """`path` itself where it exists or cannot be found; the absolute path where only the repository has it."""
     found = find_path(path)
     return path if found is None or found == Path(path) else str(found)
+
+
+File = Annotated[str, AfterValidator(located)]
+"""A setting that names a file or a folder; a shipped one that the working directory does not have by its whole path."""
 
 
 def located_data(name: str) -> str:

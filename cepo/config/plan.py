@@ -66,7 +66,7 @@ def _settings_not_read(config: RunConfig) -> list[str]:
         value = getattr(algorithm, key)
         if value != 1.0 and key not in shared:
             lines.append(f"algorithm.{key}={value:g} has no effect: {name} has no such setting")
-        elif value != 1.0 and algorithm.methods[name][shared[key]] != value:
+        elif value != 1.0 and config.methods[name][shared[key]] != value:
             lines.append(f"algorithm.{key}={value:g} has no effect: algorithm.{name}.{shared[key]} wins")
     return lines
 

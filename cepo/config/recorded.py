@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from cepo.config.options import parts_of
+from cepo.config.data_schema import parts_of
 from cepo.config.paths import PACKAGE_FOLDER, REPOSITORY_FOLDER, find_path, split_function
 from cepo.config.sources import Origins, Source, read_file
 from cepo.errors import ConfigError

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -14,7 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cepo.config.paths import find_config_file, searched
 from cepo.errors import ConfigError
+from cepo.sections import SectionError, read_section
 
+_Section = TypeVar("_Section")
 _ARGUMENT_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
@@ -47,6 +49,18 @@ class Origins:
         """A `ConfigError` that begins with the place that set `key`, where one is known."""
         place = self.place_of(key)
         return ConfigError(message if place is None else f"{place}: {message}")
+
+    def read(self, kind: type[_Section], tree: Any, **reading: Any) -> _Section:
+        """`read_section` with the file and line, or the argument, of each fault.
+
+        Raises:
+            ConfigError: as `read_section`.
+        """
+        try:
+            return read_section(kind, tree, texts=self.arguments, **reading)
+        except SectionError as error:
+            messages = [str(self.error(fault.key, fault.message)) for fault in error.faults]
+            raise ConfigError("\n".join(messages)) from None
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,7 @@ def estimate_needs(config: RunConfig, *, cpu_engine: bool, shape_of_path: ShapeO
     """
     look_up = shape_of_path or _shape_from_file
     actor, rollout = config.worker.actor, config.worker.rollout
-    estimator = build_estimator(
-        config.algorithm.adv_estimator, config.algorithm.methods[config.algorithm.adv_estimator]
-    )
+    estimator = build_estimator(config.algorithm.adv_estimator, config.methods[config.algorithm.adv_estimator])
     settings = actor.model
     model = look_up(settings.model_path, settings.trust_remote_code, settings.override_config, settings.lora)
     training = TrainingShape(

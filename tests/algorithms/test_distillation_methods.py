@@ -80,13 +80,13 @@ def test_the_published_recipes_of_both_methods_can_be_written_down() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"weight": -1.0}, r"algorithm\.opsd\.weight is -1\.0; accepted: 0 or a positive number"),
-        ({"policy_weight": math.inf}, r"algorithm\.opsd\.policy_weight is inf; accepted"),
-        ({"weight": 0.0}, r"algorithm\.opsd\.weight is 0\.0 with policy_weight 0\.0; accepted: .*nothing is learned"),
-        ({"divergence": {"knd": "jsd"}}, r"algorithm\.opsd\.divergence\.knd is unknown\. Did you mean 'kind'\?"),
+        ({"weight": -1.0}, r"algorithm\.opsd\.weight must be at least 0, got -1\.0"),
+        ({"policy_weight": math.inf}, r"algorithm\.opsd\.policy_weight must be at least 0, got inf"),
+        ({"weight": 0.0}, r"algorithm\.opsd: weight and policy_weight are both 0, so that nothing is learned"),
+        ({"divergence": {"knd": "jsd"}}, r"unknown key 'algorithm\.opsd\.divergence\.knd'\. Did you mean 'kind'\?"),
         (
             {"divergence": {"support": "sampled"}},
-            r"algorithm\.opsd\.divergence\.support is sampled with kind forward_kl",
+            r"algorithm\.opsd\.divergence: support is sampled with kind forward_kl",
         ),
         ({"positive": {"source": "solutions"}}, r"algorithm\.opsd\.positive\.source .*Did you mean 'solution'"),
     ],

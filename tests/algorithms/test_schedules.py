@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from cepo.algorithms.settings import EvidenceConfig
-from cepo.errors import ConfigError
 
 
 def test_default_is_a_half_at_step_0_and_0_from_step_25_on() -> None:
@@ -73,5 +73,5 @@ def test_a_resumed_run_reads_the_same_lambda(step: int) -> None:
     ],
 )
 def test_values_outside_their_range_are_refused_with_the_name_of_the_setting(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=key):
+    with pytest.raises(ValidationError, match=key):
         EvidenceConfig(**{key: value})  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pytest
 import cepo
 import cepo.train
 from cepo.cli import COMMANDS, main
-from cepo.config.loader import known_keys
+from cepo.config.listing import settings_of
 
 REPOSITORY = Path(cepo.__file__).resolve().parents[1]
 
@@ -52,7 +52,7 @@ def test_the_module_form_of_training_has_the_same_help(capsys: pytest.CaptureFix
 def test_help_for_a_section_has_each_of_its_settings_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "--help", "data"]) == 0
     shown = re.findall(r"^(data\.\w+)=(\S+)$", capsys.readouterr().out, flags=re.MULTILINE)
-    assert [key for key, _ in shown] == [key for key in known_keys() if key.startswith("data.")]
+    assert [key for key, _ in shown] == [setting.key for setting in settings_of() if setting.key.startswith("data.")]
     assert dict(shown)["data.max_prompt_length"] == "512"
     assert dict(shown)["data.seed"] == "1"
 

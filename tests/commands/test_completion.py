@@ -12,7 +12,7 @@ import pytest
 
 from cepo.cli import COMMANDS, main
 from cepo.commands.completion import OPTIONS, TAKE_SETTINGS
-from cepo.config.loader import known_keys
+from cepo.config.listing import settings_of
 
 BASH = """
 source "$1"; cd "$2"
@@ -78,7 +78,7 @@ def test_bash_knows_every_key_of_the_schema_and_no_file_where_a_value_has_its_wo
 ) -> None:
     for command in TAKE_SETTINGS:
         found = answered(["bash", "--norc", "-c", BASH, "bash", str(script), str(tmp_path), f"cepo {command} "])
-        assert {f"{key}=" for key in known_keys()} | {"config="} <= set(found)
+        assert {f"{setting.key}=" for setting in settings_of()} | {"config="} <= set(found)
         assert len(found) == len(set(found))
 
 

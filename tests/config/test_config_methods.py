@@ -16,9 +16,9 @@ REPOSITORY = Path(__file__).parents[2]
 
 def test_the_chosen_method_gets_its_whole_section_and_a_written_one_of_another_is_kept() -> None:
     run = load("algorithm.adv_estimator=cepo", "algorithm.rlsd.clip_radius=0.2")
-    assert set(run.algorithm.methods) == {"cepo", "rlsd"}
-    assert run.algorithm.methods["rlsd"]["clip_radius"] == 0.2
-    assert run.algorithm.methods["cepo"]["negative"]["source"] == "peer_answer"
+    assert set(run.methods) == {"cepo", "rlsd"}
+    assert run.methods["rlsd"]["clip_radius"] == 0.2
+    assert run.methods["cepo"]["negative"]["source"] == "peer_answer"
 
 
 def test_an_unknown_method_is_named_with_the_known_ones_and_its_line(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_plugin_is_imported_before_its_section_is_checked(tmp_path: Path) -> N
     plugin.write_text(PLUGIN.format(name="custom_for_config_test"))
     arguments = [f"trainer.plugins=[{plugin}]", "algorithm.adv_estimator=custom_for_config_test"]
     run = load(*arguments)
-    assert run.algorithm.methods["custom_for_config_test"] == {"strength": 0.25}
+    assert run.methods["custom_for_config_test"] == {"strength": 0.25}
     message = message_of([*REQUIRED, *arguments, "algorithm.custom_for_config_test.strenght=1"])
     assert "strength" in message
 
@@ -101,4 +101,4 @@ def test_no_module_of_the_config_knows_a_method() -> None:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant) and node.value == "cepo"
     ]
-    assert constants == [("paths.py", "cepo"), ("schema.py", "cepo")]
+    assert constants == [("paths.py", "cepo"), ("trainer_schema.py", "cepo")]

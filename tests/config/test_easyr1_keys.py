@@ -18,10 +18,11 @@ from jinja2.sandbox import SandboxedEnvironment
 from cepo.config import check_config, load_config
 from cepo.config.easyr1 import ENGINE_KEYS, NONE_GIVEN, engine_key_of, is_engine_key
 from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS, OTHER_DEFAULTS, OTHER_MEANINGS, EasyR1Key
-from cepo.config.loader import default_settings, known_keys
+from cepo.config.listing import settings_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES_DATA_AND_MODEL = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
+OURS = {setting.key: setting.default for setting in settings_of()}
 HONOURED = [key for key in EASYR1_KEYS if not is_engine_key(key)]
 
 
@@ -107,15 +108,15 @@ def test_the_fields_that_easyr1_fills_itself_are_those_of_the_reference() -> Non
 
 def test_every_key_is_honoured_or_has_a_reason_why_it_has_no_effect() -> None:
     assert {key for key in [*EASYR1_KEYS, *INTERNAL_KEYS] if not is_engine_key(key)} == set(HONOURED)
-    assert set(HONOURED) <= set(known_keys())
-    assert not {key for key in known_keys() if is_engine_key(key)}
+    assert set(HONOURED) <= set(OURS)
+    assert not {key for key in OURS if is_engine_key(key)}
     for section in ENGINE_KEYS:
         assert any(key == section or key.startswith(f"{section}.") for key in [*EASYR1_KEYS, *INTERNAL_KEYS]), section
 
 
 @pytest.mark.parametrize("key", HONOURED)
 def test_a_default_is_easyr1s_or_differs_for_a_stated_reason(key: str) -> None:
-    ours, theirs = default_settings().get(key, "required"), EASYR1_KEYS[key].default
+    ours, theirs = OURS[key], EASYR1_KEYS[key].default
     assert (ours != theirs) == (key in OTHER_DEFAULTS), f"{key}: {ours!r} here, {theirs!r} in EasyR1"
     assert type(ours) is type(theirs) or key in OTHER_DEFAULTS
 
@@ -144,7 +145,7 @@ def test_a_yaml_with_every_key_at_its_documented_default_resolves_with_one_notic
         for part in key.split("."):
             value = getattr(value, part)
         if f"{key}=" not in "".join(NAMES_DATA_AND_MODEL):
-            expected = default_settings()[key] if key in NONE_GIVEN else defaults[key]
+            expected = OURS[key] if key in NONE_GIVEN else defaults[key]
             assert value == expected, key
 
 

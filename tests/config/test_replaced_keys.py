@@ -49,7 +49,7 @@ def test_the_forks_script_is_told_its_own_values_in_lines_that_resolve(tmp_path:
         assert f"{argument.partition('=')[0]} (argument '{argument}')" in message
     for run in pasted(message, tmp_path):
         assert run.algorithm.adv_estimator == "cepo"
-        section = run.algorithm.methods["cepo"]
+        section = run.methods["cepo"]
         assert (section["lambda_init"], section["lambda_decay_steps"], section["clip_radius"]) == (0.4, 20, 0.2)
         assert (section["teacher"]["source"], section["positive"]["source"]) == ("actor", "ground_truth")
 
@@ -61,7 +61,7 @@ def test_keys_in_a_file_are_named_with_their_lines_and_answered_in_its_form(tmp_
     assert f"algorithm.rlsd_epsilon_w ({tmp_path / 'run.yaml'}, line 4)" in message
     assert "\n\nalgorithm:\n  rlsd:\n    lambda_init: 0.3\n    clip_radius: 0.1\n    teacher:\n" in message
     for run in pasted(message, tmp_path):
-        assert run.algorithm.methods["rlsd"]["teacher"]["sync_every"] == 10
+        assert run.methods["rlsd"]["teacher"]["sync_every"] == 10
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_switch_that_is_on_is_answered_by_what_it_turned_on(
     argument: str, key: str, value: str, tmp_path: Path
 ) -> None:
     for run in pasted(message_of([argument]), tmp_path):
-        setting: Any = run.algorithm.methods["cepo"]
+        setting: Any = run.methods["cepo"]
         for part in key.split("."):
             setting = setting[part]
         assert setting == value

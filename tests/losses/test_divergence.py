@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
-from cepo.errors import ConfigError
 from cepo.losses.divergence import distillation_losses, distillation_metrics, importance_weight, token_divergence
 from cepo.metrics import results
 from cepo.types import DivergenceConfig
@@ -307,20 +307,15 @@ def test_metrics_count_tokens_with_a_weight_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"kind": "jd"}, r"kind is 'jd'\. Did you mean 'jsd'\?"),
-        ({"jsd_weight": 0.0}, r"jsd_weight is 0\.0; accepted: 0 < jsd_weight < 1"),
-        ({"jsd_weight": 1.0}, r"jsd_weight is 1\.0; accepted: 0 < jsd_weight < 1"),
-        ({"support": "sampled"}, r"support is sampled with kind forward_kl; accepted: kind reverse_kl"),
-        ({"support": "top_k"}, r"support is 'top_k'\. Did you mean 'topk'\?"),
-        ({"topk": 0}, r"topk is 0; accepted: a positive number"),
-        ({"topk_from": "both"}, r"topk_from is 'both'\. Accepted: student, teacher"),
-        ({"clip": 0.0}, r"clip is 0\.0; accepted: a positive number, or null"),
-        ({"clip_mode": "vocab"}, r"clip_mode is 'vocab'\. .*vocab_entry"),
-        ({"importance_clip": -1.0}, r"importance_clip is -1\.0; accepted: a positive number, or null"),
-    ],
-)
-def test_a_bad_setting_is_refused_with_what_is_accepted(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        with_(FORWARD, **changes)
+    ("key", "value"),
+    [("kind", "jd"), ("jsd_weight", 0.0), ("jsd_weight", 1.0), ("support", "top_k"), ("topk", 0), ("topk_from", "both"),
+     ("clip", 0.0), ("clip_mode", "vocab"), ("importance_clip", -1.0)],
+)  # fmt: skip
+def test_a_value_outside_its_range_is_refused_with_its_name(key: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=rf"DivergenceConfig\n{key}\n"):
+        with_(FORWARD, **{key: value})
+
+
+def test_the_sampled_token_serves_reverse_kl_alone() -> None:
+    with pytest.raises(ValidationError, match="support is sampled with kind forward_kl"):
+        with_(FORWARD, support="sampled")

@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from cepo.config.schema import TrainerConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, EngineError
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from cepo.config.schema import TrainerConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.progress import SECONDS_BETWEEN_LINES
 from cepo.runtime.ray.cluster import Reservation, worker_environment

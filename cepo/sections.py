@@ -1,0 +1,308 @@
+"""How a section of settings is declared, and the one reader of sections, whose errors name key, value and what is accepted."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast, dataclass_transform
+
+from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_core.core_schema import CoreSchema
+
+from cepo.errors import ConfigError, did_you_mean
+
+Tree = dict[str, Any]
+"""Keys and values as YAML gives them; a JSON schema is such a tree too."""
+
+_Section = TypeVar("_Section")
+_RULES = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_PLAIN_TYPES = {"integer": "an integer", "number": "a number", "boolean": "true or false", "string": "text"}
+_WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_BOUNDS = (
+    ("minimum", "at least"),
+    ("exclusiveMinimum", "above"),
+    ("maximum", "at most"),
+    ("exclusiveMaximum", "below"),
+)
+_UNKNOWN = ("unexpected_keyword_argument", "extra_forbidden")
+_OUT_OF_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number")
+_WRONG_LENGTH = ("too_short", "too_long")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field, dataclasses.field))
+def section(declared: type[_Section]) -> type[_Section]:
+    """Class decorator of a section of settings: a frozen pydantic dataclass, checked whenever an instance is made.
+
+    Types are strict (3.0 is no integer, true is no number), numbers are finite, unknown keys are refused. `Field` takes the
+    default, the bounds and the description of a setting.
+    """
+
+    def read_from_mapping(cls: type[_Section], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = inner = cast("Tree", handler(source))
+        while inner["type"] != "dataclass":  # validators of the whole section stand around it
+            inner = inner["schema"]
+        inner["strict"] = False  # else a strict section takes instances alone
+        return cast("CoreSchema", schema)
+
+    setattr(declared, "__get_pydantic_core_schema__", classmethod(read_from_mapping))  # noqa: B010
+    is_plain = dataclasses.is_dataclass(declared)
+    frozen = not is_plain or declared.__dataclass_params__.frozen  # a plug-in's own dataclass may not be
+    return pydantic_dataclass(frozen=frozen, kw_only=True, config=_RULES)(declared)
+
+
+def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
+    """The settings of a section by name, in the order in which they are declared."""
+    return kind.__pydantic_fields__
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What is wrong with one key. `rank` orders faults: unknown keys, then values, then what is missing."""
+
+    key: str
+    message: str
+    rank: int
+
+
+class SectionError(ConfigError):
+    """A section cannot be read; one line for each fault."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__("\n".join(fault.message for fault in faults))
+        self.faults = faults
+
+
+def read_section(
+    kind: type[_Section],
+    tree: Any,
+    *,
+    path: str = "",
+    texts: Mapping[str, str] | None = None,
+    schema: Callable[[], Tree] | None = None,
+    elsewhere: Sequence[str] = (),
+) -> _Section:
+    """The section `kind` from a mapping. A key that is not given keeps its default, inside nested sections too.
+
+    Text that spells a number or a truth value is read as one; nothing else changes its type.
+
+    Args:
+        path: the dotted key of the section itself.
+        texts: what was written for a key before YAML took it for a number.
+        schema: the JSON schema that messages are worded by; by default that of `kind`.
+        elsewhere: dotted keys to suggest in place of an unknown one, beside those of the schema.
+
+    Raises:
+        SectionError: unknown key, wrong type, value out of bounds, or a required setting is missing.
+    """
+    adapter = TypeAdapter(kind)
+    given = _merged(default_tree(kind), tree) if isinstance(tree, Mapping) else tree
+    try:
+        return adapter.validate_python(given)
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    words = Wording(schema() if schema else adapter.json_schema(), path, elsewhere)
+    if sum(_respelled(given, words, error, texts or {}) for error in errors):
+        try:
+            return adapter.validate_python(given)
+        except ValidationError as error:
+            errors = error.errors(include_url=False)
+    raise SectionError(words.faults(errors))
+
+
+def default_tree(kind: type[Any]) -> Tree:
+    """The defaults of a section as a plain tree; settings without a default are left out."""
+    tree: Tree = {}
+    for name, field in fields_of(kind).items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        if isinstance(field.annotation, type) and is_pydantic_dataclass(field.annotation):
+            tree[name] = default_tree(field.annotation) if default is None else dataclasses.asdict(default)
+        elif not field.is_required():
+            tree[name] = default
+    return tree
+
+
+def _merged(below: Tree, above: Mapping[str, Any]) -> Tree:
+    """`above` over `below`: mappings are joined, all else is replaced."""
+    tree = copy.deepcopy(below)
+    for name, value in above.items():
+        inner = tree.get(name)
+        joined = isinstance(value, Mapping) and isinstance(inner, dict)
+        tree[name] = _merged(cast("Tree", inner), cast("Tree", value)) if joined else copy.deepcopy(value)
+    return tree
+
+
+def _respelled(tree: Any, words: Wording, error: ErrorDetails, texts: Mapping[str, str]) -> bool:
+    """Puts the number, truth value or text that a value spells in its place; false where it spells none."""
+    steps, _ = words.walk(error["loc"])
+    value, kind = error["input"], error["type"]
+    if kind in ("int_type", "float_type") and isinstance(value, str):
+        try:
+            spelled: Any = int(value) if kind == "int_type" else float(value)
+        except ValueError:
+            return False
+    elif kind == "bool_type" and isinstance(value, int | str):
+        spelled = _WORDS.get(str(value).lower())
+    elif kind == "string_type":
+        spelled = texts.get(words.key(steps)) if isinstance(value, int | float) else None
+    else:
+        return False
+    if spelled is None:
+        return False
+    for step in steps[:-1]:
+        tree = tree[step]
+    tree[steps[-1]] = spelled
+    return True
+
+
+class Wording:
+    """Messages about the values of one section, in the words of its JSON schema."""
+
+    def __init__(self, schema: Tree, path: str, elsewhere: Sequence[str]) -> None:
+        self._schema, self._path, self._elsewhere = schema, path, elsewhere
+
+    def walk(self, location: Sequence[int | str]) -> tuple[list[int | str], Tree]:
+        """The part of pydantic's location that is a key (the rest names a branch of a union), and that key's schema."""
+        node, steps = resolved(self._schema, self._schema), list[int | str]()
+        for step in location:
+            inside = _main(node)
+            below = inside.get("items") if isinstance(step, int) else inside.get("properties", {}).get(step)
+            if below is None:
+                break
+            node = resolved(below, self._schema)
+            steps.append(step)
+        return steps, node
+
+    def key(self, steps: Sequence[int | str]) -> str:
+        """`a.b[0]` behind the path of the section."""
+        dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+        return f"{self._path}{dotted}" if self._path else dotted.removeprefix(".")
+
+    def faults(self, errors: Sequence[ErrorDetails]) -> list[Fault]:
+        """One fault for each key: a bound that is broken says more than a type that is another branch's."""
+        found: dict[str, Fault] = {}
+        for error in sorted(errors, key=lambda error: error["type"] in _OUT_OF_BOUNDS):
+            fault = self._fault(error)
+            found[fault.key] = fault
+        return sorted(found.values(), key=lambda fault: fault.rank)
+
+    def _fault(self, error: ErrorDetails) -> Fault:
+        kind, value = error["type"], error["input"]
+        steps, node = self.walk(error["loc"])
+        key = self.key(steps)
+        if kind in _UNKNOWN:
+            name = str(error["loc"][len(steps)])
+            return Fault(key=self.key([*steps, name]), message=self._unknown(name, key, node), rank=0)
+        if kind in ("missing", "missing_argument"):
+            missing = " ".join([f"{key} is required and not set.", node.get("description", "")]).strip()
+            return Fault(key=key, message=missing, rank=2)
+        if kind in ("value_error", "assertion_error"):
+            message = f"{key}: {error.get('ctx', {}).get('error', error['msg'])}"
+        elif kind in ("dataclass_type", "dataclass_exact_type", "model_type"):
+            message = f"{key} must be a section with keys, got {shown(value)}."
+        elif kind in _WRONG_LENGTH:
+            message = f"{key} must have {_main(node).get('minItems')} entries, got {len(value)}: {value}."
+        elif kind in _OUT_OF_BOUNDS:
+            message = f"{key} must be {accepted_range(node) or 'a finite number'}, got {shown_number(value)}."
+        else:
+            near = did_you_mean(str(value), choices_of(node))
+            quote = " Write it in quotes." if kind == "string_type" and isinstance(value, int | float) else ""
+            message = f"{key} must be {accepted_type(node)}, got {shown(value)}.{near}{quote}"
+        return Fault(key=key, message=message, rank=1)
+
+    def _unknown(self, name: str, around: str, node: Tree) -> str:
+        known, path = list(_main(node).get("properties", {})), f"{around}." if around else ""
+        beside = {key.removeprefix(path).partition(".")[0] for key in self._elsewhere if key.startswith(path)}
+        near = did_you_mean(name, [*known, *sorted(beside - set(known))])
+        dotted = [self.key([]) + key for key, _ in leaves_of(self._schema)] if not self._path else []
+        same_name = [key for key in [*dotted, *self._elsewhere] if key.rpartition(".")[2] == name]
+        if same_name:
+            near = f" Did you mean '{same_name[0]}'?"
+        where = f"under '{around}'" if around else "at the top"
+        return f"unknown key '{path}{name}'.{near} Known {where}: {', '.join(known) or '(none)'}."
+
+
+def leaves_of(schema: Tree, node: Tree | None = None, path: str = "") -> Iterator[tuple[str, Tree]]:
+    """Dotted key and schema of every setting. A mapping whose entries have no defaults is one setting, not a section."""
+    around = resolved(node or schema, schema)
+    for name, below in around.get("properties", {}).items():
+        inner = resolved(below, schema)
+        entries = inner.get("properties", {}).values()
+        if "properties" in inner and ("required" in inner or any({"default", "$ref"} & set(each) for each in entries)):
+            yield from leaves_of(schema, inner, f"{path}{name}.")
+        elif "properties" not in inner or entries:
+            yield f"{path}{name}", inner
+
+
+def resolved(node: Tree, schema: Tree) -> Tree:
+    """The schema that a `$ref` stands for, under what is written beside it."""
+    if "$ref" not in node:
+        return node
+    target = schema["$defs"][node["$ref"].rpartition("/")[2]]
+    return {**target, **{key: value for key, value in node.items() if key != "$ref"}}
+
+
+def _branches(node: Tree) -> tuple[list[Tree], bool]:
+    """The alternatives of a schema apart from null, and whether null is one of them."""
+    branches = [branch for branch in node.get("anyOf", [node]) if branch.get("type") != "null"]
+    return branches, len(branches) < len(node.get("anyOf", [node]))
+
+
+def _main(node: Tree) -> Tree:
+    """The alternative that says what a setting is, beside null and a number that turns it off."""
+    branches, _ = _branches(node)
+    return next((branch for branch in branches if "const" not in branch), branches[0])
+
+
+def choices_of(node: Tree) -> tuple[str, ...]:
+    """The words of a setting that takes nothing else; empty where there are too many to list."""
+    main, (_, optional) = _main(node), _branches(node)
+    words = tuple(map(str, main.get("enum", ("true", "false") if main.get("type") == "boolean" else ())))
+    return (*words, "null") if words and optional else words
+
+
+def accepted_type(node: Tree) -> str:
+    """What a schema accepts, in words, without its bounds."""
+    main, (_, optional) = _main(node), _branches(node)
+    if "enum" in main:
+        words = f"one of {', '.join(map(str, main['enum']))}"
+    elif main.get("type") == "array":
+        words = f"a list, each entry {accepted_type(main['items'])}"
+    else:
+        words = _PLAIN_TYPES.get(main.get("type", ""), "a mapping of keys to values")
+    return f"{words} or null" if optional else words
+
+
+def accepted_range(node: Tree) -> str:
+    """The bounds of a number, or of each number of a list, in words; empty where there are none."""
+    branches, _ = _branches(node)
+    main = _main(node)
+    if main.get("type") == "array":
+        return accepted_range(main["items"])
+    text = " and ".join(f"{words} {main[bound]:g}" for bound, words in _BOUNDS if bound in main)
+    off = [f"{branch['const']} (off) or " for branch in branches if "const" in branch]
+    return "".join(off) + text
+
+
+def shown(value: Any) -> str:
+    """A value for an error message, with its kind where the bare value could mislead."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return f"the text {value!r}"
+    if isinstance(value, int | float):
+        return shown_number(value)
+    if isinstance(value, Mapping):
+        return f"a mapping with the keys {', '.join(map(str, cast('Tree', value))) or '(none)'}"
+    return f"the list {value!r}" if isinstance(value, list) else repr(value)
+
+
+def shown_number(value: float) -> str:
+    """The number for a message; Python refuses to spell integers of thousands of digits."""
+    is_long = isinstance(value, int) and value.bit_length() > 256
+    return f"an integer of {int(value).bit_length()} bits" if is_long else str(value)
