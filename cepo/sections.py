@@ -51,9 +51,8 @@ def section(declared: type[_Section]) -> type[_Section]:
         return cast("CoreSchema", schema)
 
     setattr(declared, "__get_pydantic_core_schema__", classmethod(read_from_mapping))  # noqa: B010
-    is_plain = dataclasses.is_dataclass(declared)
-    frozen = not is_plain or declared.__dataclass_params__.frozen  # a plug-in's own dataclass may not be
-    return pydantic_dataclass(frozen=frozen, kw_only=True, config=_RULES)(declared)
+    frozen = not dataclasses.is_dataclass(declared) or cast(Any, declared).__dataclass_params__.frozen
+    return cast("type[_Section]", pydantic_dataclass(frozen=frozen, kw_only=True, config=_RULES)(declared))
 
 
 def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
@@ -101,7 +100,7 @@ def read_section(
         SectionError: unknown key, wrong type, value out of bounds, or a required setting is missing.
     """
     adapter = TypeAdapter(kind)
-    given = _merged(default_tree(kind), tree) if isinstance(tree, Mapping) else tree
+    given = _merged(default_tree(kind), cast("Tree", tree)) if isinstance(tree, Mapping) else tree
     try:
         return adapter.validate_python(given)
     except ValidationError as error:
@@ -132,8 +131,10 @@ def _merged(below: Tree, above: Mapping[str, Any]) -> Tree:
     tree = copy.deepcopy(below)
     for name, value in above.items():
         inner = tree.get(name)
-        joined = isinstance(value, Mapping) and isinstance(inner, dict)
-        tree[name] = _merged(cast("Tree", inner), cast("Tree", value)) if joined else copy.deepcopy(value)
+        if isinstance(value, Mapping) and isinstance(inner, dict):
+            tree[name] = _merged(cast("Tree", inner), cast("Tree", value))
+        else:
+            tree[name] = copy.deepcopy(cast(Any, value))
     return tree
 
 

@@ -30,23 +30,25 @@ class DivergenceConfig:
     M = b P_T + (1-b) P_S. The family is not continuous at its ends: `jsd` / b tends to forward KL as b tends to 0.
     """
 
-    kind: Literal["forward_kl", "reverse_kl", "jsd"] = Field("forward_kl", description="Which divergence.")
-    jsd_weight: float = Field(0.5, gt=0, lt=1, description="Weight of the teacher in jsd's mixture.")
+    kind: Literal["forward_kl", "reverse_kl", "jsd"] = Field(default="forward_kl", description="Which divergence.")
+    jsd_weight: float = Field(default=0.5, gt=0, lt=1, description="Weight of the teacher in jsd's mixture.")
     support: Literal["full", "topk", "sampled"] = Field(
-        "full",
+        default="full",
         description="The whole vocabulary; the topk most probable entries with one bucket for the rest; or the sampled "
         "token alone (policy-gradient form, reverse_kl only).",
     )
-    topk: int = Field(100, ge=1, description="Vocabulary entries of topk.")
-    topk_from: Literal["student", "teacher"] = Field("student", description="Whose most probable entries these are.")
-    clip: float | None = Field(None, gt=0, description="Upper bound of a token's divergence; null: none.")
+    topk: int = Field(default=100, ge=1, description="Vocabulary entries of topk.")
+    topk_from: Literal["student", "teacher"] = Field(
+        default="student", description="Whose most probable entries these are."
+    )
+    clip: float | None = Field(default=None, gt=0, description="Upper bound of a token's divergence; null: none.")
     clip_mode: Literal["token", "vocab_entry"] = Field(
-        "token",
+        default="token",
         description="What is bounded: a token's divergence, or each vocabulary entry's part of it, whose sum can be "
         "negative.",
     )
     importance_clip: float | None = Field(
-        None, gt=0, description="Tokens weigh min(P_S / P_old, this); null: no importance weight."
+        default=None, gt=0, description="Tokens weigh min(P_S / P_old, this); null: no importance weight."
     )
 
     @model_validator(mode="after")

@@ -42,7 +42,7 @@ class Estimator(ABC):
     """
 
     name: ClassVar[str]
-    Config: ClassVar[type] = NoSettings
+    Config: ClassVar[type[Any]] = NoSettings
     views: ClassVar[tuple[str, ...]] = ()
     distilled_view: ClassVar[str | None] = None
     needs_group: bool = False  # a class's own, unless its settings decide

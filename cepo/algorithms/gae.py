@@ -20,9 +20,9 @@ class Gae(Estimator):
     class Config:
         """The recursion's two factors."""
 
-        gamma: float = Field(1.0, ge=0, le=1, description="Discount of later rewards, by token.")
+        gamma: float = Field(default=1.0, ge=0, le=1, description="Discount of later rewards, by token.")
         gae_lambda: float = Field(
-            1.0, ge=0, le=1, description="Trades the critic's bias against the variance of the returns."
+            default=1.0, ge=0, le=1, description="Trades the critic's bias against the variance of the returns."
         )
 
     config: Config

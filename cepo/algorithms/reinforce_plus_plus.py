@@ -20,7 +20,7 @@ class ReinforcePlusPlus(Estimator):
     class Config:
         """The returns' one factor."""
 
-        gamma: float = Field(1.0, ge=0, le=1, description="Discount of later rewards, by token.")
+        gamma: float = Field(default=1.0, ge=0, le=1, description="Discount of later rewards, by token.")
 
     config: Config
     shared_settings = {"gamma": "gamma"}  # noqa: RUF012

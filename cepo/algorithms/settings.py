@@ -24,9 +24,9 @@ class NoSettings:
 class GroupAdvantageConfig:
     """How a rollout's reward is set against those of its group."""
 
-    ddof: Literal[0, 1] = Field(1, description="The group's variance is divided by n - this.")
+    ddof: Literal[0, 1] = Field(default=1, description="The group's variance is divided by n - this.")
     scale: Literal["std", "none"] = Field(
-        "std", description="Divide the advantage by the group's deviation; none: do not (Dr. GRPO)."
+        default="std", description="Divide the advantage by the group's deviation; none: do not (Dr. GRPO)."
     )
 
 
@@ -35,19 +35,20 @@ class PositiveConfig:
     """Where the right answer comes from."""
 
     source: Literal[ReferenceSource, "solution", "solution_or_answer"] = Field(
-        "ground_truth",
+        default="ground_truth",
         description="What the teacher reads: the answer, a right response of the group or a part of it, or the "
         "dataset's worked solution, which every row must then have; solution_or_answer: the answer where a row has "
         "none.",
     )
     num_tokens: int = Field(
-        512, ge=1, description="Tokens of a peer's prefix or suffix; at most as many of a solution."
+        default=512, ge=1, description="Tokens of a peer's prefix or suffix; at most as many of a solution."
     )
     success_threshold: float | None = Field(
-        None, description="A peer is right whose total reward reaches this; null: the verifier's verdict."
+        default=None, description="A peer is right whose total reward reaches this; null: the verifier's verdict."
     )
     exclude_self: bool = Field(
-        False, description="A rollout never reads its own response; without another right one it has no reference."
+        default=False,
+        description="A rollout never reads its own response; without another right one it has no reference.",
     )
 
     @property
@@ -60,18 +61,18 @@ class PositiveConfig:
 class NegativeConfig:
     """Where the wrong answer comes from, which wrong rollout gives it, and what happens where none does."""
 
-    source: ReferenceSource = Field("peer_answer", description="What the teacher reads of the wrong rollout.")
-    num_tokens: int = Field(512, ge=1, description="Tokens of a peer's prefix or suffix.")
+    source: ReferenceSource = Field(default="peer_answer", description="What the teacher reads of the wrong rollout.")
+    num_tokens: int = Field(default=512, ge=1, description="Tokens of a peer's prefix or suffix.")
     select: Literal["lowest_reward", "random", "most_frequent"] = Field(
-        "lowest_reward", description="Which of the wrong rollouts is shown."
+        default="lowest_reward", description="Which of the wrong rollouts is shown."
     )
     strict_lowest: bool = Field(
-        False,
+        default=False,
         description="The lowest reward among all wrong rollouts, as the paper's letter has it, even if its answer "
         "cannot be extracted (then the fallback applies).",
     )
     fallback: Literal["student", "neutral"] = Field(
-        "student", description="Where no rollout gives one: P_wrong is P_student; neutral: no evidence."
+        default="student", description="Where no rollout gives one: P_wrong is P_student; neutral: no evidence."
     )
 
 
@@ -80,23 +81,29 @@ class TeacherConfig:
     """Whose weights teach, and how the reference is put before the teacher."""
 
     source: Literal["actor", "reference", "snapshot", "ema"] = Field(
-        "actor",
+        default="actor",
         description="Live weights; initial weights (adapter off under LoRA); a copy refreshed every sync_every "
         "updates; a moving average in float32.",
     )
     sync_every: int = Field(
-        1, ge=1, description="A snapshot is refreshed after every update whose 1-based step is divisible by this."
+        default=1,
+        ge=1,
+        description="A snapshot is refreshed after every update whose 1-based step is divisible by this.",
     )
-    ema_decay: float = Field(0.999, ge=0, lt=1, description="Decay of the moving average per step.")
+    ema_decay: float = Field(default=0.999, ge=0, lt=1, description="Decay of the moving average per step.")
     placement: Literal["user_suffix", "assistant_prefix", "free"] = Field(
-        "user_suffix", description="Where the reference stands; free: where the template puts it in the user's turn."
+        default="user_suffix",
+        description="Where the reference stands; free: where the template puts it in the user's turn.",
     )
     template: str | None = Field(
-        None, description="Jinja file with `prompt` and `reference`; null: the built-in wording of the placement."
+        default=None,
+        description="Jinja file with `prompt` and `reference`; null: the built-in wording of the placement.",
     )
-    with_images: bool = Field(True, description="The teacher sees the prompt's images.")
+    with_images: bool = Field(default=True, description="The teacher sees the prompt's images.")
     max_reference_tokens: int = Field(
-        64, ge=1, description="Longest answer that is shown; longer kinds of reference have their own num_tokens."
+        default=64,
+        ge=1,
+        description="Longest answer that is shown; longer kinds of reference have their own num_tokens.",
     )
 
 
@@ -104,13 +111,17 @@ class TeacherConfig:
 class EvidenceConfig(GroupAdvantageConfig):
     """Settings of the evidence methods: the mixing weight and its schedule, the clip radius, the reference, the teacher."""
 
-    lambda_init: float = Field(0.5, ge=0, le=1, description="Mixing weight at its highest.")
-    lambda_schedule: Literal["linear", "constant"] = Field("linear", description="Course of the mixing weight.")
-    lambda_decay_steps: int = Field(25, ge=1, description="Steps after which a linear one is 0.")
+    lambda_init: float = Field(default=0.5, ge=0, le=1, description="Mixing weight at its highest.")
+    lambda_schedule: Literal["linear", "constant"] = Field(default="linear", description="Course of the mixing weight.")
+    lambda_decay_steps: int = Field(default=25, ge=1, description="Steps after which a linear one is 0.")
     lambda_warmup_steps: int = Field(
-        0, ge=0, description="Steps of a linear rise from lambda_init / lambda_warmup_steps before the decay begins."
+        default=0,
+        ge=0,
+        description="Steps of a linear rise from lambda_init / lambda_warmup_steps before the decay begins.",
     )
-    clip_radius: float = Field(0.5, ge=0, lt=1, description="The evidence weight stays within 1 - this and 1 + this.")
+    clip_radius: float = Field(
+        default=0.5, ge=0, lt=1, description="The evidence weight stays within 1 - this and 1 + this."
+    )
     positive: PositiveConfig = PositiveConfig()
     teacher: TeacherConfig = TeacherConfig()
 
@@ -130,9 +141,9 @@ class EvidenceConfig(GroupAdvantageConfig):
 class DistillationConfig(GroupAdvantageConfig):
     """Settings of the distillation methods. `ddof` and `scale` are of the group advantage beside the divergence."""
 
-    weight: float = Field(1.0, ge=0, description="Scale of the divergence.")
+    weight: float = Field(default=1.0, ge=0, description="Scale of the divergence.")
     policy_weight: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         description="Scale of the group advantage in the policy loss beside it; 0: the reward trains nothing.",
     )

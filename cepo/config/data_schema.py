@@ -39,55 +39,61 @@ class DataConfig:
         "list, or separated by commas."
     )
     train_weights: list[Annotated[float, Field(gt=0)]] | None = Field(
-        None,
+        default=None,
         description="Share of each of several training sets in every step, in their order, of any sum; null: all rows "
         "are one set.",
     )
     val_files: Annotated[str, AfterValidator(located_data)] | None = Field(
-        None, description="Validation set, in the same forms; null: no validation."
+        default=None, description="Validation set, in the same forms; null: no validation."
     )
-    prompt_key: str = Field("prompt", description="Column with the question: text, or a list of chat messages.")
-    answer_key: str = Field("answer", description="Column with the reference answer.")
-    solution_key: str = Field("solution", description="Column with a worked solution; a dataset need not have it.")
-    image_key: str = Field("images", description="Column with the list of images; a row may have none.")
+    prompt_key: str = Field(default="prompt", description="Column with the question: text, or a list of chat messages.")
+    answer_key: str = Field(default="answer", description="Column with the reference answer.")
+    solution_key: str = Field(
+        default="solution", description="Column with a worked solution; a dataset need not have it."
+    )
+    image_key: str = Field(default="images", description="Column with the list of images; a row may have none.")
     video_key: str = Field(
-        "videos", description="Column with the list of videos; a row may have none. Needs the extra `video`."
+        default="videos", description="Column with the list of videos; a row may have none. Needs the extra `video`."
     )
-    video_fps: float = Field(2.0, gt=0, description="Frames per second taken of a video.")
+    video_fps: float = Field(default=2.0, gt=0, description="Frames per second taken of a video.")
     image_dir: File | None = Field(
-        None, description="Folder that image and video paths given as text lie in; null: paths may lead anywhere."
+        default=None,
+        description="Folder that image and video paths given as text lie in; null: paths may lead anywhere.",
     )
-    max_prompt_length: int = Field(512, ge=1, description="Prompt tokens, expanded image tokens included.")
-    max_response_length: int = Field(512, ge=1, description="Tokens a response may have.")
-    rollout_batch_size: int = Field(512, ge=1, description="Prompts per training step.")
+    max_prompt_length: int = Field(default=512, ge=1, description="Prompt tokens, expanded image tokens included.")
+    max_response_length: int = Field(default=512, ge=1, description="Tokens a response may have.")
+    rollout_batch_size: int = Field(default=512, ge=1, description="Prompts per training step.")
     mini_rollout_batch_size: int | None = Field(
-        None, ge=1, description="Prompts sampled in one round under online filtering; null: rollout_batch_size."
+        default=None, ge=1, description="Prompts sampled in one round under online filtering; null: rollout_batch_size."
     )
-    val_batch_size: CountOrOff = Field(-1, description="Prompts per validation batch; -1: the whole set at once.")
+    val_batch_size: CountOrOff = Field(
+        default=-1, description="Prompts per validation batch; -1: the whole set at once."
+    )
     format_prompt: File | None = Field(
-        None, description="Jinja file around the question (variable `content`); null: as it is."
+        default=None, description="Jinja file around the question (variable `content`); null: as it is."
     )
     override_chat_template: File | None = Field(
-        None, description="File with a chat template that replaces the model's own."
+        default=None, description="File with a chat template that replaces the model's own."
     )
     shuffle: bool = Field(
-        True, description="Visit the training rows in a seeded random order; false: in their own order."
+        default=True, description="Visit the training rows in a seeded random order; false: in their own order."
     )
-    seed: int = Field(1, ge=0, description="Seed of that order.")
+    seed: int = Field(default=1, ge=0, description="Seed of that order.")
     min_pixels: int | None = Field(
-        262144,
+        default=262144,
         ge=1,
         description="Enlarge images below this pixel count; null: the processor's own limit, which keeps small figures "
         "cheap.",
     )
     max_pixels: int | None = Field(
-        4194304, ge=1, description="Shrink images above this pixel count; null: the processor's own limit."
+        default=4194304, ge=1, description="Shrink images above this pixel count; null: the processor's own limit."
     )
     filter_overlong_prompts: bool = Field(
-        True, description="Drop and count rows whose prompt exceeds max_prompt_length; false: such a row is an error."
+        default=True,
+        description="Drop and count rows whose prompt exceeds max_prompt_length; false: such a row is an error.",
     )
     skip_bad_rows: bool = Field(
-        False,
+        default=False,
         description="Drop and count rows with an unreadable image, a placeholder mismatch or an empty answer; false: "
         "an error.",
     )

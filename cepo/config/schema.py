@@ -23,58 +23,58 @@ class AlgorithmConfig:
     """`algorithm.*`: the method, and what counts as a correct response. Each method adds its own section."""
 
     adv_estimator: str = Field(
-        DEFAULT_ESTIMATOR, description="Name of the method; `algorithm.<name>.*` holds its settings."
+        default=DEFAULT_ESTIMATOR, description="Name of the method; `algorithm.<name>.*` holds its settings."
     )
-    disable_kl: bool = Field(False, description="No KL penalty and no reference weights.")
+    disable_kl: bool = Field(default=False, description="No KL penalty and no reference weights.")
     use_kl_loss: bool = Field(
-        False, description="KL as a term of the loss; false: subtracted from each token's reward."
+        default=False, description="KL as a term of the loss; false: subtracted from each token's reward."
     )
     kl_penalty: Literal["kl", "abs", "mse", "low_var_kl", "full"] = Field(
-        "kl", description="Estimator of the KL at a sampled token; full: the KL over the whole vocabulary."
+        default="kl", description="Estimator of the KL at a sampled token; full: the KL over the whole vocabulary."
     )
-    kl_coef: float = Field(1e-3, ge=0, description="Weight of the KL.")
+    kl_coef: float = Field(default=1e-3, ge=0, description="Weight of the KL.")
     kl_type: Literal["fixed", "adaptive"] = Field(
-        "fixed", description="Whether that weight follows the KL; in the reward only."
+        default="fixed", description="Whether that weight follows the KL; in the reward only."
     )
-    kl_horizon: float = Field(10000.0, gt=0, description="How slowly it follows, in sequences.")
-    kl_target: float = Field(0.1, gt=0, description="The KL it aims at, in nats.")
+    kl_horizon: float = Field(default=10000.0, gt=0, description="How slowly it follows, in sequences.")
+    kl_target: float = Field(default=0.1, gt=0, description="The KL it aims at, in nats.")
     gamma: float = Field(
-        1.0,
+        default=1.0,
         ge=0,
         le=1,
         description="Discount of later rewards, for methods that have one, unless their own section says.",
     )
-    lam: float = Field(1.0, ge=0, le=1, description="Lambda of generalised advantages, likewise.")
+    lam: float = Field(default=1.0, ge=0, le=1, description="Lambda of generalised advantages, likewise.")
     online_filtering: bool = Field(
-        False, description="Keep groups whose mean filter_key lies between the bounds; sample again for others."
+        default=False, description="Keep groups whose mean filter_key lies between the bounds; sample again for others."
     )
-    filter_key: str = Field("overall", description="Reward field of that filter.")
-    filter_low: float = Field(0.01, description="Groups are kept above this mean.")
-    filter_high: float = Field(0.99, description="Groups are kept below this mean.")
-    correct_key: str = Field("accuracy", description="Reward field that tells right from wrong.")
-    correct_threshold: float = Field(0.5, description="A response is right where that field is at least this.")
+    filter_key: str = Field(default="overall", description="Reward field of that filter.")
+    filter_low: float = Field(default=0.01, description="Groups are kept above this mean.")
+    filter_high: float = Field(default=0.99, description="Groups are kept below this mean.")
+    correct_key: str = Field(default="accuracy", description="Reward field that tells right from wrong.")
+    correct_threshold: float = Field(default=0.5, description="A response is right where that field is at least this.")
 
 
 @section
 class LoraConfig:
     """`worker.actor.model.lora.*`."""
 
-    rank: int = Field(0, ge=0, description="Rank of the adapter; 0: full fine-tuning.")
-    alpha: int = Field(64, ge=1, description="Numerator of the adapter's scale alpha / rank.")
+    rank: int = Field(default=0, ge=0, description="Rank of the adapter; 0: full fine-tuning.")
+    alpha: int = Field(default=64, ge=1, description="Numerator of the adapter's scale alpha / rank.")
     use_dora: bool = Field(
-        False,
+        default=False,
         description="DoRA: train each adapted row's magnitude too; the rollout engine gets merged weights, not an "
         "adapter.",
     )
     quantization: Literal["nf4", "fp4"] | None = Field(
-        None,
+        default=None,
         description="QLoRA: keep the language model's linear layers in this 4-bit type of bitsandbytes; the rollout "
         "engine gets the dequantised weights with the adapter in them. null: the base has the type of the computation.",
     )
-    double_quantization: bool = Field(True, description="The scales of the 4-bit weights are quantised too.")
-    target_modules: str = Field("all-linear", description="`all-linear`, or module names separated by commas.")
+    double_quantization: bool = Field(default=True, description="The scales of the 4-bit weights are quantised too.")
+    target_modules: str = Field(default="all-linear", description="`all-linear`, or module names separated by commas.")
     exclude_modules: str | None = Field(
-        ".*visual.*",
+        default=".*visual.*",
         description="Regular expression of modules that get no adapter; null: none. The default stands for the vision "
         "tower, whatever name the model gives it.",
     )
@@ -85,15 +85,17 @@ class ModelConfig:
     """`worker.actor.model.*`."""
 
     model_path: str = Field(description="Hub name `org/name`, local folder, or `microgeo:model`.")
-    tokenizer_path: str | None = Field(None, description="Tokenizer and processor, if not those of model_path.")
-    override_config: Mapping[str, Any] = Field({}, description="Entries that replace the model configuration's own.")
-    enable_gradient_checkpointing: bool = Field(
-        True, description="Recompute activations in the backward pass to save memory."
+    tokenizer_path: str | None = Field(default=None, description="Tokenizer and processor, if not those of model_path.")
+    override_config: Mapping[str, Any] = Field(
+        default={}, description="Entries that replace the model configuration's own."
     )
-    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    freeze_vision_tower: bool = Field(False, description="Train the language model only.")
+    enable_gradient_checkpointing: bool = Field(
+        default=True, description="Recompute activations in the backward pass to save memory."
+    )
+    trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
+    freeze_vision_tower: bool = Field(default=False, description="Train the language model only.")
     fp32_logits: bool = Field(
-        True,
+        default=True,
         description="Accumulate and keep the LM head's logits in float32, in the trainer and in the generator; false: "
         "both round them to the 16-bit type they compute in.",
     )
@@ -104,23 +106,23 @@ class ModelConfig:
 class OptimConfig:
     """`worker.actor.optim.*` and `worker.critic.optim.*`. The scheduler advances once per training step."""
 
-    lr: float = Field(1e-6, ge=0, description="Peak learning rate.")
+    lr: float = Field(default=1e-6, ge=0, description="Peak learning rate.")
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
-        [0.9, 0.999], min_length=2, max_length=2, description="Adam's decay rates."
+        default=[0.9, 0.999], min_length=2, max_length=2, description="Adam's decay rates."
     )
-    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
+    weight_decay: float = Field(default=0.01, ge=0, description="Decoupled weight decay.")
     strategy: Literal["adamw", "adamw_bf16"] = Field(
-        "adamw",
+        default="adamw",
         description="Optimizer; adamw_bf16: momentum in bf16, and what rounding takes from a bf16 weight is carried "
         "on.",
     )
-    lr_warmup_ratio: float = Field(0.0, ge=0, le=1, description="Warm-up as a share of all training steps.")
-    lr_warmup_steps: int | None = Field(None, ge=0, description="Warm-up steps; null: lr_warmup_ratio decides.")
+    lr_warmup_ratio: float = Field(default=0.0, ge=0, le=1, description="Warm-up as a share of all training steps.")
+    lr_warmup_steps: int | None = Field(default=None, ge=0, description="Warm-up steps; null: lr_warmup_ratio decides.")
     min_lr_ratio: float | None = Field(
-        None, ge=0, le=1, description="Where cosine and linear end, as a share of lr; null: 0."
+        default=None, ge=0, le=1, description="Where cosine and linear end, as a share of lr; null: 0."
     )
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = Field(
-        "constant", description="Course of the learning rate after warm-up."
+        default="constant", description="Course of the learning rate after warm-up."
     )
 
 
@@ -128,20 +130,23 @@ class OptimConfig:
 class FsdpConfig:
     """`worker.actor.fsdp.*` and `worker.critic.fsdp.*`."""
 
-    torch_dtype: FloatType | None = Field(None, description="Type the trained weights are kept in; null: fp32.")
-    mp_param_dtype: FloatType = Field("bf16", description="Type of the forward and backward computation.")
-    mp_reduce_dtype: FloatType = Field("fp32", description="Type gradients are reduced in.")
+    torch_dtype: FloatType | None = Field(default=None, description="Type the trained weights are kept in; null: fp32.")
+    mp_param_dtype: FloatType = Field(default="bf16", description="Type of the forward and backward computation.")
+    mp_reduce_dtype: FloatType = Field(default="fp32", description="Type gradients are reduced in.")
     enable_full_shard: bool = Field(
-        True, description="Free gathered weights after each layer's forward; false: keep them until the backward."
+        default=True,
+        description="Free gathered weights after each layer's forward; false: keep them until the backward.",
     )
     enable_cpu_offload: bool = Field(
-        False, description="Keep weights, gradients and optimizer state in host memory; without effect on a CPU."
+        default=False,
+        description="Keep weights, gradients and optimizer state in host memory; without effect on a CPU.",
     )
     enable_rank0_init: bool = Field(
-        False, description="The first process reads the weights and sends them to the others; false: each reads them."
+        default=False,
+        description="The first process reads the weights and sends them to the others; false: each reads them.",
     )
     fsdp_size: CountOrOff = Field(
-        -1,
+        default=-1,
         description="Devices that weights are sharded over; further ones hold copies of the shards; -1: all.",
     )
 
@@ -151,10 +156,10 @@ class OffloadConfig:
     """`worker.actor.offload.*` and `worker.critic.offload.*`: what leaves the device while it is not used."""
 
     offload_params: bool = Field(
-        False, description="Weights leave the device while responses are sampled; without effect on a CPU."
+        default=False, description="Weights leave the device while responses are sampled; without effect on a CPU."
     )
     offload_optimizer: bool = Field(
-        False, description="Optimizer state leaves the device outside of updates; without effect on a CPU."
+        default=False, description="Optimizer state leaves the device outside of updates; without effect on a CPU."
     )
 
 
@@ -162,34 +167,43 @@ class OffloadConfig:
 class ActorConfig:
     """`worker.actor.*`: the trained policy and its update."""
 
-    global_batch_size: int = Field(256, ge=1, description="Prompts per optimizer step.")
-    micro_batch_size_per_device_for_update: int = Field(4, ge=1, description="Samples per forward and backward pass.")
-    micro_batch_size_per_device_for_experience: int = Field(16, ge=1, description="Samples per log-prob pass.")
+    global_batch_size: int = Field(default=256, ge=1, description="Prompts per optimizer step.")
+    micro_batch_size_per_device_for_update: int = Field(
+        default=4, ge=1, description="Samples per forward and backward pass."
+    )
+    micro_batch_size_per_device_for_experience: int = Field(default=16, ge=1, description="Samples per log-prob pass.")
     padding_free: bool = Field(
-        True, description="Pack rows without padding and compute tokens that rows share once; false: padded rows."
+        default=True,
+        description="Pack rows without padding and compute tokens that rows share once; false: padded rows.",
     )
     dynamic_batching: bool = Field(
-        True,
+        default=True,
         description="Fill passes up to a number of tokens: the micro-batch size times the longest prompt with the "
         "longest response. false: passes of micro-batch size samples.",
     )
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
-    clip_ratio_low: float = Field(0.2, ge=0, le=1, description="The probability ratio is clipped below at 1 - this.")
-    clip_ratio_high: float = Field(0.28, ge=0, description="The probability ratio is clipped above at 1 + this.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradient norm is clipped to this.")
+    clip_ratio_low: float = Field(
+        default=0.2, ge=0, le=1, description="The probability ratio is clipped below at 1 - this."
+    )
+    clip_ratio_high: float = Field(
+        default=0.28, ge=0, description="The probability ratio is clipped above at 1 + this."
+    )
     clip_ratio_dual: float | None = Field(
-        3.0, gt=1, description="Bound of the loss for negative advantages; null: none."
+        default=3.0, gt=1, description="Bound of the loss for negative advantages; null: none."
     )
     loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = Field(
-        "token",
+        default="token",
         description="Mean over tokens, over sequences of token means, over sequences of token sums, or by a constant "
         "length.",
     )
     loss_type: Literal["default", "gspo", "gspo_token", "cispo", "sapo"] = Field(
-        "default", description="Policy loss; `default` is the clipped surrogate."
+        default="default", description="Policy loss; `default` is the clipped surrogate."
     )
-    tau_positive: float = Field(1.0, gt=0, description="Gate temperature of `sapo` for advantages of at least 0.")
-    tau_negative: float = Field(1.05, gt=0, description="Gate temperature of `sapo` for negative advantages.")
-    ppo_epochs: int = Field(1, ge=1, description="Passes over the rollout batch.")
+    tau_positive: float = Field(
+        default=1.0, gt=0, description="Gate temperature of `sapo` for advantages of at least 0."
+    )
+    tau_negative: float = Field(default=1.05, gt=0, description="Gate temperature of `sapo` for negative advantages.")
+    ppo_epochs: int = Field(default=1, ge=1, description="Passes over the rollout batch.")
     model: ModelConfig = Field()
     optim: OptimConfig = OptimConfig()
     fsdp: FsdpConfig = FsdpConfig()
@@ -201,16 +215,18 @@ class CriticModelConfig:
     """`worker.critic.model.*`. The value head replaces the language head; the critic has no adapter."""
 
     model_path: str | None = Field(
-        None,
+        default=None,
         description="As the actor's; null: the actor's, with its override_config and trust_remote_code. EasyR1 takes "
         "null for no model.",
     )
-    override_config: Mapping[str, Any] = Field({}, description="Entries that replace the model configuration's own.")
-    enable_gradient_checkpointing: bool = Field(
-        True, description="Recompute activations in the backward pass to save memory."
+    override_config: Mapping[str, Any] = Field(
+        default={}, description="Entries that replace the model configuration's own."
     )
-    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    freeze_vision_tower: bool = Field(False, description="Train the language model and the value head only.")
+    enable_gradient_checkpointing: bool = Field(
+        default=True, description="Recompute activations in the backward pass to save memory."
+    )
+    trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
+    freeze_vision_tower: bool = Field(default=False, description="Train the language model and the value head only.")
 
 
 @section
@@ -218,30 +234,35 @@ class CriticConfig:
     """`worker.critic.*`: the value model and its update, for methods that need values."""
 
     global_batch_size: int | None = Field(
-        None, ge=1, description="Prompts per optimizer step; null: the actor's. EasyR1 takes 256 where nothing is set."
+        default=None,
+        ge=1,
+        description="Prompts per optimizer step; null: the actor's. EasyR1 takes 256 where nothing is set.",
     )
-    micro_batch_size_per_device_for_update: int = Field(4, ge=1, description="Samples per forward and backward pass.")
+    micro_batch_size_per_device_for_update: int = Field(
+        default=4, ge=1, description="Samples per forward and backward pass."
+    )
     micro_batch_size_per_device_for_experience: int = Field(
-        16, ge=1, description="Samples per pass that predicts values."
+        default=16, ge=1, description="Samples per pass that predicts values."
     )
     padding_free: bool = Field(
-        False, description="Pack rows without padding and compute tokens that rows share once; false: padded rows."
+        default=False,
+        description="Pack rows without padding and compute tokens that rows share once; false: padded rows.",
     )
     dynamic_batching: bool = Field(
-        True,
+        default=True,
         description="Fill passes up to a number of tokens: the micro-batch size times the longest prompt with the "
         "longest response. false: passes of micro-batch size samples.",
     )
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm is clipped to this.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradient norm is clipped to this.")
     cliprange_value: float = Field(
-        0.5, gt=0, description="A value counts at most this far from the one before the update."
+        default=0.5, gt=0, description="A value counts at most this far from the one before the update."
     )
     loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = Field(
-        "token",
+        default="token",
         description="Mean over tokens, over sequences of token means, over sequences of token sums, or by a constant "
         "length.",
     )
-    ppo_epochs: int = Field(1, ge=1, description="Passes over the rollout batch.")
+    ppo_epochs: int = Field(default=1, ge=1, description="Passes over the rollout batch.")
     model: CriticModelConfig = CriticModelConfig()
     optim: OptimConfig = OptimConfig()
     fsdp: FsdpConfig = FsdpConfig()
@@ -264,32 +285,34 @@ class RolloutConfig:
     """`worker.rollout.*`: how responses are sampled."""
 
     name: Literal["auto", "vllm", "transformers"] = Field(
-        "auto", description="Generator; auto: vLLM where it is installed, else transformers."
+        default="auto", description="Generator; auto: vLLM where it is installed, else transformers."
     )
-    n: int = Field(1, ge=1, description="Responses per prompt.")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature; log-probs are of logits divided by it.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; not mirrored in log-probs.")
-    top_k: CountOrOff = Field(-1, description="Sample among the k likeliest tokens; not mirrored in log-probs.")
-    seed: int = Field(1, ge=0, description="Sampling seed, combined with the step.")
-    dtype: FloatType = Field("bf16", description="Type the generator computes in.")
-    gpu_memory_utilization: float = Field(0.6, gt=0, le=1, description="vLLM's share of the device's memory.")
-    enforce_eager: bool = Field(False, description="Do without CUDA graphs.")
+    n: int = Field(default=1, ge=1, description="Responses per prompt.")
+    temperature: float = Field(
+        default=1.0, gt=0, description="Sampling temperature; log-probs are of logits divided by it."
+    )
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling; not mirrored in log-probs.")
+    top_k: CountOrOff = Field(default=-1, description="Sample among the k likeliest tokens; not mirrored in log-probs.")
+    seed: int = Field(default=1, ge=0, description="Sampling seed, combined with the step.")
+    dtype: FloatType = Field(default="bf16", description="Type the generator computes in.")
+    gpu_memory_utilization: float = Field(default=0.6, gt=0, le=1, description="vLLM's share of the device's memory.")
+    enforce_eager: bool = Field(default=False, description="Do without CUDA graphs.")
     sleep: Literal["auto", "always", "never"] = Field(
-        "auto",
+        default="auto",
         description="Free vLLM's GPU memory while scoring and updating; auto: where these would not fit beside it.",
     )
-    limit_images: int = Field(0, ge=0, description="Images a prompt may have; 0: as many as the data has.")
+    limit_images: int = Field(default=0, ge=0, description="Images a prompt may have; 0: as many as the data has.")
     max_model_len: int | None = Field(
-        None, ge=1, description="Context length of the engine; null: prompt plus response."
+        default=None, ge=1, description="Context length of the engine; null: prompt plus response."
     )
-    max_num_batched_tokens: int = Field(8192, ge=1, description="Tokens the engine handles in one pass.")
-    ignore_eos: bool = Field(False, description="Generate up to the full length whatever the model says.")
-    disable_tqdm: bool = Field(False, description="Show no progress while generating.")
+    max_num_batched_tokens: int = Field(default=8192, ge=1, description="Tokens the engine handles in one pass.")
+    ignore_eos: bool = Field(default=False, description="Generate up to the full length whatever the model says.")
+    disable_tqdm: bool = Field(default=False, description="Show no progress while generating.")
     tensor_parallel_size: int = Field(
-        1, ge=1, description="Devices of a machine that share one engine (vLLM): a divisor of n_gpus_per_node."
+        default=1, ge=1, description="Devices of a machine that share one engine (vLLM): a divisor of n_gpus_per_node."
     )
     val_override_config: SamplingOverrides = Field(
-        {}, description="Sampling settings that differ in validation: n, temperature (0: greedy), top_p, top_k."
+        default={}, description="Sampling settings that differ in validation: n, temperature (0: greedy), top_p, top_k."
     )
 
 
@@ -303,20 +326,21 @@ class RewardConfig:
     """`worker.reward.*`."""
 
     reward_function: Annotated[Joined, AfterValidator(_located_functions)] = Field(
-        "cepo/rewards/math.py:compute_score",
+        default="cepo/rewards/math.py:compute_score",
         description="`file.py:function`; without a name: `main`. Several as a list, or separated by commas, are added "
         "up.",
     )
     reward_weights: list[float] | None = Field(
-        None, description="Weight of each of several reward functions; null: 1 each."
+        default=None, description="Weight of each of several reward functions; null: 1 each."
     )
     reward_function_kwargs: Mapping[str, Any] = Field(
-        {}, description="Keyword arguments of that function; of several, a section for each under its file's name."
+        default={},
+        description="Keyword arguments of that function; of several, a section for each under its file's name.",
     )
-    skip_special_tokens: bool = Field(True, description="Decode responses without special tokens.")
-    num_cpus: int = Field(1, ge=1, description="Worker processes that score responses.")
+    skip_special_tokens: bool = Field(default=True, description="Decode responses without special tokens.")
+    num_cpus: int = Field(default=1, ge=1, description="Worker processes that score responses.")
     timeout_seconds: float = Field(
-        10.0, gt=0, description="Time after which one response's scoring is given up and counts 0."
+        default=10.0, gt=0, description="Time after which one response's scoring is given up and counts 0."
     )
 
     @property

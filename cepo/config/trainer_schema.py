@@ -15,80 +15,88 @@ from cepo.sections import section
 class TrainerConfig:
     """`trainer.*`: length of the run, validation, records and checkpoints."""
 
-    total_epochs: int = Field(15, ge=1, description="Passes over the training set, where max_steps is null.")
+    total_epochs: int = Field(default=15, ge=1, description="Passes over the training set, where max_steps is null.")
     max_steps: int | None = Field(
-        None, ge=0, description="Training steps; also the horizon of the learning-rate schedule."
+        default=None, ge=0, description="Training steps; also the horizon of the learning-rate schedule."
     )
-    project_name: str = Field("cepo", description="Folder of checkpoints and records.")
-    experiment_name: str = Field("demo", description="Folder within it.")
+    project_name: str = Field(default="cepo", description="Folder of checkpoints and records.")
+    experiment_name: str = Field(default="demo", description="Folder within it.")
     logger: list[Literal["console", "file", "tensorboard", "wandb", "mlflow", "swanlab"]] = Field(
-        ["console", "file"], description="Where metrics go; the last three need the extra `trackers`."
+        default=["console", "file"], description="Where metrics go; the last three need the extra `trackers`."
     )
     launcher: Literal["auto", "local", "ray"] = Field(
-        "auto",
+        default="auto",
         description="Where workers run: in this process, or one per device under Ray; auto: ray for more than one "
         "device.",
     )
-    nnodes: int = Field(1, ge=1, description="Machines.")
+    nnodes: int = Field(default=1, ge=1, description="Machines.")
     n_gpus_per_node: int = Field(
-        1, ge=1, description="Devices per machine; without GPUs, worker processes, at most one per processor."
+        default=1, ge=1, description="Devices per machine; without GPUs, worker processes, at most one per processor."
     )
     ray_address: str | None = Field(
-        None,
+        default=None,
         description="Running Ray cluster to join, `auto` or host:port; null: RAY_ADDRESS, else one is started on this "
         "machine.",
     )
     start_timeout_seconds: float = Field(
-        900.0, gt=0, description="Under Ray: how long to wait for devices, and for the workers to load their models."
+        default=900.0,
+        gt=0,
+        description="Under Ray: how long to wait for devices, and for the workers to load their models.",
     )
     stage_timeout_seconds: float = Field(
-        3600.0,
+        default=3600.0,
         gt=0,
         description="Under Ray: a worker that takes longer for one stage of a step hangs, and is restarted.",
     )
     max_restarts: int = Field(
-        2, ge=0, description="Under Ray: how often a run restarts lost workers and goes on from its last checkpoint."
+        default=2,
+        ge=0,
+        description="Under Ray: how often a run restarts lost workers and goes on from its last checkpoint.",
     )
-    critic_warmup: int = Field(0, ge=0, description="Steps in which the critic alone is trained.")
-    val_freq: CountOrOff = Field(-1, description="Validate every so many steps.")
-    val_before_train: bool = Field(True, description="Validate before the first step.")
-    val_only: bool = Field(False, description="Stop after that validation.")
+    critic_warmup: int = Field(default=0, ge=0, description="Steps in which the critic alone is trained.")
+    val_freq: CountOrOff = Field(default=-1, description="Validate every so many steps.")
+    val_before_train: bool = Field(default=True, description="Validate before the first step.")
+    val_only: bool = Field(default=False, description="Stop after that validation.")
     val_max_samples: CountOrOff = Field(
-        -1, description="Held-out problems per validation, drawn once by trainer.seed; -1: all."
+        default=-1, description="Held-out problems per validation, drawn once by trainer.seed; -1: all."
     )
-    val_generations_to_log: int = Field(0, ge=0, description="Validation responses recorded each time.")
+    val_generations_to_log: int = Field(default=0, ge=0, description="Validation responses recorded each time.")
     leak_probe_size: int = Field(
-        64,
+        default=64,
         ge=0,
         description="Held-out responses of each validation that are scored with and without the answer in view; 0: "
         "none.",
     )
-    rollouts_to_log: int = Field(2, ge=0, description="Groups of responses written to rollouts.jsonl at each step.")
-    save_freq: CountOrOff = Field(-1, description="Write a checkpoint every so many steps.")
+    rollouts_to_log: int = Field(
+        default=2, ge=0, description="Groups of responses written to rollouts.jsonl at each step."
+    )
+    save_freq: CountOrOff = Field(default=-1, description="Write a checkpoint every so many steps.")
     save_limit: CountOrOff = Field(
-        -1,
+        default=-1,
         description="Checkpoints kept: the last, the best by val/reward, the most recent others; -1: all.",
     )
     save_model_only: bool = Field(
-        False,
+        default=False,
         description="Checkpoints hold weights alone: smaller, for evaluation and merging; no run can go on from them.",
     )
     save_checkpoint_path: str | None = Field(
-        None, description="Run folder; null: checkpoints/<project_name>/<experiment_name>."
+        default=None, description="Run folder; null: checkpoints/<project_name>/<experiment_name>."
     )
-    load_checkpoint_path: str | None = Field(None, description="Checkpoint folder global_step_<N> to start from.")
+    load_checkpoint_path: str | None = Field(
+        default=None, description="Checkpoint folder global_step_<N> to start from."
+    )
     find_last_checkpoint: bool = Field(
-        True, description="Resume from the run folder's last checkpoint, if there is one."
+        default=True, description="Resume from the run folder's last checkpoint, if there is one."
     )
     max_try_make_batch: int = Field(
-        20,
+        default=20,
         description="Rounds of sampling for one step under online filtering; then the batch is filled with filtered "
         "groups. 0 or less: as many rounds as it takes.",
     )
     max_skipped_steps: CountOrOff = Field(
-        10,
+        default=10,
         description="Steps in a row whose updates were all skipped for gradients that are not finite, after which the "
         "run ends; -1: never.",
     )
-    plugins: list[File] = Field([], description="Python files that register further methods.")
-    seed: int = Field(1, ge=0, description="Seed of everything that has none of its own.")
+    plugins: list[File] = Field(default=[], description="Python files that register further methods.")
+    seed: int = Field(default=1, ge=0, description="Seed of everything that has none of its own.")
