@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from config_arguments import REQUIRED, load, message_of, write
 
-from cepo.algorithms import available_estimators
+from cepo.algorithms import available_estimators, base
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -65,7 +65,10 @@ class Custom(Estimator):
 """
 
 
-def test_a_plugin_is_imported_before_its_section_is_checked(tmp_path: Path) -> None:
+def test_a_plugin_is_imported_before_its_section_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
     plugin = tmp_path / "custom_for_config_test.py"
     plugin.write_text(PLUGIN.format(name="custom_for_config_test"))
     arguments = [f"trainer.plugins=[{plugin}]", "algorithm.adv_estimator=custom_for_config_test"]
