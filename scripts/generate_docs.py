@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.algorithms import available_estimators
-from cepo.algorithms.replaced import replaced_keys
-from cepo.config.easyr1 import ENGINE_KEYS, engine_key_of
-from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS, OTHER_DEFAULTS, OTHER_MEANINGS
+from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
 from cepo.config.listing import REQUIRED, Setting, method_settings, settings_of, written
 from cepo.models.families import family_lines
 from cepo.sizing.table import memory_table
@@ -54,7 +52,7 @@ def document() -> str:
         "| key | why |",
         "| --- | --- |",
     ]
-    parts += [f"| `{name}` | {_cell(entry.reason)} |" for name, entry in ENGINE_KEYS.items()]
+    parts += [f"| `{name}` | {_cell(entry.why)} |" for name, entry in ENGINE_KEYS.items()]
     return "\n".join(parts) + "\n"
 
 
@@ -66,11 +64,13 @@ def easyr1_rows() -> Iterator[str]:
         entry = engine_key_of(name)
         if entry is not None:
             only = "" if entry.only is None else f", and must be `{written(entry.only)}`"
-            here = f"no effect{only}: {entry.reason}"
-        elif name in OTHER_DEFAULTS:
-            here = f"{'required' if ours[name] is REQUIRED else f'`{written(ours[name])}`'}: {OTHER_DEFAULTS[name]}"
-        elif name in OTHER_MEANINGS:
-            here = f"same default: {OTHER_MEANINGS[name]}"
+            here = f"no effect{only}: {entry.why}"
+        elif name in TABLE.other_default:
+            here = (
+                f"{'required' if ours[name] is REQUIRED else f'`{written(ours[name])}`'}: {TABLE.other_default[name]}"
+            )
+        elif name in TABLE.other_meaning:
+            here = f"same default: {TABLE.other_meaning[name]}"
         else:
             here = "same"
         yield f"| `{name}` | {_code(key.default)} | {shipped} | {_cell(here)} |"
@@ -78,11 +78,10 @@ def easyr1_rows() -> Iterator[str]:
 
 def replaced_rows() -> Iterator[str]:
     """Table rows of the fork's keys and of what is written in their place; V stands for the value."""
-    for name, replacement in replaced_keys().items():
-        switched = not replacement("V")
-        settings = replacement(True if switched else "V")
+    for name, replacement in TABLE.fork.items():
+        settings = replacement.settings(True if replacement.if_true else "V")
         assignments = ", ".join(f"`{key}={written(value)}`" for key, value in settings.items())
-        yield f"| `{name}={'true' if switched else 'V'}` | {assignments} |"
+        yield f"| `{name}={'true' if replacement.if_true else 'V'}` | {assignments} |"
 
 
 def easyr1_tables() -> dict[str, list[str]]:
@@ -93,7 +92,7 @@ def easyr1_tables() -> dict[str, list[str]]:
             "| --- | --- | --- | --- |",
             *easyr1_rows(),
         ],
-        "internal": [", ".join(f"`{name}`" for name in INTERNAL_KEYS) + "."],
+        "internal": [", ".join(f"`{name}`" for name in TABLE.internal) + "."],
         "fork": ["| the fork's key | here |", "| --- | --- |", *replaced_rows()],
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from cepo.config.easyr1_keys import EASYR1_KEYS
+from cepo.config.easyr1 import EASYR1_KEYS
 
 LORA_SCRIPT = [
     "data.train_files=hiyouga/geometry3k@train",

@@ -35,7 +35,6 @@ class Estimator(ABC):
     the signal of a row depends on `old_log_probs` (for a method with views: of a row with a reference); where it does not,
     rows whose update starts from the weights that sampled them get no pass for them. `shared_settings`: for settings
     `algorithm.<key>` that several methods have, the method's own name of it, which wins where both are written.
-    `replaced_keys`: for keys of other programs, what is to be written in their place (`cepo.algorithms.replaced`).
 
     A subclass is registered by name, declares its `views` (teacher contexts, in a fixed order) and holds no state between
     steps: everything random or scheduled is a function of its config and the step.
@@ -50,7 +49,6 @@ class Estimator(ABC):
     needs_values: ClassVar[bool] = False
     reads_old_log_probs: ClassVar[bool] = True
     shared_settings: ClassVar[Mapping[str, str]] = {}
-    replaced_keys: ClassVar[Mapping[str, Callable[[Any], Mapping[str, Any]]]] = {}
 
     def __init__(self, config: Any) -> None:
         self.config = config

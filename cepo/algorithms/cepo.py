@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import EvidenceEstimator
 from cepo.algorithms.references import contrastive_references, contrastive_sides
-from cepo.algorithms.replaced import where_set, written_as
 from cepo.algorithms.settings import EvidenceConfig, NegativeConfig
 from cepo.sections import section
 from cepo.types import Reference, RolloutGroup, TokenBatch
@@ -34,20 +33,6 @@ class Cepo(EvidenceEstimator):
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     views = ("correct", "wrong")
     reads_old_log_probs = False
-    replaced_keys = {  # noqa: RUF012
-        "algorithm.use_cepo": where_set({"algorithm.adv_estimator": "cepo"}),
-        "algorithm.cepo_lambda_init": written_as("algorithm.cepo.lambda_init"),
-        "algorithm.cepo_warmup_steps": written_as("algorithm.cepo.lambda_decay_steps"),
-        "algorithm.cepo_lambda_schedule": written_as("algorithm.cepo.lambda_schedule"),
-        "algorithm.cepo_eps_w": written_as("algorithm.cepo.clip_radius"),
-        "algorithm.cepo_use_cot_teacher": where_set(
-            {"algorithm.cepo.positive.source": "peer_prefix", "algorithm.cepo.negative.source": "peer_prefix"}
-        ),
-        "algorithm.cepo_cot_prefix_len": written_as(
-            "algorithm.cepo.positive.num_tokens", "algorithm.cepo.negative.num_tokens"
-        ),
-        "worker.actor.cepo_needs_ref": where_set({"algorithm.cepo.teacher.source": "reference"}),
-    }
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """The right answer and one wrong answer, the same for all rollouts of the group."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import EvidenceEstimator
 from cepo.algorithms.references import positive_references
-from cepo.algorithms.replaced import written_as
 from cepo.algorithms.settings import EvidenceConfig
 from cepo.types import Reference, RolloutGroup, TokenBatch
 
@@ -26,15 +25,6 @@ class Rlsd(EvidenceEstimator):
 
     Config = EvidenceConfig
     views = ("correct",)
-    replaced_keys = {  # noqa: RUF012
-        "algorithm.rlsd_lambda_init": written_as("algorithm.rlsd.lambda_init"),
-        "algorithm.rlsd_lambda_decay_steps": written_as("algorithm.rlsd.lambda_decay_steps"),
-        "algorithm.rlsd_epsilon_w": written_as("algorithm.rlsd.clip_radius"),
-        "algorithm.rlsd_teacher_sync_freq": lambda steps: {
-            "algorithm.rlsd.teacher.source": "snapshot",
-            "algorithm.rlsd.teacher.sync_every": steps,
-        },
-    }
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """The right answer, the same for all rollouts of the group."""

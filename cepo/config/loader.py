@@ -11,12 +11,10 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from cepo.algorithms import available_estimators, estimator_class, load_plugin
-from cepo.config.easyr1 import drop_empty_values, report_engine_keys, without_engine_keys
-from cepo.config.easyr1_keys import EASYR1_KEYS
+from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
 from cepo.config.listing import run_schema
 from cepo.config.paths import located
 from cepo.config.private import environment_references, with_references, without_secrets
-from cepo.config.replaced import refuse_replaced_keys
 from cepo.config.schema import RunConfig, RunSettings
 from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
@@ -42,10 +40,8 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
         origins.update(source.origins)
     merged = _merged(sources)
     _load_plugins(merged, origins)
-    refuse_replaced_keys(_plain_unresolved(merged), origins)
-    tree = _resolved(merged, origins)
-    tree, without_effect = without_engine_keys(tree, origins)
-    drop_empty_values(tree)
+    refuse_fork_keys(_plain_unresolved(merged), origins)
+    tree, without_effect = without_engine_keys(_resolved(merged, origins), origins)
     run = _read_run(tree, origins)
     report_engine_keys(without_effect, origins)
     return dataclasses.replace(run, from_environment=environment_references(_plain_unresolved(merged)))
@@ -122,8 +118,8 @@ def _without_empty_sections(tree: Any, section: type[Any], path: str, origins: O
     return kept
 
 
-def _plain_unresolved(merged: DictConfig) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", OmegaConf.to_container(merged))
+def _plain_unresolved(merged: DictConfig) -> Tree:
+    return cast("Tree", OmegaConf.to_container(merged))
 
 
 def _resolved(merged: DictConfig, origins: Origins) -> dict[str, Any]:

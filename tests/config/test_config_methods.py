@@ -65,9 +65,7 @@ class Custom(Estimator):
 """
 
 
-def test_a_plugin_is_imported_before_its_section_is_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plugin_is_imported_before_its_section_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_registry", dict(base._registry))
     plugin = tmp_path / "custom_for_config_test.py"
     plugin.write_text(PLUGIN.format(name="custom_for_config_test"))

@@ -16,14 +16,13 @@ from jinja2 import StrictUndefined
 from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.config import check_config, load_config
-from cepo.config.easyr1 import ENGINE_KEYS, NONE_GIVEN, engine_key_of, is_engine_key
-from cepo.config.easyr1_keys import EASYR1_KEYS, INTERNAL_KEYS, OTHER_DEFAULTS, OTHER_MEANINGS, EasyR1Key
+from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, EasyR1Key, engine_key_of
 from cepo.config.listing import settings_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NAMES_DATA_AND_MODEL = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
 OURS = {setting.key: setting.default for setting in settings_of()}
-HONOURED = [key for key in EASYR1_KEYS if not is_engine_key(key)]
+HONOURED = [key for key in EASYR1_KEYS if engine_key_of(key) is None]
 
 
 def reference() -> str:
@@ -103,27 +102,27 @@ def test_the_table_has_every_key_of_the_reference_with_its_type_default_and_yaml
 
 def test_the_fields_that_easyr1_fills_itself_are_those_of_the_reference() -> None:
     listed = re.findall(r"`(worker\.[^`]*)`", chapter(reference(), "1.8").split("Shipped scripts")[0])
-    assert {name for cell in listed for name in names_in(cell)} == set(INTERNAL_KEYS)
+    assert {name for cell in listed for name in names_in(cell)} == set(TABLE.internal)
 
 
 def test_every_key_is_honoured_or_has_a_reason_why_it_has_no_effect() -> None:
-    assert {key for key in [*EASYR1_KEYS, *INTERNAL_KEYS] if not is_engine_key(key)} == set(HONOURED)
+    assert {key for key in [*EASYR1_KEYS, *TABLE.internal] if engine_key_of(key) is None} == set(HONOURED)
     assert set(HONOURED) <= set(OURS)
-    assert not {key for key in OURS if is_engine_key(key)}
+    assert not {key for key in OURS if engine_key_of(key)}
     for section in ENGINE_KEYS:
-        assert any(key == section or key.startswith(f"{section}.") for key in [*EASYR1_KEYS, *INTERNAL_KEYS]), section
+        assert any(key == section or key.startswith(f"{section}.") for key in [*EASYR1_KEYS, *TABLE.internal]), section
 
 
 @pytest.mark.parametrize("key", HONOURED)
 def test_a_default_is_easyr1s_or_differs_for_a_stated_reason(key: str) -> None:
     ours, theirs = OURS[key], EASYR1_KEYS[key].default
-    assert (ours != theirs) == (key in OTHER_DEFAULTS), f"{key}: {ours!r} here, {theirs!r} in EasyR1"
-    assert type(ours) is type(theirs) or key in OTHER_DEFAULTS
+    assert (ours != theirs) == (key in TABLE.other_default), f"{key}: {ours!r} here, {theirs!r} in EasyR1"
+    assert type(ours) is type(theirs) or key in TABLE.other_default
 
 
 def test_reasons_and_meanings_are_stated_for_honoured_keys_alone_and_one_of_them_for_each() -> None:
-    assert set(OTHER_DEFAULTS) | set(OTHER_MEANINGS) <= set(HONOURED)
-    assert not set(OTHER_DEFAULTS) & set(OTHER_MEANINGS)
+    assert set(TABLE.other_default) | set(TABLE.other_meaning) <= set(HONOURED)
+    assert not set(TABLE.other_default) & set(TABLE.other_meaning)
 
 
 def test_a_yaml_with_every_key_at_its_documented_default_resolves_with_one_notice(
@@ -132,20 +131,20 @@ def test_a_yaml_with_every_key_at_its_documented_default_resolves_with_one_notic
     defaults = {key: entry.default for key, entry in EASYR1_KEYS.items()}
     with caplog.at_level(logging.WARNING, logger="cepo.config"):
         run = load_config([file_with(tmp_path, defaults), *NAMES_DATA_AND_MODEL])
-    without_effect = [key for key in EASYR1_KEYS if is_engine_key(key)]
+    without_effect = [key for key in EASYR1_KEYS if engine_key_of(key)]
     (notice,) = [record.getMessage() for record in caplog.records]
     assert notice.startswith(f"{len(without_effect)} EasyR1 keys without effect here:")
     for key in without_effect:
         reason = engine_key_of(key)
         assert reason is not None
         assert f"{key} ({tmp_path / 'config.yaml'}, line " in notice
-        assert reason.reason in notice
+        assert reason.why in notice
     for key in HONOURED:
         value: Any = run
         for part in key.split("."):
             value = getattr(value, part)
         if f"{key}=" not in "".join(NAMES_DATA_AND_MODEL):
-            expected = OURS[key] if key in NONE_GIVEN else defaults[key]
+            expected = OURS[key] if key in TABLE.none_given else defaults[key]
             assert value == expected, key
 
 

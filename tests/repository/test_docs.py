@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cepo.config.easyr1_keys import EASYR1_KEYS
+from cepo.config.easyr1 import EASYR1_KEYS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = sorted(

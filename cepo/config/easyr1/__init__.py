@@ -1,0 +1,178 @@
+"""Keys of EasyR1 that have no effect here, and of the authors' fork of it: checked against `keys.yaml`, the table of both."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from cepo.algorithms import available_estimators
+from cepo.config.listing import written
+from cepo.config.sources import Origins
+from cepo.errors import ConfigError, did_you_mean
+from cepo.sections import Tree, read_section, section
+
+logger = logging.getLogger(__name__)
+
+_KINDS: Mapping[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "dict": dict[str, Any]}
+
+
+@dataclass(frozen=True)
+class EasyR1Key:
+    """`kind` is the type, with `?` where null is accepted; `shipped` holds the value in EasyR1's YAML file, if it has one."""
+
+    kind: str
+    default: Any
+    shipped: tuple[Any, ...] = ()
+
+
+@section
+class WithoutEffect:
+    """Why `keys`, or the sections of that name, have no effect; `only` is the value that may be given."""
+
+    why: str = Field()
+    keys: list[str] = Field()
+    only: bool | int | None = Field(default=None)
+    remedy: str = Field(default="")
+
+
+@section
+class ForkKey:
+    """What is written in place of a key: settings of its value, settings beside them, and those that it turns on."""
+
+    same_value: list[str] = Field(default=[])
+    also: Tree = Field(default={})
+    if_true: Tree = Field(default={})
+
+    def settings(self, value: Any) -> Tree:
+        """The settings, by dotted key, that say the same as the fork's key with this value."""
+        turned_on = str(value).lower() in ("true", "yes", "on", "1")
+        return {**self.also, **dict.fromkeys(self.same_value, value), **(self.if_true if turned_on else {})}
+
+
+@section
+class _Table:
+    """The sections of `keys.yaml`, which says what each means."""
+
+    keys: dict[str, dict[str, list[Any]]] = Field()
+    internal: list[str] = Field()
+    without_effect: list[WithoutEffect] = Field()
+    none_given: Tree = Field()
+    other_default: dict[str, str] = Field()
+    other_meaning: dict[str, str] = Field()
+    fork: dict[str, ForkKey] = Field()
+    fork_families: list[str] = Field()
+
+
+TABLE = read_section(_Table, yaml.safe_load(Path(__file__).with_name("keys.yaml").read_text(encoding="utf-8")))
+EASYR1_KEYS: Mapping[str, EasyR1Key] = {
+    f"{path}.{name}": EasyR1Key(kind, default, tuple(shipped))
+    for path, keys in TABLE.keys.items()
+    for name, (kind, default, *shipped) in keys.items()
+}
+ENGINE_KEYS: Mapping[str, WithoutEffect] = {key: entry for entry in TABLE.without_effect for key in entry.keys}
+_KNOWN = (*EASYR1_KEYS, *TABLE.internal)
+
+
+def engine_key_of(key: str) -> WithoutEffect | None:
+    """Why a dotted key has no effect; None for a key that has one, or that is unknown."""
+    parts = key.split(".")
+    around = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((ENGINE_KEYS[name] for name in around if name in ENGINE_KEYS), None)
+
+
+def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, Tree]:
+    """The resolved tree without the keys that have no effect and those that say "none given", and the former by dotted key.
+
+    Raises:
+        ConfigError: a key that EasyR1 does not have, a value of the wrong type, or one that asks for what is not done.
+    """
+    kept: Tree = {}
+    without_effect: Tree = {}
+    for key, value in _leaves(tree):
+        if engine_key_of(key) is not None:
+            without_effect[key] = _accepted(key, value, origins)
+        elif key not in TABLE.none_given or value != TABLE.none_given[key]:
+            _put(kept, key, value)
+    return kept, without_effect
+
+
+def _accepted(key: str, value: Any, origins: Origins) -> Any:
+    path, _, name = key.rpartition(".")
+    if key not in _KNOWN and (value or not any(other.startswith(f"{key}.") for other in _KNOWN)):
+        siblings = [other for other in _KNOWN if other.startswith(f"{path}.")]
+        raise origins.error(key, f"unknown key '{key}'.{did_you_mean(key, siblings)}")
+    if key in EASYR1_KEYS:
+        kind = EASYR1_KEYS[key].kind
+        hint = _KINDS[kind.removesuffix("?")]
+        declared = section(type("Key", (), {"__annotations__": {name: hint | None if kind.endswith("?") else hint}}))
+        value = getattr(origins.read(declared, {name: value}, path=path), name)
+    entry = engine_key_of(key)
+    if entry is not None and entry.only is not None and value != entry.only:
+        raise origins.error(key, f"{key} must be {written(entry.only)}, got {written(value)}. {entry.remedy}")
+    return value
+
+
+def report_engine_keys(without_effect: Tree, origins: Origins) -> None:
+    """Log one notice that lists keys without effect with their places, by the reason they have none."""
+    by_reason: dict[str, list[str]] = {}
+    for key in without_effect:
+        entry = engine_key_of(key)
+        assert entry is not None
+        by_reason.setdefault(entry.why, []).append(f"{key} ({origins.place_of(key)})")
+    if by_reason:
+        lines = [f"\n  {reason}: {', '.join(keys)}" for reason, keys in by_reason.items()]
+        count = len(without_effect)
+        logger.warning("%d EasyR1 key%s without effect here:%s", count, "s" if count > 1 else "", "".join(lines))
+
+
+def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
+    """Raise `ConfigError` where the tree has keys of the fork; the message gives the same settings in this package's keys."""
+    families, methods = tuple(TABLE.fork_families), {f"algorithm.{name}" for name in available_estimators()}
+    found = {
+        key: value
+        for key, value in _leaves(tree)
+        if key in TABLE.fork or (key.startswith(families) and ".".join(key.split(".")[:2]) not in methods)
+    }
+    if not found:
+        return
+    settings: Tree = {}
+    for key, replacement in TABLE.fork.items():
+        settings.update(replacement.settings(found[key]) if key in found else {})
+    listed = "\n".join(f"  {key} ({origins.place_of(key)})" for key in found)
+    message = f"These are keys of the CEPO authors' fork of EasyR1, which this package replaces:\n{listed}\n"
+    if not settings:
+        raise ConfigError(f"{message}Remove them; nothing has to take their place.")
+    nested: Tree = {}
+    for key, value in settings.items():
+        _put(nested, key, value)
+    message += (
+        f"Remove them. In a YAML file, write instead (each line in place of one of the same key):\n\n"
+        f"{yaml.safe_dump(nested, sort_keys=False)}\nOn the command line:\n\n"
+        f"{' '.join(f'{key}={written(value)}' for key, value in settings.items())}\n"
+    )
+    without = [key for key in found if key not in TABLE.fork]
+    raise ConfigError(f"{message}\nNothing takes the place of {', '.join(without)}." if without else message)
+
+
+def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values. A mapping is a value where EasyR1 has a key of its name, and where it is empty."""
+    for name, value in tree.items():
+        key = f"{path}{name}"
+        if isinstance(value, dict) and value and key not in EASYR1_KEYS:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def _put(tree: Tree, key: str, value: Any) -> None:
+    """Enter a value under its dotted key."""
+    *sections, name = key.split(".")
+    for each in sections:
+        tree = tree.setdefault(each, {})
+    tree[name] = value
