@@ -1,7 +1,8 @@
-"""Writes docs/configuration.md and the tables of other pages from the code: `generate_docs.py [--check]`."""
+"""Writes docs/configuration.md, tables of other pages and configs/schema.json from the code: `generate_docs.py [--check]`."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import textwrap
@@ -11,7 +12,7 @@ from typing import Any
 
 from cepo.algorithms import available_estimators
 from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
-from cepo.config.listing import REQUIRED, Setting, method_settings, settings_of, written
+from cepo.config.listing import REQUIRED, Setting, file_schema, method_settings, settings_of, written
 from cepo.models.families import family_lines
 from cepo.sizing.table import memory_table
 
@@ -26,6 +27,10 @@ A run is described by a YAML file and dotted overrides, as in EasyR1:
 code, the file that the YAML file's top-level key `base` names, the YAML file, the command line.
 `cepo config config=FILE ...` resolves, checks and prints all of it and starts nothing. Unknown keys
 are errors.
+
+`configs/schema.json` is the JSON schema of a configuration file (`cepo config --schema` prints it). An
+editor with a YAML language server completes and checks the keys of a file whose first line names it:
+`# yaml-language-server: $schema=configs/schema.json`, relative to the file's own folder.
 
 Paths are relative to the working directory. Paths under `configs/` and `cepo/` are also found from
 elsewhere.
@@ -133,6 +138,7 @@ def main() -> int:
     moving, memory, models = DOCS / "from-easyr1.md", DOCS / "memory.md", DOCS / "models.md"
     pages = {
         DOCS / "configuration.md": document(),
+        DOCS.parent / "configs" / "schema.json": json.dumps(file_schema(), indent=1) + "\n",
         moving: with_tables(moving, easyr1_tables()),
         memory: with_tables(memory, {"memory": memory_table()}),
         models: with_tables(models, {"families": family_lines()}),

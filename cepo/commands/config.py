@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 
 from cepo.config.checks import check_config
 from cepo.config.help import CONFIG, asked_for_help, help_text
+from cepo.config.listing import file_schema
 from cepo.config.loader import dump_config, load_config
 from cepo.errors import ConfigError
 
 
 def run_config_command(argv: Sequence[str]) -> int:
-    """Print the resolved YAML and, as comments, the plan to stdout; return 0. With `--help` how it is used.
+    """Print the resolved YAML and, as comments, the plan to stdout; return 0. With `--help` how it is used,
+    with `--schema` the JSON schema of its file.
 
     A faulty configuration prints one message to stderr and returns 2.
     """
     try:
         if asked_for_help(argv):
             sys.stdout.write(help_text(CONFIG, argv))
+            return 0
+        if list(argv) == ["--schema"]:
+            sys.stdout.write(json.dumps(file_schema(), indent=1) + "\n")
             return 0
         config = load_config(argv)
         plan = check_config(config)

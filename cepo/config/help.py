@@ -38,8 +38,10 @@ examples:
 
 CONFIG = """\
 usage: cepo config config=FILE [a.b.c=value ...]
+       cepo config --schema
 
 Resolves and checks a configuration and prints all of it as YAML, with the plan that follows from it. Starts nothing.
+--schema prints the JSON schema by which an editor completes and checks a file; configs/schema.json is a copy.
 {common}
 exit code: 0 the configuration can be used, 2 a mistake that the message names
 

@@ -12,6 +12,7 @@ from cepo.algorithms import available_estimators, estimator_class
 from cepo.config.schema import RunSettings
 from cepo.sections import Tree, accepted_range, accepted_type, choices_of, default_tree, leaves_of
 
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REQUIRED = object()
 """The default of a setting that has none."""
 
@@ -81,3 +82,33 @@ def run_schema() -> Tree:
     run = schemas["", "validation"]
     definitions["AlgorithmConfig"]["properties"] |= {name: schemas[name, "validation"] for name in kinds if name}
     return {**definitions[str(run["$ref"]).rpartition("/")[2]], "$defs": definitions}
+
+
+def file_schema() -> Tree:
+    """What an editor checks a YAML file by: `run_schema`, but no key is required, since a file may build on others.
+
+    A reference `${...}` may stand for any value, and a section that is unknown here for a plug-in's method.
+    """
+    schema = run_schema()
+    definitions = schema["$defs"]
+    for section in (schema, *definitions.values()):
+        section.pop("required", None)
+        section["properties"] = {name: _or_reference(node) for name, node in section.get("properties", {}).items()}
+    definitions["AlgorithmConfig"]["additionalProperties"] = {"type": "object"}
+    definitions["Reference"] = {
+        "type": "string",
+        "pattern": "^\\$\\{.+\\}$",
+        "description": "The value of another setting.",
+    }
+    base = {"base": {"type": "string", "description": "YAML file that this one builds on, relative to its folder."}}
+    properties = {**base, **schema["properties"]}
+    return {**schema, "$schema": _DIALECT, "title": "A run of cepo", "properties": properties}
+
+
+def _or_reference(node: Tree) -> Tree:
+    """The schema of a setting that may be written as a reference, without the title that pydantic makes of its name."""
+    beside = {key: node[key] for key in ("default", "description") if key in node}
+    value = {key: below for key, below in node.items() if key not in ("default", "description", "title")}
+    if "$ref" in value or value == {"type": "string"}:
+        return {**beside, **value}
+    return {**beside, "anyOf": [*value.get("anyOf", [value]), {"$ref": "#/$defs/Reference"}]}

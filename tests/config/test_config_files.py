@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from cepo.commands.config import run_config_command
 from cepo.config import check_config, load_config
 from cepo.config.loader import plain_tree
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+EVERY_YAML = sorted([*CONFIGS.rglob("*.yaml"), *(CONFIGS.parent / "examples").rglob("*.yaml")])
 SHIPPED = sorted((CONFIGS / "microgeo").glob("*.yaml")) + sorted((CONFIGS / "geo3k").glob("*.yaml"))
 METHODS = ("grpo", "rlsd", "cepo", "opsd", "sdpo")
 
@@ -67,3 +70,45 @@ def test_microgeo_trains_all_weights_in_float32() -> None:
     assert (actor.model.lora.rank, actor.optim.lr, actor.optim.betas) == (0, 1e-4, [0.9, 0.99])
     assert (actor.fsdp.mp_param_dtype, run.worker.rollout.dtype, actor.fsdp.torch_dtype) == ("fp32", "fp32", None)
     assert load_config(["config=configs/microgeo/lora.yaml"]).worker.actor.model.lora.rank == 16
+
+
+def schema_faults(tree: Any) -> list[str]:
+    """What an editor would mark in a file."""
+    jsonschema = pytest.importorskip(
+        "jsonschema", reason="an editor's check needs jsonschema, which Ray and vLLM bring"
+    )
+    schema = json.loads((CONFIGS / "schema.json").read_text(encoding="utf-8"))
+    return [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(tree)]
+
+
+def test_the_committed_schema_is_what_cepo_config_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_config_command(["--schema"]) == 0
+    assert capsys.readouterr().out == (CONFIGS / "schema.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", EVERY_YAML, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def test_the_first_line_of_every_yaml_names_a_schema_it_keeps(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    mark, _, path = text.splitlines()[0].partition("=")
+    assert mark == "# yaml-language-server: $schema"
+    assert (file.parent / path).resolve() == CONFIGS / "schema.json"
+    assert schema_faults(yaml.safe_load(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("tree", "marked"),
+    [
+        ({"data": {"max_promt_length": 3}}, True),
+        ({"worker": {"rollout": {"n": 0}}}, True),
+        ({"worker": {"rollout": {"n": "${data.seed}"}}}, False),
+        ({"worker": {"rollout": {"top_k": -1, "val_override_config": {"temperature": 0}}}}, False),
+        ({"worker": {"rollout": {"val_override_config": {"temprature": 0}}}}, True),
+        ({"algorithm": {"adv_estimator": "cepo", "cepo": {"clip_radius": 1.0}}}, True),
+        ({"algorithm": {"cepo": {"negative": {"select": "random"}}}}, False),
+        ({"algorithm": {"my_method": {"anything": 1}}}, False),
+        ({"algorithm": {"gama": 1.0}}, True),
+        ({"base": "base.yaml", "trainer": {"max_steps": None}}, False),
+    ],
+)
+def test_the_schema_marks_what_the_reader_refuses(tree: Any, marked: bool) -> None:
+    assert bool(schema_faults(tree)) == marked
