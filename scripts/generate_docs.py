@@ -28,9 +28,9 @@ code, the file that the YAML file's top-level key `base` names, the YAML file, t
 `cepo config config=FILE ...` resolves, checks and prints all of it and starts nothing. Unknown keys
 are errors.
 
-`configs/schema.json` is the JSON schema of a configuration file (`cepo config --schema` prints it). An
-editor with a YAML language server completes and checks the keys of a file whose first line names it:
-`# yaml-language-server: $schema=configs/schema.json`, relative to the file's own folder.
+`configs/schema.json` is the JSON schema of a configuration file (`cepo config --schema` prints it).
+An editor with a YAML language server completes and checks the keys of a file whose first line names
+it: `# yaml-language-server: $schema=configs/schema.json`, relative to the file's own folder.
 
 Paths are relative to the working directory. Paths under `configs/` and `cepo/` are also found from
 elsewhere.
