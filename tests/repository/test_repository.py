@@ -114,6 +114,7 @@ def test_make_lists_the_commands_of_a_contributor() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'cepo[docs]'")
     pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed: pip install 'cepo[docs]'")
