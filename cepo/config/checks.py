@@ -215,7 +215,7 @@ def _check_devices(config: RunConfig) -> None:
     if chosen_launcher(config) == "ray" and not _is_installed("ray"):
         raise ConfigError(
             f"{product} with trainer.launcher={trainer.launcher} need Ray, which is not installed here. Install it with: "
-            "pip install 'ray>=2.50', or set trainer.launcher=local and both numbers to 1."
+            "pip install 'ray>=2.52', or set trainer.launcher=local and both numbers to 1."
         )
     group = config.worker.rollout.tensor_parallel_size
     if trainer.n_gpus_per_node % group:

@@ -6,10 +6,11 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from training_runs import (
     EVERY_WRONG_ROLLOUT_TEACHES,
@@ -42,6 +43,18 @@ def _cluster_ends_with_these_tests() -> Iterator[None]:
 
 def kill_rank_1(monkeypatch: pytest.MonkeyPatch, *, method: str, call: int, with_signal: int) -> list[int]:
     """Ends rank 1 a moment after the `call`-th call of a worker method has begun; gives the killed process's number."""
+    return kill(monkeypatch, lambda backend: backend.ranks.places[1].process, method, call, with_signal)
+
+
+def head_process(_: Any) -> int:
+    """The server of the cluster that this process has started."""
+    family = psutil.Process().children(recursive=True)
+    return next(process.pid for process in family if process.name() == "gcs_server")
+
+
+def kill(
+    monkeypatch: pytest.MonkeyPatch, victim: Callable[[Any], int], method: str, call: int, with_signal: int
+) -> list[int]:
     from cepo.runtime.ray import RayBackend
 
     killed: list[int] = []
@@ -50,7 +63,7 @@ def kill_rank_1(monkeypatch: pytest.MonkeyPatch, *, method: str, call: int, with
     def faulty(self: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
         calls.extend([name] * (name == method))
         if len(calls) == call and not killed:
-            killed.append(self.ranks.places[1].process)
+            killed.append(victim(self))
             threading.Timer(0.02, os.kill, (killed[0], with_signal)).start()
         return plain(self, name, *arguments, **keywords)
 
@@ -108,6 +121,17 @@ def test_vllm_on_2_workers_trains_on_after_a_worker_was_killed_with_every_step_a
     assert "restart 1 of 2" in caplog.text
     assert f"resumed from {tmp_path}/global_step_1: goes on with step 2 of 3" in caplog.text
     assert all(row["work/teacher_rows"] > 0 for row in rows)
+
+
+def test_a_run_goes_on_in_a_new_cluster_when_its_own_has_died(
+    tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a look at its processes Ray ends this one a minute later, without a word."""
+    killed = kill(monkeypatch, head_process, "update", 2, signal.SIGKILL)
+    train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, "trainer.save_freq=1", folder=tmp_path))
+    rows = json_lines(tmp_path / "metrics.jsonl")
+    assert [(row["step"], row.get("faults/restarts")) for row in rows] == [(1, None), (2, 1.0)]
+    assert f"the Ray cluster of this run has lost its gcs_server (process {killed[0]})" in caplog.text
 
 
 def shared_memory() -> set[str]:

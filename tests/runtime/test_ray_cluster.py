@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("ray")
 
-from cepo.runtime.ray.cluster import _remove_left_behind, _share, worker_environment
+from cepo.runtime.ray.cluster import _share, worker_environment
+from cepo.runtime.ray.own_cluster import remove_left_behind
 
 
 def test_workers_get_the_engines_variables_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,5 +55,5 @@ def test_folders_of_killed_clusters_are_removed_and_those_of_living_ones_stay(tm
     others = tmp_path / "cepo-ray-notes"
     for folder in (living, dead, others):
         folder.mkdir()
-    _remove_left_behind(tmp_path)
+    remove_left_behind(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([living, others])

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -21,14 +17,17 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from cepo.config.trainer_schema import TrainerConfig
-from cepo.errors import ConfigError, EngineError
+from cepo.errors import ConfigError, EngineError, WorkerLostError
+from cepo.runtime.ray.own_cluster import OwnCluster
 
 logger = logging.getLogger(__name__)
 
 _PASSED_ON = ("HF_", "VLLM_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "XDG_CACHE_HOME")
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _SAY_AGAIN_SECONDS = 15.0
-_FOLDER = "cepo-ray-"
+
+_own: OwnCluster | None = None
+"""The cluster that this process has started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,56 +53,69 @@ class Reservation:
 def connect(trainer: TrainerConfig) -> None:
     """Joins the cluster of `trainer.ray_address` or RAY_ADDRESS, or starts one here that ends with this process.
 
-    A process that is connected already stays so.
+    A process that is connected already stays so, unless its own cluster has lost a process: then another one is started.
 
     Raises:
         ConfigError: no cluster answers at the address.
         EngineError: Ray does not start here.
     """
-    if ray.is_initialized():
+    if ray.is_initialized() and is_alive():
         return
     with _signals_left_alone():
         _connect(trainer)
 
 
+def is_alive() -> bool:
+    """Whether the cluster answers: always taken for granted of one that was joined."""
+    try:
+        require_alive()
+    except WorkerLostError:
+        return False
+    return True
+
+
+def require_alive() -> None:
+    """Looks whether the cluster that this process has started still runs.
+
+    Raises:
+        WorkerLostError: one of its processes has ended.
+    """
+    if _own is not None:
+        _own.require_alive()
+
+
 def _connect(trainer: TrainerConfig) -> None:
+    global _own
+    if _own is not None:
+        _own.end()
+        _own = None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = trainer.ray_address or os.environ.get("RAY_ADDRESS")
     if address:
-        logger.info("joining the Ray cluster at %s", address)
-        try:
-            ray.init(address=address, **common)
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            mode = os.environ.get("RAY_AUTH_MODE") or "not set"
-            raise ConfigError(
-                f"no Ray cluster lets this process join at '{address}' ({error}). Start one with `ray start --head`, and give "
-                "the address it prints as trainer.ray_address or RAY_ADDRESS; with neither a cluster is started on this machine. "
-                f"A cluster with a token wants RAY_AUTH_MODE=token here too (it is {mode}), and the same token on all machines: "
-                "docs/multi-node.md."
-            ) from error
+        _join(address, common)
         return
     if trainer.nnodes > 1:
         raise ConfigError(
             f"trainer.nnodes={trainer.nnodes}, but there is no address of a Ray cluster: set trainer.ray_address or "
             "RAY_ADDRESS (docs/multi-node.md has the commands)"
         )
-    parent = Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())  # socket paths must be short
-    _remove_left_behind(parent)
-    folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=parent)
-    atexit.register(_end, folder)
-    logger.info("starting Ray on this machine")
+    _own = OwnCluster(common)
+
+
+def _join(address: str, common: Mapping[str, Any]) -> None:
+    logger.info("joining the Ray cluster at %s", address)
     try:
-        ray.init(address="local", include_dashboard=False, num_cpus=os.cpu_count(), _temp_dir=folder, **common)
-    except Exception as error:
-        raise EngineError(f"Ray does not start on this machine: {type(error).__name__}: {error}") from error
-    logger.info("started Ray on this machine, its files in %s", folder)
-
-
-def _end(folder: str) -> None:
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
+        ray.init(address=address, **common)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        mode = os.environ.get("RAY_AUTH_MODE") or "not set"
+        raise ConfigError(
+            f"no Ray cluster lets this process join at '{address}' ({error}). Start one with `ray start --head`, and give "
+            "the address it prints as trainer.ray_address or RAY_ADDRESS; with neither a cluster is started on this machine. "
+            f"A cluster with a token wants RAY_AUTH_MODE=token here too (it is {mode}), and the same token on all machines: "
+            "docs/multi-node.md."
+        ) from error
 
 
 @contextmanager
@@ -115,22 +127,6 @@ def _signals_left_alone() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
-
-
-def _remove_left_behind(parent: Path) -> None:
-    """Folders of clusters whose process was killed and could not tidy up."""
-    for folder in parent.glob(f"{_FOLDER}*"):
-        number = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        if number.isdecimal() and folder.stat().st_uid == os.getuid() and not _is_alive(int(number)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def reserve(trainer: TrainerConfig) -> Reservation:

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.progress import SECONDS_BETWEEN_LINES
-from cepo.runtime.ray.cluster import Reservation, worker_environment
+from cepo.runtime.ray.cluster import Reservation, is_alive, require_alive, worker_environment
 from cepo.runtime.ray.rank_process import Failure, Meeting, Place, RankProcess
 from cepo.runtime.wire import decode
 
@@ -28,6 +28,8 @@ _GRACE_SECONDS = 20.0
 """After one rank's exception: how long others may take to show whether the cause was the death of one of them."""
 _STORAGE_SECONDS = 60.0
 """How long a network file system may take to show a new file."""
+_LOOK_SECONDS = 5.0
+"""How often to look whether the cluster itself still runs."""
 _LAST_LINES = 8
 
 
@@ -121,12 +123,16 @@ class Ranks:
 
     def end(self) -> None:
         """Ends all processes, also hung ones, and waits until they are gone; the devices are given back."""
-        for process in self._processes:
-            ray.kill(process, no_restart=True)
-        for place in self._places:
-            _kill(place)
+        if is_alive():
+            for process in self._processes:
+                ray.kill(process, no_restart=True)
+            for place in self._places:
+                _kill(place)
+            self._reservation.release()
+        else:  # its calls would wait in vain; a cluster of this process's own has no other machine
+            for place in self._places:
+                _kill_here(place.process)
         self._processes, self._places = [], []
-        self._reservation.release()
 
     def _answers(
         self, calls: Sequence[Any], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
@@ -138,8 +144,9 @@ class Ranks:
         pending = {call: rank for rank, call in enumerate(calls)}
         while pending:
             left = deadline - time.monotonic()
-            ready, _ = ray.wait(list(pending), timeout=min(max(left, 0.0), SECONDS_BETWEEN_LINES))
-            if not ready and left <= SECONDS_BETWEEN_LINES:
+            ready, _ = ray.wait(list(pending), timeout=min(max(left, 0.0), _LOOK_SECONDS))
+            require_alive()
+            if not ready and left <= _LOOK_SECONDS:
                 break
             if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
                 said = time.monotonic()

@@ -1,0 +1,160 @@
+"""The Ray cluster that a run starts for itself: on this machine alone, reachable through loopback alone, with a token."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray._raylet import AuthenticationTokenLoader, Config
+
+from cepo.errors import EngineError, WorkerLostError
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = "cepo-ray-"
+_SHUTDOWN_SECONDS = 20.0
+# Ray's switch for laptops. Where it is 0, all servers of a cluster listen on loopback; ray.init has no argument for that.
+_REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+class OwnCluster:
+    """Starts a cluster that ends with this process.
+
+    Other users of the machine can reach a port on loopback, but run nothing: the token's file has mode 0600. A user's own
+    RAY_AUTH_MODE, RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH are left as they are.
+
+    Args:
+        options: further arguments of `ray.init`.
+
+    Raises:
+        EngineError: Ray does not start here.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        parent = Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())  # socket paths must be short
+        remove_left_behind(parent)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=parent))
+        self._token_settings = _ask_for_token(self._folder / "auth_token")
+        atexit.register(self.end)
+        earlier = set(psutil.Process().children())
+        logger.info("starting Ray on this machine")
+        try:
+            with _on_loopback():
+                ray.init(
+                    address="local",
+                    include_dashboard=False,
+                    num_cpus=os.cpu_count(),
+                    _temp_dir=str(self._folder),
+                    **options,
+                )
+        except Exception as error:
+            raise EngineError(f"Ray does not start on this machine: {type(error).__name__}: {error}") from error
+        finally:
+            self._processes = {
+                process: process.name() for process in psutil.Process().children() if process not in earlier
+            }
+        logger.info("started Ray on this machine, its files in %s", self._folder)
+
+    def require_alive(self) -> None:
+        """Looks whether the cluster's own processes run.
+
+        Raises:
+            WorkerLostError: one has ended. Ray's calls would wait for it in vain, and Ray would end this process later.
+        """
+        for process, name in self._processes.items():
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                raise WorkerLostError(f"the Ray cluster of this run has lost its {name} (process {process.pid})")
+
+    def end(self) -> None:
+        """Ends the cluster within a minute, also one whose processes hang or are gone."""
+        atexit.unregister(self.end)
+        try:
+            self.require_alive()
+            is_down = _shut_down()
+        except WorkerLostError:
+            is_down = False
+        if not is_down:
+            for process in self._processes:
+                _kill_tree(process)
+            _shut_down()
+        for name in self._token_settings:
+            os.environ.pop(name, None)
+        _read_token_settings()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def remove_left_behind(parent: Path) -> None:
+    """Removes the folders of clusters whose process was killed and could not tidy up."""
+    for folder in parent.glob(f"{_FOLDER}*"):
+        number = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if number.isdecimal() and folder.stat().st_uid == os.getuid() and not psutil.pid_exists(int(number)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ask_for_token(file: Path) -> dict[str, str]:
+    """Sets the variables by which Ray's processes and this one know the token; returns those that were not set before."""
+    settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
+    if any(name in os.environ for name in (*settings, "RAY_AUTH_TOKEN")):
+        return {}
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
+        opened.write(secrets.token_hex(32))
+    os.environ.update(settings)
+    _read_token_settings()
+    return settings
+
+
+def _read_token_settings() -> None:
+    """Ray's library has read the variables when it was imported, and keeps the token of an earlier cluster."""
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """What is started inside listens on loopback."""
+    before = os.environ.get(_REACHABLE)
+    os.environ[_REACHABLE] = "0"
+    constants = sys.modules["ray._private.ray_constants"]
+    was_reachable = constants.ENABLE_RAY_CLUSTER  # read from the environment when Ray was imported
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = was_reachable
+        if before is None:
+            del os.environ[_REACHABLE]
+        else:
+            os.environ[_REACHABLE] = before
+
+
+def _shut_down() -> bool:
+    """Whether Ray's library has left the cluster within the time limit; it waits for stopped processes without one."""
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(_SHUTDOWN_SECONDS)
+    return not leaving.is_alive()
+
+
+def _kill_tree(process: psutil.Process) -> None:
+    try:
+        tree = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for each in tree:
+        try:
+            each.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(tree, timeout=5)

@@ -1,0 +1,104 @@
+"""The Ray cluster that a run starts for itself: who can reach it, and what happens when a part of it dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+pytestmark = pytest.mark.heavy
+
+PRELUDE = """
+import json, os, signal, sys, time, psutil, ray
+from cepo.config.schema import TrainerConfig
+from cepo.errors import WorkerLostError
+from cepo.runtime.ray import cluster
+
+def part(name):
+    return next(each for each in psutil.Process().children(recursive=True) if each.name() == name)
+
+def answer():
+    return ray.get(ray.remote(lambda: 7).remote(), timeout=60)
+"""
+
+
+def driver(script: str, **environment: str) -> Any:
+    """What a process of its own prints as its last line, which is JSON."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + script],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_port_is_on_loopback_and_wants_the_token() -> None:
+    seen = driver("""
+cluster.connect(TrainerConfig())
+file = os.environ["RAY_AUTH_TOKEN_PATH"]
+family = {os.getpid(), *(each.pid for each in psutil.Process().children(recursive=True))}
+ports = [each.laddr.ip for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.pid in family]
+environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+environment |= {"HOME": "/nonexistent", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+stranger = "from ray._raylet import GcsClient; GcsClient(address=%r)" % ray.get_runtime_context().gcs_address
+import subprocess
+refused = subprocess.run([sys.executable, "-c", stranger], env=environment, capture_output=True, text=True, timeout=120)
+print(json.dumps({
+    "ports": ports, "mode": oct(os.stat(file).st_mode & 0o777), "answer": answer(), "stranger": refused.returncode,
+    "why": refused.stderr[-4000:],
+}))
+""")
+    assert seen["answer"] == 7
+    assert len(seen["ports"]) >= 4
+    assert {address.removeprefix("::ffff:") for address in seen["ports"]} == {"127.0.0.1"}
+    assert seen["mode"] == "0o600"
+    assert seen["stranger"] != 0
+    assert "InvalidAuthToken" in seen["why"]
+
+
+def test_a_cluster_that_lost_a_part_is_named_and_replaced() -> None:
+    seen = driver("""
+lost = []
+cluster.connect(TrainerConfig())
+for name in ("gcs_server", "raylet"):
+    cluster.require_alive()
+    victim = part(name)
+    victim.kill()
+    victim.wait()
+    try:
+        cluster.require_alive()
+    except WorkerLostError as error:
+        lost.append(str(error).replace(str(victim.pid), "N"))
+    cluster.connect(TrainerConfig())
+print(json.dumps({"lost": lost, "answer": answer()}))
+""")
+    assert seen["lost"] == [
+        f"the Ray cluster of this run has lost its {name} (process N)" for name in ("gcs_server", "raylet")
+    ]
+    assert seen["answer"] == 7
+
+
+def test_a_stopped_raylet_does_not_keep_the_process_alive() -> None:
+    """Ray's own shutdown waited more than 260 s for it; ours gives up after 20 s and kills."""
+    begun = time.monotonic()
+    seen = driver("""
+cluster.connect(TrainerConfig())
+folder = os.path.dirname(os.environ["RAY_AUTH_TOKEN_PATH"])
+victim = part("raylet")
+victim.suspend()
+print(json.dumps({"folder": folder, "pid": victim.pid}))
+""")
+    assert time.monotonic() - begun < 120
+    assert not Path(seen["folder"]).exists()
+    assert not Path(f"/proc/{seen['pid']}").exists()
