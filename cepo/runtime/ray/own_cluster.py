@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray._raylet import AuthenticationTokenLoader, Config
+import ray._raylet
 
 from cepo.errors import EngineError, WorkerLostError
 
@@ -117,8 +117,9 @@ def _ask_for_token(file: Path) -> dict[str, str]:
 
 def _read_token_settings() -> None:
     """Ray's library has read the variables when it was imported, and keeps the token of an earlier cluster."""
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    library: Any = ray._raylet  # compiled, without type information
+    library.Config.initialize("")
+    library.AuthenticationTokenLoader.instance().reset_cache()
 
 
 @contextmanager
@@ -126,7 +127,7 @@ def _on_loopback() -> Iterator[None]:
     """What is started inside listens on loopback."""
     before = os.environ.get(_REACHABLE)
     os.environ[_REACHABLE] = "0"
-    constants = sys.modules["ray._private.ray_constants"]
+    constants: Any = sys.modules["ray._private.ray_constants"]
     was_reachable = constants.ENABLE_RAY_CLUSTER  # read from the environment when Ray was imported
     constants.ENABLE_RAY_CLUSTER = False
     try:
