@@ -17,7 +17,7 @@ pytestmark = pytest.mark.heavy
 
 PRELUDE = """
 import json, os, signal, sys, time, psutil, ray
-from cepo.config.schema import TrainerConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import WorkerLostError
 from cepo.runtime.ray import cluster
 
