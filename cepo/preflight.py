@@ -10,8 +10,7 @@ from cepo.config import RunConfig, chosen_launcher
 from cepo.config.derived import needs_critic
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, RewardError
-from cepo.hardware.description import device_in_words, require_devices
-from cepo.hardware.devices import require_wanted_device
+from cepo.hardware.devices import device_in_words, require_devices, require_wanted_device
 from cepo.runtime.reach import why_no_answer
 
 if TYPE_CHECKING:
@@ -29,8 +28,7 @@ def check_before_imports(config: RunConfig) -> None:
         RewardError: the reward file is no Python, or imports what is not installed.
         ConfigError: no Ray cluster answers at the address.
     """
-    from cepo.rewards.imports import require_imports
-    from cepo.rewards.loader import resolve_reward_path
+    from cepo.rewards.functions import require_imports, resolve_reward_path
 
     for spec in config.worker.reward.reward_functions:
         require_imports(resolve_reward_path(spec)[0])

@@ -63,7 +63,7 @@ def _print_table(argv: Sequence[str], console: Console) -> int:
 
 def _checks(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
     """What is to be looked at, and the settings."""
-    from cepo.doctor.run import CHECKS
+    from cepo.doctor.run_checks import CHECKS
 
     named = [argument.removeprefix(_CHECKS) for argument in argv if argument.startswith(_CHECKS)]
     checks = [name.strip() for part in named for name in part.split(",")] or list(CHECKS)
@@ -87,14 +87,14 @@ def _findings(config: RunConfig | None, checks: Sequence[str]) -> list[Finding]:
     findings = [*findings, *machine_findings(machine)] if "machine" in checks else []
     if config is None:
         return findings
-    from cepo.doctor.run import run_findings
+    from cepo.doctor.run_checks import run_findings
     from cepo.microgeo.world import with_embedded_world
 
     try:
         config = with_embedded_world(config)
     except CepoError as error:
         remedy = "build it by itself to see why: cepo microgeo"
-        return [*findings, Finding(section="data", subject="microgeo", mark="fail", found=str(error), remedy=remedy)]
+        return [*findings, Finding("data", "microgeo", "fail", str(error), remedy=remedy)]
     return findings + run_findings(config, machine, checks)
 
 

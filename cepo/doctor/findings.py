@@ -16,7 +16,7 @@ Mark = Literal["ok", "info", "warn", "fail"]
 _STYLES: dict[Mark, str] = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One fact about the machine or the run.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -10,15 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from _cepo_cpu_torch import mismatched_builds
-from cepo.doctor.attention import Capability, attention_for, wheel_serves
-from cepo.doctor.findings import Finding
-from cepo.doctor.tools import tool_findings
+from cepo.doctor.findings import Finding, Mark
 from cepo.hardware.devices import driver_problem, driver_version, gpus_are_hidden, smallest_driver, unseen_gpu_problem
-from cepo.hardware.tools import BuildTools, look_for_tools
+from cepo.hardware.tools import BuildTools, Capability, look_for_tools
+from cepo.rollout.engine_options import prefers_flashinfer
 from cepo.sizing.phases import gib
 from cepo.tracking.environment import installed_version
 
 SECTION = "machine"
+_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
+_KERNELS = "vllm download-kernels (compiled kernels of FlashInfer), with this environment's vllm"
+_SMALLEST_CAPABILITY = (8, 0)
+"""Tensor cores with bf16 come with it."""
 SHARED_MEMORY = Path("/dev/shm")
 _SMALLEST_SHARED_MEMORY = 2 * 2**30
 GPU_INSTALL_GB = 10
@@ -113,12 +117,12 @@ def usable_memory(meminfo: str | None, limit: str | None, used: str | None) -> t
 
 def machine_findings(machine: Machine) -> list[Finding]:
     """Processors, memory, shared memory, torch's build, and each GPU with what serves its attention."""
-    findings = [Finding(section=SECTION, subject="processors", mark="ok", found=f"{machine.processors} usable")]
+    findings = [Finding(SECTION, "processors", "ok", f"{machine.processors} usable")]
     if machine.memory_total is None or machine.memory_free is None:
-        findings.append(Finding(section=SECTION, subject="memory", mark="info", found="not reported by this system"))
+        findings.append(Finding(SECTION, "memory", "info", "not reported by this system"))
     else:
         found = f"{gib(machine.memory_free)} free of {gib(machine.memory_total)}"
-        findings.append(Finding(section=SECTION, subject="memory", mark="ok", found=found))
+        findings.append(Finding(SECTION, "memory", "ok", found))
     findings.append(_shared_memory(machine))
     findings.append(_torch_build(machine))
     if machine.torch_cuda is not None and machine.driver is not None:
@@ -126,26 +130,21 @@ def machine_findings(machine: Machine) -> list[Finding]:
     for index, gpu in enumerate(machine.gpus):
         findings += gpu_findings(index, gpu, machine.compiled)
     if machine.gpus and machine.tools is not None:
-        flashinfer_first = any(_prefers_flashinfer(gpu) for gpu in machine.gpus)
+        flashinfer_first = any(prefers_flashinfer(gpu.capability) for gpu in machine.gpus)
         with_vllm = installed_version("vllm") is not None
         findings += tool_findings(machine.tools, with_vllm=with_vllm, flashinfer_first=flashinfer_first)
     return findings
 
 
-def _prefers_flashinfer(gpu: Gpu) -> bool:
-    support = attention_for(gpu.capability)
-    return support is not None and support.vllm[0] == "FLASHINFER"
-
-
 def _shared_memory(machine: Machine) -> Finding:
     subject = str(SHARED_MEMORY)
     if machine.shared_total is None or machine.shared_free is None:
-        return Finding(section=SECTION, subject=subject, mark="info", found="there is none on this system")
+        return Finding(SECTION, subject, "info", "there is none on this system")
     found = f"{gib(machine.shared_free)} free of {gib(machine.shared_total)}"
     if machine.shared_free >= _SMALLEST_SHARED_MEMORY:
-        return Finding(section=SECTION, subject=subject, mark="ok", found=found)
+        return Finding(SECTION, subject, "ok", found)
     remedy = "in a container: --shm-size=16g or --ipc=host; runs on several devices exchange data there"
-    return Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)
+    return Finding(SECTION, subject, "warn", found, remedy=remedy)
 
 
 def _torch_build(machine: Machine) -> Finding:
@@ -158,30 +157,30 @@ def _torch_build(machine: Machine) -> Finding:
             found = f"for CPUs, but there is an NVIDIA GPU (driver {machine.driver}), which it cannot use"
             if machine.environment_free is not None:
                 remedy += f" ({gib(machine.environment_free)} are free beside this environment)"
-            return Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)
+            return Finding(SECTION, subject, "warn", found, remedy=remedy)
         found = "for CPUs, attention by SDPA's own kernel: runs are for trying things out on small models"
         if machine.mismatched:
             found += f"; CUDA builds of {', '.join(machine.mismatched)} stand beside it and are worked around"
-        return Finding(section=SECTION, subject=subject, mark="ok", found=found)
+        return Finding(SECTION, subject, "ok", found)
     if machine.gpus:
         found = f"CUDA {machine.torch_cuda}, compiled for {', '.join(machine.compiled)}"
-        return Finding(section=SECTION, subject=subject, mark="ok", found=found)
+        return Finding(SECTION, subject, "ok", found)
     if machine.hidden:
         found = f"CUDA {machine.torch_cuda}; CUDA_VISIBLE_DEVICES shows no GPU, so runs take the processors"
-        return Finding(section=SECTION, subject=subject, mark="info", found=found)
+        return Finding(SECTION, subject, "info", found)
     problem = unseen_gpu_problem(machine.driver, machine.torch_cuda)
-    return Finding(section=SECTION, subject=subject, mark="fail", found=problem.found, remedy=problem.remedy)
+    return Finding(SECTION, subject, "fail", problem.found, remedy=problem.remedy)
 
 
 def driver_finding(driver: str, cuda: str) -> Finding:
     """Whether a driver is new enough for a torch built for that CUDA."""
     problem, smallest = driver_problem(driver, cuda), smallest_driver(cuda)
     if problem is not None:
-        return Finding(section=SECTION, subject="driver", mark="fail", found=problem.found, remedy=problem.remedy)
+        return Finding(SECTION, "driver", "fail", problem.found, remedy=problem.remedy)
     if smallest is None:
-        return Finding(section=SECTION, subject="driver", mark="info", found=f"{driver}; no rule known for CUDA {cuda}")
+        return Finding(SECTION, "driver", "info", f"{driver}; no rule known for CUDA {cuda}")
     found = f"{driver}; CUDA {cuda} wants at least {smallest}"
-    return Finding(section=SECTION, subject="driver", mark="ok", found=found)
+    return Finding(SECTION, "driver", "ok", found)
 
 
 def gpu_findings(index: int, gpu: Gpu, compiled: Sequence[str]) -> list[Finding]:
@@ -192,24 +191,79 @@ def gpu_findings(index: int, gpu: Gpu, compiled: Sequence[str]) -> list[Finding]
     if not wheel_serves(gpu.capability, compiled):
         found += f"; torch's build has no code for it, only for {', '.join(compiled)}"
         remedy = "install torch 2.13.0 built for CUDA 13: pip install 'cepo[gpu]' into a fresh environment"
-        return [Finding(section=SECTION, subject=subject, mark="fail", found=found, remedy=remedy)]
-    support = attention_for(gpu.capability)
-    if support is None:
+        return [Finding(SECTION, subject, "fail", found, remedy=remedy)]
+    if gpu.capability < _SMALLEST_CAPABILITY:
         remedy = "bf16 training wants compute capability 8.0 or later; see docs/gpus.md"
-        found += "; not in the table of architectures"
-        return [Finding(section=SECTION, subject=subject, mark="warn", found=found, remedy=remedy)]
-    flash_attn = installed_version("flash-attn") or "not installed, not needed"
-    attention = (
-        f"{support.architecture}: {support.chosen}, because {support.why}; packed rows (padding_free) by FlexAttention, "
-        f"which Triton compiles for the card. SDPA: {' > '.join(support.sdpa)}; "
-        f"FlashAttention 2 ({flash_attn}): {support.flash_attention_2}; vLLM: {' > '.join(support.vllm)}"
-    )
-    if support.untested:
-        attention += ". Untested on such a card: from the libraries' sources"
+        return [Finding(SECTION, subject, "warn", found, remedy=remedy)]
+    attention = "SDPA for padded rows, FlexAttention for packed rows (padding_free), which Triton compiles for the card"
     return [
-        Finding(section=SECTION, subject=subject, mark="ok", found=found),
-        Finding(section=SECTION, subject="  attention", mark="info" if support.untested else "ok", found=attention),
+        Finding(SECTION, subject, "ok", found),
+        Finding(SECTION, "  attention", "info", attention),
     ]
+
+
+def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
+    """Whether a build whose `torch.cuda.get_arch_list()` is `compiled` has code that runs on the card.
+
+    `sm_XY` is machine code: it runs on the same major number from Y on; with a letter behind it, on XY alone. `compute_XY` is
+    PTX, which the driver translates for every later card.
+    """
+    for entry in compiled:
+        matched = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", entry)
+        if matched is None:
+            continue
+        kind, major, minor, letter = matched.groups()
+        built = (int(major), int(minor))
+        if letter:
+            runs = built == capability
+        elif kind == "sm":
+            runs = built[0] == capability[0] and built[1] <= capability[1]
+        else:
+            runs = built <= capability
+        if runs:
+            return True
+    return False
+
+
+def tool_findings(tools: BuildTools, *, with_vllm: bool, flashinfer_first: bool) -> list[Finding]:
+    """One finding for each tool.
+
+    Triton compiles a launcher in C for each of its kernels: vLLM's model runner cannot start without, training alone goes on
+    with slower paths. FlashInfer's tools matter for cards on which vLLM prefers it, and even there FLASH_ATTN stands in.
+
+    Args:
+        with_vllm: vLLM's CUDA build is installed.
+        flashinfer_first: vLLM's own choice of attention on a card of this machine is FlashInfer.
+    """
+    needed: Mark = "fail" if with_vllm else "warn"
+    use = "Triton compiles the launchers of its kernels with it"
+    without = "vLLM cannot start" if with_vllm else "packed rows and the language head take slower paths"
+    findings = [
+        _tool("C compiler", tools.c_compiler, needed, f"{use}; without, {without}", "apt-get install -y gcc"),
+        _tool(
+            "Python headers", tools.python_headers, needed, f"Python.h, likewise: without, {without}",
+            f"apt-get install -y {_PYTHON}-dev",
+        ),
+    ]  # fmt: skip
+    if tools.flashinfer_kernels:
+        return [*findings, _tool("FlashInfer's kernels", "flashinfer-jit-cache is installed", "ok", "", "")]
+    why = "FlashInfer would compile its attention with it; without, FLASH_ATTN stands in"
+    if not flashinfer_first:
+        why = "not needed: no kernel of FlashInfer is used on the chosen path"
+    return [
+        *findings,
+        _tool("ninja", tools.ninja, "info", why, "pip install ninja" if flashinfer_first else ""),
+        _tool(
+            "nvcc", tools.nvcc, "info", why,
+            f"apt-get install -y cuda-nvcc-13-0 (NVIDIA's repository), or {_KERNELS}" if flashinfer_first else "",
+        ),
+    ]  # fmt: skip
+
+
+def _tool(subject: str, place: str | None, missing: Mark, why: str, remedy: str) -> Finding:
+    if place is not None:
+        return Finding(SECTION, subject, "ok", place)
+    return Finding(SECTION, subject, missing, f"not found; {why}", remedy=remedy)
 
 
 def _text(file: Path) -> str | None:

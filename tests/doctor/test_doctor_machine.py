@@ -7,43 +7,11 @@ import socket
 import pytest
 from doctor_cases import GIB, machine, on_devices
 
-from cepo.doctor.attention import ATTENTION, attention_for, wheel_serves
-from cepo.doctor.machine import Gpu, driver_finding, gpu_findings, machine_findings, usable_memory
+from cepo.doctor.machine import Gpu, driver_finding, gpu_findings, machine_findings, usable_memory, wheel_serves
 from cepo.doctor.start import ray_findings
 
 WHEEL_CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 WHEEL_CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
-
-
-@pytest.mark.parametrize(
-    ("capability", "architecture", "first_kernel", "first_engine"),
-    [
-        ((8, 0), "Ampere", "flash", "FLASH_ATTN (FA2)"),
-        ((8, 6), "Ampere", "flash", "FLASH_ATTN (FA2)"),
-        ((8, 7), "Ampere", "flash", "FLASH_ATTN (FA2)"),
-        ((8, 9), "Ada", "flash", "FLASH_ATTN (FA2)"),
-        ((9, 0), "Hopper", "cuDNN", "FLASH_ATTN (FA3)"),
-        ((10, 0), "Blackwell (sm_100)", "cuDNN", "FLASHINFER"),
-        ((12, 0), "Blackwell (sm_120)", "flash", "FLASH_ATTN (FA2)"),
-        ((12, 1), "Blackwell (sm_120)", "flash", "FLASH_ATTN (FA2)"),
-    ],
-)
-def test_each_capability_from_8_0_to_12_1_gets_sdpa_with_its_kernels(
-    capability: tuple[int, int], architecture: str, first_kernel: str, first_engine: str
-) -> None:
-    support = attention_for(capability)
-    assert support is not None
-    assert (support.architecture, support.chosen) == (architecture, "sdpa")
-    assert (support.sdpa[0], support.vllm[0]) == (first_kernel, first_engine)
-
-
-def test_capabilities_7_5_and_13_0_are_in_no_table() -> None:
-    assert attention_for((7, 5)) is None
-    assert attention_for((13, 0)) is None
-
-
-def test_the_6_entries_say_untested_until_a_run_on_such_a_card_is_on_record() -> None:
-    assert [row.untested for row in ATTENTION.values()] == [True] * 6
 
 
 def test_a_wheel_for_cuda_13_has_code_for_12_0_and_one_for_cuda_12_4_has_not_but_ptx_helps() -> None:
@@ -60,9 +28,9 @@ def test_an_rtx_pro_6000_is_ok_with_cuda_13_and_fails_with_a_remedy_with_a_wheel
     good, attention = gpu_findings(0, card, WHEEL_CUDA_13)
     assert (good.mark, attention.mark) == ("ok", "info")
     assert "95.0 GiB free of 96.0 GiB" in good.found
-    assert "sdpa, because" in attention.found
-    assert "packed rows (padding_free) by FlexAttention" in attention.found
-    assert "Untested on such a card" in attention.found
+    assert "FlexAttention for packed rows (padding_free)" in attention.found
+    (old,) = gpu_findings(0, Gpu(name="T4", capability=(7, 5), total=16 * GIB, free=16 * GIB), WHEEL_CUDA_13)
+    assert (old.mark, "8.0 or later" in old.remedy) == ("warn", True)
     (bad,) = gpu_findings(0, card, WHEEL_CUDA_12_4)
     assert bad.mark == "fail"
     assert "CUDA 13" in bad.remedy

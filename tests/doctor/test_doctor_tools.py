@@ -13,12 +13,11 @@ from doctor_cases import GIB, machine
 
 from cepo.commands.doctor import run_doctor_command
 from cepo.config import load_config
-from cepo.doctor import run
-from cepo.doctor.engine import engine_findings
+from cepo.doctor import run_checks
 from cepo.doctor.findings import Finding
-from cepo.doctor.machine import GPU_INSTALL_GB, Gpu, machine_findings
-from cepo.doctor.run import CHECKS, download_findings
-from cepo.doctor.tools import tool_findings
+from cepo.doctor.machine import GPU_INSTALL_GB, Gpu, machine_findings, tool_findings
+from cepo.doctor.model_and_engine import engine_findings
+from cepo.doctor.run_checks import CHECKS, download_findings
 from cepo.hardware.tools import BuildTools
 from cepo.rollout import factory
 from cepo.rollout.engine_options import EngineSettings
@@ -113,7 +112,7 @@ def test_weights_that_the_hubs_cache_lacks_need_room_there_and_weights_it_holds_
     config = load_config(["config=configs/geo3k/cepo.yaml"])
     needs = estimate_needs(config, cpu_engine=False, shape_of_path=lambda *arguments: known_shape("2B", arguments[3]))
     for free, mark in ((5 * GIB, "ok"), (3 * GIB, "fail")):
-        monkeypatch.setattr(run, "_free_for", lambda folder, free=free: free)
+        monkeypatch.setattr(run_checks, "_free_for", lambda folder, free=free: free)
         (found,) = download_findings(needs, config)
         assert (found.mark, "have about 4.0 GiB" in found.found) == (mark, True)
     held = tmp_path / "hub" / "models--Qwen--Qwen3-VL-2B-Instruct" / "snapshots" / "abc"

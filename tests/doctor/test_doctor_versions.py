@@ -10,7 +10,6 @@ from doctor_cases import GIB
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from cepo.doctor.attention import attention_lines
 from cepo.doctor.findings import Finding, exit_code, findings_table
 from cepo.doctor.versions import TESTED, version_findings, version_lines
 from cepo.sizing.phases import gib
@@ -69,17 +68,17 @@ def test_what_works_is_what_pyproject_requires_and_the_tested_set_lies_within() 
     }
 
 
-def test_docs_show_the_attention_table_of_6_rows_and_the_tested_set_of_8_as_the_code_has_them() -> None:
+def test_docs_show_the_tested_set_of_8_as_the_code_has_it() -> None:
     page = (REPOSITORY / "docs" / "gpus.md").read_text(encoding="utf-8").splitlines()
-    assert (len(attention_lines()), len(version_lines())) == (2 + 6, 2 + 8)
-    assert [line for line in [*attention_lines(), *version_lines()] if line not in page] == []
+    assert len(version_lines()) == 2 + 8
+    assert [line for line in version_lines() if line not in page] == []
 
 
 def test_the_exit_code_is_1_with_a_failure_and_0_with_warnings_alone() -> None:
-    warning = Finding(section="a", subject="b", mark="warn", found="c")
-    failure = Finding(section="a", subject="b", mark="fail", found="c", remedy="d")
+    warning = Finding("a", "b", "warn", "c")
+    failure = Finding("a", "b", "fail", "c", remedy="d")
     assert (exit_code([warning]), exit_code([warning, failure])) == (0, 1)
     assert findings_table([warning, failure]).row_count == 3
     with pytest.raises(AssertionError):
-        Finding(section="a", subject="b", mark="fail", found="c")
+        Finding("a", "b", "fail", "c")
     assert (gib(3 * 2**20), gib(1.5 * GIB)) == ("3 MiB", "1.5 GiB")

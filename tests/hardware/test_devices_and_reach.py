@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from cepo.errors import ConfigError
-from cepo.hardware import description
-from cepo.hardware.description import device_in_words, require_devices
+from cepo.hardware import devices
+from cepo.hardware.devices import device_in_words, require_devices
 from cepo.runtime.reach import why_no_answer
 
 
@@ -42,8 +42,8 @@ def test_processors_are_named_with_the_reason_why_no_gpu_is(
     cards: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "cpuinfo").write_text("processor : 0\nmodel name\t: Some Processor 3000\n" * 2)
-    monkeypatch.setattr(description, "_CPU_FACTS", tmp_path / "cpuinfo")
-    monkeypatch.setattr(description, "num_processors", lambda: 2)
+    monkeypatch.setattr(devices, "_CPU_FACTS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(devices, "num_processors", lambda: 2)
     monkeypatch.setattr(torch.version, "cuda", None)
     assert device_in_words().startswith("CPU (Some Processor 3000, 2 processors): torch ")
     assert device_in_words().endswith(" is a build without CUDA")
@@ -63,7 +63,7 @@ def test_processors_are_named_with_the_reason_why_no_gpu_is(
 def test_more_devices_than_there_are_are_refused(
     cards: int, asked: int, parts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(description, "num_processors", lambda: 2)
+    monkeypatch.setattr(devices, "num_processors", lambda: 2)
     with pytest.raises(ConfigError) as caught:
         require_devices(asked)
     assert [part for part in parts if part not in str(caught.value)] == []
@@ -71,7 +71,7 @@ def test_more_devices_than_there_are_are_refused(
 
 @pytest.mark.parametrize(("cards", "asked"), [(0, 1), (0, 2), (4, 4), (4, 2)], indirect=["cards"])
 def test_as_many_devices_as_there_are_are_accepted(cards: int, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(description, "num_processors", lambda: 2)
+    monkeypatch.setattr(devices, "num_processors", lambda: 2)
     require_devices(asked)
 
 

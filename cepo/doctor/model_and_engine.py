@@ -1,16 +1,22 @@
-"""Which family the model belongs to, how its rows are computed, and which engine samples from it."""
+"""Which family the model belongs to, how its rows are computed, which engine samples from it, and how that is started."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from typing import Any
 
 from cepo.config import RunConfig, served_adapter_rank
+from cepo.config.derived import num_devices
 from cepo.doctor.findings import DEVICES, Finding
 from cepo.doctor.machine import Machine
-from cepo.errors import ConfigError
+from cepo.errors import ConfigError, EngineError
 from cepo.models.families import EngineUse, Family, family_of
-from cepo.rollout.factory import choose_generator
+from cepo.rollout.engine_options import EngineMachine, attention_backend, engine_environment, engine_options
+from cepo.rollout.factory import choose_generator, engine_settings_of_run
+
+ENGINE = "this config's engine"
 
 
 def family_of_run(config: RunConfig) -> Family:
@@ -38,9 +44,9 @@ def family_finding(config: RunConfig) -> Finding:
         family = family_of_run(config)
     except ConfigError as error:
         remedy = "name a checkpoint of a supported family, in a folder or on a hub that can be reached"
-        return Finding(section=DEVICES, subject="model", mark="fail", found=str(error), remedy=remedy)
+        return Finding(DEVICES, "model", "fail", str(error), remedy=remedy)
     path = "rows that share tokens are packed" if family.packs else f"rows are padded: {family.why_padded}"
-    return Finding(section=DEVICES, subject="model", mark="ok", found=f"{family.title}; {path}")
+    return Finding(DEVICES, "model", "ok", f"{family.title}; {path}")
 
 
 def generator_finding(config: RunConfig, machine: Machine) -> Finding:
@@ -56,10 +62,10 @@ def generator_finding(config: RunConfig, machine: Machine) -> Finding:
         )
     except ConfigError as error:
         remedy = "set worker.rollout.name=auto, or install the package with the extra 'gpu' or 'cpu'"
-        return Finding(section=DEVICES, subject="generator", mark="fail", found=str(error), remedy=remedy)
+        return Finding(DEVICES, "generator", "fail", str(error), remedy=remedy)
     finally:
         generators_log.setLevel(before)
-    return Finding(section=DEVICES, subject="generator", mark="ok", found=name)
+    return Finding(DEVICES, "generator", "ok", name)
 
 
 def _unserved(config: RunConfig, *, on_gpu: bool) -> str | None:
@@ -75,3 +81,38 @@ def _unserved(config: RunConfig, *, on_gpu: bool) -> str | None:
         most_images=config.worker.rollout.limit_images or int(family.reads_images),
     )
     return family.why_not_vllm(use)
+
+
+def engine_findings(config: RunConfig, machine: Machine, *, sleeps: bool) -> list[Finding]:
+    """vLLM's attention, options and environment, as a run's own start has them; nothing without a GPU."""
+    if not machine.gpus or machine.tools is None:
+        return []
+    settings = engine_settings_of_run(config, most_visuals=(1, 0), sleeps=sleeps)
+    start = EngineMachine(
+        capability=machine.gpus[0].capability,
+        serves_flashinfer=machine.tools.serves_flashinfer,
+        num_ranks=num_devices(config),
+    )
+    try:
+        options = engine_options(settings, start)
+    except EngineError as error:
+        remedy = "change the setting that the message names, or set worker.rollout.name=transformers"
+        return [Finding(ENGINE, "options", "fail", str(error), remedy=remedy)]
+    environment = {
+        name: os.environ.get(name, value) for name, value in sorted(engine_environment(settings, start).items())
+    }
+    found = {
+        "attention": _attention(start),
+        "options": json.dumps(options, sort_keys=True),
+        "environment": " ".join(f"{name}={value}" for name, value in environment.items()),
+    }
+    return [Finding(ENGINE, subject, "info", text) for subject, text in found.items()]
+
+
+def _attention(start: EngineMachine) -> str:
+    asked = attention_backend(start)
+    if asked is None:
+        return "vLLM's own choice"
+    return (
+        f"{asked}, asked for: FlashInfer, vLLM's own choice, has no compiled kernels here and nothing to compile them"
+    )

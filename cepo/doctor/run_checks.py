@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from cepo.config import RunConfig, find_path, run_folder
-from cepo.doctor.engine import engine_findings
 from cepo.doctor.findings import DEVICES, Finding, Mark
 from cepo.doctor.machine import Machine
-from cepo.doctor.model import family_finding, generator_finding
+from cepo.doctor.model_and_engine import engine_findings, family_finding, generator_finding
 from cepo.doctor.start import ray_findings, start_findings
 from cepo.errors import CepoError, ConfigError
 from cepo.sizing.fitting import phases_on, what_would_fit
@@ -49,7 +48,7 @@ def run_findings(config: RunConfig, machine: Machine, checks: Collection[str] = 
             needs = estimate_needs(config, cpu_engine=with_vllm and not machine.gpus)
         except ConfigError as error:
             remedy = "give a folder with config.json, or a hub name where the hub can be reached (or is in the cache)"
-            return [*findings, Finding(section=MEMORY, subject="model", mark="fail", found=str(error), remedy=remedy)]
+            return [*findings, Finding(MEMORY, "model", "fail", str(error), remedy=remedy)]
         if "engine" in checks and with_vllm:
             findings += engine_findings(config, machine, sleeps=_sleeps(config, needs, machine))
         if "memory" in checks:
@@ -73,12 +72,12 @@ def devices_finding(config: RunConfig, machine: Machine) -> Finding:
     """Whether this machine has the devices that the config asks of each machine."""
     wanted, seen = config.trainer.n_gpus_per_node, len(machine.gpus)
     if not seen:
-        return Finding(section=DEVICES, subject="device", mark="info", found="the processors: torch sees no GPU")
+        return Finding(DEVICES, "device", "info", "the processors: torch sees no GPU")
     found = f"{wanted} of {seen} GPUs"
     if wanted <= seen:
-        return Finding(section=DEVICES, subject="device", mark="ok", found=found)
+        return Finding(DEVICES, "device", "ok", found)
     remedy = f"set trainer.n_gpus_per_node to at most {seen}, or check CUDA_VISIBLE_DEVICES"
-    return Finding(section=DEVICES, subject="device", mark="fail", found=found, remedy=remedy)
+    return Finding(DEVICES, "device", "fail", found, remedy=remedy)
 
 
 def weights_finding(path: str) -> Finding:
@@ -86,7 +85,7 @@ def weights_finding(path: str) -> Finding:
     folder = find_path(path)
     if folder is None:
         found = f"{path} is a hub name: a run loads the weights from the hub's cache, or downloads them"
-        return Finding(section=DEVICES, subject="weights", mark="info", found=found)
+        return Finding(DEVICES, "weights", "info", found)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         wanted = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -96,10 +95,10 @@ def weights_finding(path: str) -> Finding:
         ]
     missing = [name for name in wanted if not (folder / name).is_file()]
     if not missing:
-        return Finding(section=DEVICES, subject="weights", mark="ok", found=f"{len(wanted)} files in {path}")
+        return Finding(DEVICES, "weights", "ok", f"{len(wanted)} files in {path}")
     found = f"{path} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}"
     remedy = "download or copy the checkpoint again, whole"
-    return Finding(section=DEVICES, subject="weights", mark="fail", found=found, remedy=remedy)
+    return Finding(DEVICES, "weights", "fail", found, remedy=remedy)
 
 
 def memory_findings(
@@ -108,7 +107,7 @@ def memory_findings(
     """The estimate part by part, and whether it fits beside the generator's share; `shape_of_path` as in `estimate_needs`."""
     actor = needs.actor
     findings = [
-        Finding(section=MEMORY, subject="model", mark="info", found=f"{needs.model.parameters:,} parameters"),
+        Finding(MEMORY, "model", "info", f"{needs.model.parameters:,} parameters"),
         Finding(
             section=MEMORY,
             subject="actor",
@@ -120,10 +119,10 @@ def memory_findings(
     ]
     if needs.critic is not None:
         found = f"{gib(needs.critic.certain)}, activations at most {gib(needs.critic.activations)}"
-        findings.append(Finding(section=MEMORY, subject="critic", mark="info", found=found))
+        findings.append(Finding(MEMORY, "critic", "info", found))
     if not machine.gpus:
         if machine.memory_free is None:
-            return [*findings, Finding(section=MEMORY, subject="fits", mark="info", found="free memory is not known")]
+            return [*findings, Finding(MEMORY, "fits", "info", "free memory is not known")]
         workers = config.trainer.n_gpus_per_node
         certain, activations = workers * (needs.certain + needs.generator), workers * (needs.total - needs.certain)
         where = "memory" if workers == 1 else f"memory, which {workers} workers share"
@@ -147,14 +146,14 @@ def phases_finding(needs: Needs, phases: Phases, index: int, fitting: str, *, wi
     subject = "fits" if index == 0 else f"fits GPU {index}"
     parts = f"{gib(needs.certain)} needed, at most {gib(needs.total)} with activations"
     if phases.refused is not None:
-        return Finding(section=MEMORY, subject=subject, mark="fail", found=f"{parts}; {phases.refused}", remedy=fitting)
+        return Finding(MEMORY, subject, "fail", f"{parts}; {phases.refused}", remedy=fitting)
     beside = "" if not with_vllm else " with vLLM asleep" if phases.sleeps else " beside vLLM"
     found = (
         f"{parts}; scoring and update{beside}: {_left(phases.training_left)}; sampling: {_left(phases.sampling_left)}"
     )
     if phases.fits:
-        return Finding(section=MEMORY, subject=subject, mark="ok", found=found)
-    return Finding(section=MEMORY, subject=subject, mark="warn", found=found, remedy=f"if it runs out: {fitting}")
+        return Finding(MEMORY, subject, "ok", found)
+    return Finding(MEMORY, subject, "warn", found, remedy=f"if it runs out: {fitting}")
 
 
 def _left(free: int) -> str:
@@ -165,9 +164,9 @@ def engine_share(needed: int, share: int, index: int) -> Finding:
     """Whether vLLM's share of a GPU holds its weights and the keys and values of one request."""
     found = f"vLLM's share of GPU {index} is {gib(share)}; weights and one request need {gib(needed)}"
     if needed <= share:
-        return Finding(section=MEMORY, subject="generator", mark="ok", found=found)
+        return Finding(MEMORY, "generator", "ok", found)
     remedy = "raise worker.rollout.gpu_memory_utilization, or lower worker.rollout.max_model_len"
-    return Finding(section=MEMORY, subject="generator", mark="fail", found=found, remedy=remedy)
+    return Finding(MEMORY, "generator", "fail", found, remedy=remedy)
 
 
 def fits(certain: int, activations: int, available: int, where: str) -> Finding:
@@ -176,10 +175,10 @@ def fits(certain: int, activations: int, available: int, where: str) -> Finding:
         f"{gib(certain)} needed, at most {gib(certain + activations)} with activations; {where}: {gib(available)} free"
     )
     if certain > available:
-        return Finding(section=MEMORY, subject="fits", mark="fail", found=found, remedy=_LESS_CERTAIN)
+        return Finding(MEMORY, "fits", "fail", found, remedy=_LESS_CERTAIN)
     if certain + activations > available:
-        return Finding(section=MEMORY, subject="fits", mark="warn", found=found, remedy=_LESS_ACTIVATIONS)
-    return Finding(section=MEMORY, subject="fits", mark="ok", found=found)
+        return Finding(MEMORY, "fits", "warn", found, remedy=_LESS_ACTIVATIONS)
+    return Finding(MEMORY, "fits", "ok", found)
 
 
 def data_findings(config: RunConfig) -> list[Finding]:
@@ -196,7 +195,7 @@ def data_findings(config: RunConfig) -> list[Finding]:
         )
     except CepoError as error:
         remedy = "name a folder that holds tokenizer and processor too, or set worker.actor.model.tokenizer_path"
-        return [Finding(section=DATA, subject="processor", mark="fail", found=str(error), remedy=remedy)]
+        return [Finding(DATA, "processor", "fail", str(error), remedy=remedy)]
     names = [("data.train_files", source) for source in config.data.train_sources]
     if config.data.val_files is not None:
         names.append(("data.val_files", config.data.val_files))
@@ -224,20 +223,20 @@ def _source_finding(key: str, source: str, config: RunConfig, processing: Any) -
                     "where no hub can be reached, give a file, or a name that the datasets library has in its cache"
                 )
             found = str(error).replace(str(sample), source)
-            return Finding(section=DATA, subject=subject, mark="fail", found=found, remedy=remedy)
+            return Finding(DATA, subject, "fail", found, remedy=remedy)
     size = config.data.rollout_batch_size
     if subject == "data.train_files" and total is not None and total < size:
         found = f"{total} rows, but data.rollout_batch_size is {size}"
         remedy = (
             f"set data.rollout_batch_size to at most {total}, and worker.actor.global_batch_size to a divisor of it"
         )
-        return Finding(section=DATA, subject=subject, mark="fail", found=found, remedy=remedy)
+        return Finding(DATA, subject, "fail", found, remedy=remedy)
     counted = "a hub name" if total is None else f"{total} rows"
     found = f"{counted}; the first {len(lengths)} have prompts of {min(lengths)} to {max(lengths)} tokens"
     found += f" and pictures of {', '.join(sizes[:4])}" if sizes else " and no pictures"
     if problems.skipped:
         found += f"; left out: {dict(problems.skipped)}"
-    return Finding(section=DATA, subject=subject, mark="ok", found=found)
+    return Finding(DATA, subject, "ok", found)
 
 
 def _measured(problems: Any, processing: Any) -> tuple[list[int], list[str]]:
@@ -281,9 +280,9 @@ def download_findings(needs: Needs, config: RunConfig) -> list[Finding]:
     free, wanted = _free_for(cache), 2 * needs.model.parameters
     found = f"{gib(free)} free for the hub's cache {cache}; the weights of {path} have about {gib(wanted)}"
     if wanted <= free:
-        return [Finding(section=DISK, subject="weights", mark="ok", found=found)]
+        return [Finding(DISK, "weights", "ok", found)]
     remedy = "set HF_HOME to a folder on a larger disk, or worker.actor.model.model_path to a folder with the weights"
-    return [Finding(section=DISK, subject="weights", mark="fail", found=found, remedy=remedy)]
+    return [Finding(DISK, "weights", "fail", found, remedy=remedy)]
 
 
 def _free_for(folder: Path) -> int:
