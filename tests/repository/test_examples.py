@@ -22,7 +22,7 @@ from torch import Tensor
 from cepo.algorithms import available_estimators, base, build_estimator, load_plugin
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
-from cepo.rewards.loader import load_reward_function
+from cepo.rewards.functions import load_reward_function
 from cepo.rewards.pool import RewardPool
 from cepo.train import train
 
