@@ -27,6 +27,20 @@ KERNEL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e
 GPU's own exponential and logarithm are exact to 2 in 10 million, which log-probs of -20 turn into some 1e-5."""
 
 
+HEAD_CHUNK_ELEMENTS = 2**25
+"""Logits held at once (float32: 128 MiB). The head runs over tokens in chunks of this many elements / vocabulary."""
+
+HEAD_CHUNK_ELEMENTS_ON_GPU = 2**28
+"""As above: 1,766 tokens of Qwen3-VL's vocabulary in 1 GiB, so that a product is not bound by reading the head's weights anew."""
+
+DIVERGENCE_CHUNK_ELEMENTS = 9 * 2**20
+"""As above, for a divergence, which holds both distributions, their mixture and their gradients at once. A chunk stays above the
+32 MiB up to which glibc keeps freed blocks on its heap, where they would add up to the memory of a dense computation."""
+
+DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 2**26
+"""441 tokens; a chunk holds up to 14 tensors of its size (3.5 GiB)."""
+
+
 class Float32LogitsHead(nn.Linear):
     """A language head whose logits are float32, whatever the type of its weight and of the hidden states.
 
@@ -245,3 +259,15 @@ def _by_recomputation(
 
 def _chunks(count: int, size: int) -> Iterator[slice]:
     yield from (slice(start, start + size) for start in range(0, count, size))
+
+
+def head_chunk_tokens(device: torch.device, vocabulary: int) -> int:
+    """Tokens that the head runs over at once."""
+    elements = HEAD_CHUNK_ELEMENTS if device.type == "cpu" else HEAD_CHUNK_ELEMENTS_ON_GPU
+    return max(1, elements // vocabulary)
+
+
+def divergence_chunk_tokens(device: torch.device, vocabulary: int) -> int:
+    """Tokens whose divergence is computed at once."""
+    elements = DIVERGENCE_CHUNK_ELEMENTS if device.type == "cpu" else DIVERGENCE_CHUNK_ELEMENTS_ON_GPU
+    return max(1, elements // vocabulary)

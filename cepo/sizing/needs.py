@@ -10,6 +10,7 @@ from typing import Any
 from cepo.algorithms import build_estimator
 from cepo.config import RunConfig, resolved_critic
 from cepo.config.schema import FsdpConfig, LoraConfig, OffloadConfig
+from cepo.models.head import DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, HEAD_CHUNK_ELEMENTS_ON_GPU
 from cepo.sizing.memory import (
     Estimate,
     ModelShape,
@@ -144,8 +145,6 @@ def _critic_estimate(config: RunConfig, look_up: ShapeOf) -> Estimate:
 
 
 def _lengths(config: RunConfig) -> dict[str, Any]:
-    from cepo.workers.scoring_model import HEAD_CHUNK_ELEMENTS_ON_GPU
-
     data = config.data
     devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
     return {
@@ -159,8 +158,6 @@ def _lengths(config: RunConfig) -> dict[str, Any]:
 
 def _divergence_chunk(config: RunConfig, estimator: Any) -> int:
     """0 where the update compares no whole distributions."""
-    from cepo.workers.scoring_model import DIVERGENCE_CHUNK_ELEMENTS_ON_GPU
-
     algorithm = config.algorithm
     over_vocabulary = algorithm.kl_penalty == "full" and not algorithm.disable_kl
     return DIVERGENCE_CHUNK_ELEMENTS_ON_GPU if estimator.distilled_view is not None or over_vocabulary else 0

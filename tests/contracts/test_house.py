@@ -6,7 +6,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,30 @@ def test_imports_point_down_the_table_only() -> None:
         if name.startswith("cepo.") and level_of(name.split(".")[1], file) > level_of(unit_of(file), file)
     ]
     assert not upward, "\n".join(upward)
+
+
+def modules_named(file: Path, known: Mapping[str, Path]) -> Iterator[str]:
+    """The package's modules that a file imports: `from cepo.models import head` names `cepo.models.head`."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in known else str(node.module) for name in inner if str(node.module) in known)
+
+
+def test_there_is_no_circle_of_imports_between_modules_or_rooms() -> None:
+    files = {dotted(file): file for file in MODULES}
+    modules = {name: set(modules_named(file, files)) for name, file in files.items()}
+    rooms: dict[str, set[str]] = {}
+    for name, others in modules.items():
+        room = unit_of(files[name])
+        rooms.setdefault(room, set()).update({unit_of(files[other]) for other in others} - {room, ""})
+    for graph in (modules, rooms):
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
 def test_pure_packages_import_torch_jaxtyping_and_pydantic_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 import cepo.rewards
 from cepo.errors import ConfigError, RewardError
 from cepo.rewards.contract import validate_scores
-from cepo.rewards.loader import LoadedReward, load_reward_function
+from cepo.rewards.functions import LoadedReward, load_reward_function
 from cepo.rewards.math import compute_score
 
 FOLDER = Path(cepo.rewards.__file__).parent

@@ -13,8 +13,8 @@ from gpu_places import Place, build_actor
 
 from benchmarks.support.shapes import MICRO
 from cepo.data.batch import ScoringRow
+from cepo.models import head
 from cepo.models.inputs import EncodedPrompt
-from cepo.workers import scoring_model
 
 
 def peak_bytes(device: str, work: Callable[[], object]) -> int:
@@ -41,7 +41,7 @@ def test_the_peak_of_scoring_grows_by_less_than_a_byte_per_vocabulary_entry_and_
     place: Place, checkpoints: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
 ) -> None:
     for name in ("HEAD_CHUNK_ELEMENTS", "HEAD_CHUNK_ELEMENTS_ON_GPU"):
-        monkeypatch.setattr(scoring_model, name, place.head_elements)
+        monkeypatch.setattr(head, name, place.head_elements)
     vocabularies, lengths = place.memory_grid
     peaks: dict[tuple[int, int], int] = {}
     for vocabulary in vocabularies:

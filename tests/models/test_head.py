@@ -17,13 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from cepo.errors import ConfigError
 from cepo.models.head import (
     Float32LogitsHead,
+    divergence_chunk_tokens,
     float32_logits,
+    head_chunk_tokens,
     log_probs_in_place,
     target_log_probs,
     use_float32_logits,
     with_weight,
 )
-from cepo.workers.scoring_model import divergence_chunk_tokens, head_chunk_tokens
 
 TOKENS, HIDDEN, VOCABULARY = 37, 16, 301
 NEEDS_TRITON = pytest.mark.skipif(

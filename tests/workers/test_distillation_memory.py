@@ -16,8 +16,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cepo.workers import scoring_model
-
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPT = BENCHMARKS / "distillation_memory.py"
 RESULT = BENCHMARKS / "results" / "distillation_memory.json"
@@ -69,7 +67,7 @@ def test_chunks_of_7_tokens_of_512_hold_below_an_eighth_of_the_dense_update_with
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The share of a response that a chunk has at 2,048 tokens of a vocabulary of 151,936.
-    monkeypatch.setattr(scoring_model, "DIVERGENCE_CHUNK_ELEMENTS", 7 * VOCABULARY)
+    monkeypatch.setattr("cepo.models.head.DIVERGENCE_CHUNK_ELEMENTS", 7 * VOCABULARY)
     chunked, loss, gradient = held(benchmark, "chunked", 512)
     dense, dense_loss, dense_gradient = held(benchmark, "dense", 512)
     distributions = 512 * VOCABULARY * 4
@@ -84,7 +82,7 @@ def test_chunks_of_7_tokens_of_512_hold_below_an_eighth_of_the_dense_update_with
 def test_256_more_tokens_add_the_layers_own_activations_below_a_fifteenth_of_one_distribution(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scoring_model, "DIVERGENCE_CHUNK_ELEMENTS", 7 * VOCABULARY)
+    monkeypatch.setattr("cepo.models.head.DIVERGENCE_CHUNK_ELEMENTS", 7 * VOCABULARY)
     shorter, longer = (held(benchmark, "chunked", tokens)[0] for tokens in (256, 512))
     assert longer - shorter < 256 * VOCABULARY * 4 / 15
 
