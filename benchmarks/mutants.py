@@ -51,7 +51,6 @@ SELECTION: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("workers/teacher", (f"{RUNS}test_teacher_weights.py",)),
     ("workers/offload", (f"{RUNS}test_offload.py",)),
     ("workers/critic", (f"{RUNS}test_critic.py",)),
-    ("workers/value", (f"{RUNS}test_critic.py",)),
     ("workers/reduction", (f"{RUNS}test_reduction.py",)),
     ("workers/", (
         "tests/losses/test_objective.py", f"{RUNS}test_actor.py", f"{RUNS}test_packed_passes.py",
@@ -61,7 +60,6 @@ SELECTION: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("models/head", ("tests/models/test_head.py",)),
     ("models/fused_adapter", ("tests/models/test_fused_adapter.py",)),
     ("models/fused_decoding", ("tests/models/test_fused_decoding.py", "tests/rollout/test_generators.py")),
-    ("models/videos", (f"{RUNS}test_videos.py",)),
     ("models/", (
         f"{RUNS}test_actor.py", f"{RUNS}test_contexts.py", "tests/models/test_text_models.py",
         f"{RUNS}test_data_forms.py", f"{RUNS}test_videos.py", "tests/rollout/test_generators.py",

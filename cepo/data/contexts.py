@@ -9,9 +9,8 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.data.dataset import Problem
 from cepo.data.hints import HintTemplate, sanitise_reference
 from cepo.errors import DataError
-from cepo.models.inputs import EncodedPrompt, ImageInputs
+from cepo.models.inputs import EncodedPrompt, ImageInputs, Turn
 from cepo.models.processing import MARKS, Processing
-from cepo.models.turns import Turn
 from cepo.types import Reference
 
 logger = logging.getLogger(__name__)

@@ -22,10 +22,8 @@ from cepo.data.row_checks import RowMeasure, check_rows, why_none_is_usable
 from cepo.data.sources import read_source, without_decoding
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import PictureSource
+from cepo.models.inputs import PictureSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
-from cepo.models.turns import Turn
-from cepo.models.videos import Video
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cepo.errors import DataError
+from cepo.models.inputs import Turn
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK
-from cepo.models.turns import Turn
 
 ROLES = ("system", "user", "assistant")
 _ACCEPTED = "accepted: a list of messages {role, content}, of which the last is the user's"

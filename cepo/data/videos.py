@@ -14,7 +14,7 @@ from PIL import Image
 
 from cepo.data.images import load_rgb, media_file
 from cepo.errors import ConfigError, DataError
-from cepo.models.videos import Video
+from cepo.models.inputs import Video
 
 _LIBRARIES = ("av", "qwen_vl_utils", "torchvision")
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from cepo.errors import DataError
 from cepo.models.processing import IMAGE_MARK
-from cepo.rewards.benchmark import kind_of
-from cepo.rewards.choices import LETTERS, options_in_text
+from cepo.rewards.benchmark import LETTERS, kind_of, options_in_text
 
 REWARD = "cepo/rewards/benchmark.py:compute_score"
 """What grades the rows of benchmarks; other data is graded by `worker.reward.reward_function`."""

@@ -1,4 +1,4 @@
-"""What a model reads of a prompt: its tokens, and its images and videos as tensors."""
+"""What a model reads of a prompt: turns of a conversation, tokens, images and videos."""
 
 from __future__ import annotations
 
@@ -6,10 +6,71 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy
+    from PIL.Image import Image
     from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one side said: `role` is system, user or assistant, `text` has one `<image>` per image and one `<video>` per video."""
+
+    role: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Video:
+    """Frames chosen from a source.
+
+    Attributes:
+        frames: (frames, height, width, 3) uint8, an even number of frames in RGB.
+        frame_numbers: for each frame its place in the source, from 0.
+        source_fps: frames per second of the source.
+        num_source_frames: frames of the source.
+    """
+
+    frames: numpy.ndarray = field(repr=False)
+    frame_numbers: tuple[int, ...]
+    source_fps: float
+    num_source_frames: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) of the frames in pixels."""
+        _, height, width, _ = self.frames.shape
+        return width, height
+
+    def first_frame(self) -> Image:
+        """As an image."""
+        from PIL import Image
+
+        return Image.fromarray(self.frames[0])
+
+    def metadata(self) -> dict[str, Any]:
+        """What transformers' and vLLM's processors are told beside the frames."""
+        width, height = self.size
+        return {
+            "fps": self.source_fps,
+            "total_num_frames": self.num_source_frames,
+            "duration": self.num_source_frames / self.source_fps,
+            "frames_indices": list(self.frame_numbers),
+            "width": width,
+            "height": height,
+            "video_backend": "pyav",
+        }
+
+    def times(self, temporal_patch_size: int) -> tuple[float, ...]:
+        """Seconds of each temporal patch: the middle between its first and its last frame; the last frame fills the last one."""
+        missing = -len(self.frame_numbers) % temporal_patch_size
+        seconds = [number / self.source_fps for number in (*self.frame_numbers, *self.frame_numbers[-1:] * missing)]
+        return tuple(
+            (seconds[start] + seconds[start + temporal_patch_size - 1]) / 2
+            for start in range(0, len(seconds), temporal_patch_size)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

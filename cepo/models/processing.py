@@ -12,15 +12,14 @@ from jinja2 import TemplateError
 
 from cepo.errors import ConfigError, DataError
 from cepo.models.families import ImageReader, family_of
-from cepo.models.inputs import EncodedPrompt, ImageInputs, PictureSource
-from cepo.models.turns import Turn
+from cepo.models.inputs import EncodedPrompt, ImageInputs, PictureSource, Turn
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
     from PIL.Image import Image
     from torch import Tensor
 
-    from cepo.models.videos import Video
+    from cepo.models.inputs import Video
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
 """Stand in a dataset's text where a picture or a video belongs, as in EasyR1."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from cepo.errors import RewardError, did_you_mean
 from cepo.rewards.contract import RewardScore
-from cepo.rewards.loader import LoadedReward, RewardType, load_reward_function, resolve_reward_path
+from cepo.rewards.functions import LoadedReward, RewardType, load_reward_function, resolve_reward_path
 
 
 @dataclass(frozen=True, kw_only=True)

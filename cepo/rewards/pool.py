@@ -53,7 +53,7 @@ class _Task:
 class RewardPool:
     """Runs a reward function in processes that are killed and replaced when they exceed the time limit.
 
-    `spec` is `path/to/file.py:function` (see `cepo.rewards.loader`) and `kwargs` are its keywords; several functions with
+    `spec` is `path/to/file.py:function` (see `cepo.rewards.functions`) and `kwargs` are its keywords; several functions with
     `weights` are added up (see `cepo.rewards.combined`).
 
     Sequential functions are called sample by sample, each within `timeout_seconds`. A batch function is called with up

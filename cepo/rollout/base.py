@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from cepo.models.inputs import PictureSource
-    from cepo.models.videos import Video
+    from cepo.models.inputs import PictureSource, Video
 
 from cepo.errors import EngineError
 from cepo.metrics import Metrics
@@ -73,6 +75,20 @@ class AdapterWeights:
     tensors: Mapping[str, Tensor]
     adapter_config: Mapping[str, object]
 
+    def plain_config(self) -> dict[str, Any]:
+        """The content of adapter_config.json as a reader of the file gets it."""
+        return json.loads(json.dumps(dict(self.adapter_config), default=_as_json))
+
+    def write(self, folder: Path) -> None:
+        """Writes `adapter_model.safetensors` and `adapter_config.json`, which vLLM, PEFT and merging tools read."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        save_file(tensors, folder / "adapter_model.safetensors")
+        text = json.dumps(self.plain_config(), indent=2)
+        (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")
+
 
 @dataclass(frozen=True, kw_only=True)
 class FullWeights:
@@ -129,6 +145,13 @@ class Generator(Sampler, Protocol):
     def close(self) -> None:
         """Frees the engine's memory. May be called twice."""
         ...
+
+
+def _as_json(value: object) -> object:
+    """PEFT keeps target modules as a set and its kind as an enumeration member."""
+    if isinstance(value, set | frozenset | tuple):
+        return sorted(value)
+    return value.value if isinstance(value, Enum) else str(value)
 
 
 def check_image_counts(

@@ -8,12 +8,13 @@ from typing import Any
 
 from cepo.errors import EngineError
 from cepo.hardware.tools import Capability
-from cepo.rollout.vllm_head import FLOAT32_HEAD
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CPU_BLOCK_TOKENS = 32  # the smallest that its CPU build has fast kernels for
 
+FLOAT32_HEAD = {"head_dtype": "float32"}
+"""For vLLM's `hf_overrides`. On a GPU it takes a product of 16-bit operands that returns float32; elsewhere it casts both."""
 _FIXED_OPTIONS: Mapping[str, Any] = {
     "enable_prefix_caching": True,
     # The response's log-prob must not depend on temperature, bans or filters.
@@ -140,8 +141,13 @@ def attention_backend(machine: EngineMachine) -> str | None:
     looks whether it can be imported. FLASH_ATTN is there FlashAttention 4, which comes with a compiler of its own. On all
     other capabilities FLASH_ATTN comes first, compiled into vLLM's wheel.
     """
-    needs_flashinfer = machine.capability is not None and machine.capability[0] == 10
-    return "FLASH_ATTN" if needs_flashinfer and not machine.serves_flashinfer else None
+    wanted = machine.capability is not None and prefers_flashinfer(machine.capability)
+    return "FLASH_ATTN" if wanted and not machine.serves_flashinfer else None
+
+
+def prefers_flashinfer(capability: Capability) -> bool:
+    """Whether vLLM's first choice of attention on a card of that compute capability is FlashInfer."""
+    return capability[0] == 10
 
 
 def engine_environment(settings: EngineSettings, machine: EngineMachine) -> dict[str, str]:

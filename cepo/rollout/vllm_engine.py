@@ -22,11 +22,11 @@ from cepo.rollout.base import (
     check_image_counts,
 )
 from cepo.rollout.engine_options import EngineSettings
-from cepo.rollout.vllm_head import require_float32_head
 from cepo.rollout.vllm_process import (
     callers_state_kept,
     has_process_group,
     last_words,
+    require_float32_head,
     shut_down,
     start_engine,
     without_gpu,

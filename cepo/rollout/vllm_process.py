@@ -60,6 +60,29 @@ def start_engine(settings: EngineSettings) -> LLM:
     return llm
 
 
+def require_float32_head(llm: LLM) -> None:
+    """Checks that the engine's language head returns float32, as the trainer's does: both must round their logits alike.
+
+    Raises:
+        EngineError: the engine computes logits in another type.
+    """
+    found = set().union(*llm.collective_rpc(_head_types))
+    if found != {"torch.float32"}:
+        raise EngineError(
+            f"worker.actor.model.fp32_logits is true, but vLLM computes this model's logits in {', '.join(sorted(found))}, "
+            "and the trainer would compute other log-probs than it; set worker.actor.model.fp32_logits=false, or "
+            "worker.rollout.name=transformers"
+        )
+
+
+def _head_types(worker: Any) -> set[str]:
+    """In vLLM's worker: the types that its language heads return logits in."""
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    modules = worker.model_runner.get_model().modules()
+    return {str(module.head_dtype) for module in modules if isinstance(module, LogitsProcessor)}
+
+
 def this_machine() -> EngineMachine:
     """What an engine of this process would be started on."""
     import torch

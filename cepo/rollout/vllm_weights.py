@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
 from cepo.models.families import family_of
-from cepo.rollout.adapters import plain_config
 from cepo.rollout.base import AdapterWeights, FullWeights
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ def _load_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None
 
     manager = worker.model_runner.lora_manager
     adapters = manager._adapter_manager
-    helper = PEFTHelper.from_dict(plain_config(weights))
+    helper = PEFTHelper.from_dict(weights.plain_config())
     helper.validate_legal(manager.lora_config)
     mapper = getattr(adapters.model, "hf_to_vllm_mapper", None)
     adapter = LoRAModel.from_lora_tensors(

@@ -22,10 +22,9 @@ from cepo.rollout.base import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.distillation import KeptStates
 from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
-from cepo.workers.gathering import GatheredWeights, trained_weights
+from cepo.workers.gathering import GatheredWeights, MergedWeights, trained_weights
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.lockstep import Lockstep, RankPass
-from cepo.workers.merged_weights import MergedWeights
 from cepo.workers.offload import PhaseOffload
 from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
 from cepo.workers.passes import Passes

@@ -20,7 +20,6 @@ from torch.distributed.checkpoint.state_dict import (
 
 from cepo.errors import CheckpointError
 from cepo.models.quantization import write_quantization
-from cepo.rollout.adapters import write_adapter
 from cepo.workers.actor import Actor
 from cepo.workers.critic import Critic
 from cepo.workers.shards import load_shards, read_saved
@@ -44,7 +43,7 @@ def save_actor(actor: Actor, folder: Path, *, weights_only: bool = False) -> Non
     if not weights_only:
         torch.save(_random_state(), folder / _random_state_file(rank))
     if adapter is not None and rank == 0:
-        write_adapter(adapter, folder / ADAPTER)
+        adapter.write(folder / ADAPTER)
         write_quantization(actor.module.base, folder / ADAPTER)
 
 

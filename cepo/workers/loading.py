@@ -21,8 +21,7 @@ from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights, quantization_of
 from cepo.workers.adapter_targets import require_targets, target_names
 from cepo.workers.offload import offload_policy
-from cepo.workers.scoring_model import PictureEncoder, ScoringModel
-from cepo.workers.value_model import ValueModel
+from cepo.workers.scoring_model import PictureEncoder, ScoringModel, ValueModel
 
 
 def build_scoring_model(

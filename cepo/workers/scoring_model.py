@@ -1,7 +1,8 @@
-"""The one path from tokens to log-probs, for student, reference and every teacher, with and without gradient."""
+"""From tokens to log-probs, for student, reference and every teacher, with and without gradient; and to a critic's values."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,25 +15,15 @@ from torch import Tensor, nn
 from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
 from cepo.models.families import ImageFeatures, family_of
-from cepo.models.head import target_log_probs, with_weight
+from cepo.models.head import divergence_chunk_tokens, head_chunk_tokens, target_log_probs, with_weight
 from cepo.models.inputs import ImageInputs
 from cepo.models.positions import sequence_positions
 from cepo.models.processing import Processing
 from cepo.models.segments import SegmentLayout
 from cepo.types import DivergenceConfig
 
-HEAD_CHUNK_ELEMENTS = 2**25
-"""Logits held at once (float32: 128 MiB). The head runs over tokens in chunks of this many elements / vocabulary."""
-
-HEAD_CHUNK_ELEMENTS_ON_GPU = 2**28
-"""As above: 1,766 tokens of Qwen3-VL's vocabulary in 1 GiB, so that a product is not bound by reading the head's weights anew."""
-
-DIVERGENCE_CHUNK_ELEMENTS = 9 * 2**20
-"""As above, for a divergence, which holds both distributions, their mixture and their gradients at once. A chunk stays above the
-32 MiB up to which glibc keeps freed blocks on its heap, where they would add up to the memory of a dense computation."""
-
-DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 2**26
-"""441 tokens; a chunk holds up to 14 tensors of its size (3.5 GiB)."""
+HEAD_SCALE = 0.01
+"""Standard deviation of an untrained value, for hidden states of unit size: the first values say next to nothing."""
 
 
 class DistinctPictures:
@@ -181,18 +172,6 @@ def response_states(base: Any, batch: CollatedRows, encoder: PictureEncoder) -> 
     return hidden.reshape(-1, hidden.shape[-1])[batch.response_index]
 
 
-def head_chunk_tokens(device: torch.device, vocabulary: int) -> int:
-    """Tokens that the head runs over at once."""
-    elements = HEAD_CHUNK_ELEMENTS if device.type == "cpu" else HEAD_CHUNK_ELEMENTS_ON_GPU
-    return max(1, elements // vocabulary)
-
-
-def divergence_chunk_tokens(device: torch.device, vocabulary: int) -> int:
-    """Tokens whose divergence is computed at once."""
-    elements = DIVERGENCE_CHUNK_ELEMENTS if device.type == "cpu" else DIVERGENCE_CHUNK_ELEMENTS_ON_GPU
-    return max(1, elements // vocabulary)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TeacherStates:
     """What a divergence needs of the teacher.
@@ -280,3 +259,32 @@ class ScoringModel(nn.Module):
             temperature=self.temperature,
             chunk_tokens=divergence_chunk_tokens(hidden.device, head.weight.shape[0]),
         )
+
+
+class ValueModel(nn.Module):
+    """The value before each response token. The root of the sharded model.
+
+    `V_n = w . h_n + b` in float32, h_n the last hidden state before token n: the one that predicts it. `w` is drawn from
+    `seed`, `b` starts at 0; both are kept in float32 whatever the body's type.
+
+    `encoder` and `why_padded` are those of a `ScoringModel`.
+    """
+
+    def __init__(
+        self, model: Any, *, seed: int, encoder: PictureEncoder | None = None, why_padded: str | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.encoder = encoder or PictureEncoder()
+        self.why_padded = why_padded
+        width = model.get_input_embeddings().weight.shape[1]
+        self.head = nn.Linear(width, 1, dtype=torch.float32)
+        drawn = torch.randn(1, width, generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            self.head.weight.copy_(drawn * HEAD_SCALE / math.sqrt(width))
+            self.head.bias.zero_()
+
+    def forward(self, batch: CollatedRows) -> Float[Tensor, " N"]:
+        """Values of all response tokens of the batch, row by row."""
+        values = self.head(response_states(self.model, batch, self.encoder).float())
+        return values.squeeze(1).clone()  # FSDP2 hooks into what its root returns, and warns of a view

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cepo.rewards.benchmark import compute_score, is_right, kind_of, read_answer
-from cepo.rewards.choices import chosen_letters, options_in_text
+from cepo.rewards.benchmark import chosen_letters, compute_score, is_right, kind_of, options_in_text, read_answer
 
 COLOURS = ("red", "blue", "green", "orange")
 

@@ -8,8 +8,7 @@ import pytest
 
 from cepo.errors import RewardError
 from cepo.rewards.contract import validate_score, validate_scores
-from cepo.rewards.imports import require_imports
-from cepo.rewards.loader import load_reward_function, resolve_reward_path
+from cepo.rewards.functions import load_reward_function, require_imports, resolve_reward_path
 
 BATCH = """
 REWARD_NAME = "length"

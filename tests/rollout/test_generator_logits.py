@@ -15,7 +15,7 @@ from torch import Tensor
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.base import FullWeights, GenerationRequest, Generator, SamplingSettings
-from cepo.rollout.vllm_head import require_float32_head
+from cepo.rollout.vllm_process import require_float32_head
 
 pytestmark = pytest.mark.heavy
 

@@ -25,13 +25,13 @@ from training_runs import (
     whole,
 )
 
-import cepo.workers.scoring_model as scoring_model
 from cepo.config.schema import OptimConfig
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.policy import LossDenominators
+from cepo.models import head
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
-from cepo.workers.schedule import learning_rate_factor
+from cepo.workers.optimizing import learning_rate_factor
 
 pytestmark = pytest.mark.heavy
 BuildActor = Callable[..., Actor]
@@ -163,8 +163,8 @@ def test_a_head_in_chunks_of_2_tokens_gives_the_same_log_probs_and_gradient(
     build_actor: BuildActor, rows: list[ScoringRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores, found = [], []
-    for elements in (scoring_model.HEAD_CHUNK_ELEMENTS, 2 * 700):
-        monkeypatch.setattr(scoring_model, "HEAD_CHUNK_ELEMENTS", elements)
+    for elements in (head.HEAD_CHUNK_ELEMENTS, 2 * 700):
+        monkeypatch.setattr("cepo.models.head.HEAD_CHUNK_ELEMENTS", elements)
         actor = build_actor()
         batch = optimizer_batch(actor, rows, ADVANTAGES)
         scores.append(batch.old_log_probs)
@@ -231,7 +231,7 @@ def test_no_tensor_of_rows_x_tokens_x_vocabulary_is_ever_made(
         micro_batch_size_per_device_for_update=16, micro_batch_size_per_device_for_experience=16, model__lora__rank=4
     )
     vocabulary = actor.module.base.lm_head.weight.shape[0]
-    monkeypatch.setattr(scoring_model, "HEAD_CHUNK_ELEMENTS", 8 * vocabulary)
+    monkeypatch.setattr("cepo.models.head.HEAD_CHUNK_ELEMENTS", 8 * vocabulary)
     with _LargestTensor() as seen:
         actor.update([optimizer_batch(actor, many, [(-1.0) ** seed for seed in range(16)])], step=0)
     hidden = actor.module.base.config.text_config.intermediate_size

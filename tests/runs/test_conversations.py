@@ -15,8 +15,8 @@ from cepo.config.schema import DataConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
 from cepo.errors import DataError
+from cepo.models.inputs import Turn
 from cepo.models.processing import Processing
-from cepo.models.turns import Turn
 
 SYSTEM = {"role": "system", "content": "You are brief."}
 TURNS = [

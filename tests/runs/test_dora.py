@@ -13,7 +13,7 @@ from training_runs import FinishedRun, actor_of, differing, run
 from cepo.cli import main
 from cepo.rollout.base import FullWeights
 from cepo.workers.actor import Actor
-from cepo.workers.merged_weights import MergedWeights
+from cepo.workers.gathering import MergedWeights
 
 pytestmark = pytest.mark.heavy
 

@@ -31,10 +31,9 @@ from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import EncodedPrompt, PictureSource
+from cepo.models.inputs import EncodedPrompt, PictureSource, Video
 from cepo.models.positions import sequence_positions
 from cepo.models.processing import Processing
-from cepo.models.videos import Video
 from cepo.train import train
 from cepo.workers.actor import Actor
 

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cepo.runtime.balance import balance_groups
+from cepo.runtime.dispatch import balance_groups
 
 COSTS = st.lists(st.integers(min_value=0, max_value=10_000), max_size=60)
 

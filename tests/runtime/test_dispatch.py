@@ -17,8 +17,7 @@ from cepo.config import RunConfig, load_config
 from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
 from cepo.data.pictures import PictureStore
 from cepo.losses.policy import LossDenominators
-from cepo.models.inputs import EncodedPrompt, ImageInputs, PictureSource
-from cepo.models.videos import Video
+from cepo.models.inputs import EncodedPrompt, ImageInputs, PictureSource, Video
 from cepo.rollout.base import GenerationRequest, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.wire import Receiver, Sender, decode, encode

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 from cepo.config import load_config
 from cepo.config.schema import LoraConfig
 from cepo.doctor.machine import Gpu
-from cepo.doctor.run import checkpoints_kept, engine_share, fits, memory_findings, weights_finding
+from cepo.doctor.run_checks import checkpoints_kept, engine_share, fits, memory_findings, weights_finding
 from cepo.microgeo.model import model_config
 from cepo.microgeo.tokenizer import build_tokenizer
 from cepo.sizing.fitting import phases_on, settings_that_fit

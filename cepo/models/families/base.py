@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor, nn
 
-    from cepo.models.videos import Video
+    from cepo.models.inputs import Video
 
 EncodeText = Callable[[str], list[int]]
 """Tokens of plain text, in which no special token can arise."""

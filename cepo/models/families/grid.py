@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from cepo.models.videos import Video
+    from cepo.models.inputs import Video
 
 
 class GridReader(ImageReader):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -16,11 +17,29 @@ from typing import Any, Literal, cast
 import cepo
 from cepo.errors import RewardError, did_you_mean
 from cepo.rewards.contract import RewardScore, validate_score, validate_scores
-from cepo.rewards.imports import require_imports
 
 RewardType = Literal["batch", "sequential"]
 
 _PACKAGE_ROOT = Path(cepo.__file__).resolve().parent
+
+_PACKAGES = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dotenv": "python-dotenv",
+    "latex2sympy2": "latex2sympy2-extended",
+    "Levenshtein": "levenshtein",
+    "math_verify": "math-verify",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+"""Libraries whose package has another name than the module."""
+
+_STAND_INS = {
+    "mathruler": "Without it: EasyR1's rewards in our words, examples/reward_function/math.py:compute_score and r1v.py, and the "
+    "built-in cepo/rewards/math.py:compute_score",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,3 +162,55 @@ def _check_keywords(function: Callable[..., Any], kwargs: Mapping[str, Any], sou
             f"{source} cannot be called with the samples and reward_function_kwargs {dict(kwargs)!r}: {error}. "
             f"After the samples it takes {keywords}."
         ) from error
+
+
+def require_imports(path: Path) -> None:
+    """Reads a reward file and looks for the libraries that it imports as it is loaded.
+
+    Imports within functions, `try` and `if` are left to the run: they may be meant to fail.
+
+    Raises:
+        RewardError: the file is no Python, or what it imports is not found here.
+    """
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    except SyntaxError as error:
+        raise RewardError(f"{path}, line {error.lineno}: this is no Python ({error.msg}).") from None
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise RewardError(f"{path} cannot be read: {error}.") from error
+    missing = [(line, name) for line, name in _imported(tree.body) if not _is_there(name)]
+    if not missing:
+        return
+    line, name = missing[0]
+    if (path.parent / name).is_dir() or (path.parent / f"{name}.py").is_file():
+        raise RewardError(
+            f"{path}, line {line} imports '{name}', which lies beside it but not on Python's path. Put the folder there: "
+            f"PYTHONPATH={path.parent}"
+        )
+    packages = " ".join(dict.fromkeys(_PACKAGES.get(module, module) for _, module in missing))
+    others = f", and further {', '.join(module for _, module in missing[1:])}" if missing[1:] else ""
+    stand_in = f" {_STAND_INS[name]}." if name in _STAND_INS else ""
+    raise RewardError(
+        f"{path}, line {line} imports '{name}', which is not installed here{others}. Install it: "
+        f"{sys.executable} -m pip install {packages}.{stand_in}"
+    )
+
+
+def _imported(body: Sequence[ast.stmt]) -> Iterator[tuple[int, str]]:
+    """Line and top-level module of the absolute imports that run whenever the file does."""
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.lineno, node.module.partition(".")[0]
+        elif isinstance(node, ast.With):
+            yield from _imported(node.body)
+
+
+def _is_there(name: str) -> bool:
+    if name in sys.modules:
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):  # a broken finder or module; loading the file will say what is wrong with it
+        return True
