@@ -1,9 +1,9 @@
-"""Measures whether vLLM keeps memory over many weight synchronisations and new pictures, without a GPU.
+"""Measures whether vLLM keeps memory over many weight synchronisations and new images, without a GPU.
 
     python3 benchmarks/engine_memory.py --out benchmarks/results [--rounds 60]
 
 Each round hands new weights to the engine (adapters in one process, full weights in another) and samples 8 responses of 32
-tokens to each of 8 prompts with pictures it has not seen. The process's resident memory goes up and down with the
+tokens to each of 8 prompts with images it has not seen. The process's resident memory goes up and down with the
 allocator, so its floor counts: the least of rounds 1 to 10 against the least of the last 10.
 """
 
@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-PICTURE_SIDE = 320
+IMAGE_SIDE = 320
 LORA_RANK = 8
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -51,7 +51,7 @@ def measure(kind: str, rounds: int) -> dict[str, Any]:
             generator.sync_weights(_weights(model, kind))
             requests = []
             for seed in range(8 * number, 8 * number + 8):
-                image = _picture(seed)
+                image = _image(seed)
                 prompt = processing.encode("<image>Find x in the figure.", processing.load_images([image]))
                 requests.append(
                     GenerationRequest(
@@ -92,11 +92,11 @@ def _weights(model: Any, kind: str) -> Any:
     return AdapterWeights(tensors=drawn, adapter_config=model.peft_config["default"].to_dict())
 
 
-def _picture(seed: int) -> Any:
+def _image(seed: int) -> Any:
     import numpy
     from PIL import Image
 
-    shape = (PICTURE_SIDE, PICTURE_SIDE, 3)
+    shape = (IMAGE_SIDE, IMAGE_SIDE, 3)
     return Image.fromarray(numpy.random.default_rng(seed).integers(0, 256, shape, dtype=numpy.uint8))
 
 

@@ -1,4 +1,4 @@
-"""Trains methods x seeds on microgeo and writes their learning curves: the table and picture of docs/results.md.
+"""Trains methods x seeds on microgeo and writes their learning curves: the table and drawing of docs/results.md.
 
     python3 benchmarks/learning_curves.py --methods NAME ... --steps 100 --seeds 1 2 3 --out checkpoints/learning_curves
 

@@ -1,9 +1,9 @@
-"""Memory of the workers over training steps with ever new pictures: it must not grow.
+"""Memory of the workers over training steps with ever new images: it must not grow.
 
     python3 benchmarks/memory_over_steps.py
 
 Each step does what a worker does in one: student and teacher scores with kept hidden states, reference scores, an update with a
-divergence from the teacher, refreshed teacher weights, and all weights handed on. Prompts, pictures and response lengths are new
+divergence from the teacher, refreshed teacher weights, and all weights handed on. Prompts, images and response lengths are new
 in every step; every second rank has text alone in every second step. Reported for each rank after every tenth step: the bytes
 of all tensors that are alive, and resident memory once the C library has given back what it holds free (else its heap, cut up
 by tensors of ever new sizes, goes up and down by some MiB). One thread for each rank, on the CPU, with a tiny model of random
@@ -54,7 +54,7 @@ def tensor_bytes() -> int:
 
 
 def new_rows(processing: Processing, step: int, rank: int) -> list[ScoringRow]:
-    """One prompt's responses, with a picture of its own unless it is this rank's turn for text alone."""
+    """One prompt's responses, with an image of its own unless it is this rank's turn for text alone."""
     import numpy
     from PIL import Image
 

@@ -3,7 +3,7 @@
     python -m benchmarks.ranks --method NAME
 
 Trains the embedded world for some steps with 1, 2 and 4 worker processes under Ray, on the same problems with the same
-responses, under adapters on the language model and with all weights. Counted per step are tokens scored and computed, pictures
+responses, under adapters on the language model and with all weights. Counted per step are tokens scored and computed, images
 encoded, bytes from the trainer to each rank, and bytes each rank sends to the others for weights and gradients; the last are
 held against arithmetic over the weights' shapes (exit code 1 where they differ by more than 1%). Processes that share cores
 show no speed, so time is a model (`benchmarks/support/step_time.py`): `--stages` gives it the costs that `benchmarks/stages.py`
@@ -162,16 +162,16 @@ def work_table(rows: Sequence[dict[str, Any]]) -> str:
         "tokens scored",
         "tokens computed",
         "max / mean",
-        "pictures encoded, all ranks",
+        "images encoded, all ranks",
         "largest",
     ]
     head += ["bytes from the trainer", "MB to other ranks: scoring", "update", "generators", "by arithmetic, sum"]
     lines = []
     for row in rows:
-        computed, pictures, peers = row["tokens_computed"], row["pictures_encoded"], row["to_other_ranks"]
+        computed, images, peers = row["tokens_computed"], row["pictures_encoded"], row["to_other_ranks"]
         line = [row["variant"], row["ranks"], f"{row['tokens_scored']['max']:,.0f}", f"{computed['max']:,.0f}"]
         line += [f"{computed['max'] * row['ranks'] / computed['sum']:.2f}"]
-        line += [f"{pictures['sum']:,.1f}", f"{pictures['max']:,.1f}", f"{row['bytes_sent']['max']:,.0f}"]
+        line += [f"{images['sum']:,.1f}", f"{images['max']:,.1f}", f"{row['bytes_sent']['max']:,.0f}"]
         line += [f"{sent / 1e6:,.1f}" for sent in peers["counted"].values()]
         lines.append([*line, f"{sum(peers['by_arithmetic'].values()) / 1e6:,.1f}"])
     return table(head, lines)

@@ -8,7 +8,7 @@ Both paths score the same rows (a student's and, behind contexts of their own, e
 with LoRA of rank 16 and gradient checkpointing. `teachers` scores the teachers' rows alone, as training does where the update
 starts from the weights that sampled; `teachers (difference)` is what they add where the student is scored with them. `padded`
 is what a trainer without sharing does: one pass per context, passes of 16 rows (4 in the update) as long as their longest row,
-the picture encoded in every pass. `packed` is how training runs. The paths take turns; a ratio is the median over the pairs.
+the image encoded in every pass. `packed` is how training runs. The paths take turns; a ratio is the median over the pairs.
 Sampling, with transformers, has one path.
 
 On a CPU all is computed in float32 and seconds are those of the process on its one thread, which other work on the machine does
@@ -56,7 +56,7 @@ def build_actor(folder: Path, path: str, longest_row: int, dtype: str) -> Actor:
     from cepo.losses.objective import ObjectiveSettings
     from cepo.models.processing import Processing
     from cepo.workers.actor import Actor
-    from cepo.workers.scoring_model import PictureEncoder
+    from cepo.workers.scoring_model import ImageEncoder
 
     shared = str(path == "packed").lower()
     settings = {
@@ -84,7 +84,7 @@ def build_actor(folder: Path, path: str, longest_row: int, dtype: str) -> Actor:
         longest_row=longest_row,
     )
     if path == "padded":
-        actor.module.encoder = PictureEncoder(keep=False)
+        actor.module.encoder = ImageEncoder(keep=False)
     return actor
 
 
@@ -123,7 +123,7 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
 
 
 def measured(actor: Actor, work: Callable[[], Any]) -> dict[str, float]:
-    """Seconds and computed tokens of one run of `work`, with no picture known beforehand."""
+    """Seconds and computed tokens of one run of `work`, with no image known beforehand."""
     actor.module.encoder.forget()
     computed = actor.passes.tokens_computed
     found = timed(work)
@@ -159,7 +159,7 @@ def generation(
 
 
 def matrix_product_flops(actor: Actor, work: Callable[[], Any]) -> int:
-    """Operations of matrix products outside attention, whose kernels the counter does not know, pictures included."""
+    """Operations of matrix products outside attention, whose kernels the counter does not know, images included."""
     actor.module.encoder.forget()
     with flop_counter() as counter:
         work()
@@ -195,7 +195,7 @@ def compare(
 def profiles(
     actor: Actor, contexts: list[list[ScoringRow]], stages: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """`profile_stages` of the packed path's measured stages, each with no picture known beforehand."""
+    """`profile_stages` of the packed path's measured stages, each with no image known beforehand."""
 
     def unprepared(work: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> None:

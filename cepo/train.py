@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cepo.config.schema import RewardConfig
     from cepo.data.dataset import ProblemSet
     from cepo.data.mixing import MixedProblems
-    from cepo.models.inputs import PictureSource
+    from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
     from cepo.rewards.pool import RewardPool
     from cepo.sizing.phases import Demand
@@ -145,7 +145,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     store.require_writable()  # last of the checks: a run that is refused leaves no folder
     (history.lock or stack.enter_context(RunLock(store.folder))).acquire()
     facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=most_visuals(problems, held_out))
-    backend = build_backend(config, processing, facts, problems.picture_probe())
+    backend = build_backend(config, processing, facts, problems.image_probe())
     stack.callback(backend.close)
     if checkpoint is not None:
         backend.load(checkpoint)
@@ -181,7 +181,7 @@ def _estimator(config: RunConfig) -> Estimator:
 
 
 def build_backend(
-    config: RunConfig, processing: Processing, facts: WorkerFacts, picture_probe: PictureSource | None
+    config: RunConfig, processing: Processing, facts: WorkerFacts, image_probe: ImageSource | None
 ) -> Backend:
     """The run's devices: this process's own, or those of a Ray cluster."""
     facts = dataclasses.replace(facts, demand=_demand(config, processing, facts))
@@ -189,7 +189,7 @@ def build_backend(
         from cepo.runtime.ray import RayBackend
 
         interrupts.work_has_begun()  # processes of a cluster have to be ended
-        return RayBackend(config, facts, picture_probe)
+        return RayBackend(config, facts, image_probe)
     from cepo.runtime.local import LocalBackend
 
     return LocalBackend(config, facts, processing)

@@ -57,8 +57,8 @@ class ModelFlops:
         return 4 * self.shape.heads * self.shape.head_width * self.shape.layers
 
     @property
-    def picture(self) -> int:
-        """The vision tower with its mergers, one picture, forward."""
+    def image(self) -> int:
+        """The vision tower with its mergers, one image, forward."""
         shape = self.shape
         patches, width = 4 * shape.image_tokens, shape.vision_hidden
         layer = 2 * patches * (4 * width**2 + 2 * width * shape.vision_intermediate) + 4 * width * patches**2
@@ -70,20 +70,20 @@ class ModelFlops:
     def generate(self, prompt: int, responses: list[int]) -> int:
         """Samples of one prompt, which is read once: the last sampled token is not read any more. Finished rows cost nothing."""
         linear = self.token + self.adapter_token
-        total = self.picture + prompt * linear + self.pair * causal_pairs(prompt) + self.head
+        total = self.image + prompt * linear + self.pair * causal_pairs(prompt) + self.head
         for response in responses:
             total += (response - 1) * (linear + self.head) + self.pair * causal_pairs(prompt + response - 1, prompt)
         return total
 
-    def score(self, context: int, responses: list[int], *, pictures: int = 1) -> int:
+    def score(self, context: int, responses: list[int], *, images: int = 1) -> int:
         """Log-probs of responses, each behind its own copy of the context; the head runs on response tokens alone."""
         linear = self.token + self.adapter_token
-        return pictures * self.picture + sum(
+        return images * self.image + sum(
             (context + response) * linear + response * self.head + self.pair * causal_pairs(context + response)
             for response in responses
         )
 
-    def update(self, context: int, responses: list[int], *, checkpointing: bool, pictures: int = 1) -> int:
+    def update(self, context: int, responses: list[int], *, checkpointing: bool, images: int = 1) -> int:
         """Forward and backward of the same rows. Layers are computed again if `checkpointing`, a trained head always."""
         full = self.lora_rank == 0
         forwards = 2 if checkpointing else 1
@@ -91,9 +91,9 @@ class ModelFlops:
         linear = self.token * (forwards + (2 if full else 1)) + self.adapter_token * (forwards + 2)
         head = self.head * (4 if full else 2)
         pair = self.pair * (forwards + ATTENTION_BACKWARD)
-        tower = self.picture * (3 if full else 1)
+        tower = self.image * (3 if full else 1)
         rows = sum(
             (context + response) * linear + response * head + pair * causal_pairs(context + response)
             for response in responses
         )
-        return round(pictures * tower + rows)
+        return round(images * tower + rows)

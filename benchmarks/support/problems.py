@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.support.shapes import SHAPES, Shape, prompt_text, random_picture, response_lengths
+from benchmarks.support.shapes import SHAPES, Shape, prompt_text, random_image, response_lengths
 
 if TYPE_CHECKING:
     from cepo.models.processing import Processing
@@ -74,7 +74,7 @@ class WorkOptions:
 
 
 def write_problems(shape: Shape, file: Path, processing: Processing, *, count: int) -> Path:
-    """A parquet file of Geo3k's form, each problem with a picture of its own; an existing one of the same kind is kept."""
+    """A parquet file of Geo3k's form, each problem with an image of its own; an existing one of the same kind is kept."""
     from filelock import FileLock
 
     kind = file.with_suffix(".json")
@@ -91,7 +91,7 @@ def _write_problems(shape: Shape, file: Path, processing: Processing, count: int
     from datasets import Dataset, Features, Image, List, Value
 
     columns = {
-        "images": [[random_picture(shape, index)] for index in range(count)],
+        "images": [[random_image(shape, index)] for index in range(count)],
         "problem": [prompt_text(shape, processing, index) for index in range(count)],
         "answer": [RIGHT] * count,
     }

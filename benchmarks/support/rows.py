@@ -1,11 +1,11 @@
-"""Rows to score and to update on, and prompts to sample from, of a shape's lengths and with random words and pictures."""
+"""Rows to score and to update on, and prompts to sample from, of a shape's lengths and with random words and images."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from benchmarks.support.shapes import Shape, prompt_text, random_picture
+from benchmarks.support.shapes import Shape, prompt_text, random_image
 
 if TYPE_CHECKING:
     from cepo.data.batch import OptimizerBatch, ScoringRow
@@ -28,7 +28,7 @@ def skewed_lengths(shape: Shape, group_size: int) -> list[int]:
 def build_rows(
     shape: Shape, processing: Processing, *, groups: int, group_size: int, contexts: int, prompt: int
 ) -> list[list[ScoringRow]]:
-    """For each context the rows of all groups; every group has a picture and random words of its own."""
+    """For each context the rows of all groups; every group has an image and random words of its own."""
     import torch
 
     from cepo.data.batch import ScoringRow
@@ -43,7 +43,7 @@ def build_rows(
         return tuple(torch.randint(256, (number,), generator=draw).tolist())
 
     rows: list[list[ScoringRow]] = [[] for _ in range(contexts)]
-    width, height = (reader.merge_size * side for side in shape.picture)
+    width, height = (reader.merge_size * side for side in shape.image)
     for _ in range(groups):
         pixels = torch.randn(height * width, 3 * 2 * 16 * 16, generator=draw)
         images = ImageInputs(pixel_values=pixels, grid_thw=torch.tensor([[1, height, width]]))
@@ -82,18 +82,18 @@ def optimizer_batch(rows: list[ScoringRow]) -> OptimizerBatch:
 
 
 def generation_requests(shape: Shape, processing: Processing, *, count: int) -> list[GenerationRequest]:
-    """Prompts of the shape's length, each with a picture of its own."""
+    """Prompts of the shape's length, each with an image of its own."""
     from cepo.rollout.base import GenerationRequest
 
     requests: list[GenerationRequest] = []
     for number in range(count):
-        picture = random_picture(shape, number)
-        prompt = processing.encode(prompt_text(shape, processing, number), processing.load_images([picture]))
+        image = random_image(shape, number)
+        prompt = processing.encode(prompt_text(shape, processing, number), processing.load_images([image]))
         requests.append(
             GenerationRequest(
                 prompt_ids=prompt.engine_ids,
                 num_prompt_tokens=len(prompt.token_ids),
-                images=(picture,),
+                images=(image,),
                 seed=number,
             )
         )

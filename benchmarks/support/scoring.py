@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.support.model_flops import ModelFlops
 from benchmarks.support.paired import Record, serve
 from benchmarks.support.problems import write_problems
-from benchmarks.support.shapes import SHAPES, Shape, prompt_text, random_picture, write_checkpoint
+from benchmarks.support.shapes import SHAPES, Shape, prompt_text, random_image, write_checkpoint
 from benchmarks.support.training import TrainingOptions, settings
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ class ScoringOptions:
 
 
 def rows_of(point: Point, shape: Shape, processing: Processing) -> list[ScoringRow]:
-    """Random responses behind the prompt, and behind it with each of the hints; all contexts share the prompt and its picture."""
+    """Random responses behind the prompt, and behind it with each of the hints; all contexts share the prompt and its image."""
     import numpy
 
     from cepo.data.batch import ScoringRow
 
     shape = dataclasses.replace(shape, prompt_tokens=point.prompt)
-    images = processing.load_images([random_picture(shape, 0)])
+    images = processing.load_images([random_image(shape, 0)])
     text = prompt_text(shape, processing, 0)
     contexts: list[EncodedPrompt] = [processing.encode(text, images)]
     for hint in range(1, point.contexts):

@@ -22,8 +22,8 @@ class Shape:
     """A model's sizes and the work it gets.
 
     Attributes:
-        picture: width and height in image tokens; 32 x 32 pixels each.
-        prompt_tokens: of the whole prompt, the picture's and the template's included.
+        image: width and height in image tokens; 32 x 32 pixels each.
+        prompt_tokens: of the whole prompt, the image's and the template's included.
         shortest, longest: response tokens; see `response_lengths`.
     """
 
@@ -40,7 +40,7 @@ class Shape:
     vision_layers: int
     vision_heads: int
     deepstack_layers: tuple[int, ...]
-    picture: tuple[int, int]
+    image: tuple[int, int]
     prompt_tokens: int
     shortest: int
     longest: int
@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def image_tokens(self) -> int:
-        return self.picture[0] * self.picture[1]
+        return self.image[0] * self.image[1]
 
 
 MICRO = Shape(
@@ -65,15 +65,15 @@ MICRO = Shape(
     vision_layers=2,
     vision_heads=4,
     deepstack_layers=(0, 1),
-    picture=(2, 2),
+    image=(2, 2),
     prompt_tokens=64,
     shortest=16,
     longest=64,
 )
 """The embedded model's own sizes."""
 
-TINY = dataclasses.replace(MICRO, name="tiny", picture=(8, 8), prompt_tokens=96, shortest=32, longest=240)
-"""The same model with a picture of 64 tokens and responses of about 100."""
+TINY = dataclasses.replace(MICRO, name="tiny", image=(8, 8), prompt_tokens=96, shortest=32, longest=240)
+"""The same model with an image of 64 tokens and responses of about 100."""
 
 SMALL = Shape(
     name="small",
@@ -89,7 +89,7 @@ SMALL = Shape(
     vision_layers=6,
     vision_heads=4,
     deepstack_layers=(1, 3, 5),
-    picture=(20, 15),
+    image=(20, 15),
     prompt_tokens=400,
     shortest=50,
     longest=800,
@@ -110,7 +110,7 @@ QWEN3_VL_2B = Shape(
     vision_layers=24,
     vision_heads=16,
     deepstack_layers=(5, 11, 17),
-    picture=(20, 15),
+    image=(20, 15),
     prompt_tokens=400,
     shortest=50,
     longest=800,
@@ -191,12 +191,12 @@ def _write_checkpoint(shape: Shape, folder: Path, seed: int, device: str, dtype:
     model.save_pretrained(folder)
 
 
-def random_picture(shape: Shape, seed: int) -> Image:
+def random_image(shape: Shape, seed: int) -> Image:
     """Noise of exactly the shape's image tokens."""
     import numpy
     from PIL import Image
 
-    width, height = (side * PIXELS_PER_TOKEN_SIDE for side in shape.picture)
+    width, height = (side * PIXELS_PER_TOKEN_SIDE for side in shape.image)
     pixels = numpy.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=numpy.uint8)
     return Image.fromarray(pixels)
 

@@ -136,7 +136,7 @@ def step_seconds(
 
 
 def costs_from_operations(model: ModelFlops, batch: Batch, gpu: Gpu, *, teachers: int, hint: int) -> PromptCosts:
-    """Seconds by the operations of a packed prompt: its prefix and picture once, responses behind each of the contexts.
+    """Seconds by the operations of a packed prompt: its prefix and image once, responses behind each of the contexts.
 
     Responses have the mean length; layers are computed again in the backward pass.
 
@@ -147,7 +147,7 @@ def costs_from_operations(model: ModelFlops, batch: Batch, gpu: Gpu, *, teachers
     linear, answers = model.token + model.adapter_token, size * response
     prefix = prompt * linear + model.pair * causal_pairs(prompt)
     pairs = size * causal_pairs(prompt + response, prompt)
-    score = model.picture + prefix + answers * (linear + model.head) + model.pair * pairs
+    score = model.image + prefix + answers * (linear + model.head) + model.pair * pairs
     longer = hint + prompt
     behind_hints = causal_pairs(longer, prompt) + size * causal_pairs(longer + response, longer)
     one_teacher = hint * linear + answers * (linear + model.head) + model.pair * behind_hints
@@ -155,9 +155,9 @@ def costs_from_operations(model: ModelFlops, batch: Batch, gpu: Gpu, *, teachers
     backward = model.token * (2 if full else 1) + 2 * model.adapter_token
     all_pairs = model.pair * (causal_pairs(prompt) + pairs)
     update = (prompt + answers) * (2 * linear + backward) + answers * model.head * (4 if full else 2)
-    update += all_pairs * (2 + ATTENTION_BACKWARD) + model.picture * (3 if full else 1)
+    update += all_pairs * (2 + ATTENTION_BACKWARD) + model.image * (3 if full else 1)
     return PromptCosts(
-        prefill=(model.picture + prefix) / gpu.operations,
+        prefill=(model.image + prefix) / gpu.operations,
         score=score / gpu.operations,
         teachers=teachers * one_teacher / gpu.operations,
         update=update / gpu.operations,

@@ -198,7 +198,7 @@ class MeasuredTraining:
         trainer.record, trainer.tracker.log_metrics = observing_record, observing_log
 
     def _flops(self) -> dict[str, float]:
-        """Of the plain path, which passes every row with its own context; the picture once for each group and pass."""
+        """Of the plain path, which passes every row with its own context; the image once for each group and pass."""
         batch, shape = self._its_batch, self.script.shape
         costs = ModelFlops(shape, self.config.worker.actor.model.lora.rank)
         size = batch.rollouts.group_size

@@ -195,11 +195,11 @@ class PeerTraining:
         }
 
     def _flops(self, step: int) -> dict[str, float]:
-        """Every sample reads its own prompt and picture; rows that have ended go on, and are padded, to the longest."""
+        """Every sample reads its own prompt and image; rows that have ended go on, and are padded, to the longest."""
         costs, options, prompt = ModelFlops(self.shape, self.options.lora_rank), self.options, self.shape.prompt_tokens
         lengths = [length for group in self.script.lengths(step) for length in group]
         longest, rows = max(lengths), len(lengths)
-        update = costs.update(prompt, [longest] * rows, checkpointing=options.gradient_checkpointing, pictures=rows)
+        update = costs.update(prompt, [longest] * rows, checkpointing=options.gradient_checkpointing, images=rows)
         return {"generate": float(rows * costs.generate(prompt, [longest])), "update": float(update)}
 
 

@@ -1,1 +1,1 @@
-"""Problems, pictures, contexts, and the order in which problems are asked."""
+"""Problems, images, contexts, and the order in which problems are asked."""

@@ -19,7 +19,7 @@ _PART_OF_A_NUMBER = re.compile(r"[\d.,]*\d[.,]*\Z")
 
 
 class ContextBuilder:
-    """Builds student and teacher contexts of the same pictures.
+    """Builds student and teacher contexts of the same images.
 
     Args:
         teacher: placement, wording and cap of references.
@@ -29,7 +29,7 @@ class ContextBuilder:
     def __init__(self, processing: Processing, teacher: TeacherConfig, *, max_context_length: int) -> None:
         self._processing, self._teacher = processing, teacher
         if not teacher.with_images:
-            logger.warning("teacher.with_images is false: teachers judge answers about pictures they do not see")
+            logger.warning("teacher.with_images is false: teachers judge answers about images they do not see")
         self._template = HintTemplate(teacher.placement, teacher.template)
         self._special_texts = processing.special_texts
         self._max_context_length = max_context_length
@@ -40,8 +40,8 @@ class ContextBuilder:
         Raises:
             DataError: it is too long; the reference may be cut, the question may not.
         """
-        pictures = self._processing.load_visuals(problem.images, problem.videos, problem.picture_source)
-        prompt = self._processing.encode(problem.text, pictures, history=problem.history)
+        visuals = self._processing.load_visuals(problem.images, problem.videos, problem.image_source)
+        prompt = self._processing.encode(problem.text, visuals, history=problem.history)
         if len(prompt.token_ids) > self._max_context_length:
             raise DataError(
                 f"row {problem.prompt_id}: the prompt has {len(prompt.token_ids)} tokens; data.max_prompt_length is "

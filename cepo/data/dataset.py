@@ -14,15 +14,15 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.config.schema import DataConfig
+from cepo.data.image_store import decoded_images, listed
 from cepo.data.images import limited_size, verify_image
 from cepo.data.messages import is_conversation, read_conversation
 from cepo.data.order import problem_indices
-from cepo.data.pictures import decoded_pictures, listed
 from cepo.data.row_checks import RowMeasure, check_rows, why_none_is_usable
 from cepo.data.sources import read_source, without_decoding
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import PictureSource, Turn, Video
+from cepo.models.inputs import ImageSource, Turn, Video
 from cepo.models.processing import IMAGE_MARK, VIDEO_MARK, Processing
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ class Problem:
 
     Attributes:
         prompt_id: the row's place in its source, `<row number>`; stable under filtering and shuffling.
-        text: the user's text (of a conversation, the last one) after the format prompt, one `<image>` per picture and one
+        text: the user's text (of a conversation, the last one) after the format prompt, one `<image>` per image and one
             `<video>` per video.
-        images: decoded RGB pictures.
+        images: decoded RGB images.
         videos: the chosen frames of each video.
         ground_truth: the reference answer as it stands in the data.
         solution: the worked solution, None where the dataset has none.
         columns: the row's other columns, for reward functions.
         history: the turns before that text, where the prompt is a conversation.
-        picture_source: where `images` can be read again; None for a problem that stands in no data set.
+        image_source: where `images` can be read again; None for a problem that stands in no data set.
     """
 
     prompt_id: str
@@ -54,13 +54,13 @@ class Problem:
     ground_truth: str
     solution: str | None
     columns: dict[str, Any] = field(repr=False)
-    picture_source: PictureSource | None = None
+    image_source: ImageSource | None = None
     videos: tuple[Video, ...] = field(default=(), repr=False)
     history: tuple[Turn, ...] = ()
 
 
 class ProblemSet(Sequence[Problem]):
-    """The usable rows of one source; pictures are decoded on access, never kept.
+    """The usable rows of one source; images are decoded on access, never kept.
 
     Args:
         rows: what was read from the source and then rewritten. None: read it here.
@@ -101,7 +101,7 @@ class ProblemSet(Sequence[Problem]):
         row_number = self._usable[index]
         row = dict(self._rows[row_number])
         config = self._config
-        images = decoded_pictures(row, config)
+        images = decoded_images(row, config)
         videos = tuple(self._video(value) for value in listed(row, config.video_key))
         (*history, last), answer = self._turns(row), plain_text(row.pop(config.answer_key)).strip()
         row.pop(config.image_key, None)
@@ -116,7 +116,7 @@ class ProblemSet(Sequence[Problem]):
             solution=None if solution is None or not str(solution).strip() else str(solution),
             columns=row,
             videos=videos,
-            picture_source=self._picture_source(row_number, has_videos=bool(videos)),
+            image_source=self._image_source(row_number, has_videos=bool(videos)),
         )
 
     def __iter__(self) -> Iterator[Problem]:
@@ -150,20 +150,20 @@ class ProblemSet(Sequence[Problem]):
                 f"'{key}', the first of them row {missing[0]}; {remedy}"
             )
 
-    def picture_probe(self) -> PictureSource | None:
-        """A row that stands for all whose pictures can be read again; with a picture, if any row has one. None: there is none.
+    def image_probe(self) -> ImageSource | None:
+        """A row that stands for all whose images can be read again; with an image, if any row has one. None: there is none.
 
         Nothing is decoded. A row with videos is never one: what it shows travels by value.
         """
         for row_number in self._usable if self.most_images else self._usable[:1]:
             row = self._rows[row_number]
-            source = self._picture_source(row_number, has_videos=bool(listed(row, self._config.video_key)))
+            source = self._image_source(row_number, has_videos=bool(listed(row, self._config.video_key)))
             if source is not None and (listed(row, self._config.image_key) or not self.most_images):
                 return source
         return None
 
-    def _picture_source(self, row_number: int, *, has_videos: bool) -> PictureSource | None:
-        return None if has_videos or self._rows_are_given else PictureSource(data=self._source, row=row_number)
+    def _image_source(self, row_number: int, *, has_videos: bool) -> ImageSource | None:
+        return None if has_videos or self._rows_are_given else ImageSource(data=self._source, row=row_number)
 
     def _turns(self, row: Mapping[str, Any]) -> list[Turn]:
         """The prompt's turns, the last one after the format prompt."""
@@ -200,7 +200,7 @@ class ProblemSet(Sequence[Problem]):
         *history, last = self._turns(row)
         text = "".join(turn.text for turn in (*history, last))
         images, videos = listed(row, config.image_key), listed(row, config.video_key)
-        for mark, values, name in ((IMAGE_MARK, images, "pictures"), (VIDEO_MARK, videos, "videos")):
+        for mark, values, name in ((IMAGE_MARK, images, "images"), (VIDEO_MARK, videos, "videos")):
             if text.count(mark) and mark == IMAGE_MARK and config.image_key not in row:
                 raise ConfigError(
                     f"data.image_key is '{config.image_key}', which {self._source} does not have, and its texts have '{mark}'. "
@@ -226,7 +226,7 @@ class _WithVisuals(Protocol):
 
 
 def most_visuals(*problem_sets: _WithVisuals | None) -> tuple[int, int]:
-    """The most pictures and the most videos of any prompt, which an engine has to take in one request; None has none."""
+    """The most images and the most videos of any prompt, which an engine has to take in one request; None has none."""
     present = [problems for problems in problem_sets if problems is not None]
     return max(each.most_images for each in present), max(each.most_videos for each in present)
 

@@ -68,9 +68,7 @@ class HintTemplate:
                 f"{self._origin} does not begin with the prompt, as teacher.placement user_suffix asks; take placement free"
             )
         if placement == "free" and text.count(_PROBE) != 1:
-            raise ConfigError(
-                f"{self._origin} must hold the prompt exactly once, so that no picture is lost or doubled"
-            )
+            raise ConfigError(f"{self._origin} must hold the prompt exactly once, so that no image is lost or doubled")
 
     def render(self, *, prompt: str, reference: str) -> str:
         """The text with both variables filled in; neither value is itself treated as a template."""

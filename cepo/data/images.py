@@ -1,4 +1,4 @@
-"""Pictures as datasets hold them (bytes, path, PIL), brought to RGB and within pixel limits."""
+"""Images as datasets hold them (bytes, path, PIL), brought to RGB and within pixel limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cepo.errors import DataError
 logger = logging.getLogger(__name__)
 
 LARGEST_ASPECT_RATIO = 200
-"""Qwen's resizing rule refuses thinner pictures; refused here with the row's name instead of in the middle of a run."""
+"""Qwen's resizing rule refuses thinner images; refused here with the row's name instead of in the middle of a run."""
 
 LARGEST_PIXELS = 64_000_000
 """A file of kilobytes can state any size; this one decodes to 192 MB."""
@@ -56,21 +56,21 @@ def media_file(path: str, image_dir: str | None) -> Path:
 
 
 def open_image(value: Any, image_dir: str | None) -> Image.Image:
-    """A lazily opened picture: its size is known, its pixels are not decoded yet.
+    """A lazily opened image: its size is known, its pixels are not decoded yet.
 
     Args:
         value: PIL image, raw bytes, path, or a mapping with `bytes` or `path`.
         image_dir: folder put before paths given as text.
 
     Raises:
-        DataError: nothing that can be read as a picture, a format that is not accepted, or too many pixels.
+        DataError: nothing that can be read as an image, a format that is not accepted, or too many pixels.
     """
     image = _opened(value, image_dir)
     if image.format not in (None, "MPO", *FORMATS):
-        raise DataError(f"the picture is a {image.format} file; accepted: {', '.join(FORMATS)}")
+        raise DataError(f"the image is a {image.format} file; accepted: {', '.join(FORMATS)}")
     width, height = image.size
     if width * height > LARGEST_PIXELS:
-        raise DataError(f"the picture is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
+        raise DataError(f"the image is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
     return image
 
 
@@ -87,12 +87,12 @@ def _opened(value: Any, image_dir: str | None) -> Image.Image:
     except DataError:
         raise
     except Exception as error:  # damaged bytes make decoders raise almost anything
-        raise DataError(f"the picture cannot be read ({error}); accepted: {', '.join(FORMATS)}") from error
-    raise DataError(f"the picture is a {type(value).__name__}; accepted: PIL image, bytes, path, or {{bytes, path}}")
+        raise DataError(f"the image cannot be read ({error}); accepted: {', '.join(FORMATS)}") from error
+    raise DataError(f"the image is a {type(value).__name__}; accepted: PIL image, bytes, path, or {{bytes, path}}")
 
 
 def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
-    """Checks that a picture can be decoded, as cheaply as its format allows, and returns (width, height) when upright.
+    """Checks that an image can be decoded, as cheaply as its format allows, and returns (width, height) when upright.
 
     Raises:
         DataError: missing, unreadable, damaged, empty or too thin.
@@ -103,7 +103,7 @@ def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
         width, height = height, width
     if min(width, height) < 1 or max(width, height) / min(width, height) > LARGEST_ASPECT_RATIO:
         raise DataError(
-            f"the picture is {width} x {height}; accepted: sides in a ratio of at most {LARGEST_ASPECT_RATIO}"
+            f"the image is {width} x {height}; accepted: sides in a ratio of at most {LARGEST_ASPECT_RATIO}"
         )
     try:
         if image.format == "PNG":
@@ -112,7 +112,7 @@ def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
             image.draft(None, (1, 1))
             image.load()
     except Exception as error:  # damaged bytes make decoders raise almost anything
-        raise DataError(f"the picture is damaged ({error})") from error
+        raise DataError(f"the image is damaged ({error})") from error
     return width, height
 
 
@@ -146,10 +146,10 @@ def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int 
 
 
 def load_rgb(value: Any, image_dir: str | None, min_pixels: int | None, max_pixels: int | None) -> Image.Image:
-    """The decoded picture in RGB, upright, within the pixel limits. Palettes, grey and alpha become three channels.
+    """The decoded image in RGB, upright, within the pixel limits. Palettes, grey and alpha become three channels.
 
     Raises:
-        DataError: the picture cannot be decoded.
+        DataError: the image cannot be decoded.
     """
     image = open_image(value, image_dir)
     turn = _TURNS.get(_orientation(image))
@@ -157,6 +157,6 @@ def load_rgb(value: Any, image_dir: str | None, min_pixels: int | None, max_pixe
         image = image.convert("RGB")
         image = image if turn is None else image.transpose(turn)
     except Exception as error:  # damaged bytes make decoders raise almost anything
-        raise DataError(f"the picture cannot be decoded ({error})") from error
+        raise DataError(f"the image cannot be decoded ({error})") from error
     size = limited_size(image.size, min_pixels, max_pixels)
     return image if size == image.size else image.resize(size, Image.Resampling.BICUBIC)

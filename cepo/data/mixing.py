@@ -12,7 +12,7 @@ from itertools import accumulate
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.order import problem_indices, weighted_indices
-from cepo.models.inputs import PictureSource
+from cepo.models.inputs import ImageSource
 from cepo.models.processing import Processing
 
 logger = logging.getLogger(__name__)
@@ -65,10 +65,10 @@ class MixedProblems:
         for part in self._parts:
             part.require_solutions(setting)
 
-    def picture_probe(self) -> PictureSource | None:
-        """As a problem set's own, of the first source that has a picture which can be read again."""
+    def image_probe(self) -> ImageSource | None:
+        """As a problem set's own, of the first source that has an image which can be read again."""
         parts = sorted(self._parts, key=lambda part: not part.most_images)
-        return next((probe for probe in (part.picture_probe() for part in parts) if probe is not None), None)
+        return next((probe for probe in (part.image_probe() for part in parts) if probe is not None), None)
 
     def _begin(self, part: int) -> int:
         return self._ends[part - 1] if part else 0

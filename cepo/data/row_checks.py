@@ -24,9 +24,9 @@ class RowChecks:
     Attributes:
         num_rows: rows of the source.
         bad, overlong: numbers of the rows left out.
-        most_images, most_videos: the most pictures and videos a usable row has.
+        most_images, most_videos: the most images and videos a usable row has.
         shortest_overlong, longest_overlong: tokens of the shortest and longest prompt that was left out for its length.
-        visual_tokens: of the shortest of them, those of its pictures and videos.
+        visual_tokens: of the shortest of them, those of its images and videos.
     """
 
     num_rows: int
@@ -47,7 +47,7 @@ class RowChecks:
 
 @dataclass(frozen=True, kw_only=True)
 class RowMeasure:
-    """A row's prompt: its length in tokens, those of pictures and videos (`visual_tokens`) included, and how many it has."""
+    """A row's prompt: its length in tokens, those of images and videos (`visual_tokens`) included, and how many it has."""
 
     length: int
     num_images: int
@@ -86,7 +86,7 @@ def check_rows(
         if measured.length > config.max_prompt_length:
             if not config.filter_overlong_prompts:
                 raise DataError(
-                    f"{source}, row {number}: the prompt has {measured.length} tokens{_of_pictures(measured.visual_tokens)}; "
+                    f"{source}, row {number}: the prompt has {measured.length} tokens{_of_images(measured.visual_tokens)}; "
                     f"data.max_prompt_length is {config.max_prompt_length}. data.filter_overlong_prompts=true leaves such "
                     "rows out"
                 )
@@ -122,13 +122,13 @@ def why_none_is_usable(checks: RowChecks, source: str, config: DataConfig) -> st
     )
     return (
         f"{source}: all of its {checks.num_rows} prompts are overlong: they have {checks.shortest_overlong} to "
-        f"{checks.longest_overlong} tokens{_of_pictures(checks.visual_tokens, 'in the shortest ')}, and "
+        f"{checks.longest_overlong} tokens{_of_images(checks.visual_tokens, 'in the shortest ')}, and "
         f"data.max_prompt_length={limit}. Raise it to {checks.longest_overlong} for all of them"
         + (enlarged if checks.visual_tokens and config.min_pixels is not None else "")
     )
 
 
-def _of_pictures(tokens: int, where: str = "") -> str:
+def _of_images(tokens: int, where: str = "") -> str:
     return f" ({where}{tokens} of them of images and videos)" if tokens else ""
 
 

@@ -1,4 +1,4 @@
-"""Rows from a hub name, a file or a folder, as they stand there: pictures undecoded, text columns as text."""
+"""Rows from a hub name, a file or a folder, as they stand there: images undecoded, text columns as text."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def local_files(source: str) -> tuple[list[Path], str]:
 
 
 def without_decoding(rows: Any, image_key: str, video_key: str | None = None) -> Any:
-    """Leaves pictures and videos as bytes: decoding all of them just to read other columns would take minutes."""
+    """Leaves images and videos as bytes: decoding all of them just to read other columns would take minutes."""
     import datasets
 
     for key, kind in ((image_key, datasets.Image), (video_key, datasets.Video)):

@@ -39,7 +39,7 @@ def load_video(value: Any, image_dir: str | None, rules: FrameRules) -> Video:
     """The chosen frames of a video.
 
     Args:
-        value: path, raw bytes, a mapping with `bytes` or `path`, or a list of frames, each as a picture may be given.
+        value: path, raw bytes, a mapping with `bytes` or `path`, or a list of frames, each as an image may be given.
         image_dir: folder put before paths given as text.
 
     Raises:

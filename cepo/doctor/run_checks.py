@@ -233,14 +233,14 @@ def _source_finding(key: str, source: str, config: RunConfig, processing: Any) -
         return Finding(DATA, subject, "fail", found, remedy=remedy)
     counted = "a hub name" if total is None else f"{total} rows"
     found = f"{counted}; the first {len(lengths)} have prompts of {min(lengths)} to {max(lengths)} tokens"
-    found += f" and pictures of {', '.join(sizes[:4])}" if sizes else " and no pictures"
+    found += f" and images of {', '.join(sizes[:4])}" if sizes else " and no images"
     if problems.skipped:
         found += f"; left out: {dict(problems.skipped)}"
     return Finding(DATA, subject, "ok", found)
 
 
 def _measured(problems: Any, processing: Any) -> tuple[list[int], list[str]]:
-    """Prompt lengths of the problems, and the distinct sizes of their pictures with their tokens."""
+    """Prompt lengths of the problems, and the distinct sizes of their images with their tokens."""
     lengths, sizes = [], {}
     for problem in problems:
         visuals = processing.load_visuals(problem.images, problem.videos)

@@ -14,7 +14,7 @@ from cepo.sizing.phases import gib
 
 START, RAY = "start", "several devices"
 _SHARED_PER_DEVICE = 2 * 2**30
-"""Of shared memory: what is exchanged between the processes of one device, pictures included."""
+"""Of shared memory: what is exchanged between the processes of one device, images included."""
 
 
 def start_findings(config: RunConfig) -> list[Finding]:

@@ -116,7 +116,7 @@ def _wemath(row: Mapping[str, Any]) -> dict[str, Any]:
 def _mmmu(row: Mapping[str, Any]) -> dict[str, Any]:
     options = [str(option) for option in ast.literal_eval(row["options"] or "[]")]
     is_choice = row["question_type"] == "multiple-choice"
-    text, images = _with_pictures_in_place(row["question"] + (_listed(options) if is_choice else ""), row)
+    text, images = _with_images_in_place(row["question"] + (_listed(options) if is_choice else ""), row)
     return {
         "problem": text,
         "images": images,
@@ -153,7 +153,7 @@ def _listed(options: Sequence[str]) -> str:
     return "\nChoices:\n" + "\n".join(lines) + "\nAnswer with the letter of the right choice."
 
 
-def _with_pictures_in_place(text: str, row: Mapping[str, Any]) -> tuple[str, list[Any]]:
+def _with_images_in_place(text: str, row: Mapping[str, Any]) -> tuple[str, list[Any]]:
     """MMMU's text with each picture where it is first mentioned; those that are not mentioned stand in front."""
     order: list[str] = []
 

@@ -1,9 +1,9 @@
 """Solutions with human-like noise, and hints that may be right or wrong: what the embedded model is warm-started on.
 
-The noise gives the model its difficulty: sometimes it misreads the picture, sometimes it slips in a computed result,
+The noise gives the model its difficulty: sometimes it misreads the image, sometimes it slips in a computed result,
 and in each family it makes a systematic mistake with the family's own rate. The hints teach it what `Here is a sample
 answer` means: mostly the demonstration's own answer, so that a right hint pulls towards the right reading of the
-picture and a wrong one away from it.
+image and a wrong one away from it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def demonstrate(problem: Problem, rates: NoiseRates, *, seed: int) -> Demonstrat
 
 
 def wrong_answer(problem: Problem, *, seed: int) -> str:
-    """A wrong answer as the model gives it: from a misread picture or the family's misconception, without slips."""
+    """A wrong answer as the model gives it: from a misread image or the family's misconception, without slips."""
     rng = random.Random(f"wrong/{seed}/{problem.id}")
     family = FAMILIES[problem.family]
     solutions: list[Steps] = [family.solve(problem.seen, problem.numbers, True, no_slip)]

@@ -1,4 +1,4 @@
-"""The 64x64 pictures: thick solid shapes with small random turns, so that a vision tower of two layers can read them.
+"""The 64x64 images: thick solid shapes with small random turns, so that a vision tower of two layers can read them.
 
 Everything that does not matter for the answer (colours, place, turn, size) is drawn at random; the quantity that the text leaves
 out is what the shape shows.
@@ -12,7 +12,7 @@ import random
 
 from PIL import Image, ImageDraw
 
-from cepo.microgeo.model import PICTURE_SIDE
+from cepo.microgeo.model import IMAGE_SIDE
 from cepo.microgeo.problems import Problem
 
 _OVERSAMPLING = 2
@@ -25,9 +25,9 @@ Point = tuple[float, float]
 
 
 def draw_figure(problem: Problem) -> Image.Image:
-    """The picture of a problem, RGB, 64x64; a pure function of the problem."""
+    """The image of a problem, RGB, 64x64; a pure function of the problem."""
     rng = random.Random(f"figure/{problem.stream}/{problem.seed}/{problem.index}")
-    side = PICTURE_SIDE * _OVERSAMPLING
+    side = IMAGE_SIDE * _OVERSAMPLING
     image = Image.new("RGB", (side, side), rng.choice(_PAPER))
     draw = ImageDraw.Draw(image)
     ink, fill = rng.choice(_INK), rng.choice(_FILL)
@@ -41,7 +41,7 @@ def draw_figure(problem: Problem) -> Image.Image:
 
 
 def figure_png(problem: Problem) -> bytes:
-    """The picture as PNG bytes."""
+    """The image as PNG bytes."""
     buffer = io.BytesIO()
     draw_figure(problem).save(buffer, format="PNG")
     return buffer.getvalue()

@@ -10,7 +10,7 @@ from cepo.microgeo.tokenizer import build_tokenizer
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer, Qwen3VLConfig, Qwen3VLProcessor
 
-PICTURE_SIDE = 64
+IMAGE_SIDE = 64
 PATCH_SIZE = 16
 MERGE_SIZE = 2
 MAX_POSITIONS = 4096
@@ -83,7 +83,7 @@ def model_config(tokenizer: Qwen2Tokenizer) -> Qwen3VLConfig:
         "spatial_merge_size": MERGE_SIZE,
         "temporal_patch_size": 2,
         "out_hidden_size": 128,
-        "num_position_embeddings": (PICTURE_SIDE // PATCH_SIZE) ** 2,
+        "num_position_embeddings": (IMAGE_SIDE // PATCH_SIZE) ** 2,
         "deepstack_visual_indexes": [0, 1],
         "dtype": "float32",
     }
@@ -100,7 +100,7 @@ def model_config(tokenizer: Qwen2Tokenizer) -> Qwen3VLConfig:
 
 
 def build_processor(tokenizer: Qwen2Tokenizer) -> Qwen3VLProcessor:
-    """Tokenizer and image processor together: a 64x64 picture is 4 image tokens, no picture is more than 700."""
+    """Tokenizer and image processor together: a 64x64 image is 4 image tokens, no image is more than 700."""
     from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
 
     geometry: dict[str, Any] = {"patch_size": PATCH_SIZE, "merge_size": MERGE_SIZE, "temporal_patch_size": 2}

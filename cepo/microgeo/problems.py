@@ -1,4 +1,4 @@
-"""Geometry problems whose answer needs one thing that only the picture shows.
+"""Geometry problems whose answer needs one thing that only the image shows.
 
 A problem is a pure function of (seed, stream, index). The numbers in the text are drawn independently of what is
 seen, so that the text alone says nothing about it.
@@ -38,7 +38,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem without its picture: `seen` is what the picture has to show, `numbers` is what the text says."""
+    """A problem without its image: `seen` is what the image has to show, `numbers` is what the text says."""
 
     family: str
     seen: str

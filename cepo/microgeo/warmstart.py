@@ -31,7 +31,7 @@ class WarmStartSettings:
     """AdamW with warm-up and cosine decay.
 
     `first_token_weight` is the weight of the response's first token, which states what is seen; at weight 1 the model
-    learns to guess it and ignores the picture. `num_chunks` cuts a batch by length and changes no result but rounding.
+    learns to guess it and ignores the image. `num_chunks` cuts a batch by length and changes no result but rounding.
     """
 
     num_steps: int = 400
@@ -148,10 +148,10 @@ def _chunk(processor: Any, demonstrations: list[Demonstration], first_token_weig
         )
         for one in demonstrations
     ]
-    pictures = [draw_figure(one.problem) for one in demonstrations]
+    images = [draw_figure(one.problem) for one in demonstrations]
     texts = [prompt + one.response + _END_OF_TURN for prompt, one in zip(prompts, demonstrations, strict=True)]
     inputs: dict[str, Any] = dict(
-        processor(text=texts, images=pictures, padding=True, padding_side="right", return_tensors="pt")
+        processor(text=texts, images=images, padding=True, padding_side="right", return_tensors="pt")
     )
     rows, columns, weights = [], [], []
     ends = inputs["attention_mask"].sum(1).tolist()

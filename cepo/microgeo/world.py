@@ -100,7 +100,7 @@ def _user_cache_folder() -> Path:
 
 
 def split_problems(seed: int, num_train: int, num_validation: int) -> tuple[list[Problem], list[Problem]]:
-    """The first problems of the streams `train` and `validation`; none of validation has picture and text of one of train."""
+    """The first problems of the streams `train` and `validation`; none of validation has image and text of one of train."""
     train = [generate_problem(seed, index, stream="train") for index in range(num_train)]
     known = {(problem.question, draw_figure(problem).tobytes()) for problem in train}
     unseen = (

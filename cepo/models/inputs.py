@@ -74,8 +74,8 @@ class Video:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureSource:
-    """Where a prompt's pictures can be read again: a data set as `data.train_files` names it, and the row in it."""
+class ImageSource:
+    """Where a prompt's images can be read again: a data set as `data.train_files` names it, and the row in it."""
 
     data: str
     row: int
@@ -100,7 +100,7 @@ class ImageInputs:
 
     pixel_values: Tensor = field(repr=False)
     grid_thw: Tensor | None = None
-    source: PictureSource | None = None
+    source: ImageSource | None = None
     frame_times: tuple[tuple[float, ...], ...] = ()
     more_tensors: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     expansions: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
@@ -122,7 +122,7 @@ class ImageInputs:
         return len(self.expansions) if self.grid_thw is None else len(self.grid_thw)
 
     @property
-    def num_pictures(self) -> int:
+    def num_images(self) -> int:
         """Images that are no part of a video."""
         if self.grid_thw is None:
             return len(self.expansions)
@@ -131,7 +131,7 @@ class ImageInputs:
     @property
     def is_frame(self) -> tuple[bool, ...]:
         """For each unit whether it is part of a video."""
-        first_frame = self.num_units if self.grid_thw is None else self.num_pictures
+        first_frame = self.num_units if self.grid_thw is None else self.num_images
         return tuple(number >= first_frame for number in range(self.num_units))
 
     @cached_property
@@ -152,7 +152,7 @@ class EncodedPrompt:
 
     Attributes:
         token_ids: with one placeholder per image token, as the trained model reads it.
-        engine_ids: with one placeholder per picture and per video, as the rollout engine reads it.
+        engine_ids: with one placeholder per image and per video, as the rollout engine reads it.
         images: None for text alone.
     """
 

@@ -21,17 +21,17 @@ def context_positions(
 ) -> Int64[Tensor, "3 L"]:
     """M-RoPE positions of a context, as Qwen3-VL counts them.
 
-    Text advances all three axes by one per token. A picture of (h, w) merged patches that starts at position p gets time p,
+    Text advances all three axes by one per token. An image of (h, w) merged patches that starts at position p gets time p,
     height p + row, width p + column, and the text behind it goes on at p + max(h, w). Each temporal patch of a video is such
-    a picture; its time stands before it as text. Without pictures all axes are 0, 1, 2, ..., which is also the single axis
+    an image; its time stands before it as text. Without images all axes are 0, 1, 2, ..., which is also the single axis
     of a text model.
     """
     if images is None or image_token_id is None:
         return torch.arange(len(token_ids)).expand(3, -1)
     grids = images.grid.tolist()
-    remaining = {image_token_id: iter(grids[: images.num_pictures])}
+    remaining = {image_token_id: iter(grids[: images.num_images])}
     if video_token_id is not None:
-        remaining[video_token_id] = iter(grids[images.num_pictures :])
+        remaining[video_token_id] = iter(grids[images.num_images :])
     pieces: list[Tensor] = []
     position = index = 0
     while index < len(token_ids):

@@ -1,4 +1,4 @@
-"""From text and pictures to tokens: chat template, image placeholders, pixels, and which tokens may never be sampled."""
+"""From text and images to tokens: chat template, image placeholders, pixels, and which tokens may never be sampled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jinja2 import TemplateError
 
 from cepo.errors import ConfigError, DataError
 from cepo.models.families import ImageReader, family_of
-from cepo.models.inputs import EncodedPrompt, ImageInputs, PictureSource, Turn
+from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn
 
 if TYPE_CHECKING:
     from jaxtyping import Int64
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cepo.models.inputs import Video
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
-"""Stand in a dataset's text where a picture or a video belongs, as in EasyR1."""
+"""Stand in a dataset's text where an image or a video belongs, as in EasyR1."""
 MARKS = (IMAGE_MARK, VIDEO_MARK)
 _TEXT_SLOT = "CEPO-TEXT-SLOT-{:03d}"
 
@@ -89,7 +89,7 @@ class Processing:
     def banned_token_ids(self) -> tuple[int, ...]:
         """Control and vision tokens except those that end a response, and ids that no token has.
 
-        A sampled placeholder without a picture makes every later forward pass over the response fail. Embeddings are padded
+        A sampled placeholder without an image makes every later forward pass over the response fail. Embeddings are padded
         beyond the tokenizer's last id, and what is sampled there cannot be decoded.
         """
         special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special} | set(
@@ -101,16 +101,16 @@ class Processing:
         unused = set(range(max(self.tokenizer.get_vocab().values()) + 1, self._vocabulary_size))
         return tuple(sorted((special | unused) - set(self.eos_token_ids)))
 
-    def load_images(self, images: Sequence[Image], source: PictureSource | None = None) -> ImageInputs | None:
-        """Pixels and grid of a prompt's pictures, with the place they were read from; None for none."""
+    def load_images(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs | None:
+        """Pixels and grid of a prompt's images, with the place they were read from; None for none."""
         if not images:
             return None
         return self._reader.read(images, source)
 
     def load_visuals(
-        self, images: Sequence[Image], videos: Sequence[Video], source: PictureSource | None = None
+        self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None = None
     ) -> ImageInputs | None:
-        """Pixels and grids of a prompt's pictures and videos; None for neither. `source` is that of pictures alone."""
+        """Pixels and grids of a prompt's images and videos; None for neither. `source` is that of images alone."""
         return self._reader.read_visuals(images, videos, source) if videos else self.load_images(images, source)
 
     @property
@@ -123,13 +123,13 @@ class Processing:
         return self._reader.num_video_tokens(video)
 
     def num_image_tokens(self, size: tuple[int, int]) -> int:
-        """Tokens a picture of (width, height) pixels takes."""
+        """Tokens an image of (width, height) pixels takes."""
         return self._reader.num_tokens(size)
 
     @property
     def _reader(self) -> ImageReader:
         if self.images is None:
-            raise DataError("the row has pictures, but the model's folder has no image processor: it reads text only")
+            raise DataError("the row has images, but the model's folder has no image processor: it reads text only")
         return self.images
 
     def encode(
@@ -140,7 +140,7 @@ class Processing:
         history: Sequence[Turn] = (),
         assistant_prefix: str = "",
     ) -> EncodedPrompt:
-        """Tokens of the user turn `text` (one `<image>` per picture, one `<video>` per video) and of the assistant header.
+        """Tokens of the user turn `text` (one `<image>` per image, one `<video>` per video) and of the assistant header.
 
         `history` stands before that turn; `assistant_prefix` is put behind the header, right before the response.
         """
@@ -151,7 +151,7 @@ class Processing:
         return EncodedPrompt(token_ids=(*expanded, *prefix), engine_ids=(*engine_ids, *prefix), images=images)
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs | None) -> list[int]:
-        """One placeholder per image token in place of one per picture; for a video, in each frame, behind the frame's time."""
+        """One placeholder per image token in place of one per image; for a video, in each frame, behind the frame's time."""
         return list(engine_ids) if images is None else self._reader.expand(engine_ids, images)
 
     def positions(self, context: EncodedPrompt) -> Int64[Tensor, "3 L"]:
@@ -220,7 +220,7 @@ class Processing:
         )
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself, for pictures of credit."""
+        """The text of each token by itself, for images of credit."""
         return [self.decode([token], skip_special_tokens=False) for token in token_ids]
 
     def save(self, folder: Path) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from cepo.models.inputs import PictureSource, Video
+    from cepo.models.inputs import ImageSource, Video
 
 from cepo.errors import EngineError
 from cepo.metrics import Metrics
@@ -39,10 +39,10 @@ class GenerationRequest:
     Attributes:
         prompt_ids: token ids with ONE placeholder token per image and per video; the engine expands them.
         num_prompt_tokens: the prompt's length once every placeholder is expanded.
-        images: RGB pictures, already brought within the data section's pixel limits.
+        images: RGB images, already brought within the data section's pixel limits.
         videos: their chosen frames, within the same limits.
         seed: non-negative; sample i of the prompt is a function of (seed, i) and the weights only.
-        picture_source: where `images` can be read again; None if nowhere.
+        image_source: where `images` can be read again; None if nowhere.
     """
 
     prompt_ids: tuple[int, ...]
@@ -50,7 +50,7 @@ class GenerationRequest:
     images: tuple[Image, ...]
     seed: int
     videos: tuple[Video, ...] = ()
-    picture_source: PictureSource | None = None
+    image_source: ImageSource | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

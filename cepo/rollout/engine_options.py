@@ -102,7 +102,7 @@ def engine_options(settings: EngineSettings, machine: EngineMachine) -> dict[str
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "enforce_eager": settings.enforce_eager or not machine.on_gpu,
         "limit_mm_per_prompt": {"image": settings.limit_images, "video": settings.limit_videos},
-        # Without a GPU each sample is a request, and they share the processed picture; else a prompt is one request.
+        # Without a GPU each sample is a request, and they share the processed image; else a prompt is one request.
         "mm_processor_cache_gb": 0 if machine.on_gpu else 1,
         "trust_remote_code": settings.trust_remote_code,
         "use_tqdm_on_load": settings.show_progress,

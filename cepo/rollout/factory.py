@@ -142,7 +142,7 @@ def generator_of_run(
     """The generator that `worker.rollout` describes, for contexts of the run's longest prompt and response.
 
     Args:
-        most_visuals: the most pictures and the most videos that a prompt has.
+        most_visuals: the most images and the most videos that a prompt has.
         settings: further ones of `build_generator`.
 
     Raises:

@@ -50,7 +50,7 @@ def load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
 
 
 def clear_caches(llm: LLM) -> None:
-    """Drops keys, values and picture embeddings that older weights have made.
+    """Drops keys, values and image embeddings that older weights have made.
 
     Raises:
         EngineError: vLLM keeps some because requests are still being served.

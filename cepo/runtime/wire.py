@@ -1,4 +1,4 @@
-"""What travels between the trainer and a worker, as bytes: pictures at most once per step, or as a handle only."""
+"""What travels between the trainer and a worker, as bytes: images at most once per step, or as a handle only."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cepo.data.pictures import PictureStore
-from cepo.models.inputs import ImageInputs, PictureSource
+from cepo.data.image_store import ImageStore
+from cepo.models.inputs import ImageInputs, ImageSource
 from cepo.rollout.base import GenerationRequest
 
 
 class Sender:
-    """Encodes for one receiver and remembers which pictures it has, until `forget`.
+    """Encodes for one receiver and remembers which images it has, until `forget`.
 
     Args:
-        by_source: the receiver reads pictures itself, wherever a picture says where it stands.
+        by_source: the receiver reads images itself, wherever an image says where it stands.
     """
 
     def __init__(self, *, by_source: bool) -> None:
@@ -28,7 +28,7 @@ class Sender:
         self._forgets = False
 
     def forget(self) -> None:
-        """A new step: with the next message the receiver forgets its pictures too."""
+        """A new step: with the next message the receiver forgets its images too."""
         self._sent.clear()
         self._forgets = True
 
@@ -43,25 +43,25 @@ class Sender:
 class Receiver:
     """Decodes what one `Sender` encoded, message by message."""
 
-    def __init__(self, pictures: PictureStore) -> None:
-        self._pictures = pictures
+    def __init__(self, store: ImageStore) -> None:
+        self._store = store
         self._received: dict[int, ImageInputs] = {}
 
     def decode(self, message: bytes) -> Any:
-        """The value that was sent. Pictures of a step are the same objects in all of its messages.
+        """The value that was sent. Images of a step are the same objects in all of its messages.
 
         Raises:
-            ConfigError, DataError: a picture that was sent as a handle cannot be read here.
+            ConfigError, DataError: an image that was sent as a handle cannot be read here.
         """
-        unpickler = _Unpickler(io.BytesIO(message), self._pictures, self._received)
+        unpickler = _Unpickler(io.BytesIO(message), self._store, self._received)
         forgets, value = unpickler.load()
-        if forgets:  # the message's own pictures are kept by `value`; later messages of the step send a handle for them
+        if forgets:  # the message's own images are kept by `value`; later messages of the step send a handle for them
             unpickler.keep_only_new()
         return value
 
 
 def encode(value: Any) -> bytes:
-    """`value` as bytes for `decode`, without pictures: what a worker answers."""
+    """`value` as bytes for `decode`, without images: what a worker answers."""
     return Sender(by_source=False).encode(value)
 
 
@@ -77,16 +77,16 @@ class _Pickler(pickle.Pickler):
         self._by_source, self._sent = by_source, sent
 
     def persistent_id(self, obj: Any) -> Any:
-        """Pictures by handle; anything else by value."""
+        """Images by handle; anything else by value."""
         if isinstance(obj, ImageInputs):
             if self._by_source and obj.source is not None:
                 return ("source", obj.source)
             key = id(obj)
             if key in self._sent:
                 return ("sent", key)
-            self._sent[key] = obj  # kept alive, so that no other picture gets its identity
+            self._sent[key] = obj  # kept alive, so that no other image gets its identity
             return ("new", key, {each.name: getattr(obj, each.name) for each in dataclasses.fields(obj)})
-        if isinstance(obj, GenerationRequest) and self._by_source and obj.images and obj.picture_source is not None:
+        if isinstance(obj, GenerationRequest) and self._by_source and obj.images and obj.image_source is not None:
             return ("request", dataclasses.replace(obj, images=()))
         return None
 
@@ -99,22 +99,22 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, buffer: io.BytesIO, pictures: PictureStore, received: dict[int, ImageInputs]) -> None:
+    def __init__(self, buffer: io.BytesIO, store: ImageStore, received: dict[int, ImageInputs]) -> None:
         super().__init__(buffer)
-        self._pictures, self._received = pictures, received
+        self._store, self._received = store, received
         self._new: dict[int, ImageInputs] = {}
-        self._used: set[PictureSource] = set()
+        self._used: set[ImageSource] = set()
 
     def persistent_load(self, pid: Any) -> Any:
         kind, *content = pid
         if kind == "source":
             self._used.add(content[0])
-            return self._pictures.inputs(content[0])
+            return self._store.inputs(content[0])
         if kind == "request":
             request: GenerationRequest = content[0]
-            assert request.picture_source is not None
-            self._used.add(request.picture_source)
-            return dataclasses.replace(request, images=self._pictures.images(request.picture_source))
+            assert request.image_source is not None
+            self._used.add(request.image_source)
+            return dataclasses.replace(request, images=self._store.images(request.image_source))
         if kind == "new":
             key, values = content
             inputs = ImageInputs(**values)
@@ -126,7 +126,7 @@ class _Unpickler(pickle.Unpickler):
         """Forgets what earlier messages brought."""
         self._received.clear()
         self._received.update(self._new)
-        self._pictures.keep(self._used)
+        self._store.keep(self._used)
 
 
 def _tensor(flat: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

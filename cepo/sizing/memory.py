@@ -35,7 +35,7 @@ class ModelShape:
         adapted: (inputs, outputs) of each linear layer that gets an adapter; empty without one.
         text, vision: the two stacks; vision is None for a text model.
         vocabulary: rows of the output head.
-        patches_per_token: patches of a picture behind one of its tokens.
+        patches_per_token: patches of an image behind one of its tokens.
         vision_outside_blocks: those of `outside_blocks` in the vision tower.
         adapts_vision: whether a layer of the vision tower is among `adapted`.
     """
@@ -71,7 +71,7 @@ class TrainingShape:
         weight_copies: copies of the trained weights kept beside them (teacher, reference).
         devices: over which FSDP shards weights, gradients, optimizer and copies, but not a vision tower without gradient.
         scoring_rows: of a micro-batch that is scored without gradient, each row at its longest.
-        prompts: of a step on one device, whose pictures' features are kept under a vision tower without gradient.
+        prompts: of a step on one device, whose images' features are kept under a vision tower without gradient.
         offload_params: weights leave the device while responses are sampled.
         offload_optimizer: the optimizer's state is on the device during updates alone.
         cpu_offload: weights, gradients, optimizer and copies are in host memory.
@@ -114,7 +114,7 @@ class Estimate:
         swapped: live weights set aside while a copy of the teacher's takes their place.
         activations: of an update's forward and backward pass.
         scoring: of a pass without gradient.
-        features: of the pictures of a step, where they are kept.
+        features: of the images of a step, where they are kept.
         leaves_while_sampling: of `weights` and `optimizer`, what host memory holds while responses are sampled.
         leaves_while_scoring: of `optimizer`, what host memory holds while rows are scored.
     """
@@ -251,7 +251,7 @@ def optimizer_bytes_per_weight(trained_type: str, optimizer: str) -> int:
 
 
 def activation_bytes(model: ModelShape, training: TrainingShape) -> int:
-    """A rough upper bound: every row as long as the settings allow, and every prompt token part of a picture of its own.
+    """A rough upper bound: every row as long as the settings allow, and every prompt token part of an image of its own.
 
     Attention's scores are not kept (SDPA). The vision tower counts where it is trained.
     """
@@ -275,7 +275,7 @@ def head_bytes(model: ModelShape, training: TrainingShape, rows: int) -> int:
 def scoring_bytes(model: ModelShape, training: TrainingShape) -> int:
     """A rough upper bound of a pass without gradient, rows as in `activation_bytes`: the inside of a block, or the head's chunk.
 
-    The vision tower runs before the language model, on every picture once.
+    The vision tower runs before the language model, on every image once.
     """
     if training.scoring_rows == 0:
         return 0
@@ -296,7 +296,7 @@ def scoring_bytes(model: ModelShape, training: TrainingShape) -> int:
 def feature_bytes(model: ModelShape, training: TrainingShape) -> int:
     """Of a vision tower without gradient: what it gives to the language model's input and to three of its layers is kept
 
-    for the step, every prompt token counted as part of a picture.
+    for the step, every prompt token counted as part of an image.
     """
     if model.vision is None or not whole_parameters(model, training):
         return 0

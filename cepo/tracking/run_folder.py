@@ -96,7 +96,7 @@ class GroupRecord:
     """All recorded rollouts of one prompt in one step.
 
     Attributes:
-        image: the prompt's first picture as PNG bytes; None for a prompt without one.
+        image: the prompt's first image as PNG bytes; None for a prompt without one.
         references: view -> the text that all its teachers saw; None where the view was the student's own, or where rollouts
             have references of their own.
     """
@@ -120,7 +120,7 @@ class GroupRecord:
 
 
 def png_bytes(image: Image) -> bytes:
-    """A picture as `GroupRecord.image` holds it."""
+    """An image as `GroupRecord.image` holds it."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, format="PNG")
     return buffer.getvalue()

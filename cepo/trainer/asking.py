@@ -199,7 +199,7 @@ class Asker:
                     images=problem.images,
                     videos=problem.videos,
                     seed=sampling_seed(seed, step, f"{name}#{copy}" if copy else name, attempt=attempt),
-                    picture_source=problem.picture_source,
+                    image_source=problem.image_source,
                 )
             )
         return requests

@@ -166,9 +166,9 @@ class Actor:
         parts = [self._optimizer_step(batch) for batch in batches]
         self.offload.optimizer_away()
         encoded = self.module.encoder.drain_count()
-        pictures = {"work/pictures_encoded": sum_value(encoded), "work/pictures_encoded_max": max_value(encoded)}
+        images = {"work/pictures_encoded": sum_value(encoded), "work/pictures_encoded_max": max_value(encoded)}
         common = on_first_rank({"actor/lr": mean_value(learning_rate)})
-        return merge_metrics([*parts, self.passes.metrics(), pictures, common])
+        return merge_metrics([*parts, self.passes.metrics(), images, common])
 
     def forget_work(self) -> None:
         """Tokens and images of passes since the last update, a validation's, count for no step."""

@@ -19,13 +19,13 @@ class TokenRow:
 
     Attributes:
         context, response: token ids, neither empty.
-        pictures: equal exactly where the pictures are; rows share no token where it differs, because placeholder tokens of
-            different pictures look alike.
+        images: equal exactly where the images are; rows share no token where it differs, because placeholder tokens of
+            different images look alike.
     """
 
     context: tuple[int, ...]
     response: tuple[int, ...]
-    pictures: Hashable = None
+    images: Hashable = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ def plan_forest(
     """Shares every common beginning of at least `min_shared` tokens, and each whole context among its responses.
 
     Args:
-        placeholders: the tokens that stand for parts of pictures; no segment ends inside a run of them.
+        placeholders: the tokens that stand for parts of images; no segment ends inside a run of them.
     """
     return _Planner(rows, frozenset(placeholders), min_shared).plan()
 
@@ -94,12 +94,12 @@ class _Planner:
         self._leaves = [-1] * len(rows)
 
     def plan(self) -> TokenForest:
-        by_pictures: dict[Hashable, dict[tuple[int, ...], _Context]] = {}
+        by_images: dict[Hashable, dict[tuple[int, ...], _Context]] = {}
         for index, row in enumerate(self._rows):
             assert row.context and row.response, f"row {index} has no context or no response"
-            contexts = by_pictures.setdefault(row.pictures, {})
+            contexts = by_images.setdefault(row.images, {})
             contexts.setdefault(row.context, _Context(row.context, [])).rows.append(index)
-        for contexts in by_pictures.values():
+        for contexts in by_images.values():
             self._grow(list(contexts.values()), start=0, parent=-1)
         return TokenForest(
             segments=tuple(
@@ -116,7 +116,7 @@ class _Planner:
             self._finish(contexts[0], start, parent)
             return
         common = _num_common([context.token_ids for context in contexts])
-        cut = max(self._before_pictures(contexts, common), start)
+        cut = max(self._before_images(contexts, common), start)
         if cut - start >= self._min_shared:
             parent, start = self._add(contexts[0].rows[0], start, cut, parent), cut
         branches: dict[int | None, list[_Context]] = {}
@@ -137,8 +137,8 @@ class _Planner:
             if num_inputs > 0:
                 self._leaves[row] = self._add(row, length, length + num_inputs, parent)
 
-    def _before_pictures(self, contexts: Sequence[_Context], cut: int) -> int:
-        """`cut`, or the start of the pictures that it would go through in some context."""
+    def _before_images(self, contexts: Sequence[_Context], cut: int) -> int:
+        """`cut`, or the start of the images that it would go through in some context."""
         token_ids = contexts[0].token_ids
         if any(
             context.token_ids[cut : cut + 1] and context.token_ids[cut] in self._placeholders for context in contexts

@@ -21,7 +21,7 @@ from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights, quantization_of
 from cepo.workers.adapter_targets import require_targets, target_names
 from cepo.workers.offload import offload_policy
-from cepo.workers.scoring_model import PictureEncoder, ScoringModel, ValueModel
+from cepo.workers.scoring_model import ImageEncoder, ScoringModel, ValueModel
 
 
 def build_scoring_model(
@@ -51,7 +51,7 @@ def build_scoring_model(
     if config.model.enable_gradient_checkpointing:
         _checkpoint_gradients(model)
     tower = pretrained.frozen_vision_parts(base)
-    encoder = PictureEncoder(keep=bool(tower))
+    encoder = ImageEncoder(keep=bool(tower))
     scoring_model = ScoringModel(model, temperature=temperature, encoder=encoder, why_padded=why_padded)
     blocks = pretrained.sharded_blocks(base, without=tower)
     _distribute(scoring_model, blocks, config.fsdp, mesh, device, whole_tower=tower)
@@ -84,7 +84,7 @@ def build_value_model(
     if settings.enable_gradient_checkpointing:
         _checkpoint_gradients(model)
     tower = pretrained.frozen_vision_parts(model)
-    encoder = PictureEncoder(keep=bool(tower))
+    encoder = ImageEncoder(keep=bool(tower))
     value_model = ValueModel(model, seed=seed, encoder=encoder, why_padded=why_padded)
     blocks = pretrained.sharded_blocks(model, without=tower)
     _distribute(value_model, blocks, config.fsdp, mesh, device, exact=[value_model.head], whole_tower=tower)
@@ -183,7 +183,7 @@ def _distribute(
     """Shards the model; where only the first rank has read the weights, the others get theirs from it.
 
     Parts in `exact` compute in the type they are kept in. A vision tower without gradient is whole on every device, in the
-    type it computes in: no pass through it takes all ranks, so each keeps the features of its own pictures. Packed 4-bit
+    type it computes in: no pass through it takes all ranks, so each keeps the features of its own images. Packed 4-bit
     weights, whose scales lie outside of them, are whole on every device too, and each rank reads its own.
     """
     packed = quantised_weights(root).values()

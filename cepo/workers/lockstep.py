@@ -39,7 +39,7 @@ class Lockstep:
     """Agrees over all ranks on the passes of a call.
 
     A pass gathers and reduces the weights of each block it runs through, which takes all ranks. So all ranks make as many
-    passes as the one with most, and where any rank has pictures in a pass, every rank sends one through a sharded vision
+    passes as the one with most, and where any rank has images in a pass, every rank sends one through a sharded vision
     tower.
 
     Args:
@@ -50,28 +50,28 @@ class Lockstep:
     def __init__(self, *, reader: ImageReader | None, device: torch.device) -> None:
         self._device = device
         self._text = ScoringRow(context=_context((_ANY_TOKEN,), None), response_ids=(_ANY_TOKEN,))
-        self._picture: ScoringRow | None = None
+        self._image: ScoringRow | None = None
         if reader is not None:
             token_ids, images = reader.smallest()
             context = _context((_ANY_TOKEN, *token_ids), images)
-            self._picture = ScoringRow(context=context, response_ids=(_ANY_TOKEN,))
+            self._image = ScoringRow(context=context, response_ids=(_ANY_TOKEN,))
 
     def passes(self, rows: Sequence[ScoringRow], micro_batches: Sequence[list[int]]) -> list[RankPass]:
         """One entry for each pass of the rank that has most. Collective: every rank calls it, also without rows."""
         (count,) = self._largest([len(micro_batches)])
         own = [*micro_batches, *([] for _ in range(count - len(micro_batches)))]
-        if self._picture is None:
+        if self._image is None:
             return [RankPass(indices=indices, filler=None if indices else self._text) for indices in own]
         seen = [any(rows[index].context.images is not None for index in indices) for indices in own]
-        anywhere = self._largest([int(pictures) for pictures in seen])
+        anywhere = self._largest([int(images) for images in seen])
         return [
             RankPass(indices=indices, filler=self._filler(bool(indices), here, bool(there)))
             for indices, here, there in zip(own, seen, anywhere, strict=True)
         ]
 
-    def _filler(self, has_rows: bool, pictures_here: bool, pictures_anywhere: bool) -> ScoringRow | None:
-        if pictures_anywhere and not pictures_here:
-            return self._picture
+    def _filler(self, has_rows: bool, images_here: bool, images_anywhere: bool) -> ScoringRow | None:
+        if images_anywhere and not images_here:
+            return self._image
         return None if has_rows else self._text
 
     def _largest(self, values: list[int]) -> list[int]:

@@ -69,7 +69,7 @@ def micro_batches(rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
 def zero_gradients(optimizer: Optimizer) -> None:
     """Every weight gets a gradient, so that Adam's state is that of all weights from the first step on.
 
-    Adam moves weights on zero gradients too: a batch without a live row, or without a picture for the vision tower,
+    Adam moves weights on zero gradients too: a batch without a live row, or without an image for the vision tower,
     still counts as a step, and it counts the same right after a resume, when no gradient has been made yet.
     """
     for parameter in _weights(optimizer):

@@ -1,4 +1,4 @@
-"""Rows as one packed row of segments: shared tokens and pictures once, no padding."""
+"""Rows as one packed row of segments: shared tokens and images once, no padding."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cepo.models.positions import sequence_positions
 from cepo.models.processing import Processing
 from cepo.models.segments import BLOCK_SIZE, SegmentLayout
 from cepo.workers.forest import TokenForest, TokenRow, pack_rows, plan_forest
-from cepo.workers.scoring_model import CollatedRows, DistinctPictures
+from cepo.workers.scoring_model import CollatedRows, DistinctImages
 
 
 def forest_of(rows: Sequence[ScoringRow], processing: Processing) -> TokenForest:
-    """What the rows share. Equal pictures are known by their content, whatever objects hold them."""
+    """What the rows share. Equal images are known by their content, whatever objects hold them."""
     kinds = (processing.image_token_id, processing.video_token_id)
     placeholders = tuple(token for token in kinds if token is not None)
     return plan_forest(
@@ -24,7 +24,7 @@ def forest_of(rows: Sequence[ScoringRow], processing: Processing) -> TokenForest
             TokenRow(
                 context=row.context.token_ids,
                 response=row.response_ids,
-                pictures=None if row.context.images is None else row.context.images.content_key,
+                images=None if row.context.images is None else row.context.images.content_key,
             )
             for row in rows
         ],
@@ -53,7 +53,7 @@ def collate_packed(
     layout = _layout(forest).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
     token_ids: list[int] = []
     positions: list[Tensor] = []
-    pictures = DistinctPictures()
+    images = DistinctImages()
     order: list[int] = []
     known: dict[int, Tensor] = {}
     for segment in forest.segments:
@@ -65,8 +65,8 @@ def collate_packed(
         whole = sequence_positions(known[id(context)], len(row.response_ids))
         positions.append(whole[:, segment.start : segment.stop])
         if context.images is not None and segment.start < len(context.token_ids):
-            first = pictures.first(context.images)
-            assert processing.images is not None, "pictures were read"
+            first = images.first(context.images)
+            assert processing.images is not None, "images were read"
             inside = processing.images.units_inside(context.token_ids, context.images, segment.start, segment.stop)
             order.extend(first + index for index in inside)
     missing = layout.num_tokens - len(token_ids)
@@ -77,7 +77,7 @@ def collate_packed(
         position_ids=torch.cat(positions, dim=1).unsqueeze(1).to(device),
         response_index=_response_index(rows, forest, layout).to(device),
         targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
-        pictures=pictures if order else None,
+        images=images if order else None,
         image_order=tuple(order),
         segments=layout,
     )

@@ -26,8 +26,8 @@ HEAD_SCALE = 0.01
 """Standard deviation of an untrained value, for hidden states of unit size: the first values say next to nothing."""
 
 
-class DistinctPictures:
-    """The pictures of a batch, each content once; they are counted in units (`ImageInputs.num_units`).
+class DistinctImages:
+    """The images of a batch, each content once; they are counted in units (`ImageInputs.num_units`).
 
     Not a dataclass: FSDP rebuilds those that reach its modules, with every float in them cast.
     """
@@ -65,8 +65,8 @@ class CollatedRows:
         position_ids: (3, R, L).
         response_index: (N,) places in the flattened (R * L) hidden states that predict the N response tokens, row by row.
         targets: (N,) the response tokens.
-        pictures: None without any.
-        image_order: for each unit of pictures in the input, row by row, its index among `pictures`.
+        images: None without any.
+        image_order: for each unit of images in the input, row by row, its index among `images`.
         segments: who sees whom in a packed row; None for padded rows.
     """
 
@@ -74,19 +74,19 @@ class CollatedRows:
     position_ids: Int64[Tensor, "3 R L"]
     response_index: Int64[Tensor, " N"]
     targets: Int64[Tensor, " N"]
-    pictures: DistinctPictures | None = None
+    images: DistinctImages | None = None
     image_order: tuple[int, ...] = ()
     segments: SegmentLayout | None = None
 
 
 def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device) -> CollatedRows:
-    """Brings rows into padded tensors on `device`; contexts and pictures that rows share are handled once."""
+    """Brings rows into padded tensors on `device`; contexts and images that rows share are handled once."""
     longest = max(row.num_tokens for row in rows)
     input_ids = torch.full((len(rows), longest), processing.pad_token_id)
     position_ids = torch.zeros(3, len(rows), longest, dtype=torch.long)
     places: list[Tensor] = []
     positions: dict[int, Tensor] = {}
-    pictures = DistinctPictures()
+    images = DistinctImages()
     order: list[int] = []
     for index, row in enumerate(rows):
         context, length = row.context, row.num_tokens
@@ -96,24 +96,24 @@ def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch
         position_ids[:, index, :length] = sequence_positions(positions[id(context)], len(row.response_ids))
         places.append(torch.arange(len(context.token_ids) - 1, length - 1) + index * longest)
         if context.images is not None:
-            first = pictures.first(context.images)
+            first = images.first(context.images)
             order.extend(range(first, first + context.images.num_units))
     return CollatedRows(
         input_ids=input_ids.to(device),
         position_ids=position_ids.to(device),
         response_index=torch.cat(places).to(device),
         targets=torch.tensor([token for row in rows for token in row.response_ids]).to(device),
-        pictures=pictures if order else None,
+        images=images if order else None,
         image_order=tuple(order),
     )
 
 
-class PictureEncoder:
-    """The vision tower, once for each picture of a batch; under frozen weights, once for each picture of a step.
+class ImageEncoder:
+    """The vision tower, once for each image of a batch; under frozen weights, once for each image of a step.
 
     Args:
         keep: whether features are kept until `forget`. Only for a tower without gradient, whose features depend on the
-            picture alone.
+            image alone.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -132,9 +132,9 @@ class PictureEncoder:
         yield
         self._known, self._encoded = known, encoded
 
-    def features(self, base: Any, pictures: DistinctPictures, device: torch.device) -> list[ImageFeatures]:
+    def features(self, base: Any, distinct: DistinctImages, device: torch.device) -> list[ImageFeatures]:
         """Of all units, one after the other."""
-        known, wanted = dict(self._known), pictures.by_key()
+        known, wanted = dict(self._known), distinct.by_key()
         missing = {key: images for key, images in wanted.items() if key not in known}
         if missing:
             self._encoded += sum(images.num_encoded for images in missing.values())
@@ -150,12 +150,12 @@ class PictureEncoder:
         self._known = {}
 
     def drain_count(self) -> int:
-        """Pictures that went through the tower since the last call."""
+        """Images that went through the tower since the last call."""
         count, self._encoded = self._encoded, 0
         return count
 
 
-def response_states(base: Any, batch: CollatedRows, encoder: PictureEncoder) -> Float[Tensor, "N H"]:
+def response_states(base: Any, batch: CollatedRows, encoder: ImageEncoder) -> Float[Tensor, "N H"]:
     """The last hidden states before the N response tokens, row by row, of the Hugging Face model `base`."""
     family = family_of(base.config)
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
@@ -163,9 +163,9 @@ def response_states(base: Any, batch: CollatedRows, encoder: PictureEncoder) -> 
     inputs |= family.token_inputs(batch.input_ids, base.config)
     if batch.segments is not None:
         inputs["segments"] = batch.segments
-    if batch.pictures is not None:
-        features = encoder.features(base, batch.pictures, batch.input_ids.device)
-        is_frame = batch.pictures.is_frame
+    if batch.images is not None:
+        features = encoder.features(base, batch.images, batch.input_ids.device)
+        is_frame = batch.images.is_frame
         order = batch.image_order
         inputs |= family.feature_inputs([features[index] for index in order], [is_frame[index] for index in order])
     hidden = base.model(**inputs).last_hidden_state
@@ -195,7 +195,7 @@ class ScoringModel(nn.Module):
     its chunk.
 
     Args:
-        encoder: of the pictures.
+        encoder: of the images.
         why_padded: why a batch may not be a packed row; None where it may.
     """
 
@@ -204,13 +204,13 @@ class ScoringModel(nn.Module):
         model: nn.Module,
         *,
         temperature: float,
-        encoder: PictureEncoder | None = None,
+        encoder: ImageEncoder | None = None,
         why_padded: str | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
-        self.encoder = encoder or PictureEncoder()
+        self.encoder = encoder or ImageEncoder()
         self.why_padded = why_padded
 
     @property
@@ -271,11 +271,11 @@ class ValueModel(nn.Module):
     """
 
     def __init__(
-        self, model: Any, *, seed: int, encoder: PictureEncoder | None = None, why_padded: str | None = None
+        self, model: Any, *, seed: int, encoder: ImageEncoder | None = None, why_padded: str | None = None
     ) -> None:
         super().__init__()
         self.model = model
-        self.encoder = encoder or PictureEncoder()
+        self.encoder = encoder or ImageEncoder()
         self.why_padded = why_padded
         width = model.get_input_embeddings().weight.shape[1]
         self.head = nn.Linear(width, 1, dtype=torch.float32)

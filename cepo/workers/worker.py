@@ -40,7 +40,7 @@ class WorkerFacts:
         teacher: whose weights teacher passes run with.
         needs_values: whether the method learns from a critic.
         total_steps: horizon of the learning-rate schedules.
-        most_visuals: the most pictures and the most videos that a prompt has.
+        most_visuals: the most images and the most videos that a prompt has.
         demand: what the trained models need of a GPU; None where no GPU can be at work.
     """
 

@@ -93,7 +93,7 @@ MISTAKES = (
     _typed("an answer column misnamed", "data.answer_key=label", "data.answer_key", "'label'", "images, problem, answer"),
     _typed("an image column misnamed", "data.image_key=pictures", "data.image_key", "'pictures'", "images, problem"),
     _data("an image file that is not there", "absent.jsonl", "row 1", "absent.png", "data.skip_bad_rows=true"),
-    _data("an image without its mark", "mark.jsonl", "row 1", "0 '<image>' in the text but 1 pictures"),
+    _data("an image without its mark", "mark.jsonl", "row 1", "0 '<image>' in the text but 1 images"),
     _data("a row without an answer", "answer.jsonl", "row 1", "'answer' is empty", "data.skip_bad_rows=true"),
     _typed(
         "prompts longer than the limit", "data.max_prompt_length=9 data.min_pixels=16384", "all of its 8 prompts",

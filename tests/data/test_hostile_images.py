@@ -60,9 +60,9 @@ def test_a_hostile_file_is_a_bad_row_and_starts_no_program(
     file = tmp_path / "image"
     file.write_bytes(HOSTILE[name])
     for value in (HOSTILE[name], {"bytes": HOSTILE[name]}, {"path": str(file)}, str(file)):
-        with pytest.raises(DataError, match="the picture"):
+        with pytest.raises(DataError, match="the image"):
             verify_image(value, None)
-        with pytest.raises(DataError, match="the picture"):
+        with pytest.raises(DataError, match="the image"):
             load_rgb(value, None, None, None)
 
 

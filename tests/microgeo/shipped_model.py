@@ -153,7 +153,7 @@ def mixed_fraction(groups: Groups) -> float:
     return _mean([float(0 < sum(one.is_right for one in group) < len(group)) for group in groups])
 
 
-def shuffled_pictures(problems: Sequence[Problem], *, seed: int = 0) -> list[Image.Image]:
+def shuffled_images(problems: Sequence[Problem], *, seed: int = 0) -> list[Image.Image]:
     """Each problem's picture replaced by that of another problem of its family, drawn at random."""
     rng = random.Random(f"shuffle/{seed}")
     by_family: dict[str, list[Problem]] = {}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from shipped_model import Evaluator, Rollout, accuracy, mixed_fraction, shuffled_pictures
+from shipped_model import Evaluator, Rollout, accuracy, mixed_fraction, shuffled_images
 
 from cepo.errors import DataError
 from cepo.microgeo.model import build_untrained_model
@@ -51,7 +51,7 @@ def test_pictures_shuffled_among_problems_cost_at_least_10_points(
     evaluator: Evaluator, groups: list[list[Rollout]]
 ) -> None:
     problems = [group[0].problem for group in groups]
-    shuffled = evaluator.sample(problems, num_samples=4, pictures=shuffled_pictures(problems))
+    shuffled = evaluator.sample(problems, num_samples=4, pictures=shuffled_images(problems))
     assert accuracy(shuffled) <= accuracy(groups) - 0.10
 
 

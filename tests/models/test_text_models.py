@@ -178,7 +178,7 @@ def test_a_picture_for_a_text_model_is_refused_with_its_row(text_model: Path, tm
     rows.append({"problem": "<image>How long?", "images": [str(tmp_path / "a.png")], "answer": "2"})  # type: ignore[dict-item]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(DataError, match=r"row 1: the row has pictures, but the model's folder has no image processor"):
+    with pytest.raises(DataError, match=r"row 1: the row has images, but the model's folder has no image processor"):
         ProblemSet(str(file), DataConfig(train_files=str(file), prompt_key="problem"), Processing(str(text_model)))
 
 

@@ -110,8 +110,8 @@ def test_a_setting_that_cannot_be_used_ends_the_run_with_code_2_and_names_key_va
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"problem": "Find x."}, ["0 '<image>'", "1 pictures", "as many"]),
-        ({"problem": "<image><image>Find x."}, ["2 '<image>'", "1 pictures"]),
+        ({"problem": "Find x."}, ["0 '<image>'", "1 images", "as many"]),
+        ({"problem": "<image><image>Find x."}, ["2 '<image>'", "1 images"]),
         ({"images": ["text.png"]}, ["cannot be read", "text.png"]),
         ({"images": ["absent.png"]}, ["cannot be read", "absent.png"]),
         ({"images": ["cut.png"]}, ["damaged"]),

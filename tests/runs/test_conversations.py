@@ -122,7 +122,7 @@ def test_a_teachers_context_differs_from_the_students_in_the_last_turn_alone(
         ([{"role": "user"}], 0, "message 0 has no role or no content"),
         ([{"role": "user", "content": [{"type": "image", "image": "a.png"}]}], 1, "data.image_key"),
         ([{"role": "user", "content": [{"type": "audio"}]}], 0, "message 0 has the part {'type': 'audio'}"),
-        (TURNS, 1, "2 '<image>' in the text but 1 pictures"),
+        (TURNS, 1, "2 '<image>' in the text but 1 images"),
         ([{"role": "user", "content": " "}], 0, "is empty"),
     ],
 )

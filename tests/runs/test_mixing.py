@@ -37,7 +37,7 @@ def test_2_files_are_one_set_whose_pass_asks_each_of_11_rows_once(
     assert (len(problems[0].images), len(problems[10].images), problems.most_images) == (1, 0, 1)
     asked = [index for step in range(11) for index in problems.indices(step, 1)]
     assert sorted(asked) == list(range(11)) != asked
-    probe = problems.picture_probe()
+    probe = problems.image_probe()
     assert probe is not None
     assert probe.data == str(problem_file)
 

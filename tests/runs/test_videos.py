@@ -31,7 +31,7 @@ from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
-from cepo.models.inputs import EncodedPrompt, PictureSource, Video
+from cepo.models.inputs import EncodedPrompt, ImageSource, Video
 from cepo.models.positions import sequence_positions
 from cepo.models.processing import Processing
 from cepo.train import train
@@ -290,15 +290,15 @@ def test_the_row_that_stands_for_readable_pictures_is_the_first_with_pictures_al
     settings = DataConfig(
         train_files=str(video_file), prompt_key="problem", image_dir=str(video_file.parent), min_pixels=4096
     )
-    assert ProblemSet(str(video_file), settings, tiny_processing).picture_probe() == PictureSource(
+    assert ProblemSet(str(video_file), settings, tiny_processing).image_probe() == ImageSource(
         data=str(video_file), row=3
     )
     for videos, expected in ((["a.mp4"], None), ([], 0)):
         file = tmp_path / f"{len(videos)}.jsonl"
         row = {"problem": "<video>" * len(videos) + "What?", "videos": videos, "images": [], "answer": "1"}
         file.write_text(json.dumps(row) + "\n")
-        probe = ProblemSet(str(file), settings, tiny_processing).picture_probe()
-        assert probe == (None if expected is None else PictureSource(data=str(file), row=expected))
+        probe = ProblemSet(str(file), settings, tiny_processing).image_probe()
+        assert probe == (None if expected is None else ImageSource(data=str(file), row=expected))
 
 
 def on_videos(video_file: Path) -> list[str]:

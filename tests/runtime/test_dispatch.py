@@ -15,9 +15,9 @@ from PIL import Image
 
 from cepo.config import RunConfig, load_config
 from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, ScoringRow
-from cepo.data.pictures import PictureStore
+from cepo.data.image_store import ImageStore
 from cepo.losses.policy import LossDenominators
-from cepo.models.inputs import EncodedPrompt, ImageInputs, PictureSource, Video
+from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Video
 from cepo.rollout.base import GenerationRequest, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.wire import Receiver, Sender, decode, encode
@@ -160,18 +160,18 @@ def config() -> RunConfig:
 class _Reading:
     """Stands for the processor: a picture's inputs are its brightness."""
 
-    def load_images(self, images: Sequence[Image.Image], source: PictureSource | None = None) -> ImageInputs:
+    def load_images(self, images: Sequence[Image.Image], source: ImageSource | None = None) -> ImageInputs:
         pixels = torch.tensor([[float(image.getpixel((0, 0))[0])] for image in images])  # type: ignore[index]
         return ImageInputs(pixel_values=pixels, grid_thw=torch.ones(len(images), 3), source=source)
 
 
 @pytest.fixture
-def store(config: RunConfig) -> PictureStore:
-    return PictureStore(config.data, _Reading())  # type: ignore[arg-type]
+def store(config: RunConfig) -> ImageStore:
+    return ImageStore(config.data, _Reading())  # type: ignore[arg-type]
 
 
 def test_pictures_that_are_sent_travel_once_per_step_whatever_the_number_of_rows_and_passes(
-    store: PictureStore,
+    store: ImageStore,
 ) -> None:
     images = ImageInputs(pixel_values=torch.zeros(100, 1000), grid_thw=torch.ones(1, 3))
     sender, receiver = Sender(by_source=False), Receiver(store)
@@ -186,7 +186,7 @@ def test_pictures_that_are_sent_travel_once_per_step_whatever_the_number_of_rows
     assert len(sender.encode([row(0, 5, images)])) > 400_000
 
 
-def test_pictures_of_a_data_set_travel_as_a_handle_and_are_read_there(store: PictureStore, tmp_path: Path) -> None:
+def test_pictures_of_a_data_set_travel_as_a_handle_and_are_read_there(store: ImageStore, tmp_path: Path) -> None:
     from datasets import Dataset, Features, List, Value
     from datasets import Image as ImageFeature
 
@@ -195,10 +195,10 @@ def test_pictures_of_a_data_set_travel_as_a_handle_and_are_read_there(store: Pic
     features = Features({"images": List(ImageFeature()), "problem": Value("string"), "answer": Value("string")})
     file = str(tmp_path / "train.parquet")
     Dataset.from_dict(columns, features=features).to_parquet(file)
-    source = PictureSource(data=file, row=1)
+    source = ImageSource(data=file, row=1)
     large = ImageInputs(pixel_values=torch.zeros(100, 1000), grid_thw=torch.ones(1, 3), source=source)
     request = GenerationRequest(
-        prompt_ids=(1,), num_prompt_tokens=1, images=(Image.new("RGB", (500, 500)),), seed=0, picture_source=source
+        prompt_ids=(1,), num_prompt_tokens=1, images=(Image.new("RGB", (500, 500)),), seed=0, image_source=source
     )
     sender, receiver = Sender(by_source=True), Receiver(store)
     message = sender.encode(([request], [row(0, 5, large)]))
@@ -211,7 +211,7 @@ def test_pictures_of_a_data_set_travel_as_a_handle_and_are_read_there(store: Pic
 
 @pytest.mark.parametrize("by_source", [True, False])
 def test_videos_travel_by_value_with_their_times_and_frames_also_to_a_worker_that_reads_pictures(
-    store: PictureStore, by_source: bool
+    store: ImageStore, by_source: bool
 ) -> None:
     video = Video(
         frames=numpy.arange(4 * 2 * 2 * 3, dtype=numpy.uint8).reshape(4, 2, 2, 3),
@@ -235,10 +235,10 @@ def test_videos_travel_by_value_with_their_times_and_frames_also_to_a_worker_tha
     arrived = scored[0].context.images
     assert all(one.context.images is arrived for one in scored)
     assert arrived.content_key == shown.content_key
-    assert (arrived.num_pictures, arrived.is_frame) == (1, (False, True, True))
+    assert (arrived.num_images, arrived.is_frame) == (1, (False, True, True))
 
 
-def test_a_new_step_frees_the_pictures_of_the_last_one(store: PictureStore) -> None:
+def test_a_new_step_frees_the_pictures_of_the_last_one(store: ImageStore) -> None:
     sender, receiver = Sender(by_source=False), Receiver(store)
     for shade in range(3):
         images = ImageInputs(pixel_values=torch.full((1, 1), float(shade)), grid_thw=torch.ones(1, 3))

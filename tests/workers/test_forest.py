@@ -57,7 +57,7 @@ def test_15_common_tokens_are_repeated_and_16_are_shared() -> None:
 
 def test_equal_tokens_in_front_of_different_pictures_are_not_shared() -> None:
     context = (1, PICTURE, PICTURE, *range(2, 40))
-    rows = [TokenRow(context=context, response=(5, 6, 7), pictures=picture) for picture in ("a", "b", "a")]
+    rows = [TokenRow(context=context, response=(5, 6, 7), images=picture) for picture in ("a", "b", "a")]
     forest = plan_forest(rows, placeholders=(PICTURE,))
     assert forest.num_tokens == 2 * len(context) + 3 * 2
     assert families(forest) == [[0, 2], [1]]
@@ -86,7 +86,7 @@ row_lists = st.lists(
         TokenRow,
         context=st.lists(tokens, min_size=1, max_size=9).map(tuple),
         response=st.lists(tokens, min_size=1, max_size=4).map(tuple),
-        pictures=st.sampled_from([None, "a"]),
+        images=st.sampled_from([None, "a"]),
     ),
     min_size=1,
     max_size=12,

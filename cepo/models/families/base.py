@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cepo.errors import DataError
-from cepo.models.inputs import ImageInputs, PictureSource
+from cepo.models.inputs import ImageInputs, ImageSource
 
 if TYPE_CHECKING:
     import torch
@@ -72,12 +72,10 @@ class ImageReader(ABC):
     video_token_id: int | None = None
 
     @abstractmethod
-    def read(self, images: Sequence[Image], source: PictureSource | None = None) -> ImageInputs:
+    def read(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs:
         """The tensors of a prompt's images, at least one, with the place they were read from."""
 
-    def read_visuals(
-        self, images: Sequence[Image], videos: Sequence[Video], source: PictureSource | None
-    ) -> ImageInputs:
+    def read_visuals(self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None) -> ImageInputs:
         """The tensors of images and at least one video; `source` is that of the images alone.
 
         Raises:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.errors import DataError
 from cepo.models.families.base import EncodeText, Family, ImageFeatures, ImageReader
-from cepo.models.inputs import ImageInputs, PictureSource
+from cepo.models.inputs import ImageInputs, ImageSource
 
 if TYPE_CHECKING:
     import torch
@@ -40,19 +40,17 @@ class GridReader(ImageReader):
         self._around_a_frame: tuple[int, int] = (config.vision_start_token_id, config.vision_end_token_id)
         self.merge_size: int = self._images.merge_size
 
-    def read(self, images: Sequence[Image], source: PictureSource | None = None) -> ImageInputs:
+    def read(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs:
         """See `ImageReader.read`."""
         values = self._images(images=list(images), return_tensors="pt")
         return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
 
-    def read_visuals(
-        self, images: Sequence[Image], videos: Sequence[Video], source: PictureSource | None
-    ) -> ImageInputs:
+    def read_visuals(self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None) -> ImageInputs:
         """See `ImageReader.read_visuals`. A video becomes a row of images, one per temporal patch, behind the images."""
         import torch
 
         reader = self._video_reader
-        pictures = self.read(images, source) if images else None
+        own = self.read(images, source) if images else None
         values = reader(
             videos=[video.frames for video in videos],
             video_metadata=[video.metadata() for video in videos],
@@ -63,8 +61,8 @@ class GridReader(ImageReader):
         grids[:, 0] = 1
         pixels = values["pixel_values_videos"]
         return ImageInputs(
-            pixel_values=pixels if pictures is None else torch.cat([pictures.pixel_values, pixels]),
-            grid_thw=grids if pictures is None else torch.cat([pictures.grid, grids]),
+            pixel_values=pixels if own is None else torch.cat([own.pixel_values, pixels]),
+            grid_thw=grids if own is None else torch.cat([own.grid, grids]),
             frame_times=tuple(video.times(reader.temporal_patch_size) for video in videos),
         )
 
@@ -89,13 +87,13 @@ class GridReader(ImageReader):
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
         """One placeholder per image token in place of one per image; for a video, in each frame, behind the frame's time."""
         counts = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
-        pictures, frames = iter(counts[: images.num_pictures]), iter(counts[images.num_pictures :])
+        stills, frames = iter(counts[: images.num_images]), iter(counts[images.num_images :])
         videos = iter(images.frame_times)
         start, end = self._around_a_frame
         expanded: list[int] = []
         for token in engine_ids:
             if token == self.image_token_id:
-                expanded += [token] * next(pictures)
+                expanded += [token] * next(stills)
             elif token == self.video_token_id:
                 for time in next(videos):
                     expanded += [*self._encode_text(_time_text(time)), start, *[token] * next(frames), end]
@@ -121,7 +119,7 @@ class GridReader(ImageReader):
 
         sizes = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
         found: list[int] = []
-        kinds = ((self.image_token_id, 0, images.num_pictures), (self.video_token_id, images.num_pictures, None))
+        kinds = ((self.image_token_id, 0, images.num_images), (self.video_token_id, images.num_images, None))
         for placeholder, first, last in kinds:
             before = sum(token == placeholder for token in token_ids[:start])
             here = sum(token == placeholder for token in token_ids[start:stop])
@@ -165,14 +163,14 @@ class GridFamily(Family):
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
         """Patches and grids of images and of videos; a video's grid is one row per temporal patch."""
-        num_patches = int(images.grid[: images.num_pictures].prod(dim=1).sum())
+        num_patches = int(images.grid[: images.num_images].prod(dim=1).sum())
         inputs: dict[str, Tensor] = {}
-        if images.num_pictures:
+        if images.num_images:
             inputs["pixel_values"] = images.pixel_values[:num_patches]
-            inputs["image_grid_thw"] = images.grid[: images.num_pictures]
+            inputs["image_grid_thw"] = images.grid[: images.num_images]
         if images.frame_times:
             inputs["pixel_values_videos"] = images.pixel_values[num_patches:]
-            inputs["video_grid_thw"] = images.grid[images.num_pictures :]
+            inputs["video_grid_thw"] = images.grid[images.num_images :]
         return inputs
 
     def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:

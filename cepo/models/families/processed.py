@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cepo.errors import DataError
 from cepo.models.families.base import EncodeText, Family, ImageFeatures, ImageReader
-from cepo.models.inputs import ImageInputs, PictureSource
+from cepo.models.inputs import ImageInputs, ImageSource
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ class ProcessedReader(ImageReader):
         self._between: str = processor.tokenizer.eos_token
         self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._measured)
 
-    def read(self, images: Sequence[Image], source: PictureSource | None = None) -> ImageInputs:
+    def read(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs:
         """See `ImageReader.read`.
 
         Raises:

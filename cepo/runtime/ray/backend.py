@@ -13,7 +13,7 @@ from cepo.config import RunConfig, run_folder
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.errors import WorkerLostError
 from cepo.metrics import Metric, Metrics, max_value, mean_value, merge_metrics
-from cepo.models.inputs import PictureSource
+from cepo.models.inputs import ImageSource
 from cepo.rollout.base import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.ray.cluster import connect, reserve
@@ -28,20 +28,20 @@ class RayBackend:
     """`cepo.trainer.protocol.Backend` over one worker process per device.
 
     Args:
-        picture_probe: one row of the training set; ranks that can read it read all pictures themselves. None: no data set.
+        image_probe: one row of the training set; ranks that can read it read all images themselves. None: no data set.
 
     Raises:
         ConfigError, EngineError: no cluster, too few devices, no common storage, or a worker that cannot be built.
         WorkerLostError: a worker process died while it was built.
     """
 
-    def __init__(self, config: RunConfig, facts: WorkerFacts, picture_probe: PictureSource | None) -> None:
+    def __init__(self, config: RunConfig, facts: WorkerFacts, image_probe: ImageSource | None) -> None:
         connect(config.trainer)
         self.ranks = Ranks(config.trainer, reserve(config.trainer), run_folder(config))
         self._is_whole = True
         number = self.ranks.number
         try:
-            answers = self.ranks.build([encode((config, facts, picture_probe))] * number)
+            answers = self.ranks.build([encode((config, facts, image_probe))] * number)
         except BaseException:
             self.ranks.end()
             raise
@@ -125,7 +125,7 @@ class RayBackend:
         self.ranks.end()
 
     def _begin_step(self) -> None:
-        """Prompts get numbers anew: nothing of the last step's is kept, pictures included."""
+        """Prompts get numbers anew: nothing of the last step's is kept, images included."""
         number = self.ranks.number
         self._assignment = dispatch.Assignment(number, prompts_per_update=self._prompts_per_update)
         for sender in self._senders:

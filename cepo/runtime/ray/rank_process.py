@@ -165,13 +165,13 @@ def _hide_loading_bars() -> None:
 
 
 def _receiver(config: RunConfig, probe: Any, processing: Any) -> tuple[Receiver, bool]:
-    """What decodes messages, and whether it can read the run's pictures: `probe` stands for one of them."""
-    from cepo.data.pictures import PictureStore
+    """What decodes messages, and whether it can read the run's images: `probe` stands for one of them."""
+    from cepo.data.image_store import ImageStore
 
-    store = PictureStore(config.data, processing)
+    store = ImageStore(config.data, processing)
     try:
         reads = probe is not None and store.images(probe) is not None
-    except Exception as error:  # whatever stands in the way, pictures are then sent
-        logging.getLogger("cepo").warning("%s cannot be read here (%s): its pictures are sent", probe, error)
+    except Exception as error:  # whatever stands in the way, images are then sent
+        logging.getLogger("cepo").warning("%s cannot be read here (%s): its images are sent", probe, error)
         reads = False
     return Receiver(store), reads

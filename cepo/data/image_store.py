@@ -1,4 +1,4 @@
-"""The pictures of a row, wherever rows are read: by the trainer with its problems, by a worker on its own."""
+"""The images of a row, wherever rows are read: by the trainer with its problems, by a worker on its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cepo.config.schema import DataConfig
 from cepo.data.images import load_rgb
 from cepo.data.sources import read_source, without_decoding
-from cepo.models.inputs import ImageInputs, PictureSource
+from cepo.models.inputs import ImageInputs, ImageSource
 from cepo.models.processing import Processing
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ def listed(row: Mapping[str, Any], key: str) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def decoded_pictures(row: Mapping[str, Any], config: DataConfig) -> tuple[Image, ...]:
-    """A row's pictures in RGB, within the pixel limits.
+def decoded_images(row: Mapping[str, Any], config: DataConfig) -> tuple[Image, ...]:
+    """A row's images in RGB, within the pixel limits.
 
     Raises:
         DataError: one cannot be decoded.
@@ -35,8 +35,8 @@ def decoded_pictures(row: Mapping[str, Any], config: DataConfig) -> tuple[Image,
     )
 
 
-class PictureStore:
-    """Pictures by the place they stand at, read and prepared once while they are kept.
+class ImageStore:
+    """Images by the place they stand at, read and prepared once while they are kept.
 
     What it gives is what the trainer's own reading gives, bit for bit: the same functions over the same rows.
     """
@@ -44,29 +44,29 @@ class PictureStore:
     def __init__(self, config: DataConfig, processing: Processing) -> None:
         self._config, self._processing = config, processing
         self._rows: dict[str, Any] = {}
-        self._images: dict[PictureSource, tuple[Image, ...]] = {}
-        self._inputs: dict[PictureSource, ImageInputs] = {}
+        self._images: dict[ImageSource, tuple[Image, ...]] = {}
+        self._inputs: dict[ImageSource, ImageInputs] = {}
 
-    def images(self, source: PictureSource) -> tuple[Image, ...]:
-        """Decoded pictures, for the rollout engine.
+    def images(self, source: ImageSource) -> tuple[Image, ...]:
+        """Decoded images, for the rollout engine.
 
         Raises:
             ConfigError, DataError: the data set or the row cannot be read here.
         """
         if source not in self._images:
-            self._images[source] = decoded_pictures(self._data(source.data)[source.row], self._config)
+            self._images[source] = decoded_images(self._data(source.data)[source.row], self._config)
         return self._images[source]
 
-    def inputs(self, source: PictureSource) -> ImageInputs:
-        """The same pictures as the vision tower takes them."""
+    def inputs(self, source: ImageSource) -> ImageInputs:
+        """The same images as the vision tower takes them."""
         if source not in self._inputs:
             inputs = self._processing.load_images(self.images(source), source)
-            assert inputs is not None, f"row {source.row} of {source.data} has no picture"
+            assert inputs is not None, f"row {source.row} of {source.data} has no image"
             self._inputs[source] = inputs
         return self._inputs[source]
 
-    def keep(self, sources: Collection[PictureSource]) -> None:
-        """Frees the pictures of all others; the data sets stay open."""
+    def keep(self, sources: Collection[ImageSource]) -> None:
+        """Frees the images of all others; the data sets stay open."""
         self._images = {source: images for source, images in self._images.items() if source in sources}
         self._inputs = {source: inputs for source, inputs in self._inputs.items() if source in sources}
 
