@@ -77,6 +77,7 @@ def known_shape(size: str, lora: LoraConfig) -> ModelShape:
         patches_per_token=_MERGED,
         vision_outside_blocks=tower_outside,
         adapts_vision=False,
+        text_linear=text.depth * sum(inputs * outputs for inputs, outputs in linear),
     )
 
 

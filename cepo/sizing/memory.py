@@ -38,6 +38,7 @@ class ModelShape:
         patches_per_token: patches of an image behind one of its tokens.
         vision_outside_blocks: those of `outside_blocks` in the vision tower.
         adapts_vision: whether a layer of the vision tower is among `adapted`.
+        text_linear: parameters of the language model's linear layers without the head: what QLoRA keeps in 4 bits.
     """
 
     parameters: int
@@ -51,6 +52,7 @@ class ModelShape:
     patches_per_token: int = 4
     vision_outside_blocks: int = 0
     adapts_vision: bool = False
+    text_linear: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ class TrainingShape:
     Attributes:
         lora_rank: 0 for full fine-tuning.
         use_dora: the adapter has a magnitude for each output of an adapted layer too.
+        bytes_in_4_bits: of a weight of the language model's linear layers under QLoRA, its scale included; 0: not in 4 bits.
         trained_type, compute_type: `fp32`, `bf16` or `fp16`: of the trained weights, and of forward and backward.
         optimizer: `adamw`, or `adamw_bf16` with its bf16 momentum and compensation beside a float32 second moment.
         freeze_vision_tower: its weights get no gradient.
@@ -89,6 +92,7 @@ class TrainingShape:
     head_chunk_elements: int
     divergence_chunk_elements: int = 0
     use_dora: bool = False
+    bytes_in_4_bits: float = 0.0
     weight_copies: int = 0
     devices: int = 1
     optimizer: str = "adamw"
@@ -178,13 +182,22 @@ def whole_parameters(model: ModelShape, training: TrainingShape) -> int:
     return model.vision_parameters if training.freeze_vision_tower or adapted else 0
 
 
+def bytes_in_4_bits(*, double_quantization: bool) -> float:
+    """Of one weight: half a byte, and its share of a scale for each 64 weights.
+
+    A scale is a float32 number; or, quantised too, one byte and a share of a float32 number for each 256 scales.
+    """
+    scale = 1 + 4 / 256 if double_quantization else 4
+    return 0.5 + scale / 64
+
+
 def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
     """Bytes for one trained model on one device.
 
     - weights: a share of all in the trained type; under LoRA of the base in the compute type and of the adapter in the trained
-      type. A vision tower without gradient is whole, in the compute type.
+      type. A vision tower without gradient is whole, in the compute type, and so are weights in 4 bits.
     - gathered: what FSDP holds in the compute type: the weights outside the blocks, and two blocks (the one at work and the
-      next), or all of them without full sharding.
+      next), or all of them without full sharding. Of weights in 4 bits, the largest one, dequantised for its product.
     - gradients: one per trained weight, in the trained type; optimizer: see `optimizer_bytes_per_weight`.
     - reducing: see `reducing_bytes`; stepping: see `stepping_bytes`.
     - copies: of the trained weights, in float32; swapped: one more of them, while a copy computes.
@@ -193,19 +206,23 @@ def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
     trained_bytes, compute_bytes = VALUE_BYTES[training.trained_type], VALUE_BYTES[training.compute_type]
     trained = trained_parameters(model, training)
     whole = whole_parameters(model, training)
-    sharded = model.parameters - whole
+    in_4_bits = model.text_linear if training.bytes_in_4_bits else 0
+    packed = int(in_4_bits * training.bytes_in_4_bits)
+    sharded = model.parameters - whole - in_4_bits
     with_adapter = training.lora_rank > 0
     weights = sharded * (compute_bytes if with_adapter else trained_bytes) + with_adapter * trained * trained_bytes
     blocks = 2 * model.largest_block if training.full_shard else sharded
     outside = model.outside_blocks - (model.vision_outside_blocks if whole else 0)
     gathered = min(outside + blocks, sharded) * compute_bytes
+    if in_4_bits:
+        gathered += model.text.hidden * max(model.text.intermediate, model.text.queries) * compute_bytes
     shares, shards = -(-trained // training.devices), -(-weights // training.devices)
     optimizer = shares * optimizer_bytes_per_weight(training.trained_type, training.optimizer)
     on_device = 0 if training.cpu_offload else 1
     copies = training.weight_copies * shares * 4 * on_device
     away = optimizer * on_device if training.offload_optimizer else 0
     return Estimate(
-        weights=shards * on_device + whole * compute_bytes,
+        weights=shards * on_device + whole * compute_bytes + packed,
         gathered=gathered,
         gradients=shares * trained_bytes * on_device,
         optimizer=optimizer * on_device,
@@ -216,7 +233,7 @@ def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
         swapped=shares * trained_bytes if copies else 0,
         scoring=scoring_bytes(model, training),
         features=feature_bytes(model, training),
-        leaves_while_sampling=away + (shards * on_device if training.offload_params else 0),
+        leaves_while_sampling=away + ((shards + packed) * on_device if training.offload_params else 0),
         leaves_while_scoring=away,
     )
 

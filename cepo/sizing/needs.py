@@ -15,6 +15,7 @@ from cepo.sizing.memory import (
     Estimate,
     ModelShape,
     TrainingShape,
+    bytes_in_4_bits,
     checkpoint_bytes,
     generator_memory,
     trained_parameters,
@@ -89,6 +90,7 @@ def estimate_needs(config: RunConfig, *, cpu_engine: bool, shape_of_path: ShapeO
     training = TrainingShape(
         lora_rank=settings.lora.rank,
         use_dora=settings.lora.use_dora,
+        bytes_in_4_bits=_bytes_in_4_bits(settings.lora),
         freeze_vision_tower=settings.freeze_vision_tower,
         gradient_checkpointing=settings.enable_gradient_checkpointing,
         rows=actor.micro_batch_size_per_device_for_update,
@@ -116,6 +118,10 @@ def estimate_needs(config: RunConfig, *, cpu_engine: bool, shape_of_path: ShapeO
         + own_cache,
         checkpoint=checkpoint,
     )
+
+
+def _bytes_in_4_bits(lora: LoraConfig) -> float:
+    return 0.0 if lora.quantization is None else bytes_in_4_bits(double_quantization=lora.double_quantization)
 
 
 def _shape_from_file(path: str, trust: bool, override: Mapping[str, Any], lora: LoraConfig) -> ModelShape:

@@ -55,6 +55,12 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
     text_blocks = [_size(block) for block in pretrained.sharded_blocks(model, without=tower)]
     total, vision = _size(model), sum(map(_size, tower))
     adapted = _adapted(model, lora)
+    in_tower = {inner for part in tower for inner in part.modules()}
+    text_linear = [
+        module.in_features * module.out_features
+        for module in model.modules()
+        if type(module) is torch.nn.Linear and module not in in_tower and module is not model.get_output_embeddings()
+    ]
     return ModelShape(
         parameters=total,
         vision_parameters=vision,
@@ -66,7 +72,8 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
         vocabulary=model.get_output_embeddings().weight.shape[0],
         patches_per_token=getattr(config.vision_config, "spatial_merge_size", 2) ** 2 if multimodal else 1,
         vision_outside_blocks=vision - (sum(blocks) - sum(text_blocks)),
-        adapts_vision=not {inner for part in tower for inner in part.modules()}.isdisjoint(adapted),
+        adapts_vision=not in_tower.isdisjoint(adapted),
+        text_linear=sum(text_linear),
     )
 
 

@@ -17,6 +17,12 @@ CARDS = (24, 48, 80, 96, 141, 180)
 """Memory of the cards, in GB of 10^9 bytes."""
 RESPONSES = (2048, 4096, 8192)
 _SETTING = "config=configs/geo3k/cepo.yaml"
+_LORA = "worker.actor.model.lora"
+_TRAINED = {
+    "LoRA": [f"{_LORA}.rank=16"],
+    "QLoRA": [f"{_LORA}.rank=16", f"{_LORA}.quantization=nf4"],
+    "all weights": [f"{_LORA}.rank=0"],
+}
 _TAKEN_BY_THE_DRIVER = 500_000_000
 _SCORED_PER_TRAINED = 4  # rows of a scoring pass for each row of an update, as in the defaults
 _MOST_ROWS = 64
@@ -30,9 +36,9 @@ def memory_table() -> list[str]:
         f"| --- | --- | --- |{' --- |' * len(CARDS)}",
     ]
     for size in SIZES:
-        for rank, trained in ((16, "LoRA"), (0, "all weights")):
+        for trained, settings in _TRAINED.items():
             for response in RESPONSES:
-                config = _config(rank, response)
+                config = load_config([_SETTING, f"data.max_response_length={response}", *settings])
                 cells = [cell(config, _shapes(size), card) for card in CARDS]
                 lines.append(f"| {size} | {trained} | {response} | {' | '.join(cells)} |")
     return lines
@@ -76,11 +82,6 @@ def _verdict(config: RunConfig, shapes: ShapeOf, free: int, total: int) -> str |
         if found == wanted or (wanted == "sleeps" and found == "fits"):
             largest = rows
     return f"{wanted} {largest}" if largest else None
-
-
-def _config(rank: int, response: int) -> RunConfig:
-    settings = [f"worker.actor.model.lora.rank={rank}", f"data.max_response_length={response}"]
-    return load_config([_SETTING, *settings])
 
 
 def _shapes(size: str) -> ShapeOf:

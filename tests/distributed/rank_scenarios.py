@@ -65,6 +65,7 @@ _SMALL_PASSES = {"micro_batch_size_per_device_for_update": 2, "micro_batch_size_
 ALL_WEIGHTS = "all weights, distilled from a moving average"
 FROZEN_TOWER = "all weights but the vision tower's, gathered until the backward, not recomputed"
 ADAPTER = "an adapter, read by the first rank, with a KL over the vocabulary"
+QLORA = "an adapter on a base in 4 bits, which every rank reads though the first one is asked to"
 ACTORS: Mapping[str, Scenario] = {
     ALL_WEIGHTS: Scenario(
         settings=_SMALL_PASSES,
@@ -87,6 +88,18 @@ ACTORS: Mapping[str, Scenario] = {
         teacher=TeacherConfig(source="reference"),
         share="one empty",
         full_reference=True,
+        num_steps=2,
+        saves=True,
+    ),
+    QLORA: Scenario(
+        settings={
+            **_SMALL_PASSES,
+            "model.lora.rank": 4,
+            "model.lora.quantization": "nf4",
+            "fsdp.enable_rank0_init": True,
+            "optim.lr": "1e-3",
+        },
+        teacher=TeacherConfig(source="reference"),
         num_steps=2,
         saves=True,
     ),
@@ -225,7 +238,7 @@ def actor_run(folder: Path, name: str, saved: Path) -> Outcome:
     outcome.parameters = whole_parameters(actor)
     outcome.buffers = {name: buffer.clone() for name, buffer in actor.module.named_buffers()}
     weights = actor.rollout_weights()
-    assert isinstance(weights, AdapterWeights) == ("model.lora.rank" in scenario.settings)
+    assert isinstance(weights, AdapterWeights) == (name == ADAPTER)
     _read(weights, outcome)
     outcome.refused = actor.update([_infinite(share)], step=scenario.num_steps)
     after = whole_parameters(actor)

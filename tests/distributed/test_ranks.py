@@ -20,6 +20,7 @@ from rank_scenarios import (
     CRITICS,
     FROZEN_TOWER,
     NUM_PICTURES,
+    QLORA,
     SHARES,
     Outcome,
     resumed_runs,
@@ -68,7 +69,7 @@ def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> R
         {number: [each[place] for each in ranks] for number, ranks in found.items()} for place in range(3)
     )
     resumed = {
-        1: run_ranks(resumed_runs, 1, tiny_model_folder, saved, (ALL_WEIGHTS, ADAPTER), (2, 4)),
+        1: run_ranks(resumed_runs, 1, tiny_model_folder, saved, (ALL_WEIGHTS, ADAPTER, QLORA), (2, 4)),
         2: run_ranks(resumed_runs, 2, tiny_model_folder, saved, (ALL_WEIGHTS,), (4,)),
     }
     for number in (2, 4):
@@ -140,7 +141,7 @@ def test_merged_metrics_of_all_ranks_are_those_of_one_rank(runs: Runs, name: str
 
 
 @pytest.mark.parametrize("num_ranks", NUM_RANKS)
-@pytest.mark.parametrize("name", [FROZEN_TOWER, ADAPTER])
+@pytest.mark.parametrize("name", [FROZEN_TOWER, ADAPTER, QLORA])
 def test_a_tower_without_gradient_encodes_a_picture_once_a_step_on_its_rank_and_nothing_elsewhere(
     runs: Runs, name: str, num_ranks: int
 ) -> None:
@@ -199,7 +200,7 @@ def test_an_infinite_gradient_of_one_rank_is_skipped_by_all_and_counted_once(
 
 @pytest.mark.parametrize(("saved_by", "num_ranks"), [(1, 2), (2, 4), (2, 1), (4, 1), (4, 2)])
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(runs: Runs, saved_by: int, num_ranks: int) -> None:
-    names = (ALL_WEIGHTS, ADAPTER) if num_ranks == 1 else (ALL_WEIGHTS,)
+    names = (ALL_WEIGHTS, ADAPTER, QLORA) if num_ranks == 1 else (ALL_WEIGHTS,)
     for name in names:
         one = runs.one(name)
         outcomes = [outcomes[f"{name} {saved_by}"] for outcomes in runs.resumed[num_ranks]]

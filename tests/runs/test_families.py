@@ -27,6 +27,7 @@ from cepo.data.batch import ScoringRow
 from cepo.errors import ConfigError
 from cepo.models.families import FAMILIES as SUPPORTED
 from cepo.models.processing import Processing
+from cepo.models.quantization import quantised_weights
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import save_actor
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
@@ -156,6 +157,30 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
             length += float(gradient.double().square().sum())
     record_property("gradient", (squares / length) ** 0.5)
     assert (squares / length) ** 0.5 < 1e-5
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("family", FAMILIES)
+def test_on_a_base_in_4_bits_log_probs_are_those_of_plain_transformers_with_the_engines_weights(
+    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor
+) -> None:
+    folder = checkpoint(family)
+    processing = Processing(str(folder))
+    rows = rows_of(family, processing)
+    actor = build_actor(folder=folder, model__lora__rank=4, model__lora__quantization="nf4")
+    for name, weight in actor.module.named_parameters():
+        if ".lora_B." in name:
+            weight.data.fill_(0.02)
+    weights = dict(actor.rollout_weights().tensors)
+    model = plain_model(folder, family)
+    changed = [name for name, before in model.state_dict().items() if not torch.equal(weights[name], before)]
+    assert len(changed) == len(quantised_weights(actor.module)) > 0
+    model.load_state_dict(weights)
+    expected: list[Tensor] = []
+    for (text, images), start in zip(prompts_of(family), range(0, len(rows), 2), strict=True):
+        inputs = plain_inputs(folder, text, images)
+        expected += [plain_log_probs(model, inputs, row.response_ids).detach() for row in rows[start : start + 2]]
+    assert largest_gap(actor.score(rows), expected) < 1e-5
 
 
 @pytest.mark.heavy

@@ -31,6 +31,7 @@ from cepo.models import pretrained
 from cepo.models.processing import Processing
 from cepo.models.quantization import dequantised, quantised_weights
 from cepo.rollout.base import FullWeights
+from cepo.sizing.memory import bytes_in_4_bits
 from cepo.workers.actor import Actor
 
 pytestmark = pytest.mark.heavy
@@ -119,6 +120,23 @@ def test_a_pass_with_gradient_finds_the_log_probs_of_one_without_and_a_gradient_
     log_probs.sum().backward()
     gradients = {name for name, weight in actor.module.named_parameters() if weight.grad is not None}
     assert gradients == {name for name, _ in actor.module.named_parameters() if ".lora_" in name}
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_packed_weights_and_their_scales_take_the_bytes_that_the_memory_estimate_counts(
+    tiny_model_folder: Path, double: bool
+) -> None:
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=double,
+        llm_int8_skip_modules=["lm_head", "model.visual"],
+    )
+    packed: list[Any] = list(quantised_weights(plain_base(tiny_model_folder, settings)).values())
+    held = [weight.data for weight in packed] + [weight.quant_state.absmax for weight in packed]
+    held += [weight.quant_state.state2.absmax for weight in packed if double]
+    counted = bytes_in_4_bits(double_quantization=double) * sum(weight.quant_state.shape.numel() for weight in packed)
+    assert sum(tensor.nbytes for tensor in held) == pytest.approx(counted, rel=1e-3)
 
 
 @pytest.mark.parametrize("dora", ["false", "true"])

@@ -28,6 +28,7 @@ from cepo.sizing.memory import (
     ModelShape,
     adapter_parameters,
     block_bytes_per_token,
+    bytes_in_4_bits,
     checkpoint_bytes,
     generator_memory,
     head_bytes,
@@ -73,6 +74,24 @@ def test_qwen3_vl_2b_with_lora_needs_4_3_gb_of_weights_and_at_most_3_5_gb_of_act
     logits = (4 + 2) * 2**25
     assert estimate.activations == inputs + one_block + logits == 3_548_381_184
     assert estimate.total == 8_906_044_416
+
+
+def test_qwen3_vl_2b_with_qlora_needs_2_2_gb_of_weights_and_1_0_gb_more_for_each_further_device() -> None:
+    shape = qwen3_vl_2b(LoraConfig(rank=16, quantization="nf4"))
+    in_4_bits = 28 * (3 * 2048 * 2048 + 3 * 2048 * 6144)
+    assert shape.text_linear == in_4_bits == 1_409_286_144
+    size = bytes_in_4_bits(double_quantization=True)
+    assert (size, bytes_in_4_bits(double_quantization=False)) == (0.5 + 1 / 64 + 4 / 64 / 256, 0.5 + 4 / 64)
+    one, two = (
+        training_memory(shape, training(lora_rank=16, compute_type="bf16", bytes_in_4_bits=size, devices=devices))
+        for devices in (1, 2)
+    )
+    packed, tower, adapter = 727_007_232, 2 * 406_957_056, 4 * 17_432_576
+    rest = 2 * (2_127_532_032 - 406_957_056 - in_4_bits)
+    assert one.weights == packed + tower + rest + adapter == 2_233_229_312
+    assert two.weights == packed + tower + (rest + adapter) // 2
+    assert one.gathered == rest + 2 * 2048 * 6144  # embeddings and norms, and one weight that is multiplied with
+    assert one.optimizer == 8 * 17_432_576
 
 
 def test_full_fine_tuning_of_qwen3_vl_2b_needs_16_bytes_per_weight_and_half_of_that_on_2_devices() -> None:
@@ -323,7 +342,7 @@ def test_a_refused_run_of_4b_on_80_gb_names_one_change_that_makes_it_fit(setting
 def test_a_larger_card_never_trains_less_and_longer_responses_never_more() -> None:
     marks = {"refused": 0, "sleeps": 1, "fits": 2}
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in memory_table()[2:]]
-    assert len(rows) == len(SIZES) * 2 * len(RESPONSES)
+    assert len(rows) == len(SIZES) * 3 * len(RESPONSES)
     grades = [[marks[cell.split()[-2] if " " in cell else cell] for cell in row[3:]] for row in rows]
     for grade in grades:
         assert grade == sorted(grade)
