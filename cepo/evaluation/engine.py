@@ -41,6 +41,7 @@ def engine(
             model_path=path,
             lora_rank=0 if adapter is None else int(str(adapter.adapter_config["r"])),
             max_num_batched_tokens=max(config.worker.rollout.max_num_batched_tokens, longest_context(config)),
+            show_progress=False,  # the command draws a bar over problems
         )
         stack.callback(generator.close)
         if adapter is not None:

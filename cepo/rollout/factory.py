@@ -93,7 +93,7 @@ def build_generator(
     """The generator `name` ("auto", "vllm" or "transformers"), with the settings that concern it.
 
     `batch_size` and `processing` concern transformers; `seed`, those from `lora_rank` to `max_num_batched_tokens`, the
-    limits, `show_progress`, `sleeps` and `tensor_parallel_size` concern vLLM.
+    limits, `sleeps` and `tensor_parallel_size` concern vLLM.
 
     Raises:
         ConfigError, EngineError: see `choose_generator`; the engine could not start.
@@ -125,7 +125,14 @@ def build_generator(
         )
     from cepo.rollout.transformers_generator import TransformersGenerator
 
-    return TransformersGenerator(model_path, device=device, batch_size=batch_size, processing=processing, **common)
+    return TransformersGenerator(
+        model_path,
+        device=device,
+        batch_size=batch_size,
+        processing=processing,
+        show_progress=show_progress,
+        **common,
+    )
 
 
 def generator_of_run(
@@ -149,6 +156,7 @@ def generator_of_run(
         ConfigError, EngineError: see `build_generator`.
     """
     rollout = config.worker.rollout
+    settings.setdefault("show_progress", not rollout.disable_tqdm and sys.stderr.isatty())
     return build_generator(
         rollout.name,
         model_path=model_path,
@@ -166,7 +174,6 @@ def generator_of_run(
         eos_token_ids=processing.eos_token_ids,
         trust_remote_code=config.worker.actor.model.trust_remote_code,
         fp32_logits=config.worker.actor.model.fp32_logits,
-        show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
         processing=processing,
         **settings,
     )

@@ -14,6 +14,7 @@ from cepo.metrics import Metrics, fraction
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.pretrained import load_model, torch_dtype
 from cepo.models.processing import Processing
+from cepo.progress import Progress
 from cepo.rollout.base import (
     AdapterWeights,
     FullWeights,
@@ -54,6 +55,7 @@ class TransformersGenerator:
         trust_remote_code: run the checkpoint's own modelling code.
         fp32_logits: logits are float32 where `dtype` is a 16-bit type too.
         processing: the checkpoint's tokenizer and image processor, if they are loaded already.
+        show_progress: draw a bar while sampling lasts.
 
     Raises:
         ConfigError, EngineError: the checkpoint cannot be loaded.
@@ -74,6 +76,7 @@ class TransformersGenerator:
         trust_remote_code: bool = False,
         fp32_logits: bool = True,
         processing: Processing | None = None,
+        show_progress: bool = False,
     ) -> None:
         import torch
 
@@ -94,7 +97,7 @@ class TransformersGenerator:
         banned = sorted(set(banned_token_ids) - self._eos_token_ids)
         self._banned = torch.tensor(banned, dtype=torch.long, device=self._device)
         self._max_model_len = max_model_len
-        self._batch_size = batch_size
+        self._batch_size, self._show_progress = batch_size, show_progress
         self._prompt_tokens = self._shared_tokens = 0
 
     def generate(
@@ -112,9 +115,13 @@ class TransformersGenerator:
         check_image_counts(requests, *self._processing.placeholders)
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1
-        with contextlib.closing(self._rows(requests, settings)) as rows:
+        with (
+            Progress("sampling responses", len(requests) * settings.num_samples, draws=self._show_progress) as progress,
+            contextlib.closing(self._rows(requests, settings)) as rows,
+        ):
             while batch := self._decoded_batch(rows, settings):
                 _collect(batch, results)
+                progress.update(copies * len(batch))
                 for index in sorted({row.request for row in batch}):
                     if len(results[index]) * copies == settings.num_samples:
                         results[index] = results[index] * copies

@@ -1,21 +1,37 @@
-"""Whether a Ray cluster answers at an address, without Ray: joining one that is gone takes minutes of silence."""
+"""Whether a Ray cluster answers at an address, without Ray: joining where none is takes minutes of silence."""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 
 ANSWER_SECONDS = 3.0
 _ADDRESS = re.compile(r"(?:ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
+_SETTINGS = 4
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
+"""What a client of HTTP/2 begins with (RFC 9113, section 3.4): a fixed text, and a frame of settings, here an empty one."""
 
 
 def why_no_answer(address: str) -> str | None:
-    """Why nothing takes a connection at `host:port` or `ray://host:port`; None where something does, or for another form."""
+    """Why no Ray cluster can be at `host:port` or `ray://host:port`; None where one can be, or for another form.
+
+    Ray's ports speak gRPC, whose server answers a greeting with a frame of settings (three bytes of length, then the
+    frame's type). Under TLS nothing is asked beyond the connection.
+    """
     found = _ADDRESS.fullmatch(address)
     if found is None:
         return None
     try:
-        socket.create_connection((found["host"], int(found["port"])), timeout=ANSWER_SECONDS).close()
+        connection = socket.create_connection((found["host"], int(found["port"])), timeout=ANSWER_SECONDS)
     except (OSError, OverflowError) as error:
         return str(error)
-    return None
+    with connection:
+        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+            return None
+        try:
+            connection.sendall(_GREETING)
+            answer = connection.recv(4)
+        except OSError as error:
+            return f"what takes connections there does not answer as Ray does: {error}"
+    return None if answer[3:] == bytes((_SETTINGS,)) else "what answers there is not Ray"

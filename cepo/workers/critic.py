@@ -100,7 +100,8 @@ class Critic:
         zero_gradients(self.optimizer)
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
-        parts = [self._accumulate_gradient(batch, weights, part) for part in self.passes.cut(batch.rows, size)]
+        passes = shown(self.passes.cut(batch.rows, size), "updating the critic")
+        parts = [self._accumulate_gradient(batch, weights, part) for part in passes]
         parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="critic"))
         return merge_metrics(parts)
 

@@ -50,9 +50,19 @@ def test_3_keys_of_easyr1s_engine_share_one_notice_with_their_lines(
 @pytest.mark.parametrize(
     ("argument", "part"),
     [
-        ("worker.actor.ulysses_size=2", "must be 1, got 2. Sequence parallelism is not available"),
-        ("worker.critic.ulysses_size=2", "must be 1, got 2. Sequence parallelism is not available"),
-        ("worker.rollout.name=sglang", "must be one of auto, vllm, transformers, got the text 'sglang'"),
+        (
+            "worker.actor.ulysses_size=2",
+            "must be 1, got 2. Sequence parallelism (Ulysses) is not available: packed rows",
+        ),
+        (
+            "worker.critic.ulysses_size=2",
+            "must be 1, got 2. Sequence parallelism (Ulysses) is not available: packed rows",
+        ),
+        (
+            "worker.rollout.name=sglang",
+            "name=sglang: SGLang is not available: updated weights are handed to the engine",
+        ),
+        ("worker.rollout.name=vlm", "must be one of auto, vllm, transformers, got the text 'vlm'"),
         ("worker.hybrid_engine=false", "must be true, got false"),
         ("worker.actor.use_torch_compile=perhaps", "must be true or false, got the text 'perhaps'"),
         ("worker.rollout.tensor_parallel_size=x", "tensor_parallel_size must be an integer"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -75,16 +76,45 @@ def test_as_many_devices_as_there_are_are_accepted(cards: int, asked: int, monke
     require_devices(asked)
 
 
+def served_once(server: socket.socket, answer: bytes | None) -> threading.Thread:
+    """Takes one connection and answers what is said first; without an answer it keeps silent until the other side closes."""
+
+    def serve() -> None:
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(64)
+            if answer is None:
+                connection.recv(1)
+            else:
+                connection.sendall(answer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
 @pytest.mark.parametrize("form", ["{}:{}", "ray://{}:{}"])
-def test_a_listening_address_answers_and_a_closed_one_says_why_at_once(form: str) -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
+def test_a_grpc_server_may_be_ray_and_a_closed_address_says_why_at_once(form: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         address = form.format(*server.getsockname())
+        serving = served_once(server, bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
         assert why_no_answer(address) is None
+        serving.join()
     start = time.monotonic()
     assert "refused" in str(why_no_answer(address))
     assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [(b"HTTP/1.1 400 Bad Request\r\n", "not Ray"), (b"", "not Ray"), (None, "as Ray does: timed out")],
+)
+def test_a_port_of_another_program_is_told_within_10_seconds(answer: bytes | None, why: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        served_once(server, answer)
+        start = time.monotonic()
+        assert why in str(why_no_answer("{}:{}".format(*server.getsockname())))
+        assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "host-without-port"])

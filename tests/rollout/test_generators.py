@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from generator_cases import (
     tokens,
 )
 
+from cepo import progress
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.base import FullWeights, Generation, GenerationRequest, Generator, SamplingSettings
@@ -302,6 +304,19 @@ def test_requests_that_cannot_be_served_end_with_one_message(
     with pytest.raises(EngineError, match=r"max_model_len"):
         generator.generate([text], too_long)
     assert len(generator.generate(requests, settings)) == 4  # and the engine still serves
+
+
+def test_sampling_that_lasts_says_in_a_log_how_far_it_has_come(
+    generator: Generator,
+    requests: list[GenerationRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    with caplog.at_level(logging.INFO, logger="cepo"):
+        generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=4))
+    lines = [line for line in caplog.messages if line.startswith("sampling responses: ")]
+    assert lines[-1].startswith("sampling responses: 8 of 8 after")
 
 
 def test_generating_leaves_the_callers_randomness_and_threads_alone(

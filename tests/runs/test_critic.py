@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from training_runs import (
     whole,
 )
 
+from cepo import progress
 from cepo.config import load_config, resolved_critic
 from cepo.data.batch import CriticBatch, ScoringRow
 from cepo.errors import CheckpointError, ConfigError
@@ -221,6 +223,21 @@ def test_20_updates_bring_all_values_within_0_1_of_a_constant_return_of_0_75(
         metrics = critic.update([batch], step=step)
     assert float((torch.cat(critic.values(rows)) - 0.75).abs().max()) < 0.1
     assert metrics["critic/vpred_mean"].result == pytest.approx(0.75, abs=0.1)
+
+
+def test_an_update_that_lasts_says_in_a_log_how_far_it_has_come(
+    build_critic: BuildCritic,
+    rows: list[ScoringRow],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    critic = build_critic(micro_batch_size_per_device_for_update=1, dynamic_batching="false")
+    batch = critic_batch(rows, rising, critic.values(rows))
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    with caplog.at_level(logging.INFO, logger="cepo"):
+        critic.update([batch], step=0)
+    passes = len(rows)
+    assert any(line.startswith(f"updating the critic: {passes} of {passes} after") for line in caplog.messages)
 
 
 def test_a_step_without_a_finite_gradient_is_skipped_and_counted_and_the_next_one_trains(

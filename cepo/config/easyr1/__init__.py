@@ -62,6 +62,7 @@ class _Table:
     keys: dict[str, dict[str, list[Any]]] = Field()
     internal: list[str] = Field()
     without_effect: list[WithoutEffect] = Field()
+    unavailable: dict[str, dict[str, str]] = Field()
     none_given: Tree = Field()
     other_default: dict[str, str] = Field()
     other_meaning: dict[str, str] = Field()
@@ -95,6 +96,9 @@ def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, Tree]:
     kept: Tree = {}
     without_effect: Tree = {}
     for key, value in _leaves(tree):
+        reason = TABLE.unavailable.get(key, {}).get(str(value))
+        if reason is not None:
+            raise origins.error(key, f"{key}={value}: {reason}")
         if engine_key_of(key) is not None:
             without_effect[key] = _accepted(key, value, origins)
         elif key not in TABLE.none_given or value != TABLE.none_given[key]:
