@@ -105,6 +105,7 @@ def build_generator(
         "eos_token_ids": eos_token_ids,
         "trust_remote_code": trust_remote_code,
         "fp32_logits": fp32_logits,
+        "show_progress": show_progress,
     }
     if _chosen(name, processing, device, dtype, lora_rank, limit_images) == "vllm":
         from cepo.rollout.vllm_engine import VllmGenerator
@@ -118,21 +119,13 @@ def build_generator(
             limit_images=limit_images,
             limit_videos=limit_videos,
             lora_rank=lora_rank,
-            show_progress=show_progress,
             sleeps=sleeps,
             tensor_parallel_size=tensor_parallel_size,
             **common,
         )
     from cepo.rollout.transformers_generator import TransformersGenerator
 
-    return TransformersGenerator(
-        model_path,
-        device=device,
-        batch_size=batch_size,
-        processing=processing,
-        show_progress=show_progress,
-        **common,
-    )
+    return TransformersGenerator(model_path, device=device, batch_size=batch_size, processing=processing, **common)
 
 
 def generator_of_run(
