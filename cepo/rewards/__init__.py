@@ -1,1 +1,1 @@
-"""Rewards: reading and comparing answers, the reward function's contract and loader, the pool that runs it."""
+"""Rewards: answer extraction and comparison, the reward function's contract and loader, and the pool that runs it."""

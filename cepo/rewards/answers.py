@@ -1,6 +1,6 @@
-"""Reading the final answer of a response and comparing it with the gold answer (SPEC section 7).
+"""Extracts the final answer of a response and compares it with the ground truth.
 
-Nothing here limits time: `math_verify` may compute for ever on an answer such as `9^{9^{9^9}}`. Training calls these
+Nothing here limits time: `math_verify` may compute without end on an answer such as `9^{9^{9^9}}`. Training calls these
 functions in the worker processes of `cepo.rewards.pool`, which are killed after a time limit.
 """
 
@@ -18,13 +18,13 @@ from cepo.rewards.magnitude import is_too_large
 
 _MAX_CHARACTERS = 512
 ROUNDING_LIMIT = 0.05
-"""Largest relative difference of a number from its rounding."""
+"""The largest relative difference between a number and its rounding."""
 
 
 def extract_answer(response: str) -> str | None:
-    r"""The text of the last `\boxed{...}` whose braces match, else of the last `<answer>...</answer>`, else None.
+    r"""Returns the text of the last `\boxed{...}` with matching braces, else of the last `<answer>...</answer>`, else None.
 
-    The outermost box counts where boxes are nested. An empty or blank last answer is None, never the string "None".
+    Of nested boxes the outermost counts. An empty or blank last answer gives None, never the string "None".
     """
     span = _last_boxed_span(response)
     boxed = response[slice(*span)] if span else None
@@ -36,11 +36,11 @@ def extract_answer(response: str) -> str | None:
 
 
 def normalise_answer(text: str) -> str:
-    r"""One spelling for answers that are typed differently: `x = 60^\circ` and `60 \text{ cm}^2` both become `60`.
+    r"""Returns one spelling for answers typed differently: `x = 60^\circ` and `60 \text{ cm}^2` both become `60`.
 
     Drops degree signs, units after a number, a name before `=`, outer `$` and boxes, a trailing period, thousands
-    separators and spaces; unwraps `\text{}`; writes `\dfrac` as `\frac` and `\sqrt 2` as `\sqrt{2}`. Values are not
-    computed: `\frac{6}{4}` stays as it is. Applying it twice changes nothing more.
+    separators and spaces; unwraps `\text{}`; writes `\dfrac` as `\frac` and `\sqrt 2` as `\sqrt{2}`. It computes no
+    values: `\frac{6}{4}` is kept. It is idempotent.
     """
     previous, current = None, text.translate(_CHARACTERS)
     while current != previous:
@@ -50,15 +50,16 @@ def normalise_answer(text: str) -> str:
 
 
 def answers_equal(prediction: str, ground_truth: str) -> bool:
-    r"""True where both texts state the same answer.
+    r"""Returns whether both texts state the same answer.
 
-    Equal normalised spellings are equal answers. Otherwise a numeric gold is compared with a numeric prediction: plain
-    decimals exactly, anything else by `math_verify`, with both sides in `\boxed{}` because a bare `5 \sqrt { 3 }` would
-    be read as 3. A prediction that is not one number (an equation, a set, words) never equals a numeric gold. A gold
-    in words (`\angle 1 \cong \angle 4`) or an equation is compared by spelling only; other algebra goes to `math_verify`.
+    Equal normalised spellings are equal answers. Otherwise a numeric gold answer is compared with a numeric prediction:
+    plain decimals exactly, anything else by `math_verify`, with both sides in `\boxed{}` because a bare `5 \sqrt { 3 }`
+    would be read as 3. A prediction that is not a single number (an equation, a set, words) never equals a numeric gold
+    answer. A gold answer in words (`\angle 1 \cong \angle 4`) or an equation is compared by spelling only; other
+    algebra goes to `math_verify`.
 
-    A prediction `A \approx B` is right where A or B is, provided that A and B differ by at most 1 %. Texts of more than
-    512 characters are compared as they are.
+    A prediction `A \approx B` is right if A or B is, provided that A and B differ by at most 1 %. Texts of more than
+    512 characters are compared without normalisation.
     """
     if max(len(prediction), len(ground_truth)) > _MAX_CHARACTERS:
         return prediction.strip() == ground_truth.strip() != ""
@@ -75,18 +76,19 @@ def answers_equal(prediction: str, ground_truth: str) -> bool:
 
 
 def states_the_same(prediction: str, ground_truth: str) -> bool:
-    r"""Whether a text states the right answer or a rounding of it: `8.66`, `8.7` and `9` for `5 \sqrt { 3 }`, or the reverse.
+    r"""Returns whether a text states the right answer or a rounding: `8.66`, `8.7` or `9` for `5 \sqrt { 3 }`, or the reverse.
 
-    Looser than `answers_equal`, which the reward asks: for choosing what is shown to a teacher as a wrong answer.
+    This is looser than `answers_equal`, which decides the reward. It is used to choose wrong answers to show to a
+    teacher.
     """
     return answers_equal(prediction, ground_truth) or is_rounding(prediction, ground_truth)
 
 
 def is_rounding(first: str, second: str) -> bool:
-    """Whether one of two numbers is a decimal that the other gives when rounded or cut to its places.
+    """Returns whether one of two numbers is a decimal that results from rounding or truncating the other to its places.
 
-    Two numbers that differ by more than 5 % are no roundings of each other, so that 0 is none of 0.4. Integers that differ
-    are none either.
+    Two numbers that differ by more than 5 % are not roundings of each other, so 0 is not a rounding of 0.4. Neither are
+    two different integers.
     """
     if max(len(first), len(second)) > _MAX_CHARACTERS:
         return False
@@ -106,12 +108,12 @@ def is_rounding(first: str, second: str) -> bool:
 
 
 def is_numeric_answer(text: str) -> bool:
-    r"""Whether a text states one number, be it `60^\circ`, `2:3` or `5 \sqrt { 3 }`."""
+    r"""Returns whether a text states one number, such as `60^\circ`, `2:3` or `5 \sqrt { 3 }`."""
     return len(text) <= _MAX_CHARACTERS and _is_numeric(normalise_answer(text))
 
 
 def decimal_value(text: str) -> float | None:
-    """The value of a text that states one number; of `A \\approx B` that of B. None for anything else."""
+    r"""Returns the value of a text that states one number (of `A \\approx B` that of B), or None for anything else."""
     if len(text) > _MAX_CHARACTERS:
         return None
     values = _stated_values(normalise_answer(text))
@@ -173,7 +175,7 @@ _WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|
 
 
 class _WithoutAlarmNotice(logging.Filter):
-    """Drops `math_verify`'s reminder that its alarm is off: the pool is the time limit."""
+    """Drops `math_verify`'s warning that its timeout is off: the pool enforces the time limit."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("Timeout is disabled")
@@ -184,9 +186,10 @@ for _name in ("math_verify.parser", "math_verify.grader"):
 
 
 def _last_boxed_span(text: str) -> tuple[int, int] | None:
-    """Where the content of the box that closes last stands: the last one, the outermost of nested ones.
+    """Returns the span of the content of the box that closes last: the last one, or the outermost of nested ones.
 
-    One pass, because a degenerate response may open thousands of boxes. A character after a backslash is no brace.
+    It takes one pass, because a degenerate response may open thousands of boxes. A brace after a backslash does not
+    count.
     """
     last: tuple[int, int] | None = None
     opened: list[int | None] = []
@@ -201,7 +204,7 @@ def _last_boxed_span(text: str) -> tuple[int, int] | None:
 
 
 def _last_tagged(text: str) -> str | None:
-    """What the last closed `<answer>` holds. One pass: a degenerate response may open thousands of them."""
+    """Returns the content of the last closed `<answer>` in one pass: a degenerate response may open thousands of them."""
     last, start = None, None
     for tag in _ANSWER_TAGS.finditer(text):
         if tag[0][1] != "/":
@@ -241,7 +244,7 @@ def _without_wrappers(text: str) -> str:
 
 
 def _end_of_group(text: str) -> int | None:
-    """Where the brace that opens `text` closes; a brace after a backslash is none."""
+    """Returns the index of the brace that closes the one opening `text`; a brace after a backslash does not count."""
     depth = 0
     for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -251,7 +254,7 @@ def _end_of_group(text: str) -> int | None:
 
 
 def _value_of_equation(text: str) -> str:
-    """`m\\angle A = 2 \\cdot 30 = 60` -> `60`, `60 = x` -> `60`; `2x = 60` and several statements stay as they are."""
+    r"""`m\\angle A = 2 \\cdot 30 = 60` -> `60`, `60 = x` -> `60`; `2x = 60` and several statements stay unchanged."""
     parts = [_without_unit(part) for part in text.split("=")]
     if any(map(_SEVERAL.search, parts[1:-1])):
         return text
@@ -275,7 +278,7 @@ def _states_a_value(text: str) -> bool:
 
 
 def _is_name(text: str) -> bool:
-    r"""A variable, a segment, `m\angle A`, a word: something with a letter that computes nothing."""
+    r"""Returns whether a text with a letter holds no arithmetic: a variable, a segment, `m\angle A`, a word."""
     text = text.strip()
     return bool(re.search("[A-Za-z]", text)) and not text[0].isdigit() and not _NOT_IN_A_NAME.search(text)
 
@@ -310,7 +313,7 @@ def _is_worded(text: str) -> bool:
 
 
 def _stated_values(text: str) -> list[str]:
-    r"""The numeric values that a prediction states: one, or the two near sides of `A \approx B`; else none."""
+    r"""Returns the numeric values of a prediction: one, or both sides of `A \approx B` if they are near; else none."""
     parts = [part.strip() for part in re.split(r"\\approx(?![A-Za-z])", text)]
     if not all(map(_is_numeric, parts)) or len(parts) > 2:
         return []

@@ -1,4 +1,4 @@
-"""The reward for questions of several kinds: multiple choice, numbers with a tolerance, other text."""
+"""The reward for benchmark questions: multiple choice, numbers with a tolerance, and other text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AnswerKind = Literal["choice", "numeric", "text"]
 KINDS: tuple[AnswerKind, ...] = ("choice", "numeric", "text")
 
 LETTERS = string.ascii_uppercase[:10]
-"""A to J; no benchmark offers more options."""
+"""The option letters A to J; no benchmark offers more options."""
 
 _LEAD = re.compile(
     r"^(?:the\s+)?(?:(?:final|correct|right|best)\s+)*(?:answer|option|choice)\s*(?:is|:|=)?\s*:?\s*", re.IGNORECASE
@@ -30,10 +30,10 @@ _TUPLE = re.compile(r"\((?P<parts>[^()]+(?:,[^()]+)+)\)")
 
 
 def compute_score(reward_inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """Scores a batch: `overall = accuracy`, 1 where the answer read by `read_answer` is right; `format`, 1 where there is one.
+    """Scores a batch: `overall = accuracy`, 1 if the answer from `read_answer` is right; `format`, 1 if there is an answer.
 
-    Of the row's columns it reads `answer_kind` (choice, numeric or text; where it is missing, by `kind_of`), `choices` (the
-    options' texts in order) and `tolerance` (absolute, of numbers; none where it is missing).
+    Reads these columns of a row: `answer_kind` (choice, numeric or text; if missing, from `kind_of`), `choices` (the
+    options' texts in order) and `tolerance` (absolute, for numbers; 0 if missing).
     """
     scores: list[dict[str, float]] = []
     for reward_input in reward_inputs:
@@ -49,18 +49,18 @@ def compute_score(reward_inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 
 
 def kind_of(ground_truth: str) -> AnswerKind:
-    """`choice` for a letter from A to J, or several; `numeric` for one number; else `text`."""
+    """Returns `choice` for one or several letters from A to J, `numeric` for one number, else `text`."""
     if re.fullmatch(r"\s*[A-J](?:\s*,\s*[A-J])*\s*", ground_truth):
         return "choice"
     return "numeric" if is_numeric_answer(ground_truth) else "text"
 
 
 def read_answer(response: str, kind: AnswerKind, choices: Sequence[str] = ()) -> str | None:
-    r"""The final answer of a response; None where there is none.
+    r"""Returns the final answer of a response, or None if there is none.
 
-    The last `\boxed{}` or `<answer>` counts (`extract_answer`). A response without either is searched for its last
-    statement `answer is ...` or `Answer: ...`; then its last line counts if it is nothing but a letter with or without its
-    option, or nothing but a number. Nothing is guessed.
+    The last `\boxed{}` or `<answer>` counts (`extract_answer`). Without either, the last statement `answer is ...` or
+    `Answer: ...` counts. Otherwise the last line counts if it is only a letter with or without its option, or only a
+    number. Nothing is guessed.
     """
     answer = extract_answer(response)
     if answer is not None:
@@ -74,9 +74,9 @@ def read_answer(response: str, kind: AnswerKind, choices: Sequence[str] = ()) ->
 
 
 def is_right(answer: str, gold: str, kind: AnswerKind, choices: Sequence[str] = (), tolerance: float = 0.0) -> bool:
-    """Whether `answer` states `gold`: the same letters; a number equal or within `tolerance`; the same text in any case.
+    """Returns whether `answer` states `gold`: the same letters, a number within `tolerance`, or the same text in any case.
 
-    A tuple of numbers, such as a point, is right where each of its numbers is.
+    A tuple of numbers, such as a point, is right if each of its numbers is.
     """
     if kind == "choice":
         wanted = chosen_letters(gold, choices)
@@ -95,7 +95,7 @@ def _number_is_right(answer: str, gold: str, tolerance: float) -> bool:
     if answers_equal(answer, gold):
         return True
     value, wanted = decimal_value(answer), decimal_value(gold)
-    # The allowance is for values such as 2.094 that no binary number states exactly.
+    # The factor allows for values such as 2.094 that have no exact binary form.
     return value is not None and wanted is not None and abs(value - wanted) <= tolerance * (1 + 1e-9)
 
 
@@ -105,15 +105,14 @@ def _parts(text: str) -> list[str]:
 
 
 def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
-    """The letters that `answer` names; empty where it names none.
+    r"""Returns the letters that `answer` names; empty if it names none.
 
-    Accepted are letters alone (`B`, `(B)`, `\\text{B}.`, `B, D`), one with its text (`B. blue`, `(B) blue`), either behind
-    words such as `The answer is` or `Option`, and the text of exactly one option, compared as `normalise_answer` writes
-    it and without regard to case. A letter wins over an option whose text is that letter.
+    Accepted are letters alone (`B`, `(B)`, `\\text{B}.`, `B, D`), one with its text (`B. blue`, `(B) blue`), either of
+    them after words such as `The answer is` or `Option`, and the text of exactly one option, compared after
+    `normalise_answer` and without regard to case. A letter wins over an option whose text is that letter.
 
     Args:
-        choices: the options' texts in the order of their letters; empty where only the letters are known, which are then
-            A to J.
+        choices: the options' texts in the order of their letters; empty allows all letters from A to J.
     """
     known = LETTERS[: len(choices)] or LETTERS
     plain = re.sub(r"\s+", " ", _MARKUP.sub(" ", answer)).strip()
@@ -131,7 +130,7 @@ def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
 
 
 def options_in_text(question: str) -> list[str]:
-    """The options that a question lists as `(A) red (B) blue`, in order; empty unless they run from A without a gap."""
+    """Returns the options that a question lists as `(A) red (B) blue`, in order; empty unless they run from A without a gap."""
     found = _OPTIONS_IN_TEXT.findall(question)
     letters = "".join(letter for letter, _ in found)
     if len(found) < 2 or letters != LETTERS[: len(found)]:

@@ -1,4 +1,4 @@
-"""Several reward functions as one: a weighted sum, with what each of them gave beside it."""
+"""Combines several reward functions into a weighted sum and reports each function's reward."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cepo.rewards.functions import LoadedReward, RewardType, load_reward_functio
 
 @dataclass(frozen=True, kw_only=True)
 class CombinedReward:
-    """Functions f with weights w: `overall` = sum over f of w_f overall_f, and `<f>` = overall_f.
+    """A weighted sum of functions f with weights w: `overall` = sum over f of w_f overall_f, and `<f>` = overall_f.
 
-    The other numbers keep their names, so `accuracy` tells right from wrong; where two functions give one of the same name, it is
-    that of the first, and the later one's is `<f>.<name>`.
+    The functions' other numbers keep their names, so `accuracy` still tells right from wrong. If two functions return
+    the same name, the first one's number keeps it and the later one's becomes `<f>.<name>`.
     """
 
     parts: Mapping[str, LoadedReward]
@@ -25,17 +25,17 @@ class CombinedReward:
 
     @property
     def name(self) -> str:
-        """The functions' names."""
+        """The functions' names, joined by `+`."""
         return "+".join(self.parts)
 
     @property
     def reward_type(self) -> RewardType:
-        """`sequential` as soon as one function is: then each sample has the time limit for itself."""
+        """`sequential` if any function is sequential, so that each sample has a time limit of its own; else `batch`."""
         kinds = {part.reward_type for part in self.parts.values()}
         return "sequential" if "sequential" in kinds else "batch"
 
     def score(self, reward_inputs: Sequence[Mapping[str, Any]], *, first_sample: int = 0) -> list[RewardScore]:
-        """As `LoadedReward.score`, over all functions."""
+        """Scores the inputs with all functions; see `LoadedReward.score`."""
         given = [part.score(reward_inputs, first_sample=first_sample) for part in self.parts.values()]
         return [self._sum(scores) for scores in zip(*given, strict=True)]
 
@@ -53,14 +53,14 @@ class CombinedReward:
 def load_reward(
     spec: str, kwargs: Mapping[str, Any], weights: Sequence[float] | None = None
 ) -> LoadedReward | CombinedReward:
-    """The function that `spec` names, or the weighted sum of several, separated by commas.
+    """Loads the function that `spec` names, or the weighted sum of several, separated by commas.
 
     Args:
-        kwargs: keywords of the function; of several, a mapping of keywords for each name that has some.
-        weights: one for each function; None: 1 each.
+        kwargs: keywords of the function; for several functions, a mapping from names to keywords.
+        weights: one for each function; None means 1 each.
 
     Raises:
-        RewardError: as `load_reward_function`, and where `kwargs` names no function of several.
+        RewardError: see `load_reward_function`; also if `kwargs` of several functions names one that is not there.
     """
     specs = _each(spec)
     if len(specs) == 1 and weights is None:
@@ -78,7 +78,7 @@ def load_reward(
 
 
 def function_names(spec: str) -> list[str]:
-    """What metrics call the functions of `spec`: the name of the file, with the function's where two files' are alike.
+    """Returns the names of the functions of `spec` in metrics: the file's, followed by the function's if two files share it.
 
     Raises:
         RewardError: a file does not exist, or a function is named twice.

@@ -12,21 +12,21 @@ from cepo.errors import RewardError
 
 
 class RewardInput(TypedDict):
-    """One sample. Further keys (`prompt`, the row's other columns) reach the function as they are."""
+    """One sample for a reward function. `prompt` and the row's other columns are passed on unchanged as further keys."""
 
     response: str
     """The decoded valid tokens of the response, without special tokens."""
     response_length: int
-    """Tokens of the response, the end token counted."""
+    """The number of response tokens, including the end token."""
     ground_truth: str
 
 
 RewardScore = dict[str, float]
-"""`overall` is required: it becomes the reward. Every other number is averaged into the metrics."""
+"""The numbers for one sample. `overall` is required and becomes the reward; the others are averaged into the metrics."""
 
 
 LARGEST_SCORE = 1e18
-"""Squares of it, in float32 as advantages are computed, are finite."""
+"""The largest accepted score: its square is finite in float32, in which advantages are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Failure:
     Attributes:
         reason: one line.
         details: the user's own frames and the exception.
-        breaks_contract: the function returned, but no score.
+        breaks_contract: the function returned something that is not a score.
     """
 
     reason: str
@@ -46,30 +46,31 @@ class Failure:
 
 @dataclass(frozen=True)
 class RewardOutcome:
-    """The scores of one call, in the order of its inputs, and how many samples failed."""
+    """The scores of one call, in the order of its inputs, and the number of failed samples."""
 
     scores: list[RewardScore]
     num_raised: int
-    """Samples whose function raised, broke the contract, or took its process down: all their fields are 0."""
+    """Samples whose function raised, broke the contract or crashed its process; all their fields are 0."""
     num_timed_out: int
-    """Samples that ran past the time limit: all their fields are 0."""
+    """Samples that exceeded the time limit; all their fields are 0."""
     first_failure: Failure | None = None
-    """That of the first sample that failed."""
+    """The failure of the first sample that failed."""
 
 
 class ContractError(RewardError):
-    """A function returned something else than scores: the same will happen with every sample."""
+    """A function returned something other than scores. The same will happen with every sample."""
 
 
 class BatchContractError(ContractError):
-    """A batch function did not return one score for each sample, so that none can be told whose it is."""
+    """A batch function did not return one score for each sample, so scores cannot be assigned to samples."""
 
 
 def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
-    """The score as plain floats.
+    """Returns the score as plain floats.
 
-    Raises `ContractError` naming `source` (the reward function) and `sample` where the score is not a dict with string
-    keys and finite numbers, or has no `overall`.
+    Raises:
+        ContractError: the score is not a dict with string keys and finite numbers, or has no `overall`. The message
+            names `source` (the reward function) and `sample`.
     """
     where = f"{source} returned for sample {sample}"
     if not isinstance(score, Mapping):
@@ -82,7 +83,7 @@ def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
 
 
 def validate_scores(scores: object, num_expected: int, *, source: str, first_sample: int = 0) -> list[RewardScore]:
-    """The scores of a batch function, each checked by `validate_score`; `BatchContractError` where their number is wrong."""
+    """Checks the scores of a batch function by `validate_score`; raises `BatchContractError` if their number is wrong."""
     if not isinstance(scores, Sequence) or isinstance(scores, str | bytes):
         raise BatchContractError(
             f"{source} returned a {type(scores).__name__} for {num_expected} samples. A batch function returns a list "
@@ -106,13 +107,13 @@ def _shown(value: Any) -> str:
 def _checked_name(name: Any, where: str) -> str:
     if not isinstance(name, str):
         raise ContractError(f"{where} the key {name!r} ({type(name).__name__}). Keys are strings.")
-    return str.__str__(name)  # a subclass would not travel to the trainer
+    return str.__str__(name)  # a subclass may not unpickle in the trainer
 
 
 def _checked_number(name: Any, value: Any, where: str) -> float:
     try:
         number = float(value) if isinstance(value, Real) else math.nan
-    except OverflowError:  # an integer beyond every float
+    except OverflowError:  # an integer too large for a float
         number = math.inf
     if not abs(number) <= LARGEST_SCORE:
         raise ContractError(

@@ -1,4 +1,4 @@
-"""Loading a reward function from a file: `path/to/file.py:function`."""
+"""Loads a reward function from a file: `path/to/file.py:function`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PACKAGES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-"""Libraries whose package has another name than the module."""
+"""Package names of libraries that are imported by another name."""
 
 _STAND_INS = {
     "mathruler": "Without it: EasyR1's rewards in our words, examples/reward_function/math.py:compute_score and r1v.py, and the "
@@ -48,22 +48,22 @@ class LoadedReward:
 
     function: Callable[[Any], Any]
     name: str
-    """The file's REWARD_NAME, "unknown" where it has none."""
+    """The file's REWARD_NAME; "unknown" if it has none."""
     reward_type: RewardType
-    """The file's REWARD_TYPE, "batch" where it has none."""
+    """The file's REWARD_TYPE; "batch" if it has none."""
     path: Path
     function_name: str
 
     @property
     def source(self) -> str:
-        """How error messages call the function."""
+        """The function's name in error messages."""
         return f"{self.path.name}:{self.function_name}"
 
     def score(self, reward_inputs: Sequence[Mapping[str, Any]], *, first_sample: int = 0) -> list[RewardScore]:
-        """Calls the function here and now, without a time limit, and checks what it returned.
+        """Calls the function in this process, without a time limit, and checks what it returned.
 
-        `first_sample` is the number that errors give to the first input. Raises what the function raises, and
-        `RewardError` where it breaks the contract.
+        `first_sample` is the number of the first input in error messages. Raises what the function raises, and
+        `RewardError` if it breaks the contract.
         """
         samples = [dict(reward_input) for reward_input in reward_inputs]
         if self.reward_type == "batch":
@@ -76,11 +76,12 @@ class LoadedReward:
 
 
 def resolve_reward_path(spec: str) -> tuple[Path, str]:
-    """The existing file and the function name (`main` where none is given) that `spec` names; runs nothing.
+    """Returns the existing file and the function name (default `main`) that `spec` names; runs nothing.
 
-    A relative path is looked up in the working directory; one that starts with `cepo/` is then looked up in the
+    A relative path is looked up in the working directory. One that starts with `cepo/` is then looked up in the
     installed package, so that `cepo/rewards/math.py:compute_score` works from any folder.
-    Raises `RewardError` where the file does not exist.
+
+    Raises `RewardError` if the file does not exist.
     """
     file, separator, function_name = spec.rpartition(":")
     if not separator or "/" in function_name or function_name.endswith(".py"):
@@ -103,8 +104,8 @@ def resolve_reward_path(spec: str) -> tuple[Path, str]:
 def load_reward_function(spec: str, kwargs: Mapping[str, Any]) -> LoadedReward:
     """Runs the file that `spec` names and binds `kwargs` to its function.
 
-    Raises `RewardError` where the file is missing or fails to run, where it has no such function, where that is not
-    callable or does not take `kwargs`, and where REWARD_TYPE is neither "batch" nor "sequential".
+    Raises `RewardError` if the file is missing or fails to run, if it has no such function, if that is not callable or
+    does not take `kwargs`, or if REWARD_TYPE is neither "batch" nor "sequential".
     """
     path, function_name = resolve_reward_path(spec)
     require_imports(path)
@@ -138,7 +139,7 @@ def _run_file(path: Path) -> ModuleType:
     if module_spec is None or module_spec.loader is None:
         raise RewardError(f"{path} is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(module_spec)
-    # Dataclasses and pickling look a class's module up by name.
+    # Dataclasses and pickle look up a class's module by name.
     sys.modules[name] = module
     try:
         module_spec.loader.exec_module(module)
@@ -152,7 +153,7 @@ def _check_keywords(function: Callable[..., Any], kwargs: Mapping[str, Any], sou
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Some compiled callables show no signature; the first call tells.
+        # Some compiled callables have no signature; the first call will show whether the keywords fit.
         return
     try:
         signature.bind([], **kwargs)
@@ -165,12 +166,12 @@ def _check_keywords(function: Callable[..., Any], kwargs: Mapping[str, Any], sou
 
 
 def require_imports(path: Path) -> None:
-    """Reads a reward file and looks for the libraries that it imports as it is loaded.
+    """Checks that the libraries a reward file imports when it is loaded are installed, without running the file.
 
-    Imports within functions, `try` and `if` are left to the run: they may be meant to fail.
+    Imports within functions, `try` and `if` are not checked, because they may be meant to fail.
 
     Raises:
-        RewardError: the file is no Python, or what it imports is not found here.
+        RewardError: the file is not valid Python, or a library that it imports is not found.
     """
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
@@ -197,7 +198,7 @@ def require_imports(path: Path) -> None:
 
 
 def _imported(body: Sequence[ast.stmt]) -> Iterator[tuple[int, str]]:
-    """Line and top-level module of the absolute imports that run whenever the file does."""
+    """Yields line and top-level module of the absolute imports that run whenever the file does."""
     for node in body:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)

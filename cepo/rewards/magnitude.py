@@ -1,4 +1,4 @@
-r"""Whether an answer's exact value has so many digits that computing it would take for ever, told from its text alone."""
+"""Tells from an answer's text whether its exact value has too many digits to be computed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 
 
 def is_too_large(text: str) -> bool:
-    r"""True for powers such as `10^{10^9}`, `9^{9^{9^9}}`, `x^{123456789}` and factorials such as `99999!` or `9!!!`.
+    """Returns True for powers such as `10^{10^9}`, `9^{9^{9^9}}`, `x^{123456789}` and factorials such as `99999!` or `9!!!`.
 
-    An exponent counts as too large where it states a number above 10,000, or multiplies or raises numbers to one above it.
+    An exponent is too large if it states a number above 10,000, or multiplies or raises numbers to one above it.
     """
     powers = [_logarithm(_exponent(text, found.end())) for found in _POWER.finditer(text)]
     for found in _FACTORIAL.finditer(text):
@@ -27,7 +27,7 @@ def is_too_large(text: str) -> bool:
 
 
 def _exponent(text: str, start: int) -> str:
-    """What stands in the exponent that begins at `start`: a group in braces with what it is raised to, or the text after."""
+    """Returns the exponent that begins at `start`: a group in braces with its own exponent, or the text after."""
     rest = text[start:].lstrip()
     if not rest.startswith(("{", "(")):
         number = _NUMBER.match(rest) or re.match(r"\S?", rest)
@@ -43,7 +43,7 @@ def _exponent(text: str, start: int) -> str:
 
 
 def _logarithm(exponent: str) -> float:
-    """An upper estimate of the exponent's decimal logarithm: its numbers multiplied, each raised to what follows it."""
+    """Returns an upper estimate of the exponent's log10: its numbers multiplied, each raised to what follows it."""
     total, position = 0.0, 0
     while found := _NUMBER.search(exponent, position):
         size = math.log10(max(float(found[0]), 1.0)) if len(found[0]) < 300 else math.inf

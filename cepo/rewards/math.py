@@ -1,4 +1,4 @@
-"""The default reward: is the final answer right?"""
+"""The default reward: whether the final answer is right."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ REWARD_TYPE = "batch"
 def compute_score(reward_inputs: Sequence[Mapping[str, Any]], *, format_weight: float = 0.0) -> list[dict[str, float]]:
     r"""Scores a batch: `overall = (1 - format_weight) * accuracy + format_weight * format`.
 
-    `accuracy` is 1 where the extracted answer equals `ground_truth` (`cepo.rewards.answers`), else 0; `format` is 1 where
-    the response holds an answer at all, a non-empty `\boxed{}` or `<answer>`, else 0. With `format_weight` 0 the reward is
-    0 or 1. Each sample is scored by itself. There is no time limit in here: `RewardPool` is the one.
+    `accuracy` is 1 if the extracted answer equals `ground_truth` (`cepo.rewards.answers`), else 0. `format` is 1 if the
+    response holds an answer, a non-empty `\boxed{}` or `<answer>`, else 0. With `format_weight` 0 the reward is 0 or 1.
+    Samples are scored independently. `RewardPool` enforces the time limit; there is none here.
 
-    Raises `ConfigError` where `format_weight` lies outside 0..1.
+    Raises `ConfigError` if `format_weight` lies outside 0..1.
     """
     if not 0.0 <= format_weight <= 1.0:
         raise ConfigError(f"format_weight = {format_weight}: give a number from 0 to 1.")

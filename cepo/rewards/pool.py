@@ -1,4 +1,4 @@
-"""Worker processes around the reward function: no answer can stop a run, hang it or harm another sample."""
+"""Runs reward functions in worker processes, so that no answer can stop a run, hang it or affect another sample."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SAMPLES_ONE_BY_ONE = 8
 _SAMPLES_RETRIED = 4
 _SECONDS_BETWEEN_LOOKS = 0.2
 _FULL_TIMEOUTS = 8
-"""Samples of one call that may use up the whole limit; later ones of that call get a tenth of it."""
+"""The number of samples in a call that may use up the whole limit; later ones of that call get a tenth of it."""
 
 
 def _never() -> bool:
@@ -43,7 +43,7 @@ class _Fault:
 
 @dataclass
 class _Task:
-    """A share of a call's items, for one worker. `one_by_one`: one reply per item; else one for all of them."""
+    """A share of a call's items for one worker. `one_by_one`: one reply per item; else one reply for all of them."""
 
     action: Literal["score", "compare", "match"]
     one_by_one: bool
@@ -53,24 +53,23 @@ class _Task:
 class RewardPool:
     """Runs a reward function in processes that are killed and replaced when they exceed the time limit.
 
-    `spec` is `path/to/file.py:function` (see `cepo.rewards.functions`) and `kwargs` are its keywords; several functions with
-    `weights` are added up (see `cepo.rewards.combined`).
+    `spec` is `path/to/file.py:function` (see `cepo.rewards.functions`) and `kwargs` are its keywords. Several functions
+    are added up with `weights` (see `cepo.rewards.combined`).
 
     Sequential functions are called sample by sample, each within `timeout_seconds`. A batch function is called with up
-    to 32 samples at once, and the call as a whole gets `timeout_seconds`. Where such a call raises, returns
-    a score that is none, crashes or runs out of time, its samples are tried again one by one, each within
-    `timeout_seconds`, so that only the guilty ones fail. Where it returns another number of scores than it got samples, none can
-    be told whose it is: that is a `RewardError`. A batch that was merely slow is halved for later calls.
-    A batch function therefore sees a part of the batch, some samples twice after a fault, and must score each sample
-    by itself.
+    to 32 samples at once, and the whole call gets `timeout_seconds`. If such a call raises, returns an invalid score,
+    crashes or runs out of time, its samples are retried one by one, each within `timeout_seconds`, so that only the
+    samples at fault fail. If it returns a wrong number of scores, they cannot be assigned to samples, which is a
+    `RewardError`. If a batch was merely slow, later calls get half its size. A batch function therefore sees only a
+    part of the batch, sees some samples twice after a fault, and must score samples independently.
 
     After 8 samples of a call have run out of time, the call's other samples get a tenth of the limit each.
 
     A failed sample gets 0 in every field, is counted, and is logged as a warning.
 
-    The constructor waits until the function is loaded. Raises `ConfigError` for a bad setting, `RewardError` where the
-    function cannot be loaded, `EngineError` where a process cannot be started.
-    Calls from several threads are served in turn.
+    The constructor waits until the function is loaded. Raises `ConfigError` for a bad setting, `RewardError` if the
+    function cannot be loaded, `EngineError` if a process cannot be started. Calls from several threads are served in
+    turn.
     """
 
     def __init__(
@@ -112,15 +111,15 @@ class RewardPool:
             raise
 
     def score(self, inputs: Sequence[Mapping[str, Any]]) -> RewardOutcome:
-        """Scores the samples. Raises `RewardError` where one cannot be sent to another process (cannot be pickled)."""
+        """Scores the samples. Raises `RewardError` if one cannot be pickled for another process."""
         return self._outcome(self._verdicts(inputs))
 
     def stream(self) -> RewardStream:
-        """For a batch whose parts come one after the other."""
+        """Returns a stream for a batch whose parts arrive one after the other."""
         return RewardStream(self._verdicts, self._outcome)
 
     def _verdicts(self, inputs: Sequence[Mapping[str, Any]], is_given_up: Callable[[], bool] = _never) -> list[Any]:
-        """Each sample's score, or its `_Fault`."""
+        """Returns each sample's score, or its `_Fault`."""
         samples = [dict(reward_input) for reward_input in inputs]
         _check_picklable(samples)
         return self._run("score", samples, one_by_one=self.reward_type == "sequential", is_given_up=is_given_up)
@@ -142,12 +141,12 @@ class RewardPool:
         )
 
     def trial(self, sample: Mapping[str, Any]) -> Failure | None:
-        """Why the function gives no score for `sample`; None where it does. Logs nothing."""
+        """Returns why the function gives no score for `sample`, or None if it gives one. Logs nothing."""
         (verdict,) = self._verdicts([sample])
         return verdict.failure if isinstance(verdict, _Fault) else None
 
     def require_a_score(self, outcome: RewardOutcome) -> None:
-        """Raises `RewardError` where no sample has got a score, neither in `outcome` nor in what was shown here before."""
+        """Raises `RewardError` if no sample has got a score, in `outcome` or in any outcome passed here before."""
         failed = outcome.num_raised + outcome.num_timed_out
         if self._has_scored or failed < len(outcome.scores):
             self._has_scored = self._has_scored or bool(outcome.scores)
@@ -161,14 +160,14 @@ class RewardPool:
         )
 
     def answers_equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """`cepo.rewards.answers.answers_equal(prediction, ground_truth)` of each pair, each within `timeout_seconds`.
+        """Applies `cepo.rewards.answers.answers_equal(prediction, ground_truth)` to each pair, within `timeout_seconds` each.
 
         A comparison that hangs or raises counts as False and is logged as a warning.
         """
         return self._compared("compare", pairs, "answers_equal")
 
     def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """`cepo.rewards.answers.states_the_same` of each pair, likewise: equal, or one the other's rounding."""
+        """Applies `cepo.rewards.answers.states_the_same` (equal, or a rounding) to each pair, under the same limits."""
         return self._compared("match", pairs, "states_the_same")
 
     def _compared(self, action: Literal["compare", "match"], pairs: Sequence[tuple[str, str]], what: str) -> list[bool]:
@@ -196,7 +195,7 @@ class RewardPool:
         one_by_one: bool,
         is_given_up: Callable[[], bool] = _never,
     ) -> list[Any]:
-        """For each item what the worker returned for it, or its `_Fault`."""
+        """Returns for each item the worker's result, or its `_Fault`."""
         if self._is_closed or os.getpid() != self._owner:
             state = "is closed" if self._is_closed else f"belongs to process {self._owner}, this is {os.getpid()}"
             raise EngineError(f"the reward pool of {self.spec!r} {state}. Create a pool where it is used.")
@@ -211,7 +210,7 @@ class RewardPool:
                     self._assign(queue, items)
                     self._handle_events(queue, verdicts)
             except BaseException:
-                # Replies that are still under way would be taken for those of the next call.
+                # Late replies would be taken for those of the next call.
                 for worker in list(self._busy):
                     self._busy.pop(worker)
                     worker.kill()
@@ -220,7 +219,7 @@ class RewardPool:
         return verdicts
 
     def _shrink_batches(self, verdicts: list[Any]) -> None:
-        """Halves the batches of later calls where one ran out of time although none of its samples does."""
+        """Halves the batches of later calls if one ran out of time although none of its samples does."""
         batches, self._overdue_batches = self._overdue_batches, []
         if any(not any(isinstance(verdicts[index], _Fault) for index in batch) for batch in batches):
             self._samples_together = max(1, self._samples_together // 2)
@@ -250,7 +249,7 @@ class RewardPool:
                 self._replace_idle(position)
 
     def _handle_events(self, queue: deque[_Task], verdicts: list[Any]) -> None:
-        """Waits for replies, ends of processes and deadlines, and acts on those that have come."""
+        """Waits for replies, process exits and deadlines, and handles those that have come."""
         waiting = [worker for worker in self._workers if worker in self._busy or not worker.ready]
         if not waiting:
             return
@@ -292,7 +291,7 @@ class RewardPool:
             del self._busy[worker]
 
     def _handle_end(self, worker: WorkerProcess, queue: deque[_Task], verdicts: list[Any]) -> None:
-        """Replaces a process that has ended or is overdue; its item under way is at fault, the others are tried again."""
+        """Replaces a process that has ended or is overdue. Its current item is at fault; the others are retried."""
         overdue = time.monotonic() >= worker.deadline
         ending = worker.kill()
         if not worker.ready:
@@ -311,7 +310,7 @@ class RewardPool:
 
     @property
     def _limit(self) -> float:
-        """Seconds that a sample has. A batch of hostile ones must not hold the run for as many times the limit."""
+        """Returns the seconds for a sample; after many timeouts fewer, so that a hostile batch cannot hold up the run."""
         return self._timeout_seconds / (1 if self._num_overdue < _FULL_TIMEOUTS else 10)
 
     def _note_overdue(self, overdue: bool) -> None:

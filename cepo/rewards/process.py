@@ -1,4 +1,4 @@
-"""The parent's side of one reward worker process: start, talk, kill."""
+"""The parent's side of one reward worker process: starts it, exchanges messages, kills it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _CLOSE_SECONDS = 1.0
 
 
 class WorkerProcess:
-    """A running `python -m cepo.rewards.serving`. It is `ready` once it has said so; until then it loads the function.
+    """A running `python -m cepo.rewards.serving`. It loads the function first and reports when it is `ready`.
 
-    `connection` carries pickles both ways. It is none of the standard streams: what a reward function prints goes to the
-    trainer's standard error, and it reads nothing.
+    `connection` carries pickles both ways and is separate from the standard streams: what a reward function prints goes
+    to the trainer's standard error, and it reads nothing.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class WorkerProcess:
         self.connection, other_end = Pipe()
         python_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
-            # -P: a file of the working directory must not stand in for a module of the worker.
+            # -P: a file in the working directory must not shadow a module of the worker.
             [sys.executable, "-P", "-m", "cepo.rewards.serving", str(other_end.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=2,
             pass_fds=[other_end.fileno()],
-            # Scoring is one thread's work: numeric libraries must not take the trainer's cores.
+            # Scoring uses one thread: numeric libraries must not take the trainer's cores.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"},
-            # A group of its own, so that killing it takes along whatever a reward function has started.
+            # A process group of its own, so that killing it also ends what the reward function started.
             start_new_session=True,
         )
         other_end.close()
@@ -65,7 +65,7 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def send(self, message: object) -> bool:
-        """False where the process has gone. Errors of pickling are the caller's."""
+        """Sends a message; returns False if the process has gone. Pickling errors are raised to the caller."""
         try:
             self.connection.send(message)
         except OSError:
@@ -73,8 +73,8 @@ class WorkerProcess:
         return True
 
     def kill(self) -> str:
-        """Ends the process and its group at once; returns how the process ended, in words."""
-        # After the connection's end a short wait tells a crash's own code from our signal.
+        """Kills the process and its group; returns how the process ended, in words."""
+        # After the connection has closed, a short wait tells a crash's exit code from our signal.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.05)
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -92,7 +92,7 @@ class WorkerProcess:
         self.connection.close()
 
     def close(self) -> None:
-        """Asks an idle process to end, and kills it where it does not."""
+        """Asks an idle process to end, and kills it if it does not."""
         self.hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_SECONDS if self.ready else 0)

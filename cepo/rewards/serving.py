@@ -1,8 +1,8 @@
 """A reward worker process: `python -m cepo.rewards.serving`, started by `cepo.rewards.process`, never by hand.
 
 It is a fresh interpreter, not a fork (the trainer holds threads and devices) and not a `multiprocessing` child (which
-would run the user's main script again). It ends by itself when its parent has gone: idle at once, busy soon after the
-time limit.
+would run the user's main script again). It ends when its parent has gone: at once if idle, else soon after the time
+limit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _GRACE_SECONDS = 2.0
 
 def main() -> None:
     """Loads the reward function that the first message names, then answers tasks until the parent has gone."""
-    # Ctrl-C is the parent's affair.
+    # The parent handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent, descriptor = os.getppid(), int(sys.argv[1])
-    os.set_inheritable(descriptor, False)  # what a reward function starts must not hold the connection open
+    os.set_inheritable(descriptor, False)  # a child process of a reward function must not hold the connection open
     connection = Connection(descriptor)
     _offer_to_memory_killer()
     try:
@@ -48,7 +48,7 @@ def _serve(setup: dict[str, Any], connection: Connection, parent: int, devnull: 
     with _Deadline(setup["start_seconds"] + _GRACE_SECONDS, devnull):
         try:
             reward = load_reward(setup["spec"], setup["kwargs"], setup["weights"])
-            # The first comparison builds the parser's tables: not at the cost of the first sample.
+            # Builds the parser's tables now, so that the first sample's time limit does not pay for them.
             answers_equal(r"\frac{1}{2}", r"\sqrt{3}")
         except (Exception, SystemExit) as error:
             connection.send(("failed", str(error)))
@@ -70,7 +70,7 @@ def _serve(setup: dict[str, Any], connection: Connection, parent: int, devnull: 
 
 
 def _attempt(action: Callable[[list[Any], int], list[Any]], unit: list[Any], first: int) -> tuple[str, Any]:
-    """("done", results), ("refused", why no sample of a batch can be scored), or ("raised", a `Failure`)."""
+    """Returns ("done", results), ("refused", why no sample of a batch can be scored), or ("raised", a `Failure`)."""
     try:
         return "done", action(unit, first)
     except BatchContractError as error:
@@ -87,9 +87,9 @@ def _attempt(action: Callable[[list[Any], int], list[Any]], unit: list[Any], fir
 
 
 class _Deadline:
-    """Ends this process at a deadline, also in C code that never lets another Python thread run.
+    """Ends this process at a deadline, even while C code holds the interpreter lock.
 
-    The parent kills an overdue worker before that; this is for a parent that has died.
+    The parent kills an overdue worker earlier; this is for a parent that has died.
     """
 
     def __init__(self, seconds: float, devnull: IO[str]) -> None:
@@ -104,7 +104,7 @@ class _Deadline:
 
 
 def _wait_for_request(connection: Connection, parent: int) -> bool:
-    """False when the parent has gone, also where another process still holds the connection's other end."""
+    """Returns False once the parent has gone, even if another process still holds the connection's other end."""
     while os.getppid() == parent:
         if connection.poll(_PARENT_CHECK_SECONDS):
             return True
@@ -112,12 +112,12 @@ def _wait_for_request(connection: Connection, parent: int) -> bool:
 
 
 def _offer_to_memory_killer() -> None:
-    """Where memory runs out, Linux shall end this process rather than the trainer."""
+    """Lets Linux end this process rather than the trainer when memory runs out."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
-        # Not Linux, or not allowed: a courtesy only.
+        # Not Linux, or not allowed. Nothing depends on it.
         return
 
 

@@ -1,4 +1,4 @@
-"""Rewards of parts of a batch while its other parts are still being sampled."""
+"""Scores finished parts of a batch while its other parts are still being sampled."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Samples = Sequence[Mapping[str, Any]]
 
 
 class RewardStream:
-    """Scores parts of one batch as they come, in a thread of its own; the outcome is that of one call with all of them.
+    """Scores parts of one batch in a thread as they arrive, with the outcome of one call for all of them.
 
-    A context manager. Leaving it without `outcome` stops the work that is under way.
+    It is a context manager. Leaving it before `outcome` was called stops the remaining work.
 
     Args:
-        judge: verdicts of some samples; ends early with an error once its second argument says so.
-        combine: the outcome of all verdicts.
+        judge: returns the verdicts of some samples; ends early with an error once its second argument returns True.
+        combine: returns the outcome of all verdicts.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RewardStream:
         self._thread: threading.Thread | None = None
 
     def __contains__(self, place: int) -> bool:
-        """Whether the part at `place` was added."""
+        """Returns whether the part at `place` was added."""
         return place in self._places
 
     def add(self, place: int, samples: Samples) -> None:
@@ -50,7 +50,7 @@ class RewardStream:
             self._thread.start()
 
     def outcome(self) -> RewardOutcome:
-        """Waits for all parts; their scores in the order of their places.
+        """Waits for all parts and returns their scores in the order of their places.
 
         Raises:
             RewardError, EngineError: see `RewardPool.score`.
@@ -80,7 +80,7 @@ class RewardStream:
             is_open = True
             while is_open:
                 parts = [self._waiting.get()]
-                while not self._waiting.empty():  # whatever has come meanwhile shares the workers
+                while not self._waiting.empty():  # score everything that has arrived meanwhile in one call
                     parts.append(self._waiting.get())
                 is_open = None not in parts
                 self._score([part for part in parts if part is not None])
