@@ -1,4 +1,4 @@
-"""What travels between the trainer and the workers: rows to score, and rows to learn from."""
+"""The batches sent from the trainer to the workers: rows to score and rows to learn from."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 OWN_VIEW = ""
-"""The view of rows behind the student's own prompt."""
+"""The view of rows with the student's own prompt."""
 
 RowName = tuple[str, int | None]
-"""(view, number of the response in its step); None for a row that nothing is looked up for."""
+"""A pair (view, number of the response in its step); the number is None for a row that is never looked up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ScoringRow:
     """A response behind a context. Rows of one prompt share the context object, and with it the images.
 
     Attributes:
-        prompt: the prompt's number in its step: all its rows, behind whatever context, are worked on by one device.
+        prompt: the prompt's number in its step; one device processes all rows of a prompt, whatever their context.
         row: the response's number in its step.
         view: the method's view that the context belongs to.
     """
@@ -41,23 +41,23 @@ class ScoringRow:
 
     @property
     def name(self) -> RowName:
-        """What results and kept hidden states are found by."""
+        """The key under which results and kept hidden states are found."""
         return self.view, self.row
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of context and response."""
+        """The number of tokens of context and response."""
         return len(self.context.token_ids) + len(self.response_ids)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationRows:
-    """The distillation side of an optimizer batch.
+    """The distillation data of an optimizer batch.
 
     Attributes:
-        divergence: what is minimised.
+        divergence: the divergence that is minimised.
         token_weight: (R, T), 0 for a row without a teacher.
-        view: whose hidden states, kept when they were scored, the rows are distilled from.
+        view: the view whose hidden states, kept from scoring, are the teacher's.
     """
 
     divergence: DivergenceConfig
@@ -67,17 +67,17 @@ class DistillationRows:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerBatch:
-    """Rows of one optimizer step: those with a gradient, and the totals that count all of them.
+    """The rows of one optimizer step that have a gradient, and the totals over all rows of the step.
 
     Attributes:
         rows: R rows.
         old_log_probs, advantages: (R, T).
         response_mask: (R, T).
-        denominators: totals over every row of the step, rows without gradient included.
-        on_policy: the weights at the start of this optimizer step are those that sampled the rows, and no earlier pass has
-            scored them: their old log-probs are the update's own, without gradient. `old_log_probs` then holds the rollout
-            engine's, to compare with.
-        reference_log_probs: (R, T) of the initial weights, None without a KL in the loss.
+        denominators: totals over every row of the step, including rows without gradient.
+        on_policy: the weights at the start of this optimizer step sampled the rows, and no earlier pass has scored
+            them. The old log-probs are then the update's own, without gradient, and `old_log_probs` holds the rollout
+            engine's for comparison.
+        reference_log_probs: (R, T) under the initial weights; None without a KL in the loss.
         distillation: None for methods whose only loss is the policy loss.
     """
 
@@ -91,7 +91,7 @@ class OptimizerBatch:
     distillation: DistillationRows | None = None
 
     def at(self, indices: Sequence[int]) -> OptimizerBatch:
-        """The rows at `indices`; the totals stay whole."""
+        """Returns the rows at `indices`; the totals stay those of all rows."""
         places, reference, distillation = list(indices), self.reference_log_probs, self.distillation
         if distillation is not None:
             distillation = dataclasses.replace(distillation, token_weight=distillation.token_weight[places])
@@ -108,12 +108,12 @@ class OptimizerBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class CriticBatch:
-    """Rows of one optimizer step of the critic.
+    """The rows of one optimizer step of the critic.
 
     Attributes:
         rows: R rows.
         old_values: (R, T) values before the step's updates.
-        returns: (R, T) what the values should be.
+        returns: (R, T) targets of the values.
         response_mask: (R, T).
         denominators: totals over every row of the step on all ranks.
     """
@@ -125,7 +125,7 @@ class CriticBatch:
     denominators: LossDenominators
 
     def at(self, indices: Sequence[int]) -> CriticBatch:
-        """The rows at `indices`; the totals stay whole."""
+        """Returns the rows at `indices`; the totals stay those of all rows."""
         places = list(indices)
         return dataclasses.replace(
             self,

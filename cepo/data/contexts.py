@@ -1,4 +1,4 @@
-"""Contexts: what the student reads, and what a teacher reads once a reference is put beside the question."""
+"""Contexts: the student's prompt, and a teacher's prompt, which also contains a reference."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PART_OF_A_NUMBER = re.compile(r"[\d.,]*\d[.,]*\Z")
 
 
 class ContextBuilder:
-    """Builds student and teacher contexts of the same images.
+    """Builds student and teacher contexts with the same images.
 
     Args:
-        teacher: placement, wording and cap of references.
-        max_context_length: tokens a context may have; a reference is cut to fit, a student prompt is not.
+        teacher: placement, wording and maximum length of references.
+        max_context_length: maximum number of context tokens; a reference is cut to fit, a student prompt is not.
     """
 
     def __init__(self, processing: Processing, teacher: TeacherConfig, *, max_context_length: int) -> None:
@@ -35,10 +35,10 @@ class ContextBuilder:
         self._max_context_length = max_context_length
 
     def student(self, problem: Problem) -> EncodedPrompt:
-        """The student's prompt.
+        """Encodes the student's prompt.
 
         Raises:
-            DataError: it is too long; the reference may be cut, the question may not.
+            DataError: the prompt is too long. References may be cut, questions may not.
         """
         visuals = self._processing.load_visuals(problem.images, problem.videos, problem.image_source)
         prompt = self._processing.encode(problem.text, visuals, history=problem.history)
@@ -50,30 +50,30 @@ class ContextBuilder:
         return prompt
 
     def reference_text(self, reference: Reference) -> str:
-        """The reference as it will be shown: sanitised, at most its cap of tokens long; empty if nothing is left."""
+        """Returns the reference as it will be shown: sanitised and cut to its maximum length; empty if nothing is left."""
         text = self.whole_text(reference)
         if reference.token_ids is not None:
             return self._cut(text, len(reference.token_ids))
         return self._cut(text, reference.max_tokens or self._teacher.max_reference_tokens)
 
     def whole_text(self, reference: Reference) -> str:
-        """The sanitised reference without any cap."""
+        """Returns the sanitised reference without a maximum length."""
         if reference.token_ids is not None:
             return sanitise_reference(self._processing.decode(reference.token_ids), self._special_texts)
         assert reference.text is not None
         return sanitise_reference(reference.text, self._special_texts)
 
     def teacher(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> EncodedPrompt:
-        """The student's own user turn with the whole reference in its place, around the same images, however long it is."""
+        """Encodes the student's user turn with the whole reference and the same images, without a length limit."""
         return self._encode(problem, student.images if self._teacher.with_images else None, reference_text)
 
     def fitted(
         self, problem: Problem, student: EncodedPrompt, reference_text: str, *, is_answer: bool
     ) -> tuple[EncodedPrompt, str] | None:
-        """The teacher's context within the prompt's limit, and the reference as it stands there; None without room for any.
+        """Returns a teacher's context within the prompt limit and the reference text in it, or None if no reference fits.
 
-        A long text is cut from its end. An answer is shown whole or not at all: the front part of one is another
-        answer. Images are never cut.
+        A long text is cut at its end. An answer is shown whole or not at all, because the beginning of an answer is a
+        different answer. Images are never cut.
         """
         context = self.teacher(problem, student, reference_text)
         excess = len(context.token_ids) - self._max_context_length
@@ -96,7 +96,7 @@ class ContextBuilder:
         return self._processing.encode(text, images, history=history, assistant_prefix=rendered)
 
     def _cut(self, text: str, num_tokens: int) -> str:
-        """The first tokens of a text that has more; a number of which only a part would stand there goes as a whole."""
+        """Returns the first `num_tokens` tokens of a text; a number that the cut would split is dropped."""
         tokens = self._processing.encode_text(text)
         if len(tokens) <= num_tokens:
             return text

@@ -1,4 +1,4 @@
-"""Problems from a hub name, a file or a folder, every row checked before any heavy work begins."""
+"""Problems from a hub name, a file or a folder; every row is checked before heavy work begins."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One row, ready to be asked.
+    """One row of the data, ready to be asked.
 
     Attributes:
-        prompt_id: the row's place in its source, `<row number>`; stable under filtering and shuffling.
-        text: the user's text (of a conversation, the last one) after the format prompt, one `<image>` per image and one
-            `<video>` per video.
+        prompt_id: `<row number>` in the source; unchanged by filtering and shuffling.
+        text: the user's text (of a conversation, the last one) after the format prompt, with one `<image>` per image
+            and one `<video>` per video.
         images: decoded RGB images.
         videos: the chosen frames of each video.
-        ground_truth: the reference answer as it stands in the data.
-        solution: the worked solution, None where the dataset has none.
+        ground_truth: the reference answer as written in the data.
+        solution: the worked solution; None if the dataset has none.
         columns: the row's other columns, for reward functions.
-        history: the turns before that text, where the prompt is a conversation.
-        image_source: where `images` can be read again; None for a problem that stands in no data set.
+        history: the turns before `text` if the prompt is a conversation.
+        image_source: where `images` can be read again; None for a problem that is not a row of a data set.
     """
 
     prompt_id: str
@@ -60,14 +60,14 @@ class Problem:
 
 
 class ProblemSet(Sequence[Problem]):
-    """The usable rows of one source; images are decoded on access, never kept.
+    """The usable rows of one source. Images are decoded on access and never kept.
 
     Args:
-        rows: what was read from the source and then rewritten. None: read it here.
+        rows: converted rows of the source; None reads the rows from the source.
 
     Raises:
         ConfigError: the source does not exist or lacks a column.
-        DataError: a bad row, unless `data.skip_bad_rows`, or no usable row at all.
+        DataError: a row is bad and `data.skip_bad_rows` is off, or no row is usable.
     """
 
     def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:
@@ -123,17 +123,17 @@ class ProblemSet(Sequence[Problem]):
         return (self[index] for index in range(len(self)))
 
     def indices(self, step: int, batch_size: int) -> list[int]:
-        """The problems of the 0-based `step`, a function of it and of `data.seed`."""
+        """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`."""
         config = self._config
         return problem_indices(
             step, num_problems=len(self), batch_size=batch_size, shuffle=config.shuffle, seed=config.seed
         )
 
     def require_solutions(self, setting: str) -> None:
-        """Every usable row must have a worked solution, because `setting` shows it.
+        """Checks that every usable row has a worked solution, because `setting` shows it.
 
         Raises:
-            ConfigError: there is no such column, or a row without one.
+            ConfigError: the column is missing, or a row has no solution.
         """
         key = self._config.solution_key
         remedy = "name the column in data.solution_key, or take solution_or_answer or another source"
@@ -151,9 +151,9 @@ class ProblemSet(Sequence[Problem]):
             )
 
     def image_probe(self) -> ImageSource | None:
-        """A row that stands for all whose images can be read again; with an image, if any row has one. None: there is none.
+        """Returns a row with which other nodes test whether they can read images, with an image if any has one, or None.
 
-        Nothing is decoded. A row with videos is never one: what it shows travels by value.
+        Nothing is decoded. Rows with videos are skipped, because their content is sent by value.
         """
         for row_number in self._usable if self.most_images else self._usable[:1]:
             row = self._rows[row_number]
@@ -166,7 +166,7 @@ class ProblemSet(Sequence[Problem]):
         return None if has_videos or self._rows_are_given else ImageSource(data=self._source, row=row_number)
 
     def _turns(self, row: Mapping[str, Any]) -> list[Turn]:
-        """The prompt's turns, the last one after the format prompt."""
+        """Returns the prompt's turns, with the format prompt applied to the last one."""
         value = row[self._config.prompt_key]
         *history, last = read_conversation(value) if is_conversation(value) else [Turn("user", plain_text(value))]
         if self._template is not None:
@@ -184,7 +184,7 @@ class ProblemSet(Sequence[Problem]):
         return load_video(value, config.image_dir, rules)
 
     def _measure(self, row: Mapping[str, Any]) -> RowMeasure:
-        """The prompt's length and what it shows. A video is decoded whole: only that finds a damaged one."""
+        """Measures the prompt and its images. Videos are decoded whole: only that finds a damaged one."""
         config = self._config
         for key, wrong, accepted in (
             (config.prompt_key, dict, "text, a number, or a list of messages"),
@@ -214,7 +214,7 @@ class ProblemSet(Sequence[Problem]):
             visual += self._processing.num_image_tokens(size)
         for value in videos:
             visual += self._processing.num_video_tokens(self._video(value))
-        # The text has one token for each of them, in whose place theirs come.
+        # The text has one placeholder token for each, which their own tokens replace.
         template = self._processing.template_ids(last.text, with_videos=bool(videos), history=history)
         length = visual + len(template) - len(images) - len(videos)
         return RowMeasure(length=length, num_images=len(images), num_videos=len(videos), visual_tokens=visual)
@@ -226,13 +226,13 @@ class _WithVisuals(Protocol):
 
 
 def most_visuals(*problem_sets: _WithVisuals | None) -> tuple[int, int]:
-    """The most images and the most videos of any prompt, which an engine has to take in one request; None has none."""
+    """Returns the largest numbers of images and of videos in a prompt, which an engine must accept in one request; skips None."""
     present = [problems for problems in problem_sets if problems is not None]
     return max(each.most_images for each in present), max(each.most_videos for each in present)
 
 
 def plain_text(value: Any) -> str:
-    """A cell as text: empty for none, and a whole number without the `.0` it gets in a column of decimals."""
+    """Returns a cell as text: empty for None, and a whole number without the `.0` that it gets in a column of decimals."""
     if value is None:
         return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

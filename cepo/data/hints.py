@@ -1,4 +1,4 @@
-"""How a reference is worded before a teacher, and how text that somebody else wrote is made safe to put there."""
+"""Words a reference for a teacher, and sanitises text from models and datasets before it enters a context."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ TEMPLATES = {
     "user_suffix": "{{ prompt }}\nHere is a sample answer: {{ reference }}",
     "assistant_prefix": "{{ reference }}\n",
 }
-"""Built-in wording by placement: the whole user text, or the text between the assistant header and the response."""
+"""The built-in wording by placement: the whole user text, or the text between the assistant header and the response."""
 _PROBE = "Question"
 
 _CONTROL_CHARACTERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f]"
 )
-"""Controls, invisible and direction marks, tags, and lone surrogates, which no encoding holds."""
+"""Control, invisible and direction characters, tags, and lone surrogates, which no encoding can hold."""
 
 
 class HintTemplate:
     """A sandboxed Jinja template with the variables `prompt` (the student's user text) and `reference`.
 
-    `user_suffix`: the user text, which begins with the prompt, so that student and teacher contexts share their tokens up to
-    the reference. `free`: any user text that holds the prompt. `assistant_prefix`: what stands right before the response.
+    `user_suffix`: the user text, which begins with the prompt, so that student and teacher contexts share their tokens
+    up to the reference. `free`: any user text that contains the prompt. `assistant_prefix`: the text right before the
+    response.
 
     Raises:
-        ConfigError: the file is missing, does not parse, does not use `reference`, uses an unknown variable, or does not
-            keep the prompt where the placement wants it.
+        ConfigError: the file is missing, does not parse, does not use `reference`, uses an unknown variable, or does
+            not place the prompt as the placement requires.
     """
 
     def __init__(self, placement: str, path: str | None = None) -> None:
@@ -71,7 +72,7 @@ class HintTemplate:
             raise ConfigError(f"{self._origin} must hold the prompt exactly once, so that no image is lost or doubled")
 
     def render(self, *, prompt: str, reference: str) -> str:
-        """The text with both variables filled in; neither value is itself treated as a template."""
+        """Returns the text with both variables filled in; neither value is itself treated as a template."""
         try:
             return self._template.render(prompt=prompt, reference=reference)
         except TemplateError as error:
@@ -79,14 +80,14 @@ class HintTemplate:
 
 
 def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
-    """Strips what a model or a dataset may have written but no context may contain.
+    """Removes what a model or a dataset may have written but no context may contain.
 
-    White space, every kind of line break included, collapses to single blanks; control characters go; special-token
-    texts (control tokens, image placeholders) are removed until none is left, since removing one, or the blanks within
-    one, can join the halves of another.
+    White space, including every kind of line break, collapses to single blanks, and control characters are removed.
+    Special-token texts (control tokens, image placeholders) are removed repeatedly until none is left, because removing
+    one, or the blanks within one, can join the halves of another.
     """
     specials = sorted({special for special in special_texts if special}, key=len, reverse=True)
-    # Line breaks are control characters too: taken out before they became blanks, they would join "1\r2" to "12".
+    # Blanks first: line breaks are control characters too, and removing them would turn "1\r2" into "12".
     text, previous = _CONTROL_CHARACTERS.sub("", " ".join(text.split())), None
     while text != previous:
         previous = text

@@ -1,4 +1,4 @@
-"""Whether names on the hub can be had, asked once and at once: the hub's own libraries try each file for half a minute."""
+"""Checks once that names on the hub are available; the hub's own libraries try each file for half a minute."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _TRUE = ("1", "on", "yes", "true")
 
 
 def require_hub_names(models: Iterable[tuple[str, str | None]], data: Iterable[tuple[str, str | None]]) -> None:
-    """Looks whether the models and data sets that are no local files can be read, from the hub or from the cache.
+    """Checks that all models and data sets that are not local can be read from the hub or from the cache.
 
-    Where the hub does not answer, this process and its children use what earlier downloads left, as under HF_HUB_OFFLINE.
+    If the hub does not answer, this process and its children use earlier downloads, as under HF_HUB_OFFLINE.
 
     Args:
-        models, data: setting and value; None, local paths and `microgeo:` are passed over.
+        models, data: pairs of setting and value; None, local paths and `microgeo:` are skipped.
 
     Raises:
         ConfigError: the hub cannot be reached, and a name is not in the cache.
@@ -60,7 +60,7 @@ def _is_remote(name: str) -> bool:
 
 
 def _why_silent(endpoint: str) -> str | None:
-    """Why nothing answers at the address; None where something does, whatever it says."""
+    """Returns why nothing answers at the address, or None if anything answers."""
     found: list[str | None] = []
 
     def ask() -> None:
@@ -70,7 +70,7 @@ def _why_silent(endpoint: str) -> str | None:
         except urllib.error.HTTPError:
             found.append(None)
         except urllib.error.URLError as error:
-            # The hub's client has certificates of its own: it may get through where this does not.
+            # The hub's client has its own certificates and may succeed although this request fails.
             is_unsure = isinstance(error.reason, ssl.SSLError)
             found.append(None if is_unsure else str(getattr(error.reason, "strerror", None) or error.reason))
         except (TimeoutError, OSError) as error:
@@ -78,7 +78,7 @@ def _why_silent(endpoint: str) -> str | None:
         else:
             found.append(None)
 
-    asking = threading.Thread(target=ask, daemon=True)  # looking up a name knows no time limit
+    asking = threading.Thread(target=ask, daemon=True)  # a name look-up has no time limit
     asking.start()
     asking.join(_SECONDS + 1)
     return found[0] if found else f"no answer within {_SECONDS:g} s"
@@ -99,5 +99,5 @@ def _is_cached(name: str, kind: str) -> bool:
 def _go_offline() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     for module, constant in (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE")):
-        if module in sys.modules:  # read from the environment when they were imported
+        if module in sys.modules:  # it read the environment at its import
             setattr(sys.modules[module], constant, True)

@@ -1,4 +1,4 @@
-"""The images of a row, wherever rows are read: by the trainer with its problems, by a worker on its own."""
+"""Reads the images of a row, both for the trainer's problems and in workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def listed(row: Mapping[str, Any], key: str) -> list[Any]:
-    """What a cell holds: none, one, or a list."""
+    """Returns a cell's values as a list: none, one, or several."""
     value = row.get(key)
     if value is None or value == "":
         return []
@@ -24,10 +24,10 @@ def listed(row: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def decoded_images(row: Mapping[str, Any], config: DataConfig) -> tuple[Image, ...]:
-    """A row's images in RGB, within the pixel limits.
+    """Returns a row's images in RGB, within the pixel limits.
 
     Raises:
-        DataError: one cannot be decoded.
+        DataError: an image cannot be decoded.
     """
     return tuple(
         load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels)
@@ -36,9 +36,9 @@ def decoded_images(row: Mapping[str, Any], config: DataConfig) -> tuple[Image, .
 
 
 class ImageStore:
-    """Images by the place they stand at, read and prepared once while they are kept.
+    """Caches images by their row: each is read and prepared once while it is kept.
 
-    What it gives is what the trainer's own reading gives, bit for bit: the same functions over the same rows.
+    Its images equal the trainer's bit for bit, because the same functions read the same rows.
     """
 
     def __init__(self, config: DataConfig, processing: Processing) -> None:
@@ -48,7 +48,7 @@ class ImageStore:
         self._inputs: dict[ImageSource, ImageInputs] = {}
 
     def images(self, source: ImageSource) -> tuple[Image, ...]:
-        """Decoded images, for the rollout engine.
+        """Returns the decoded images of a row, for the rollout engine.
 
         Raises:
             ConfigError, DataError: the data set or the row cannot be read here.
@@ -58,7 +58,7 @@ class ImageStore:
         return self._images[source]
 
     def inputs(self, source: ImageSource) -> ImageInputs:
-        """The same images as the vision tower takes them."""
+        """Returns the images of a row as inputs of the vision tower."""
         if source not in self._inputs:
             inputs = self._processing.load_images(self.images(source), source)
             assert inputs is not None, f"row {source.row} of {source.data} has no image"
@@ -66,7 +66,7 @@ class ImageStore:
         return self._inputs[source]
 
     def keep(self, sources: Collection[ImageSource]) -> None:
-        """Frees the images of all others; the data sets stay open."""
+        """Frees the images of all other rows; the data sets stay open."""
         self._images = {source: images for source, images in self._images.items() if source in sources}
         self._inputs = {source: inputs for source, inputs in self._inputs.items() if source in sources}
 

@@ -1,4 +1,4 @@
-"""Images as datasets hold them (bytes, path, PIL), brought to RGB and within pixel limits."""
+"""Reads the images of datasets (bytes, path, PIL) as RGB within pixel limits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from cepo.errors import DataError
 logger = logging.getLogger(__name__)
 
 LARGEST_ASPECT_RATIO = 200
-"""Qwen's resizing rule refuses thinner images; refused here with the row's name instead of in the middle of a run."""
+"""The largest accepted aspect ratio. Qwen's resizing refuses thinner images, which would stop a run in the middle."""
 
 LARGEST_PIXELS = 64_000_000
-"""A file of kilobytes can state any size; this one decodes to 192 MB."""
+"""The largest accepted number of pixels (192 MB decoded): a file of kilobytes can state any size."""
 _ORIENTATION_TAG = 0x0112
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""What is opened. Others of Pillow's start programs (EPS: Ghostscript) or are no images of datasets.
-A JPEG file may turn out to be MPO."""
+"""The accepted image formats. Pillow's others start programs (EPS: Ghostscript) or do not occur in datasets.
+
+A JPEG file may turn out to be MPO.
+"""
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -34,14 +36,14 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What shows an image upright, by the orientation in its EXIF data."""
+"""The transposition that turns an image upright, by the orientation in its EXIF data."""
 
 
 def media_file(path: str, image_dir: str | None) -> Path:
-    """The regular file that a row names, within `image_dir` where one is set.
+    """Returns the regular file that a row names, which must lie within `image_dir` if that is set.
 
     Raises:
-        DataError: it lies elsewhere, does not exist, or is no regular file (a pipe would be waited for without end).
+        DataError: it lies elsewhere, does not exist, or is not a regular file (reading a pipe could block for ever).
     """
     file = Path(image_dir or "") / path
     if image_dir is not None and not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(image_dir)):
@@ -56,14 +58,14 @@ def media_file(path: str, image_dir: str | None) -> Path:
 
 
 def open_image(value: Any, image_dir: str | None) -> Image.Image:
-    """A lazily opened image: its size is known, its pixels are not decoded yet.
+    """Opens an image lazily: its size is known, its pixels are not decoded yet.
 
     Args:
         value: PIL image, raw bytes, path, or a mapping with `bytes` or `path`.
-        image_dir: folder put before paths given as text.
+        image_dir: folder prepended to paths given as text.
 
     Raises:
-        DataError: nothing that can be read as an image, a format that is not accepted, or too many pixels.
+        DataError: not a readable image, not an accepted format, or too many pixels.
     """
     image = _opened(value, image_dir)
     if image.format not in (None, "MPO", *FORMATS):
@@ -92,10 +94,10 @@ def _opened(value: Any, image_dir: str | None) -> Image.Image:
 
 
 def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
-    """Checks that an image can be decoded, as cheaply as its format allows, and returns (width, height) when upright.
+    """Checks as cheaply as its format allows that an image can be decoded; returns its upright (width, height).
 
     Raises:
-        DataError: missing, unreadable, damaged, empty or too thin.
+        DataError: the image is missing, unreadable, damaged, empty or too thin.
     """
     image = open_image(value, image_dir)
     width, height = image.size
@@ -108,7 +110,7 @@ def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
     try:
         if image.format == "PNG":
             image.verify()  # checksums of all chunks
-        else:  # only reading the whole stream finds a cut one; a JPEG is read at an eighth of its size
+        else:  # only reading the whole stream finds a truncated one; a JPEG is read at an eighth of its size
             image.draft(None, (1, 1))
             image.load()
     except Exception as error:  # damaged bytes make decoders raise almost anything
@@ -117,7 +119,7 @@ def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation, 1 (upright) without one that can be read. Pillow itself turns TIFF files."""
+    """Returns the EXIF orientation, or 1 (upright) if none can be read. Pillow itself turns TIFF files."""
     if image.format not in ("JPEG", "MPO", "PNG", "WEBP"):
         return 1
     try:
@@ -134,7 +136,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int | None) -> tuple[int, int]:
-    """The size after shrinking to at most `max_pixels` and then enlarging to at least `min_pixels`, aspect ratio kept."""
+    """Returns the size shrunk to at most `max_pixels`, then enlarged to at least `min_pixels`; keeps the aspect ratio."""
     width, height = size
     if max_pixels is not None and width * height > max_pixels:
         factor = math.sqrt(max_pixels / (width * height))
@@ -146,7 +148,7 @@ def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int 
 
 
 def load_rgb(value: Any, image_dir: str | None, min_pixels: int | None, max_pixels: int | None) -> Image.Image:
-    """The decoded image in RGB, upright, within the pixel limits. Palettes, grey and alpha become three channels.
+    """Returns the decoded image in RGB, upright, within the pixel limits. Palettes, grey and alpha become three channels.
 
     Raises:
         DataError: the image cannot be decoded.

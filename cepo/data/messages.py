@@ -1,4 +1,4 @@
-"""Prompts as chat messages: a list of {role, content} in the prompt column in place of a text."""
+"""Reads prompts given as chat messages: a list of {role, content} in the prompt column instead of a text."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _ACCEPTED = "accepted: a list of messages {role, content}, of which the last is 
 
 
 def is_conversation(value: Any) -> bool:
-    """Whether a cell of the prompt column holds messages."""
+    """Returns whether a cell of the prompt column holds messages."""
     return isinstance(value, list | tuple)
 
 
 def read_conversation(messages: Any) -> list[Turn]:
-    """The turns of a cell's messages. The last one is the question.
+    """Returns the turns of a cell's messages. The last one is the question.
 
-    A message's content is text, or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`, which
-    stand for the row's images and videos in their order.
+    A message's content is text or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`.
+    Image and video parts stand for the row's images and videos in their order.
 
     Raises:
-        DataError: no messages, an unknown role or part, or another last turn than the user's.
+        DataError: there are no messages, a role or part is unknown, or the last turn is not the user's.
     """
     if not messages:
         raise DataError(f"the prompt has no message; {_ACCEPTED}")

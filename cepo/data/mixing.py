@@ -1,4 +1,4 @@
-"""Several training sets in one run."""
+"""Combines several training sets in one run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 
 
 class MixedProblems:
-    """The usable rows of several sources, one source behind the other; a problem's id is `<source number>:<row number>`.
+    """The usable rows of several sources, one after the other; a problem's id is `<source number>:<row number>`.
 
-    Without `data.train_weights` all rows are one set: a pass asks every row once, whatever its source.
+    Without `data.train_weights` all rows form one set: a pass asks every row once, whatever its source.
     """
 
     def __init__(self, parts: Sequence[ProblemSet], config: DataConfig) -> None:
@@ -40,7 +40,7 @@ class MixedProblems:
         return dataclasses.replace(problem, prompt_id=f"{part}:{problem.prompt_id}")
 
     def indices(self, step: int, batch_size: int) -> list[int]:
-        """The problems of the 0-based `step`, a function of it and of `data.seed`."""
+        """Returns the problems of the 0-based `step`, which depend only on the step and `data.seed`."""
         config = self._config
         if config.train_weights is None:
             return problem_indices(
@@ -57,16 +57,16 @@ class MixedProblems:
         return [self._begin(part) + index for part, index in chosen]
 
     def require_solutions(self, setting: str) -> None:
-        """As a problem set's own, of every source.
+        """Checks every source; see `ProblemSet.require_solutions`.
 
         Raises:
-            ConfigError: a source has no such column, or a row without a solution.
+            ConfigError: a source lacks the column, or a row has no solution.
         """
         for part in self._parts:
             part.require_solutions(setting)
 
     def image_probe(self) -> ImageSource | None:
-        """As a problem set's own, of the first source that has an image which can be read again."""
+        """Returns the first source's probe that is not None; see `ProblemSet.image_probe`."""
         parts = sorted(self._parts, key=lambda part: not part.most_images)
         return next((probe for probe in (part.image_probe() for part in parts) if probe is not None), None)
 
@@ -75,10 +75,10 @@ class MixedProblems:
 
 
 def read_training_sets(config: DataConfig, processing: Processing) -> ProblemSet | MixedProblems:
-    """All of `data.train_files`, every row checked.
+    """Reads all of `data.train_files` and checks every row.
 
     Raises:
-        ConfigError, DataError: as `ProblemSet`; the message names the source.
+        ConfigError, DataError: see `ProblemSet`; the message names the source.
     """
     parts: list[ProblemSet] = []
     for source in config.train_sources:

@@ -1,4 +1,4 @@
-"""Which problems a step asks: a pure function of (seed, step), so that stopping and resuming changes nothing."""
+"""Chooses the problems of a step as a pure function of (seed, step), so that stopping and resuming changes nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from functools import lru_cache
 
 
 def steps_per_epoch(num_problems: int, batch_size: int) -> int:
-    """Full batches in one pass; the rest of a pass that fills no batch is left out, as in EasyR1."""
+    """Returns the number of full batches in one pass; an incomplete last batch is dropped, as in EasyR1."""
     return num_problems // batch_size
 
 
 def problem_indices(step: int, *, num_problems: int, batch_size: int, shuffle: bool, seed: int) -> list[int]:
-    """Indices of the problems of the 0-based `step`; each pass over the data has its own order."""
+    """Returns the indices of the problems of the 0-based `step`; each pass over the data has its own order."""
     per_epoch = steps_per_epoch(num_problems, batch_size)
     assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
     epoch, place = divmod(step, per_epoch)
@@ -28,10 +28,11 @@ def problem_indices(step: int, *, num_problems: int, batch_size: int, shuffle: b
 def weighted_indices(
     step: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int, shuffle: bool, seed: int
 ) -> list[tuple[int, int]]:
-    """(set, index in it) of the problems of the 0-based `step`, of sets that are asked in proportion to `weights`.
+    """Returns the pairs (set, index in it) of the 0-based `step` from sets sampled in proportion to `weights`.
 
-    After any number of problems the share of each set is right to less than one problem for each set before it in the list,
-    and to one. Each set is passed through at its own pace, every problem once per pass, and each pass has its own order.
+    After any number of problems, a set's count differs from its exact share by less than one problem plus one for each
+    set before it in the list. Each set is passed through at its own pace, every problem once per pass, and each pass
+    has its own order.
     """
     total = sum(map(Fraction, weights))
     shares = [Fraction(weight) / total for weight in weights]
@@ -44,9 +45,9 @@ def weighted_indices(
 
 
 def _turn(slot: int, shares: Sequence[Fraction]) -> tuple[int, int]:
-    """The set whose turn the 0-based `slot` is, and how many earlier slots were that set's.
+    """Returns the set whose turn the 0-based `slot` is, and how many earlier slots were that set's.
 
-    A set that is due at the rate r has had floor(slot r) of the slots before; what it leaves goes to the sets behind it.
+    A set with rate r had floor(slot r) of the earlier slots; the slots that it leaves go to the sets after it.
     """
     left = Fraction(1)
     for part, share in enumerate(shares[:-1]):

@@ -1,4 +1,4 @@
-"""Which rows of a source can be used: every row is checked before a run starts, about 1 ms for a row with an image."""
+"""Checks before a run starts which rows of a source can be used; takes about 1 ms for a row with an image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cepo.errors import DataError
 logger = logging.getLogger(__name__)
 
 _ROWS_FOR_A_BAR = 200
-"""Fewer are checked before a bar could be read."""
+"""The number of rows from which checking takes long enough for a progress bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +22,11 @@ class RowChecks:
     """The outcome of checking a source.
 
     Attributes:
-        num_rows: rows of the source.
+        num_rows: number of rows of the source.
         bad, overlong: numbers of the rows left out.
-        most_images, most_videos: the most images and videos a usable row has.
-        shortest_overlong, longest_overlong: tokens of the shortest and longest prompt that was left out for its length.
-        visual_tokens: of the shortest of them, those of its images and videos.
+        most_images, most_videos: the most images and videos in a usable row.
+        shortest_overlong, longest_overlong: tokens of the shortest and longest prompt left out for its length.
+        visual_tokens: tokens of images and videos in the shortest of them.
     """
 
     num_rows: int
@@ -40,14 +40,14 @@ class RowChecks:
 
     @property
     def usable(self) -> list[int]:
-        """Numbers of the rows that can be used."""
+        """The numbers of the rows that can be used."""
         left_out = {*self.bad, *self.overlong}
         return [number for number in range(self.num_rows) if number not in left_out]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowMeasure:
-    """A row's prompt: its length in tokens, those of images and videos (`visual_tokens`) included, and how many it has."""
+    """The length of a row's prompt in tokens, including those of images and videos (`visual_tokens`), and their numbers."""
 
     length: int
     num_images: int
@@ -109,7 +109,7 @@ def check_rows(
 
 
 def why_none_is_usable(checks: RowChecks, source: str, config: DataConfig) -> str:
-    """What to tell where no row is left."""
+    """Returns the error text for a source without a usable row."""
     limit = config.max_prompt_length
     if not checks.num_rows:
         return f"{source} has no row; accepted: at least one problem"
@@ -133,7 +133,7 @@ def _of_images(tokens: int, where: str = "") -> str:
 
 
 def _with_progress(rows: Iterable[Mapping[str, Any]], num_rows: int, source: str) -> Iterator[Mapping[str, Any]]:
-    """The rows, with a bar on standard error while they are read; none without a terminal."""
+    """Yields the rows with a progress bar on standard error; without a terminal there is no bar."""
     if num_rows < _ROWS_FOR_A_BAR or not sys.stderr.isatty():
         yield from rows
         return

@@ -1,4 +1,4 @@
-"""Rows from a hub name, a file or a folder, as they stand there: images undecoded, text columns as text."""
+"""Reads rows from a hub name, a file or a folder without changing them: images undecoded, text columns as text."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ logger = logging.getLogger(__name__)
 
 FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 _BESIDE_ARROW = ("dataset_info.json", "state.json", "dataset_dict.json")
-"""What `Dataset.save_to_disk` writes beside its arrow files."""
+"""The files that `Dataset.save_to_disk` writes beside its arrow files."""
 _SPLIT = re.compile(r"(?P<name>[\w.\-]+)(?P<slice>\[[^\[\]]*\])?")
 
 
 def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
-    """The rows of `source`: a file, a folder of such files, or a hub name, each optionally with `@split`.
+    """Reads the rows of `source`: a file, a folder of such files, or a hub name, each optionally with `@split`.
 
-    The split defaults to `train` and may be a slice such as `train[:100]`. A file has the one split `train`. In a folder a
-    split's files are those named after it (`train.parquet`, `train-00000-of-00002.parquet`) or in a folder of its name; one
-    without files named `train` is `train` as a whole.
+    The split defaults to `train` and may be a slice such as `train[:100]`. A file has the single split `train`. In a
+    folder, the files of a split are those named after it (`train.parquet`, `train-00000-of-00002.parquet`) or in a
+    subfolder of its name; if no file is named `train`, the split `train` is the whole folder.
 
     Args:
-        text_columns: columns of csv files that stay text as written, such as answers: `0.50` is not 0.5.
+        text_columns: columns of csv files that are kept as text, such as answers: `0.50` is not 0.5.
 
     Raises:
         ConfigError: no such file or split, an unknown format, or a hub that cannot be reached.
@@ -45,7 +45,7 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
         if files[0].suffix == ".csv":
             options = {
                 "converters": dict.fromkeys(text_columns, str),
-                "keep_default_na": False,  # "None" and "NA" are texts; only an empty cell is nothing
+                "keep_default_na": False,  # "None" and "NA" are texts; only an empty cell is missing
                 "na_values": [""],
             }
         kind = FORMATS[files[0].suffix]
@@ -65,10 +65,10 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
 
 
 def first_rows(source: str, count: int) -> tuple[Any, int | None]:
-    """The first rows of `source`, and how many it has; of a hub name these rows alone are fetched, and the number is None.
+    """Returns the first rows of `source` and its number of rows; for a hub name it fetches only these and returns None.
 
     Raises:
-        ConfigError: as `read_source`.
+        ConfigError: see `read_source`.
     """
     import datasets
     import huggingface_hub
@@ -79,19 +79,17 @@ def first_rows(source: str, count: int) -> tuple[Any, int | None]:
             huggingface_hub.dataset_info(name, timeout=20)
             stream = datasets.load_dataset(name, split=(split or "train").partition("[")[0], streaming=True)
             return datasets.Dataset.from_list(list(stream.take(count)), features=stream.features), None
-        except (
-            Exception
-        ) as error:  # no hub, or one that refuses: what an earlier download left is read, or refused below
+        except Exception as error:  # the hub is unreachable or refuses: read_source tries the cache
             logger.info("%s cannot be streamed from the hub (%s); looking in the cache", name, error)
     rows = read_source(source)
     return rows.select(range(min(count, len(rows)))), len(rows)
 
 
 def local_files(source: str) -> tuple[list[Path], str]:
-    """The files a local source stands for, in order, and the part of all their rows: `train`, or a slice of it.
+    """Returns the files of a local source in order, and which part of their rows to read: `train` or a slice of it.
 
     Raises:
-        ConfigError: nothing of one known format there, or no such split.
+        ConfigError: the source has no data of one known format, or no such split.
     """
     name, _, split = source.partition("@")
     wanted = _SPLIT.fullmatch(split or "train")
@@ -119,7 +117,7 @@ def local_files(source: str) -> tuple[list[Path], str]:
 
 
 def without_decoding(rows: Any, image_key: str, video_key: str | None = None) -> Any:
-    """Leaves images and videos as bytes: decoding all of them just to read other columns would take minutes."""
+    """Leaves images and videos as bytes, because decoding all of them just to read other columns would take minutes."""
     import datasets
 
     for key, kind in ((image_key, datasets.Image), (video_key, datasets.Video)):

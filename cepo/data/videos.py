@@ -1,4 +1,4 @@
-"""Videos as datasets hold them (path, bytes, list of frames): decoded with PyAV, frames and sizes by qwen-vl-utils' rules."""
+"""Reads videos (path, bytes, list of frames): decoded with PyAV, frames and sizes by qwen-vl-utils' rules."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LIBRARIES = ("av", "qwen_vl_utils", "torchvision")
 
 @dataclass(frozen=True, kw_only=True)
 class FrameRules:
-    """Which frames are taken of a video, and how large.
+    """Which frames of a video are taken, and their size.
 
     Attributes:
-        fps: frames per second that are taken; for a video given as frames, those it was taken with.
-        min_pixels, max_pixels: of a frame; None: qwen-vl-utils' own.
-        factor: sides are multiples of it, the patch size times the merge size.
+        fps: frames per second to take; for a video given as frames, the rate at which they were taken.
+        min_pixels, max_pixels: limits of a frame; None: those of qwen-vl-utils.
+        factor: the patch size times the merge size, of which sides are multiples.
     """
 
     fps: float
@@ -36,15 +36,15 @@ class FrameRules:
 
 
 def load_video(value: Any, image_dir: str | None, rules: FrameRules) -> Video:
-    """The chosen frames of a video.
+    """Returns the chosen frames of a video.
 
     Args:
         value: path, raw bytes, a mapping with `bytes` or `path`, or a list of frames, each as an image may be given.
-        image_dir: folder put before paths given as text.
+        image_dir: folder prepended to paths given as text.
 
     Raises:
         ConfigError: the libraries of the extra `video` are not installed.
-        DataError: nothing that can be read as a video, or too short for two frames.
+        DataError: not a readable video, or too short for two frames.
     """
     missing = [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]
     if missing:
@@ -112,7 +112,7 @@ def _opened(source: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _length(container: Any, stream: Any) -> tuple[int, float]:
-    """Frames and frames per second; where the file does not say how many, they are counted."""
+    """Returns the numbers of frames and of frames per second; frames are counted if the file does not state their number."""
     total = stream.frames or sum(1 for _ in container.decode(stream))
     fps = stream.average_rate or stream.guessed_rate
     if not total or not fps:
@@ -121,7 +121,7 @@ def _length(container: Any, stream: Any) -> tuple[int, float]:
 
 
 def _frame_numbers(total: int, fps: float, rules: FrameRules) -> list[int]:
-    """Evenly spread over the whole video, the first and the last one among them."""
+    """Returns frame numbers spread evenly over the whole video, including the first and the last frame."""
     try:
         count = _qwen_rules().smart_nframes({"fps": rules.fps}, total_frames=total, video_fps=fps)
     except ValueError as error:
@@ -130,12 +130,12 @@ def _frame_numbers(total: int, fps: float, rules: FrameRules) -> list[int]:
 
 
 def frame_size(size: tuple[int, int], num_frames: int, rules: FrameRules) -> tuple[int, int]:
-    """(width, height) of every frame: within the pixel limits, and all frames together within the model's context."""
+    """Returns (width, height) of each frame, within the pixel limits; all frames together fit the model's context."""
     qwen = _qwen_rules()
     area = rules.factor**2
     lowest = rules.min_pixels or qwen.VIDEO_MIN_TOKEN_NUM * area
     if rules.min_pixels is None and rules.max_pixels is not None and rules.max_pixels < lowest:
-        lowest = area  # the limit that was set wins over one that was not
+        lowest = area  # a configured limit wins over a default one
     share = qwen.MODEL_SEQ_LEN * area * 0.9 / num_frames * qwen.FRAME_FACTOR
     ceiling = max(min(qwen.VIDEO_MAX_TOKEN_NUM * area, share), int(lowest * 1.05))
     highest = min(rules.max_pixels or ceiling, ceiling)
@@ -150,7 +150,7 @@ def frame_size(size: tuple[int, int], num_frames: int, rules: FrameRules) -> tup
 
 
 def _qwen_rules() -> Any:
-    """The module of qwen-vl-utils, which imports torchvision, whatever torch stands beside it."""
+    """Imports qwen-vl-utils' module, which needs torchvision."""
     from qwen_vl_utils import vision_process
 
     return vision_process
