@@ -50,7 +50,7 @@ def test_short_work_says_nothing(clock: _Clock, caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize(("seconds", "draws", "drawn"), [(3.0, None, True), (0.1, None, False), (3.0, False, False)])
-def test_a_terminal_gets_a_bar_after_2_seconds_unless_none_is_wanted(
+def test_a_terminal_gets_a_bar_after_2_seconds(
     clock: _Clock,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -58,6 +58,7 @@ def test_a_terminal_gets_a_bar_after_2_seconds_unless_none_is_wanted(
     draws: bool | None,
     drawn: bool,
 ) -> None:
+    """It gets none where none is wanted."""
     terminal = _Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")

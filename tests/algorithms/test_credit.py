@@ -22,14 +22,16 @@ def advantages(rewards: list[float], ids: list[int] | None = None, **options: ob
     return credit.group_advantages(torch.tensor(rewards), groups, **options)  # type: ignore[arg-type]
 
 
-def test_eight_rollouts_half_right_have_advantage_0_9354_with_the_unbiased_deviation() -> None:
+def test_half_right_of_eight_have_advantage_0_9354() -> None:
+    """With the unbiased deviation: mean 1/2, deviation sqrt(8/7 * 1/4) = 0.5345, and 0.5 / 0.5345 = 0.9354."""
     # variance 8 * 0.25 / 7 = 2/7, deviation 0.534522, 0.5 / 0.534523 = 0.935413
     expected = 0.5 / (math.sqrt(2 / 7) + 1e-6)
     assert expected == pytest.approx(0.93541, abs=1e-5)
     torch.testing.assert_close(advantages(HALF_RIGHT), torch.tensor([expected] * 4 + [-expected] * 4))
 
 
-def test_the_floor_of_1e_6_is_added_to_a_deviation_and_does_not_bound_it() -> None:
+def test_the_floor_is_added_to_a_deviation() -> None:
+    """The floor of 1e-6 is added to the deviation and does not bound it from below."""
     # Rewards 0 and 2e-6: deviation 1.4142e-6, 1e-6 / 2.4142e-6 = 0.41421; bounded from below it would be 0.70711.
     found = credit.group_advantages(torch.tensor([0.0, 2e-6], dtype=torch.float64), torch.tensor([0, 0]))
     assert found.tolist() == pytest.approx([1 - math.sqrt(2), math.sqrt(2) - 1], rel=1e-6)
@@ -39,7 +41,8 @@ def test_eight_rollouts_half_right_have_advantage_1_with_ddof_0() -> None:
     torch.testing.assert_close(advantages(HALF_RIGHT, ddof=0), torch.tensor([1.0] * 4 + [-1.0] * 4), atol=3e-6, rtol=0)
 
 
-def test_one_of_eight_right_gives_2_4749_to_it_and_minus_0_3536_to_the_others() -> None:
+def test_one_right_of_eight_gets_2_4749() -> None:
+    """The right one gets 2.4749 and each of the seven others -0.3536."""
     # mean 1/8; variance (49/64 + 7/64) / 7 = 1/8; 0.875 / 0.353553 = 2.474874, -0.125 / 0.353553 = -0.353553
     expected = torch.tensor([2.474874] + [-0.353553] * 7)
     torch.testing.assert_close(advantages([1.0] + [0.0] * 7), expected, atol=1e-5, rtol=0)
@@ -61,7 +64,8 @@ def test_a_group_of_equal_rewards_has_advantage_exactly_0(size: int, reward: flo
     assert not credit.live_rows(torch.tensor([reward] * size), torch.zeros(size, dtype=torch.int64)).any()
 
 
-def test_rewards_that_differ_by_less_than_1e_6_count_as_equal_and_by_2e_6_as_different() -> None:
+def test_rewards_that_differ_by_less_than_1e_6_are_equal() -> None:
+    """Rewards that differ by 2e-6 are different."""
     assert advantages([0.5, 0.5 + 6e-7]).tolist() == [0.0, 0.0]
     assert advantages([0.5, 0.5 + 2e-6]).sign().tolist() == [-1.0, 1.0]
 
@@ -71,21 +75,20 @@ def test_rewards_that_differ_by_less_than_1e_6_count_as_equal_and_by_2e_6_as_dif
     st.floats(0.25, 4.0),
     st.floats(-3.0, 3.0),
 )
-def test_scaling_and_shifting_all_rewards_of_a_group_leaves_advantages_unchanged(
-    rewards: list[float], factor: float, offset: float
-) -> None:
+def test_scaling_or_shifting_rewards_changes_no_advantage(rewards: list[float], factor: float, offset: float) -> None:
     moved = advantages([factor * reward + offset for reward in rewards])
     torch.testing.assert_close(moved, advantages(rewards), rtol=1e-4, atol=1e-4)
 
 
 @given(st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=16))
-def test_advantages_of_a_group_sum_to_0_and_have_deviation_at_most_1(rewards: list[float]) -> None:
+def test_advantages_of_a_group_sum_to_0_with_deviation_at_most_1(rewards: list[float]) -> None:
     values = advantages(rewards).double()
     assert abs(float(values.sum())) < 1e-5
     assert float(values.std()) <= 1 + 1e-6
 
 
-def test_a_single_rollout_is_an_error_that_names_worker_rollout_n() -> None:
+def test_a_single_rollout_is_an_error_that_names_the_setting() -> None:
+    """The message names worker.rollout.n."""
     with pytest.raises(ConfigError, match=r"worker\.rollout\.n is 1 .* at least 2"):
         advantages([1.0, 0.0, 1.0], ids=[0, 0, 1])
 
@@ -107,9 +110,8 @@ def test_an_advantage_below_1e_6_has_sign_0() -> None:
         (5e-7, 5.0, 1.0),  # sign 0
     ],
 )
-def test_lambda_a_half_and_radius_a_half_give_the_factors_worked_out_by_hand(
-    advantage: float, delta: float, factor: float
-) -> None:
+def test_evidence_factors_are_those_worked_out_by_hand(advantage: float, delta: float, factor: float) -> None:
+    """The case has lambda = 0.5 and clip radius = 0.5."""
     weighted = credit.evidence_advantages(
         torch.tensor([advantage], dtype=torch.float64),
         torch.tensor([[delta]], dtype=torch.float64),
@@ -119,12 +121,12 @@ def test_lambda_a_half_and_radius_a_half_give_the_factors_worked_out_by_hand(
     assert float(weighted) == pytest.approx(advantage * factor, rel=1e-12)
 
 
-def test_over_response_gives_each_row_its_advantage_and_padding_0() -> None:
+def test_over_response_gives_rows_their_advantage_and_padding_0() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
     assert credit.over_response(torch.tensor([2.0, -3.0]), mask).tolist() == [[2.0, 2.0, 0.0], [-3.0, 0.0, 0.0]]
 
 
-def test_evidence_metrics_count_only_response_tokens_of_rows_with_an_advantage() -> None:
+def test_evidence_metrics_count_tokens_of_rows_with_an_advantage() -> None:
     delta = torch.tensor([[1.0, -0.5, 0.0, 9.0], [2.0, 1.0, 9.0, 9.0], [7.0, 7.0, 7.0, 7.0]])
     mask = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
     advantages, correct = torch.tensor([1.0, -1.0, 0.0]), torch.tensor([True, False, True])
@@ -142,7 +144,7 @@ def test_evidence_metrics_count_only_response_tokens_of_rows_with_an_advantage()
     assert values["evidence/delta_std_wrong"] == pytest.approx(math.sqrt(0.5))
 
 
-def test_evidence_above_a_thousandth_of_a_nat_counts_and_below_does_not() -> None:
+def test_evidence_counts_above_a_thousandth_of_a_nat() -> None:
     delta = torch.tensor([[0.0011, 0.0009, -0.0011, -0.0009]])
     one, mask = torch.ones(1), torch.ones(1, 4, dtype=torch.bool)
     values = results(credit.evidence_metrics(delta, one, mask, mask[:, 0], mixing=0.5, clip_radius=0.5))
@@ -150,7 +152,8 @@ def test_evidence_above_a_thousandth_of_a_nat_counts_and_below_does_not() -> Non
     assert [values[f"evidence/{name}"] for name in names] == [0.25] * 3
 
 
-def test_right_and_wrong_is_the_verdict_also_where_a_wrong_rollout_has_an_advantage_above_0() -> None:
+def test_right_and_wrong_is_the_verdict_not_the_advantage() -> None:
+    """A wrong rollout with an advantage above 0 still counts as wrong."""
     # All three are wrong; the first has the bonus for its format.
     delta = torch.tensor([[1.0], [3.0], [5.0]])
     advantages, wrong = torch.tensor([1.15, -0.58, -0.58]), torch.zeros(3, dtype=torch.bool)
@@ -160,7 +163,8 @@ def test_right_and_wrong_is_the_verdict_also_where_a_wrong_rollout_has_an_advant
     assert values["evidence/delta_mean_wrong"] == pytest.approx(3.0)
 
 
-def test_group_metrics_of_one_right_one_wrong_and_two_mixed_groups_are_quarters_and_a_half() -> None:
+def test_group_metrics_are_shares_of_four_groups() -> None:
+    """One group is all right, one all wrong and two are mixed: shares of a quarter, a quarter and a half."""
     correct = torch.tensor([True, True, False, False, True, False, False, True])
     ids = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
     values = results(credit.group_metrics(correct.float(), correct, ids))

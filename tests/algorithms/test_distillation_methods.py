@@ -42,7 +42,8 @@ def signal_of(method: str, batch: TokenBatch, **config: Any) -> TokenSignal:
     return build_estimator(method, config).signal(batch, step=0)
 
 
-def test_the_presets_are_forward_kl_with_the_live_actor_and_jsd_one_half_with_an_average_of_decay_0_999() -> None:
+def test_the_presets_of_both_distillation_methods_hold() -> None:
+    """opsd: forward KL with the live actor. sdpo: JSD of weight 1/2 with an average of decay 0.999."""
     opsd, sdpo = (build_config(method, None) for method in METHODS)
     assert (opsd.divergence, opsd.teacher.source) == (DivergenceConfig(kind="forward_kl", support="full"), "actor")
     assert sdpo.divergence == DivergenceConfig(kind="jsd", jsd_weight=0.5, support="full")
@@ -52,13 +53,13 @@ def test_the_presets_are_forward_kl_with_the_live_actor_and_jsd_one_half_with_an
         assert (config.divergence.clip, config.divergence.importance_clip) == (None, None)
 
 
-def test_a_section_that_names_one_key_keeps_the_methods_own_defaults_for_the_others() -> None:
+def test_a_section_with_one_key_keeps_the_other_defaults() -> None:
     config = build_config("sdpo", {"divergence": {"support": "topk"}, "teacher": {"ema_decay": 0.95}})
     assert (config.divergence.kind, config.divergence.support) == ("jsd", "topk")
     assert (config.teacher.source, config.teacher.ema_decay) == ("ema", 0.95)
 
 
-def test_the_published_recipes_of_both_methods_can_be_written_down() -> None:
+def test_the_published_recipes_of_both_methods_can_be_written() -> None:
     build_config(
         "opsd",
         {
@@ -97,7 +98,7 @@ def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[s
 
 
 @both
-def test_rows_with_a_reference_weigh_2_5_on_their_tokens_and_all_else_weighs_0(method: str) -> None:
+def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
     signal = signal_of(method, batch_of([True, False, True, False]), weight=2.5)
     assert signal.distillation is not None
     assert signal.distillation.view == "correct"
@@ -108,7 +109,7 @@ def test_rows_with_a_reference_weigh_2_5_on_their_tokens_and_all_else_weighs_0(m
 
 
 @both
-def test_rewards_leave_the_signal_as_it_is_unless_the_policy_loss_is_blended_in(method: str) -> None:
+def test_rewards_enter_only_through_the_policy_loss(method: str) -> None:
     batch = batch_of([True] * 4)
     other = dataclasses.replace(batch, token_level_rewards=torch.zeros(4, 3), correct=torch.zeros(4, dtype=torch.bool))
     first, second = signal_of(method, batch).distillation, signal_of(method, other).distillation
@@ -118,9 +119,10 @@ def test_rewards_leave_the_signal_as_it_is_unless_the_policy_loss_is_blended_in(
 
 
 @both
-def test_a_blend_of_0_1_has_a_tenth_of_the_group_advantage_and_weight_0_with_policy_weight_1_is_the_group_method_in_bits(
+def test_a_policy_weight_blends_in_the_group_advantage(
     method: str,
 ) -> None:
+    """Weight 0.1 gives a tenth of it. Weight 0 with policy_weight 1 is the group method, bit for bit."""
     batch = batch_of([True] * 4)
     # Rewards 1 and 0: the deviation is sqrt(1/2), the advantage +-sqrt(1/2).
     blended = signal_of(method, batch, policy_weight=0.1)
@@ -143,7 +145,8 @@ def test_weight_0_asks_no_teacher_and_leaves_flat_groups_out(method: str) -> Non
 
 
 @both
-def test_metrics_count_3_of_4_rollouts_in_2_of_2_groups_and_a_gain_of_half_a_nat(method: str) -> None:
+def test_metrics_count_demonstrated_rollouts_and_the_gain(method: str) -> None:
+    """3 of 4 rollouts in 2 of 2 groups have a demonstration, and the gain is half a nat."""
     signal = signal_of(method, batch_of([True, False, True, True]))
     found = results(signal.metrics)
     assert found["distillation/demonstrated_rollouts"] == 0.75
@@ -156,7 +159,8 @@ def test_metrics_count_3_of_4_rollouts_in_2_of_2_groups_and_a_gain_of_half_a_nat
 
 
 @both
-def test_the_signal_needs_no_teacher_log_probs_because_the_update_consults_the_teacher_itself(method: str) -> None:
+def test_the_signal_of_distillation_needs_no_teacher_log_probs(method: str) -> None:
+    """The update consults the teacher itself."""
     batch = batch_of([True, False, True, True])
     bare = dataclasses.replace(batch, teacher_log_probs={})
     with_log_probs, without = signal_of(method, batch), signal_of(method, bare)
@@ -168,9 +172,10 @@ def test_the_signal_needs_no_teacher_log_probs_because_the_update_consults_the_t
 @pytest.mark.parametrize("importance_clip", [None, 2.0])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @both
-def test_a_masked_row_has_zero_loss_and_an_attached_zero_gradient(
+def test_a_masked_row_has_zero_loss_and_a_zero_gradient(
     method: str, aggregation: str, importance_clip: float | None
 ) -> None:
+    """The gradient is attached: it is 0 and not None."""
     signal = signal_of(method, batch_of([True, False, False, False]), divergence={"importance_clip": importance_clip})
     distillation = signal.distillation
     assert distillation is not None
@@ -229,7 +234,7 @@ def test_table_of_demonstrations_that_are_never_a_rollouts_own(
     assert shown_to(group(*rollouts), **PEER_FULL) == expected
 
 
-def test_without_exclude_self_the_best_rollout_is_shown_to_itself_too() -> None:
+def test_without_exclude_self_the_best_rollout_sees_itself() -> None:
     assert shown_to(group(FIRST, SECOND, WRONG), source="peer_full") == [(10, 11, 12)] * 3
 
 
@@ -246,30 +251,33 @@ def test_no_rollout_of_256_groups_is_ever_shown_its_own_response() -> None:
                 assert (reference is not None) == others_right
 
 
-def test_a_success_threshold_of_0_95_takes_the_total_reward_for_the_verifiers_verdict() -> None:
+def test_a_success_threshold_replaces_the_verifiers_verdict() -> None:
+    """With a threshold of 0.95 the total reward decides."""
     assert shown_to(group(FIRST, SECOND, WRONG), **PEER_FULL, success_threshold=0.95) == [None, *[(10, 11, 12)] * 2]
     # At 0.1 the wrong rollout may demonstrate too, but comes last.
     assert shown_to(group(SECOND, WRONG), **PEER_FULL, success_threshold=0.1) == [(30,), (20, 21)]
 
 
-def test_exclude_self_changes_nothing_where_the_dataset_demonstrates() -> None:
+def test_exclude_self_is_without_effect_on_dataset_references() -> None:
     assert shown_to(group(FIRST, WRONG), exclude_self=True) == ["70", "70"]
 
 
-def test_rollouts_that_share_a_demonstration_share_the_object_so_that_its_context_is_built_once() -> None:
+def test_rollouts_share_the_object_of_a_shared_demonstration() -> None:
+    """The context of a shared demonstration is therefore built once."""
     config = PositiveConfig(**PEER_FULL)
     references = positive_references(group(FIRST, SECOND, WRONG, rollout(3, 0.0, "41")), config)
     assert references[1] is references[2] is references[3]
 
 
-def test_contrastive_references_without_a_right_one_for_a_row_have_no_wrong_one_for_it_either() -> None:
+def test_without_a_right_reference_there_is_no_wrong_one() -> None:
     these = group(FIRST, WRONG)
     correct, wrong = contrastive_references(these, PositiveConfig(**PEER_FULL), NegativeConfig())
     assert [reference is not None for reference in correct] == [False, True]
     assert [reference is not None for reference in wrong] == [False, True]
 
 
-def test_the_worked_solution_is_shown_up_to_num_tokens_and_its_absence_is_an_error_that_says_what_to_do() -> None:
+def test_a_worked_solution_is_cut_to_num_tokens_or_required() -> None:
+    """A row without a solution is an error that says what to do."""
     solved = dataclasses.replace(group(FIRST, WRONG), solution="Angles sum to 180, so x = 70.")
     config = PositiveConfig(source="solution", num_tokens=300)
     wanted = Reference(text="Angles sum to 180, so x = 70.", max_tokens=300)
@@ -283,7 +291,7 @@ def test_the_worked_solution_is_shown_up_to_num_tokens_and_its_absence_is_an_err
     assert positive_references(group(FIRST, WRONG), either) == [Reference(text="70")] * 2
 
 
-def test_solutions_are_needed_by_the_one_source_that_shows_nothing_else() -> None:
+def test_only_the_source_solution_needs_solutions() -> None:
     sources = ("ground_truth", "solution", "solution_or_answer", "peer_full")
     found = [build_estimator("opsd", {"positive": {"source": source}}).needs_solutions for source in sources]
     assert found == [False, True, False, False]
@@ -299,9 +307,8 @@ def test_solutions_are_needed_by_the_one_source_that_shows_nothing_else() -> Non
         ({"positive": {"source": "solution"}}, False),
     ],
 )
-def test_one_rollout_for_each_prompt_is_enough_unless_peers_or_group_advantages_are_used(
-    section: dict[str, Any], needed: bool
-) -> None:
+def test_one_rollout_per_prompt_is_enough_without_peers(section: dict[str, Any], needed: bool) -> None:
+    """Peers and group advantages need at least two."""
     assert build_estimator("opsd", section).needs_group is needed
     arguments = ["worker.rollout.n=1", "algorithm.adv_estimator=opsd"]
     arguments += [f"algorithm.opsd.{key}={value}" for key, value in section.items() if not isinstance(value, dict)]
@@ -315,7 +322,7 @@ def test_one_rollout_for_each_prompt_is_enough_unless_peers_or_group_advantages_
 
 
 @both
-def test_a_batch_of_single_rollouts_has_no_advantage_and_is_distilled(method: str) -> None:
+def test_a_batch_of_single_rollouts_is_distilled(method: str) -> None:
     old, view = log_probs_like((2, 3, 4), 1)
     batch = token_batch([1.0, 0.0, 1.0], [0, 1, 2], lengths=[4, 2, 3], old=old, views={"correct": view})
     signal = signal_of(method, batch)

@@ -44,7 +44,7 @@ def tensors(case: tuple[list[float], list[list[float]]], dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(case=kernels(), mixing=mixings, radius=radii)
-def test_the_weighted_advantage_is_finite_and_has_the_sign_of_the_advantage(
+def test_the_weighted_advantage_keeps_its_sign_and_is_finite(
     dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
 ) -> None:
     advantages, delta = tensors(case, dtype)
@@ -55,9 +55,7 @@ def test_the_weighted_advantage_is_finite_and_has_the_sign_of_the_advantage(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("advantage", [1.0, -1.0, 1e-6, -5.0])
-def test_at_the_largest_radius_below_1_the_strongest_contrary_evidence_leaves_the_sign(
-    dtype: torch.dtype, advantage: float
-) -> None:
+def test_the_largest_radius_below_1_leaves_the_sign(dtype: torch.dtype, advantage: float) -> None:
     # w = 2^-53 and lambda = 1: the advantage shrinks to 2^-53 of itself, and does not vanish
     against = torch.tensor([[-1e4 * math.copysign(1.0, advantage)]], dtype=dtype)
     given_advantage = torch.tensor([advantage], dtype=dtype)
@@ -67,7 +65,7 @@ def test_at_the_largest_radius_below_1_the_strongest_contrary_evidence_leaves_th
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(case=kernels(), mixing=mixings, radius=radii)
-def test_evidence_moves_an_advantage_by_at_most_lambda_times_radius_times_itself(
+def test_evidence_moves_an_advantage_by_at_most_lambda_r_of_it(
     dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
 ) -> None:
     advantages, delta = tensors(case, dtype)
@@ -80,9 +78,10 @@ def test_evidence_moves_an_advantage_by_at_most_lambda_times_radius_times_itself
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(case=kernels(), mixing=mixings, radius=radii)
-def test_lambda_0_or_radius_0_or_delta_0_is_the_plain_advantage_bit_for_bit(
+def test_without_evidence_the_advantage_is_plain_bit_for_bit(
     dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
 ) -> None:
+    """This holds for lambda = 0, for r = 0 and for delta = 0."""
     advantages, delta = tensors(case, dtype)
     plain = advantages.unsqueeze(1).expand_as(delta).contiguous()
     for lam, r, evidence in ((0.0, radius, delta), (mixing, 0.0, delta), (mixing, radius, torch.zeros_like(delta))):
@@ -90,7 +89,7 @@ def test_lambda_0_or_radius_0_or_delta_0_is_the_plain_advantage_bit_for_bit(
 
 
 @given(st.lists(st.floats(-300, 300), min_size=1, max_size=8), radii, st.sampled_from([-1.0, 1.0]))
-def test_the_weight_is_the_exponential_clipped_to_1_minus_r_and_1_plus_r(
+def test_the_weight_is_the_exponential_clipped_to_1_plus_minus_r(
     values: list[float], radius: float, sign: float
 ) -> None:
     delta = torch.tensor([values], dtype=torch.float64)
@@ -100,7 +99,7 @@ def test_the_weight_is_the_exponential_clipped_to_1_minus_r_and_1_plus_r(
 
 
 @given(st.floats(-0.69, 0.69), radii)
-def test_a_delta_of_size_d_moves_the_weight_by_at_most_exp_d_minus_1(value: float, radius: float) -> None:
+def test_a_delta_d_moves_the_weight_by_at_most_exp_d_minus_1(value: float, radius: float) -> None:
     weight = credit.evidence_weight(
         torch.tensor([[value]], dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64), clip_radius=radius
     )
@@ -108,7 +107,7 @@ def test_a_delta_of_size_d_moves_the_weight_by_at_most_exp_d_minus_1(value: floa
 
 
 @given(st.lists(st.floats(-0.69, 0.69), min_size=1, max_size=8))
-def test_unclipped_weights_under_swapped_references_multiply_to_1(values: list[float]) -> None:
+def test_unclipped_weights_under_a_swap_multiply_to_1(values: list[float]) -> None:
     # log 2 = 0.693 is the upper clip at the largest radius, so nothing is clipped here
     delta = torch.tensor([values], dtype=torch.float64)
     sign = torch.ones(1, 1, dtype=torch.float64)
@@ -116,7 +115,8 @@ def test_unclipped_weights_under_swapped_references_multiply_to_1(values: list[f
     torch.testing.assert_close(there * back, torch.ones_like(delta), rtol=1e-12, atol=0)
 
 
-def test_clipped_weights_under_swapped_references_multiply_to_1_5_times_a_half() -> None:
+def test_clipped_weights_under_a_swap_multiply_to_0_75() -> None:
+    """The product is 1.5 times 0.5."""
     sign, delta = torch.ones(1, 1), torch.tensor([[1.0]])
     there, back = (credit.evidence_weight(d, sign, clip_radius=0.5) for d in (delta, -delta))
     assert float(there * back) == pytest.approx(0.75, rel=1e-12)
@@ -155,9 +155,10 @@ def three_log_probs(seed: int, scale: float = 3.0) -> tuple[Tensor, Tensor, Tens
 @pytest.mark.parametrize(
     ("config", "step"), [({"lambda_init": 0.0}, 0), ({"clip_radius": 0.0}, 0), ({}, 25), ({}, 10_000)]
 )
-def test_lambda_0_or_radius_0_is_grpo_bit_for_bit_and_reads_no_teacher(
+def test_lambda_0_or_radius_0_is_grpo_and_reads_no_teacher(
     name: str, config: dict[str, float], step: int, dtype: torch.dtype
 ) -> None:
+    """The advantages are equal bit for bit."""
     old, _, _ = three_log_probs(seed=1)
     batch = batch_with({}, old, dtype)
     sealed = TokenBatch(**{**vars(batch), "teacher_log_probs": Sealed()})
@@ -182,9 +183,10 @@ def test_equal_views_are_grpo_bit_for_bit(dtype: torch.dtype, seed: int, mixing:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(seed=st.integers(0, 10_000), mixing=mixings, radius=radii)
-def test_cepo_with_the_students_log_probs_as_wrong_view_is_rlsd_bit_for_bit(
+def test_cepo_with_the_student_as_wrong_view_is_rlsd(
     dtype: torch.dtype, seed: int, mixing: float, radius: float
 ) -> None:
+    """The student's log-probs stand in the wrong view's place, and the signals are equal bit for bit."""
     old, correct, _ = three_log_probs(seed)
     config = {"lambda_init": mixing, "clip_radius": radius}
     contrastive = batch_with({"correct": correct, "wrong": old}, old, dtype)
@@ -197,9 +199,8 @@ def test_cepo_with_the_students_log_probs_as_wrong_view_is_rlsd_bit_for_bit(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(seed=st.integers(0, 10_000))
-def test_swapping_the_references_and_negating_advantages_leaves_every_weight_unchanged(
-    dtype: torch.dtype, seed: int
-) -> None:
+def test_swapping_references_and_negating_advantages_cancel(dtype: torch.dtype, seed: int) -> None:
+    """Every weight is unchanged."""
     old, correct, wrong = three_log_probs(seed, scale=0.5)
     rewards = torch.tensor([1, 0, 0, 1, 1.0, 0.25, 0.0, 0.25, 1, 0, 0, 0])
     estimator = build_estimator("cepo")
@@ -211,7 +212,7 @@ def test_swapping_the_references_and_negating_advantages_leaves_every_weight_unc
     assert torch.equal(swapped.advantages, -straight.advantages)
 
 
-def test_delta_is_right_less_wrong_for_one_method_and_right_less_student_for_the_other() -> None:
+def test_delta_is_right_less_wrong_or_right_less_student() -> None:
     old, correct, wrong = (torch.full((12, 6), value, dtype=torch.float64) for value in (-2.0, -0.5, -3.0))
     views = {"correct": correct, "wrong": wrong}
     for name, expected in (("cepo", 2.5), ("rlsd", 1.5)):
@@ -224,9 +225,8 @@ def test_delta_is_right_less_wrong_for_one_method_and_right_less_student_for_the
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["cepo", "rlsd"])
 @pytest.mark.parametrize("radius", [0.5, LARGEST_RADIUS])
-def test_log_probs_of_minus_10000_keep_every_number_finite_and_every_sign(
-    name: str, radius: float, dtype: torch.dtype
-) -> None:
+def test_log_probs_of_minus_10000_give_finite_numbers(name: str, radius: float, dtype: torch.dtype) -> None:
+    """Every sign is kept as well."""
     extremes = torch.tensor([0.0, -1e4, -1e4, 0.0, -1.0, -5e3], dtype=torch.float64).repeat(12, 1)
     views = {"correct": extremes, "wrong": extremes.flip(1)}
     batch = batch_with(views, extremes.roll(1, dims=1), dtype)
@@ -238,7 +238,8 @@ def test_log_probs_of_minus_10000_keep_every_number_finite_and_every_sign(
     assert all(number is None or math.isfinite(number) for number in numbers)
 
 
-def test_the_default_moves_advantages_by_at_most_a_quarter_at_step_0_and_a_tenth_at_step_15() -> None:
+def test_the_default_moves_advantages_by_at_most_a_quarter() -> None:
+    """The bound is a quarter at step 0 and a tenth at step 15."""
     old, correct, wrong = three_log_probs(seed=3, scale=20.0)
     batch = batch_with({"correct": correct, "wrong": wrong}, old, torch.float64)
     plain = build_estimator("grpo").signal(batch, step=0).advantages

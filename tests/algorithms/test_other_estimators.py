@@ -34,27 +34,29 @@ def advantages_of(name: str, rewards: list[float], group_ids: list[int], **confi
     return signal_of(name, batch_of(rewards, group_ids), **config).advantages[:, 0].tolist()
 
 
-def test_rloo_of_rewards_1_0_0_5_is_1_less_a_quarter_0_less_three_quarters_and_a_half_less_a_half() -> None:
+def test_rloo_subtracts_the_mean_of_the_others() -> None:
+    """The rewards 1, 0, 0.5 give 1 - 0.25, 0 - 0.75 and 0.5 - 0.5."""
     assert advantages_of("rloo", [1.0, 0.0, 0.5], [0, 0, 0]) == pytest.approx([0.75, -0.75, 0.0])
     assert advantages_of("rloo", [1.0, 0.0, 0.0, 0.0], [3, 8, 3, 8]) == pytest.approx([1.0, 0.0, -1.0, 0.0])
 
 
 @given(rewards=st.lists(st.floats(-2, 2, width=32), min_size=2, max_size=8))
-def test_rloo_is_n_over_n_minus_1_times_the_undivided_group_advantage(rewards: list[float]) -> None:
+def test_rloo_is_n_over_n_minus_1_times_the_centred_reward(rewards: list[float]) -> None:
     size = len(rewards)
     plain = torch.tensor(advantages_of("grpo", rewards, [0] * size, scale="none"), dtype=torch.float64)
     found = torch.tensor(advantages_of("rloo", rewards, [0] * size), dtype=torch.float64)
     torch.testing.assert_close(found, plain * size / (size - 1), rtol=1e-6, atol=1e-6)
 
 
-def test_passk_gives_the_best_rollout_its_margin_over_the_second_divided_by_the_deviation() -> None:
+def test_passk_gives_the_best_rollout_its_margin_over_the_second() -> None:
+    """The margin is divided by the deviation of the group."""
     # Rewards 1, 0.5, 0: deviation 0.5, margin 0.5. The second group has two best rollouts.
     found = advantages_of("grpo_passk", [1.0, 0.5, 0.0, 0.9, 0.9, 0.1], [0, 0, 0, 1, 1, 1])
     assert found == pytest.approx([0.5 / (0.5 + 1e-6), 0.0, 0.0, 0.0, 0.0, 0.0])
     assert advantages_of("grpo_passk", [1.0, 0.5, 0.0], [0, 0, 0], scale="none") == pytest.approx([0.5, 0.0, 0.0])
 
 
-def test_passk_keeps_the_best_rows_of_groups_with_a_single_best_one_alive_only() -> None:
+def test_passk_keeps_only_single_best_rows_alive() -> None:
     rewards, groups = torch.tensor([0.0, 1.0, 0.9, 0.9, 0.5, 0.5]), torch.tensor([0, 0, 1, 1, 2, 2])
     assert build_estimator("grpo_passk").live_rows(rewards, groups).tolist() == [False, True] + [False] * 4
 
@@ -73,13 +75,15 @@ def test_a_single_rollout_for_a_prompt_is_refused(name: str) -> None:
         advantages_of(name, [1.0, 0.0, 1.0], [0, 0, 1])
 
 
-def test_returns_with_gamma_one_half_are_a_quarter_a_half_and_one_of_the_final_reward() -> None:
+def test_returns_with_gamma_one_half_halve_at_each_step() -> None:
+    """They are a quarter, a half and one times the final reward."""
     rewards = torch.tensor([[0.0, 0.0, 1.0, 9.0], [0.5, 1.0, 9.0, 9.0]])
     found = discounted_returns(rewards, response_mask([3, 2], 4), gamma=0.5)
     assert found.tolist() == [[0.25, 0.5, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
 
 
-def test_reinforce_plus_plus_whitens_the_returns_1_1_0_0_0_over_the_batchs_five_tokens() -> None:
+def test_reinforce_plus_plus_whitens_returns_over_the_batch() -> None:
+    """The case has the returns 1, 1, 0, 0, 0 of the batch's five tokens."""
     # Mean 0.4, unbiased variance 1.2 / 4 = 0.3.
     signal = signal_of("reinforce_plus_plus", batch_of([1.0, 0.0], [0, 1], [2, 3]))
     high, low = 0.6 / math.sqrt(0.3), -0.4 / math.sqrt(0.3)
@@ -88,13 +92,14 @@ def test_reinforce_plus_plus_whitens_the_returns_1_1_0_0_0_over_the_batchs_five_
     assert signal.returns is None
 
 
-def test_reinforce_plus_plus_with_gamma_0_credits_the_last_token_only() -> None:
+def test_reinforce_plus_plus_with_gamma_0_credits_the_last_token() -> None:
     # Returns 0, 1 and 0: mean 1/3, unbiased variance 1/3.
     signal = signal_of("reinforce_plus_plus", batch_of([1.0, 0.0], [0, 1], [2, 1]), gamma=0.0)
     assert signal.advantages[0].tolist() == pytest.approx([-1 / 3 * math.sqrt(3), 2 / 3 * math.sqrt(3)], rel=1e-6)
 
 
-def test_a_batch_of_equal_returns_whitens_to_exactly_0_however_rounding_falls() -> None:
+def test_equal_returns_whiten_to_exactly_0() -> None:
+    """This holds however rounding falls."""
     for reward in (0.1, 0.7, 0.9):
         signal = signal_of("reinforce_plus_plus", batch_of([reward] * 7, list(range(7)), [3, 1, 4, 1, 5, 9, 2]))
         assert torch.count_nonzero(signal.advantages) == 0
@@ -131,23 +136,22 @@ REWARD = torch.tensor([[0.0, 0.0, 1.0, 9.0]])
         (0.5, 0.5, [-0.375 + 0.25 * (0.125 + 0.25 * 0.25), 0.125 + 0.25 * 0.25, 0.25]),
     ],
 )
-def test_gae_of_three_tokens_has_its_worked_out_advantages_and_targets(
-    gamma: float, gae_lambda: float, expected: list[float]
-) -> None:
+def test_gae_of_three_tokens_is_that_worked_out_by_hand(gamma: float, gae_lambda: float, expected: list[float]) -> None:
+    """Both advantages and targets are compared."""
     advantages, returns = generalised_advantages(REWARD, VALUES, MASK, gamma=gamma, gae_lambda=gae_lambda)
     assert advantages[0].tolist() == [*expected, 0.0]
     assert returns[0].tolist() == [*(a + v for a, v in zip(expected, [0.5, 0.25, 0.75], strict=True)), 0.0]
 
 
 @given(seed=st.integers(0, 1000), gamma=st.floats(0, 1))
-def test_with_lambda_1_the_critics_targets_are_the_discounted_returns(seed: int, gamma: float) -> None:
+def test_with_lambda_1_critic_targets_are_discounted_returns(seed: int, gamma: float) -> None:
     rewards, values = log_probs_like((2, 3, 5), seed)
     mask = response_mask([5, 2, 3])
     _, returns = generalised_advantages(rewards, values, mask, gamma=gamma, gae_lambda=1.0)
     torch.testing.assert_close(returns, discounted_returns(rewards, mask, gamma=gamma), rtol=1e-10, atol=1e-10)
 
 
-def test_gae_whitens_advantages_and_returns_plain_targets_for_the_critic() -> None:
+def test_gae_whitens_advantages_and_not_the_critics_targets() -> None:
     batch = dataclasses.replace(
         batch_of([1.0, 0.0], [0, 1], [3, 2]), values=torch.tensor([[0.5, 0.25, 0.75], [0.5] * 3])
     )
@@ -167,7 +171,7 @@ def test_gae_whitens_advantages_and_returns_plain_targets_for_the_critic() -> No
         signal_of("gae", dataclasses.replace(batch, values=None))
 
 
-def test_what_stands_on_padding_reaches_neither_advantages_nor_targets_of_gae() -> None:
+def test_padding_reaches_neither_advantages_nor_targets_of_gae() -> None:
     batch = dataclasses.replace(batch_of([1.0, 0.0], [0, 1], [3, 2]), values=torch.full((2, 3), 0.5))
     assert batch.values is not None
     moved = dataclasses.replace(batch, values=batch.values.masked_fill(~batch.response_mask, 1e6))

@@ -37,7 +37,7 @@ def shuffled_rollouts(draw: st.DrawFn) -> tuple[list[Rollout], list[Rollout]]:
 
 @pytest.mark.parametrize("config", EVERY_RULE)
 @given(pair=shuffled_rollouts())
-def test_permuting_rollouts_with_tied_rewards_leaves_both_references_the_same(
+def test_permuting_tied_rollouts_changes_no_reference(
     config: dict[str, dict[str, object]], pair: tuple[list[Rollout], list[Rollout]]
 ) -> None:
     estimator = build_estimator("cepo", config)
@@ -74,9 +74,7 @@ def batches(draw: st.DrawFn, dtype: torch.dtype) -> TokenBatch:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["grpo", "rlsd", "cepo"])
 @given(data=st.data())
-def test_permuting_rows_permutes_advantages_and_changes_no_bit_of_them(
-    name: str, dtype: torch.dtype, data: st.DataObject
-) -> None:
+def test_permuting_rows_permutes_advantages_bit_for_bit(name: str, dtype: torch.dtype, data: st.DataObject) -> None:
     batch = data.draw(batches(dtype))
     order = torch.tensor(data.draw(st.permutations(range(len(batch.correct)))))
     estimator = build_estimator(name)
@@ -85,7 +83,7 @@ def test_permuting_rows_permutes_advantages_and_changes_no_bit_of_them(
 
 
 @given(data=st.data())
-def test_a_group_scored_alone_gets_the_same_bits_as_within_the_batch(data: st.DataObject) -> None:
+def test_a_group_alone_gets_the_bits_it_gets_in_the_batch(data: st.DataObject) -> None:
     batch = data.draw(batches(torch.float32))
     estimator = build_estimator("cepo")
     whole = estimator.signal(batch, step=0).advantages

@@ -74,7 +74,9 @@ def test_table_of_wrong_answers(
         assert pick(these, fallback="neutral", **options) == neutral, f"{rule}, neutral fallback"
 
 
-def test_random_draws_each_of_three_candidates_about_100_times_in_300_steps_and_repeats_itself() -> None:
+def test_random_references_are_uniform_and_repeatable() -> None:
+    """Three candidates are drawn about 100 times each in 300 steps."""
+
     def draw(seed: int, step: int, prompt: str) -> Reference | None:
         return pick(group(*TIED.rollouts, seed=seed, step=step, prompt=prompt), select="random")[1]
 
@@ -93,7 +95,7 @@ def test_random_never_draws_an_unextractable_or_equal_answer() -> None:
         assert pick(group(RIGHT, *these, step=step), select="random")[1] == Reference(text="35", source_index=3)
 
 
-def test_groups_without_wrong_rollouts_and_groups_with_wrong_but_unextractable_ones_can_be_told_apart() -> None:
+def test_groups_without_wrong_and_with_unextractable_ones_differ() -> None:
     assert (len(wrong_rollouts(ALL_RIGHT)), len(wrong_candidates(ALL_RIGHT))) == (0, 0)
     assert (len(wrong_rollouts(NOTHING_EXTRACTABLE)), len(wrong_candidates(NOTHING_EXTRACTABLE))) == (2, 0)
     assert [rollout.index for rollout in wrong_candidates(OTHER_NOTATION)] == [2]
@@ -109,9 +111,10 @@ def test_groups_without_wrong_rollouts_and_groups_with_wrong_but_unextractable_o
     ],
     ids=["answers", "strict", "responses", "truth"],
 )
-def test_of_5_groups_one_is_without_wrong_rollouts_and_those_count_as_unextractable_that_show_nothing_of_theirs(
+def test_only_groups_that_show_no_answer_count_as_unextractable(
     negative: dict[str, Any], unextractable: list[RolloutGroup]
 ) -> None:
+    """Of 5 groups one is without wrong rollouts."""
     groups = [ALL_RIGHT, MIXED, UNBOXED_LOWEST, NOTHING_EXTRACTABLE, ONLY_OTHER_NOTATION]
     assert [these for these in groups[1:] if pick(these, **negative)[1] is None] == unextractable
     metrics = fallback_metrics(groups, NegativeConfig(**negative))
@@ -119,7 +122,7 @@ def test_of_5_groups_one_is_without_wrong_rollouts_and_those_count_as_unextracta
     assert metrics["references/groups_wrong_unextractable"] == fraction(len(unextractable), 5)
 
 
-def test_a_format_bonus_does_not_turn_a_wrong_rollout_into_a_right_one() -> None:
+def test_a_format_bonus_does_not_make_a_wrong_rollout_right() -> None:
     bonus = group(rollout(0, 0.2, "70", correct=True), wrong(1, 0.9, "40"))
     assert pick(bonus)[1] == Reference(text="40", source_index=1)
 
@@ -162,7 +165,8 @@ def test_the_wrong_side_has_its_own_source(source: str, expected: Reference) -> 
     assert pick(PEERS, source=source, num_tokens=4) == (TRUTH, expected)
 
 
-def test_prefix_and_suffix_of_a_10_token_response_are_its_first_and_last_4_tokens() -> None:
+def test_prefix_and_suffix_are_the_first_and_last_4_tokens() -> None:
+    """The response has 10 tokens."""
     long = group(RIGHT, wrong(1, 0.0, "40", ids=range(10)))
     for source, tokens in (("peer_prefix", (0, 1, 2, 3)), ("peer_suffix", (6, 7, 8, 9))):
         assert pick(long, source=source, num_tokens=4)[1] == Reference(token_ids=tokens, source_index=1)
@@ -177,12 +181,12 @@ def test_sources_of_both_sides_are_independent() -> None:
 
 
 @pytest.mark.parametrize("source", ["peer_answer", "peer_full", "peer_prefix", "peer_suffix"])
-def test_peer_mode_without_a_correct_peer_gives_no_evidence_on_either_side(source: str) -> None:
+def test_without_a_right_peer_neither_side_has_evidence(source: str) -> None:
     both = contrastive_references(ALL_WRONG, PositiveConfig(source=source), NegativeConfig())
     assert both == ([None, None], [None, None])
 
 
-def test_a_right_peer_without_extractable_answer_gives_its_text_but_no_answer() -> None:
+def test_a_right_peer_without_an_answer_gives_its_text_only() -> None:
     verified_otherwise = group(rollout(0, 1.0, None, correct=True, ids=(5, 6)), wrong(1, 0.0, "40"))
     assert positive_references(verified_otherwise, PositiveConfig(source="peer_answer")) == [None, None]
     full = positive_references(verified_otherwise, PositiveConfig(source="peer_full"))
@@ -193,13 +197,13 @@ def test_a_peer_without_tokens_gives_no_reference() -> None:
     assert pick(group(RIGHT, wrong(1, 0.0, None, ids=())), source="peer_full") == (TRUTH, None)
 
 
-def test_two_missing_answers_are_not_the_most_frequent_answer_of_full_texts() -> None:
+def test_missing_answers_are_not_the_most_frequent_answer() -> None:
     these = group(RIGHT, wrong(1, 0.0, None, ids=(1,)), wrong(2, 0.0, None, ids=(2,)), wrong(3, 0.1, "40", ids=(3,)))
     chosen = pick(these, source="peer_full", select="most_frequent")[1]
     assert chosen == Reference(token_ids=(3,), source_index=3)
 
 
-def test_control_tokens_in_a_chosen_answer_do_not_reach_the_teacher() -> None:
+def test_control_tokens_in_an_answer_do_not_reach_the_teacher() -> None:
     hostile = group(RIGHT, wrong(1, 0.0, "4<|im_end|>0\n<|image_pad|>cm"))
     reference = pick(hostile)[1]
     assert reference is not None

@@ -47,12 +47,14 @@ def test_the_three_methods_of_the_main_job_are_known() -> None:
     assert available_estimators() == sorted(available_estimators())
 
 
-def test_views_are_correct_and_wrong_for_cepo_correct_for_rlsd_and_none_for_grpo() -> None:
+def test_the_views_of_the_methods_are_those_declared() -> None:
+    """They are correct and wrong for cepo, correct for rlsd, and none for grpo."""
     views = {name: estimator_class(name).views for name in ("cepo", "rlsd", "grpo")}
     assert views == {"cepo": ("correct", "wrong"), "rlsd": ("correct",), "grpo": ()}
 
 
-def test_presets_of_cepo_and_rlsd_are_lambda_0_5_over_25_steps_radius_0_5_and_the_live_actor() -> None:
+def test_the_presets_of_cepo_and_rlsd_hold() -> None:
+    """They are lambda = 0.5 over 25 steps, r = 0.5, and the live actor as teacher."""
     for name in ("cepo", "rlsd"):
         config = build_config(name, None)
         assert (config.lambda_init, config.lambda_schedule, config.lambda_decay_steps) == (0.5, "linear", 25)
@@ -60,7 +62,7 @@ def test_presets_of_cepo_and_rlsd_are_lambda_0_5_over_25_steps_radius_0_5_and_th
     assert build_config("cepo", None).negative.source == "peer_answer"
 
 
-def test_an_unknown_name_is_an_error_with_the_nearest_and_all_known_names() -> None:
+def test_an_unknown_method_names_the_nearest_and_all_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"adv_estimator 'cep' is unknown\. Did you mean 'cepo'\? Known: .*grpo"):
         build_estimator("cep")
 
@@ -98,7 +100,7 @@ def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[s
         build_estimator("cepo", section)
 
 
-def test_whole_numbers_are_read_as_floats_and_null_where_it_is_accepted() -> None:
+def test_whole_numbers_are_read_as_floats_and_null_if_accepted() -> None:
     config = build_config("cepo", {"lambda_init": 1, "teacher": {"template": None}})
     assert (config.lambda_init, type(config.lambda_init), config.teacher.template) == (1.0, float, None)
 
@@ -114,7 +116,7 @@ def test_the_largest_double_below_1_is_an_accepted_clip_radius() -> None:
     assert build_config("rlsd", {"clip_radius": largest}) == EvidenceConfig(clip_radius=largest)
 
 
-def test_a_plugin_registers_its_method_once_and_is_built_like_any_other(tmp_path: Path) -> None:
+def test_a_plugin_registers_once_and_is_built_like_any_other(tmp_path: Path) -> None:
     file = tmp_path / "my_method.py"
     file.write_text(PLUGIN)
     load_plugin(file)

@@ -27,7 +27,8 @@ def test_constant_schedule_stays_at_lambda_init() -> None:
     assert {config.lambda_at(step) for step in range(100)} == {1.0}
 
 
-def test_warm_up_over_4_steps_reaches_lambda_init_at_its_last_step_and_decays_after_it() -> None:
+def test_warm_up_reaches_lambda_init_and_decays_after_it() -> None:
+    """It is reached at the last of 4 warm-up steps."""
     config = EvidenceConfig(lambda_init=0.8, lambda_warmup_steps=4, lambda_decay_steps=10)
     assert [config.lambda_at(step) for step in range(4)] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert config.lambda_at(4) == 0.8
@@ -41,9 +42,10 @@ def test_warm_up_over_4_steps_reaches_lambda_init_at_its_last_step_and_decays_af
     st.integers(0, 20),
     st.integers(0, 200),
 )
-def test_lambda_stays_between_0_and_lambda_init_and_never_rises_after_warm_up(
+def test_lambda_stays_in_its_range_and_never_rises_after_warm_up(
     init: float, decay: int, warmup: int, step: int
 ) -> None:
+    """The range is 0 to lambda_init."""
     config = EvidenceConfig(lambda_init=init, lambda_decay_steps=decay, lambda_warmup_steps=warmup)
     value = config.lambda_at(step)
     assert 0 <= value <= init
@@ -72,6 +74,6 @@ def test_a_resumed_run_reads_the_same_lambda(step: int) -> None:
         ("clip_radius", -0.1),
     ],
 )
-def test_values_outside_their_range_are_refused_with_the_name_of_the_setting(key: str, value: object) -> None:
+def test_values_out_of_range_are_refused_by_the_settings_name(key: str, value: object) -> None:
     with pytest.raises(ValidationError, match=key):
         EvidenceConfig(**{key: value})  # type: ignore[arg-type]

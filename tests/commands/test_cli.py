@@ -49,7 +49,7 @@ def test_the_module_form_of_training_has_the_same_help(capsys: pytest.CaptureFix
     assert command("cepo.train", "--help").stdout == capsys.readouterr().out
 
 
-def test_help_for_a_section_has_each_of_its_settings_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_for_a_section_lists_each_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "--help", "data"]) == 0
     shown = re.findall(r"^(data\.\w+)=(\S+)$", capsys.readouterr().out, flags=re.MULTILINE)
     assert [key for key, _ in shown] == [setting.key for setting in settings_of() if setting.key.startswith("data.")]
@@ -93,7 +93,7 @@ def test_a_wrong_command_gets_the_nearest_one(word: str, part: str, capsys: pyte
     assert len(error.splitlines()) == 1
 
 
-def test_the_first_file_that_python_reads_is_understood_by_python_3_6_and_refuses_3_10(tmp_path: Path) -> None:
+def test_python_3_6_reads_the_first_file_and_3_10_is_refused(tmp_path: Path) -> None:
     source = (REPOSITORY / "cepo" / "__init__.py").read_text(encoding="utf-8")
     compile(source, "cepo/__init__.py", "exec", flags=0x400, _feature_version=6)  # ast.PyCF_ONLY_AST
     older = tmp_path / "cepo.py"

@@ -73,9 +73,7 @@ def test_bash_completes_commands_settings_their_values_and_files(
 
 
 @pytest.mark.parametrize("script", ["bash"], indirect=True)
-def test_bash_knows_every_key_of_the_schema_and_no_file_where_a_value_has_its_words(
-    script: Path, tmp_path: Path
-) -> None:
+def test_bash_completes_every_key_and_words_in_place_of_files(script: Path, tmp_path: Path) -> None:
     for command in TAKE_SETTINGS:
         found = answered(["bash", "--norc", "-c", BASH, "bash", str(script), str(tmp_path), f"cepo {command} "])
         assert {f"{setting.key}=" for setting in settings_of()} | {"config="} <= set(found)

@@ -23,7 +23,8 @@ def examined(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.heavy
-def test_the_embedded_worlds_config_could_start_here_and_its_first_8_rows_pass_the_processor() -> None:
+def test_the_embedded_worlds_config_could_start_here() -> None:
+    """Its first 8 rows pass the processor."""
     code, report = examined("config=configs/microgeo/base.yaml")
     assert code == 0, report
     assert "1,315,392 parameters" in report
@@ -33,7 +34,7 @@ def test_the_embedded_worlds_config_could_start_here_and_its_first_8_rows_pass_t
 
 
 @pytest.mark.heavy
-def test_a_model_of_9_trillion_parameters_exits_1_and_names_lora_as_a_remedy(tmp_path: Path) -> None:
+def test_a_model_of_9_trillion_parameters_exits_1_and_names_lora(tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(build_world().model_path, model)
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
@@ -51,7 +52,7 @@ def test_a_model_of_9_trillion_parameters_exits_1_and_names_lora_as_a_remedy(tmp
 
 
 @pytest.mark.heavy
-def test_a_data_set_with_an_empty_answer_in_row_1_exits_1_and_names_the_row(tmp_path: Path) -> None:
+def test_an_empty_answer_in_row_1_exits_1_and_names_the_row(tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
     rows = [{"problem": "1 + 1?", "answer": "2"}, {"problem": "1 + 2?", "answer": ""}]
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -67,7 +68,7 @@ def test_an_unknown_key_exits_2_without_looking_at_anything(capsys: pytest.Captu
 
 
 @pytest.mark.heavy
-def test_what_a_run_would_refuse_at_its_start_exits_1_with_a_remedy_for_each(tmp_path: Path) -> None:
+def test_what_a_run_would_refuse_exits_1_with_a_remedy_for_each(tmp_path: Path) -> None:
     reward = tmp_path / "reward.py"
     reward.write_text("import no_such_module_anywhere\n\ndef score(samples): ...\n", encoding="utf-8")
     train = tmp_path / "train.jsonl"
@@ -92,9 +93,10 @@ def test_what_a_run_would_refuse_at_its_start_exits_1_with_a_remedy_for_each(tmp
 
 
 @pytest.mark.heavy
-def test_a_run_folder_below_a_file_exits_1_and_a_checkpoint_that_fits_names_the_step_it_goes_on_with(
+def test_the_doctor_checks_run_folder_and_checkpoint(
     tmp_path: Path,
 ) -> None:
+    """A run folder below a file exits 1. A checkpoint that fits names the step from which the run would continue."""
     file = tmp_path / "notes.txt"
     file.touch()
     code, report = examined("config=configs/microgeo/base.yaml", f"trainer.save_checkpoint_path={file / 'run'}")

@@ -73,7 +73,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.heavy
-def test_the_figures_are_those_of_a_recount_of_the_written_responses(evaluation: Path, held_out: Path) -> None:
+def test_the_figures_are_a_recount_of_the_written_responses(evaluation: Path, held_out: Path) -> None:
     from cepo.microgeo.world import ASSETS, split_problems
     from cepo.models.processing import Processing
 
@@ -109,9 +109,10 @@ def test_the_figures_are_those_of_a_recount_of_the_written_responses(evaluation:
 
 
 @pytest.mark.heavy
-def test_the_same_command_gives_the_same_responses_and_a_paired_difference_of_0(
+def test_the_same_command_gives_the_same_responses(
     evaluation: Path, held_out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The paired difference is 0."""
     from cepo.microgeo.world import ASSETS
 
     again = ("config=configs/microgeo/base.yaml", f"checkpoint={ASSETS}", f"data={held_out}", "n=4", *ENGINE)
@@ -125,9 +126,10 @@ def test_the_same_command_gives_the_same_responses_and_a_paired_difference_of_0(
 
 @needs_samples
 @pytest.mark.heavy
-def test_24_rows_of_4_benchmarks_are_asked_with_their_pictures_and_graded_by_kind(
+def test_rows_of_4_benchmarks_are_asked_with_images_and_graded(
     tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """24 rows are asked and graded by kind."""
     sources = ",".join(f"{SAMPLES / name / 'sample.parquet'}@train[:6]" for name in ROWS)
     command = (
         "evaluate",
@@ -152,7 +154,7 @@ def test_24_rows_of_4_benchmarks_are_asked_with_their_pictures_and_graded_by_kin
 
 
 @needs_samples
-def test_every_sample_row_is_right_with_its_own_answer_and_wrong_with_its_neighbours() -> None:
+def test_sample_rows_are_right_with_their_own_answers_only() -> None:
     from cepo.data.sources import read_source
 
     seen = {"choice": 0, "numeric": 0, "text": 0}
@@ -184,7 +186,8 @@ def _sampled(row: dict[str, Any], response: str) -> dict[str, Any]:
     return columns | {"response": response, "response_length": 5, "ground_truth": row["answer"]}
 
 
-def test_logicvista_and_mmmu_rows_with_several_pictures_become_problems() -> None:
+def test_rows_of_logicvista_and_mmmu_become_problems() -> None:
+    """Each has several images."""
     by_name = {benchmark.name: benchmark for benchmark in BENCHMARKS}
     logic = {"question": "Next? (A) up (B) down", "answer": "A, B", "image": {"bytes": b"1", "path": None}}
     assert recognise(list(logic)) is by_name["logicvista"]
@@ -237,9 +240,8 @@ def test_a_mistake_is_named_before_anything_is_loaded(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dry_run_prints_model_data_and_sampling_and_leaves_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_dry_run_prints_the_plan_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The plan has model, data and sampling."""
     command = (
         "config=configs/geo3k/base.yaml",
         "data=hiyouga/geometry3k@test,my/other",

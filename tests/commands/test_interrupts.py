@@ -23,9 +23,8 @@ time.sleep(60)
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("form", [("cepo.train",), ("cepo", "config")])
-def test_an_interruption_within_an_import_ends_with_130_and_one_line(
-    form: tuple[str, ...], name: str, tmp_path: Path
-) -> None:
+def test_an_interruption_within_an_import_ends_with_130(form: tuple[str, ...], name: str, tmp_path: Path) -> None:
+    """The process prints one line."""
     (tmp_path / "interrupted_library.py").write_text(LIBRARY)
     (tmp_path / "plugin.py").write_text(PLUGIN)
     environment = {**os.environ, "WITH_SIGNAL": name, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path)])}
@@ -49,7 +48,7 @@ class _Interrupted:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interruption_that_a_library_swallows_is_raised_at_the_next_look() -> None:
+def test_a_swallowed_interruption_is_raised_at_the_next_look() -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
     try:
         with interrupts.handled():
@@ -62,7 +61,7 @@ def test_an_interruption_that_a_library_swallows_is_raised_at_the_next_look() ->
         signal.signal(signal.SIGINT, before)
 
 
-def test_handlers_come_back_and_a_signal_that_was_ignored_stays_so() -> None:
+def test_handlers_are_restored_and_ignored_signals_stay_so() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with interrupts.handled():
@@ -73,7 +72,7 @@ def test_handlers_come_back_and_a_signal_that_was_ignored_stays_so() -> None:
     assert signal.getsignal(signal.SIGTERM) is not interrupts._handle
 
 
-def test_an_interrupted_process_runs_its_clean_up_and_then_ends_at_once() -> None:
+def test_an_interrupted_process_cleans_up_and_ends_at_once() -> None:
     program = (
         "import atexit, sys\n"
         "from cepo import interrupts\n"

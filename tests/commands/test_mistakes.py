@@ -31,7 +31,7 @@ def run(world: Path, tiny_model_folder: Path, tmp_path_factory: pytest.TempPathF
         yield build_world(world, tiny_model_folder)
 
 
-def test_there_are_50_mistakes_each_with_a_name_of_its_own_and_something_that_its_message_names() -> None:
+def test_there_are_50_mistakes_with_names_and_messages() -> None:
     assert len({mistake.name for mistake in MISTAKES}) == len(MISTAKES) == 50
     assert all(mistake.parts for mistake in MISTAKES)
 
@@ -43,7 +43,7 @@ def test_there_are_50_mistakes_each_with_a_name_of_its_own_and_something_that_it
         for mistake in MISTAKES
     ],
 )
-def test_a_mistake_ends_soon_with_its_code_and_names_what_is_wrong_and_the_remedy(
+def test_a_mistake_ends_soon_with_its_code_and_the_remedy(
     mistake: Mistake,
     run: list[str],
     world: Path,

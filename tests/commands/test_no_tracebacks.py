@@ -79,9 +79,8 @@ def test_an_odd_list_of_files_is_damage(tmp_path: Path, content: str) -> None:
     assert FILES_FILE in damage
 
 
-def test_a_missing_list_of_files_is_damage_and_of_an_early_version_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_missing_list_of_files_is_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In a checkpoint of an early version it is reported."""
     folder = checkpoint(tmp_path / "global_step_1")
     (folder / FILES_FILE).unlink()
     assert damaged_file(folder) == f"{FILES_FILE} is missing"

@@ -98,9 +98,10 @@ def test_a_fault_between_settings_names_them_and_the_way_out(arguments: list[str
         assert part in message, message
 
 
-def test_a_base_in_4_bits_without_bitsandbytes_is_refused_with_the_line_that_installs_it(
+def test_a_4_bit_base_without_bitsandbytes_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The message has the line that installs it."""
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
     message = fault("worker.actor.model.lora.rank=8", "worker.actor.model.lora.quantization=nf4")
@@ -108,7 +109,7 @@ def test_a_base_in_4_bits_without_bitsandbytes_is_refused_with_the_line_that_ins
     assert "pip install 'bitsandbytes>=0.49'" in message
 
 
-def test_a_run_changed_after_loading_is_checked_like_a_loaded_one() -> None:
+def test_a_changed_run_is_checked_like_a_loaded_one() -> None:
     config = load_config([BASE])
     with pytest.raises(ValidationError, match=r"max_prompt_length\n  Input should be greater than or equal to 1"):
         replace(config.data, max_prompt_length=0)
@@ -131,7 +132,8 @@ def test_a_sound_variation_passes(arguments: list[str]) -> None:
     assert check_config(load_config([BASE, *arguments]))
 
 
-def test_local_files_and_folders_pass_as_data_with_and_without_a_split(tmp_path: Path) -> None:
+def test_local_files_and_folders_pass_as_data(tmp_path: Path) -> None:
+    """They pass with and without a split."""
     (tmp_path / "rows.parquet").write_bytes(b"")
     for name in (tmp_path, tmp_path / "rows.parquet", f"{tmp_path / 'rows.parquet'}@train"):
         assert check_config(load_config([BASE, f"data.train_files={name}"]))
@@ -175,9 +177,7 @@ def test_the_run_folder_is_project_and_experiment_unless_named() -> None:
     assert run_folder(load_config([BASE, "trainer.save_checkpoint_path=/a/b"])) == Path("/a/b")
 
 
-def test_shipped_files_are_found_from_any_folder_and_others_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_shipped_files_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config([BASE])
     check_config(config)
@@ -190,9 +190,7 @@ def test_shipped_files_are_found_from_any_folder_and_others_are_not(
     assert load_config([BASE, "data.format_prompt=configs/own.jinja"]).data.format_prompt == "configs/own.jinja"
 
 
-def test_a_teacher_template_shipped_with_the_repository_is_located(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shipped_teacher_template_is_located(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config(
         [BASE, "algorithm.adv_estimator=cepo", "algorithm.cepo.teacher.template=configs/teacher/user_suffix.jinja"]
@@ -209,9 +207,7 @@ def test_a_reward_name_splits_into_file_and_function(name: str, expected: tuple[
     assert split_function(name) == expected
 
 
-def test_cepo_config_prints_loadable_yaml_and_the_plan_and_returns_0(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cepo_config_prints_loadable_yaml_and_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_config_command([BASE, "algorithm.adv_estimator=cepo"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -221,9 +217,7 @@ def test_cepo_config_prints_loadable_yaml_and_the_plan_and_returns_0(
 
 
 @pytest.mark.parametrize("argument", ["data.sed=3", "worker.rollout.n=1", "config=none.yaml"])
-def test_cepo_config_answers_a_fault_with_one_line_on_stderr_and_2(
-    argument: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cepo_config_answers_a_fault_with_one_line_and_2(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [argument] if argument.startswith("config=") else [BASE, argument]
     assert run_config_command(arguments) == 2
     out, err = capsys.readouterr()
@@ -232,7 +226,7 @@ def test_cepo_config_answers_a_fault_with_one_line_on_stderr_and_2(
     assert err.count("\n") == 1
 
 
-def test_lengths_are_held_against_the_positions_of_a_model_in_a_local_folder(tmp_path: Path) -> None:
+def test_lengths_are_checked_against_a_local_models_positions(tmp_path: Path) -> None:
     model = f"worker.actor.model.model_path={tmp_path}"
     for text in ('{"max_position_embeddings": 319}', '{"text_config": {"max_position_embeddings": 319}}'):
         (tmp_path / "config.json").write_text(text, encoding="utf-8")
@@ -243,7 +237,7 @@ def test_lengths_are_held_against_the_positions_of_a_model_in_a_local_folder(tmp
     assert f"{tmp_path / 'config.json'} cannot be read" in fault(model)
 
 
-def test_a_discount_that_the_method_does_not_have_is_noted_in_the_plan() -> None:
+def test_a_discount_without_effect_is_noted_in_the_plan() -> None:
     note = "note: algorithm.gamma=0.5 has no effect: {}"
     with_discount = "algorithm.gamma=0.5"
     assert note.format("grpo has no such setting") in check_config(load_config([BASE, with_discount]))

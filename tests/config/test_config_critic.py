@@ -17,7 +17,8 @@ def load(*arguments: Any) -> RunConfig:
     return load_config([*WITH_CRITIC, *arguments])
 
 
-def test_nulls_are_the_actors_path_and_batch_size_and_the_rest_are_easyr1s_defaults() -> None:
+def test_nulls_of_the_critic_are_the_actors_settings() -> None:
+    """They are path and batch size; all other defaults are EasyR1's."""
     alone = ["data.train_files=microgeo:train", "worker.actor.model.model_path=microgeo:model"]
     critic = load_config(alone).worker.critic
     assert (critic.model.model_path, critic.global_batch_size) == (None, None)
@@ -33,7 +34,8 @@ def test_nulls_are_the_actors_path_and_batch_size_and_the_rest_are_easyr1s_defau
     assert (resolved.model.model_path, resolved.global_batch_size) == ("microgeo:model", 16)
 
 
-def test_with_the_actors_path_come_its_overrides_and_its_trust_and_the_critics_own_entries_win() -> None:
+def test_the_critic_inherits_the_actors_overrides_and_trust() -> None:
+    """They come with the actor's path, and the critic's own entries take precedence."""
     arguments = [
         "worker.actor.model.trust_remote_code=true",
         "worker.actor.model.override_config={initializer_range: 1, image_token_id: 2}",
@@ -45,7 +47,7 @@ def test_with_the_actors_path_come_its_overrides_and_its_trust_and_the_critics_o
     assert (own.model_path, own.trust_remote_code, own.override_config) == ("org/critic", False, {"image_token_id": 3})
 
 
-def test_the_plan_names_the_critic_of_a_method_that_needs_one_and_of_no_other() -> None:
+def test_the_plan_names_the_critic_where_one_is_needed() -> None:
     line = "critic: all weights of microgeo:model, 4 optimizer updates per step, learning rate 1e-05"
     settings = ["worker.critic.global_batch_size=16", "worker.critic.ppo_epochs=2", "worker.critic.optim.lr=1e-5"]
     assert line in check_config(load(*settings))
@@ -60,7 +62,7 @@ def test_the_plan_names_the_critic_of_a_method_that_needs_one_and_of_no_other() 
         ("worker.critic.model.model_path=microgeo:train", r"worker\.critic\.model\.model_path=microgeo:train"),
     ],
 )
-def test_a_fault_in_the_critics_section_is_an_error_where_a_critic_is_needed(argument: str, words: str) -> None:
+def test_a_fault_in_the_critics_section_matters_where_needed(argument: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_config(load(argument))
     check_config(load_config([*BASE, argument]))

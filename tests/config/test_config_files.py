@@ -33,7 +33,7 @@ def test_every_shipped_file_resolves_and_passes_the_checks(file: Path) -> None:
 
 @pytest.mark.parametrize("world", ["microgeo", "geo3k"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_file_differs_from_its_base_only_under_algorithm(world: str, method: str) -> None:
+def test_a_method_file_differs_only_under_algorithm(world: str, method: str) -> None:
     run = leaves(plain_tree(load_config([f"config=configs/{world}/{method}.yaml"])))
     base = leaves(plain_tree(load_config([f"config=configs/{world}/base.yaml"])))
     different = {key for key in run.keys() | base.keys() if run.get(key) != base.get(key)}

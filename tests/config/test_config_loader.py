@@ -32,13 +32,13 @@ def test_resolving_and_checking_a_config_never_imports_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_command_line_wins_over_the_file_and_the_file_over_the_default(tmp_path: Path) -> None:
+def test_the_command_line_beats_the_file_which_beats_defaults(tmp_path: Path) -> None:
     file = write(tmp_path, "run.yaml", "data: {seed: 5, max_prompt_length: 7}\n")
     run = load(file, "data.seed=9")
     assert (run.data.seed, run.data.max_prompt_length, run.data.max_response_length) == (9, 7, 512)
 
 
-def test_a_base_file_lies_underneath_and_bases_may_chain_over_folders(tmp_path: Path) -> None:
+def test_base_files_lie_underneath_and_may_chain(tmp_path: Path) -> None:
     (tmp_path / "low").mkdir()
     write(tmp_path / "low", "lowest.yaml", "data: {seed: 1, max_prompt_length: 11, max_response_length: 12}\n")
     write(tmp_path / "low", "middle.yaml", "base: lowest.yaml\ndata: {seed: 2, max_prompt_length: 21}\n")
@@ -47,7 +47,7 @@ def test_a_base_file_lies_underneath_and_bases_may_chain_over_folders(tmp_path: 
     assert (run.data.seed, run.data.max_prompt_length, run.data.max_response_length) == (3, 21, 12)
 
 
-def test_base_files_in_a_circle_are_an_error_that_shows_the_circle(tmp_path: Path) -> None:
+def test_base_files_in_a_circle_are_an_error_that_shows_it(tmp_path: Path) -> None:
     write(tmp_path, "one.yaml", "base: two.yaml\n")
     message = message_of([write(tmp_path, "two.yaml", "base: one.yaml\n")])
     assert "circle" in message
@@ -60,7 +60,7 @@ def test_a_missing_base_file_names_the_line_that_asks_for_it(tmp_path: Path) -> 
     assert "gone.yaml does not exist" in message
 
 
-def test_a_reference_to_another_setting_follows_the_value_that_wins(tmp_path: Path) -> None:
+def test_a_reference_to_a_setting_follows_the_value_that_wins(tmp_path: Path) -> None:
     file = write(tmp_path, "run.yaml", "data: {max_prompt_length: '${data.max_response_length}'}\n")
     assert load(file).data.max_prompt_length == 512
     assert load(file, "data.max_response_length=99").data.max_prompt_length == 99
@@ -78,28 +78,29 @@ def test_truth_values_are_read_in_every_usual_spelling(text: str, value: bool) -
     assert load(f"data.shuffle={text}").data.shuffle is value
 
 
-def test_numbers_from_an_environment_variable_are_read_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_from_environment_variables_are_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CEPO_TEST_STEPS", "17")
     assert load("trainer.max_steps=${oc.env:CEPO_TEST_STEPS}").trainer.max_steps == 17
 
 
-def test_text_that_looks_like_a_number_stays_text_on_the_command_line_and_needs_quotes_in_a_file(
+def test_text_like_a_number_stays_text(
     tmp_path: Path,
 ) -> None:
+    """This holds on the command line; in a file such text needs quotes."""
     assert load("trainer.experiment_name=007").trainer.experiment_name == "007"
     file = write(tmp_path, "run.yaml", "trainer:\n  experiment_name: 7\n")
     message = message_of([*REQUIRED, file])
     assert "run.yaml, line 2: trainer.experiment_name must be text, got 7. Write it in quotes." in message
 
 
-def test_a_mapping_is_merged_whether_written_as_a_dict_or_with_dots() -> None:
+def test_a_mapping_is_merged_from_a_dict_or_from_dots() -> None:
     for argument in ('worker.rollout.val_override_config={"n": 16}', "worker.rollout.val_override_config.n=16"):
         run = load("worker.rollout.val_override_config.temperature=0", argument)
         assert run.worker.rollout.val_override_config == {"temperature": 0.0, "n": 16}
         assert isinstance(run.worker.rollout.val_override_config["temperature"], float)
 
 
-def test_a_list_replaces_the_default_and_defaults_are_not_shared_between_runs() -> None:
+def test_a_list_replaces_the_default_and_is_not_shared() -> None:
     assert load("trainer.logger=[file]").trainer.logger == ["file"]
     first, second = load(), load()
     first.trainer.logger.append("file")

@@ -18,7 +18,7 @@ def test_two_config_files_are_refused() -> None:
     assert "given 2 times: a.yaml, b.yaml" in message_of(["config=a.yaml", "config=b.yaml"])
 
 
-def test_an_unknown_key_in_a_file_names_file_line_and_nearest_key(tmp_path: Path) -> None:
+def test_an_unknown_key_names_file_line_and_nearest_key(tmp_path: Path) -> None:
     message = message_of([write(tmp_path, "run.yaml", "data:\n  seed: 1\n  max_promt_length: 3\n")])
     assert message.startswith(f"{tmp_path}/run.yaml, line 3: unknown key 'data.max_promt_length'.")
     assert "Did you mean 'max_prompt_length'?" in message
@@ -119,12 +119,13 @@ def test_a_value_out_of_bounds_names_the_bound(argument: str, part: str) -> None
     assert part in message
 
 
-def test_a_wrong_value_in_a_file_names_its_line_even_inside_a_list(tmp_path: Path) -> None:
+def test_a_wrong_value_names_its_line_even_inside_a_list(tmp_path: Path) -> None:
     file = write(tmp_path, "run.yaml", "worker:\n  actor:\n    optim:\n      betas:\n        - 0.9\n        - 2\n")
     assert "run.yaml, line 4: worker.actor.optim.betas[1]" in message_of([*REQUIRED, file])
 
 
-def test_a_section_given_as_a_value_is_told_to_be_one_before_references_to_it_fail() -> None:
+def test_a_section_given_as_a_value_is_reported_first() -> None:
+    """It is reported before references to the section fail."""
     message = message_of(["config=configs/microgeo/base.yaml", "algorithm=3"])
     assert message == "argument 'algorithm=3': algorithm must be a section with keys, got 3."
 

@@ -14,14 +14,15 @@ from cepo.algorithms import available_estimators, base
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_the_chosen_method_gets_its_whole_section_and_a_written_one_of_another_is_kept() -> None:
+def test_only_the_chosen_method_gets_its_whole_section() -> None:
+    """A section of another method that is written is kept."""
     run = load("algorithm.adv_estimator=cepo", "algorithm.rlsd.clip_radius=0.2")
     assert set(run.methods) == {"cepo", "rlsd"}
     assert run.methods["rlsd"]["clip_radius"] == 0.2
     assert run.methods["cepo"]["negative"]["source"] == "peer_answer"
 
 
-def test_an_unknown_method_is_named_with_the_known_ones_and_its_line(tmp_path: Path) -> None:
+def test_an_unknown_method_is_named_with_the_known_and_its_line(tmp_path: Path) -> None:
     file = write(tmp_path, "run.yaml", "algorithm:\n  adv_estimator: gpro\n")
     message = message_of([*REQUIRED, file])
     assert "run.yaml, line 2" in message

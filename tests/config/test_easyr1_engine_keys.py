@@ -34,9 +34,8 @@ def test_a_key_of_easyr1s_engine_is_accepted_with_a_notice(
     assert part in notices[0]
 
 
-def test_3_keys_of_easyr1s_engine_share_one_notice_with_their_lines(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_engine_keys_share_one_notice_with_their_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The file has 3 keys of EasyR1's engine."""
     text = "worker:\n  ref:\n    strategy: fsdp\n    offload: {offload_params: true}\n  actor:\n    strategy: fsdp\n"
     with caplog.at_level(logging.WARNING, logger="cepo.config"):
         load(write(tmp_path, "run.yaml", text))

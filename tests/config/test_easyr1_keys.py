@@ -84,7 +84,8 @@ def rows_of_the_reference(text: str) -> Iterator[tuple[str, str, Any, Any]]:
                 yield key, cells[1], actor[name] if default == "as actor" else default, shipped
 
 
-def test_the_table_has_every_key_of_the_reference_with_its_type_default_and_yaml_value_and_no_other() -> None:
+def test_the_table_has_every_key_of_easyr1_and_no_other() -> None:
+    """Type, default and YAML value are compared as well."""
     found: dict[str, EasyR1Key] = {"worker.hybrid_engine": EASYR1_KEYS["worker.hybrid_engine"]}
     assert "`worker.hybrid_engine`: bool, true, absent from YAML" in reference()
     for key, kind, default, shipped in rows_of_the_reference(reference()):
@@ -100,12 +101,12 @@ def test_the_table_has_every_key_of_the_reference_with_its_type_default_and_yaml
     assert len(found) == 176
 
 
-def test_the_fields_that_easyr1_fills_itself_are_those_of_the_reference() -> None:
+def test_easyr1s_internal_fields_are_those_of_the_reference() -> None:
     listed = re.findall(r"`(worker\.[^`]*)`", chapter(reference(), "1.8").split("Shipped scripts")[0])
     assert {name for cell in listed for name in names_in(cell)} == set(TABLE.internal)
 
 
-def test_every_key_is_honoured_or_has_a_reason_why_it_has_no_effect() -> None:
+def test_every_key_is_honoured_or_has_a_reason() -> None:
     assert {key for key in [*EASYR1_KEYS, *TABLE.internal] if engine_key_of(key) is None} == set(HONOURED)
     assert set(HONOURED) <= set(OURS)
     assert not {key for key in OURS if engine_key_of(key)}
@@ -120,14 +121,13 @@ def test_a_default_is_easyr1s_or_differs_for_a_stated_reason(key: str) -> None:
     assert type(ours) is type(theirs) or key in TABLE.other_default
 
 
-def test_reasons_and_meanings_are_stated_for_honoured_keys_alone_and_one_of_them_for_each() -> None:
+def test_each_honoured_key_has_at_most_one_remark() -> None:
+    """A remark is a reason or a meaning."""
     assert set(TABLE.other_default) | set(TABLE.other_meaning) <= set(HONOURED)
     assert not set(TABLE.other_default) & set(TABLE.other_meaning)
 
 
-def test_a_yaml_with_every_key_at_its_documented_default_resolves_with_one_notice(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_yaml_with_every_default_resolves_with_one_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     defaults = {key: entry.default for key, entry in EASYR1_KEYS.items()}
     with caplog.at_level(logging.WARNING, logger="cepo.config"):
         run = load_config([file_with(tmp_path, defaults), *NAMES_DATA_AND_MODEL])
@@ -171,7 +171,7 @@ OTHER_SCRIPTS = {
 }
 
 
-def test_the_prompt_templates_that_easyr1s_files_name_are_shipped_and_hold_the_question() -> None:
+def test_easyr1s_prompt_templates_are_shipped() -> None:
     for name, mark in (("math", "\\boxed{}"), ("r1v", "<answer>"), ("dapo", "Answer:")):
         text = (REPOSITORY / "examples" / "format_prompt" / f"{name}.jinja").read_text(encoding="utf-8")
         rendered = SandboxedEnvironment(undefined=StrictUndefined).from_string(text).render(content=" Find x. ")
@@ -193,7 +193,7 @@ def test_easyr1s_own_config_file_resolves_with_its_values(tmp_path: Path) -> Non
     assert (run.trainer.logger, run.trainer.n_gpus_per_node) == (["file", "wandb"], 8)
 
 
-def test_the_overrides_of_easyr1s_geo3k_lora_script_resolve_over_its_config_file(tmp_path: Path) -> None:
+def test_easyr1s_geo3k_lora_overrides_resolve_over_its_file(tmp_path: Path) -> None:
     run = load_config([easyr1s_file(tmp_path), *LORA_SCRIPT])
     lora = run.worker.actor.model.lora
     assert (lora.rank, lora.alpha, lora.exclude_modules, run.worker.actor.optim.lr) == (64, 64, ".*visual.*", 1e-5)
@@ -202,6 +202,6 @@ def test_the_overrides_of_easyr1s_geo3k_lora_script_resolve_over_its_config_file
 
 
 @pytest.mark.parametrize("name", OTHER_SCRIPTS)
-def test_the_overrides_of_easyr1s_other_scripts_resolve_over_its_config_file(name: str, tmp_path: Path) -> None:
+def test_overrides_of_easyr1s_other_scripts_resolve(name: str, tmp_path: Path) -> None:
     run = load_config([easyr1s_file(tmp_path), *LORA_SCRIPT, *OTHER_SCRIPTS[name]])
     assert run.worker.actor.model.lora.rank == 64

@@ -215,7 +215,8 @@ def ids(file: Path) -> str:
 
 
 @pytest.mark.parametrize("file", FILES, ids=ids)
-def test_every_shipped_file_passes_the_checks_with_hub_names_and_with_local_files(file: Path, tmp_path: Path) -> None:
+def test_every_shipped_file_passes_the_checks(file: Path, tmp_path: Path) -> None:
+    """They pass with hub names and with local files."""
     for overrides in ([], with_its_own_data(file, tmp_path)):
         plan = check_config(load_config([f"config={file}", *overrides]))
         responses = 16 if file.stem == "group_size_16" else 8
@@ -230,7 +231,8 @@ def test_47_runs_are_shipped_and_no_two_share_a_folder() -> None:
 
 @pytest.mark.parametrize("world", ["microgeo", "geo3k"])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_method_file_resolves_to_the_papers_table_and_states_its_name_alone(world: str, method: str) -> None:
+def test_a_method_file_resolves_to_the_papers_table(world: str, method: str) -> None:
+    """The file itself states the method's name alone."""
     assert section(resolved(f"{world}/{method}.yaml"), method) == PAPER[method]
     outside = {
         key: value
@@ -265,7 +267,8 @@ def test_an_own_paper_file_resolves_to_its_methods_own_table(method: str) -> Non
     assert difference(file, f"geo3k/{method}.yaml") == expected | room
 
 
-def test_sdpos_own_paper_takes_jsd_of_weight_half_from_the_students_top_100_and_an_ema_teacher() -> None:
+def test_sdpos_own_paper_setting_is_as_published() -> None:
+    """It takes JSD of weight 1/2 from the student's top 100, and an ema teacher."""
     values = section(resolved("geo3k/own_paper/sdpo.yaml"), "sdpo")
     chosen = [values[f"divergence.{key}"] for key in ("kind", "jsd_weight", "topk", "topk_from")]
     assert [*chosen, values["teacher.source"]] == ["jsd", 0.5, 100, "student", "ema"]
@@ -288,7 +291,7 @@ def test_an_ablation_changes_what_its_row_says_and_nothing_else(name: str) -> No
     assert difference(f"geo3k/ablations/{name}.yaml", "geo3k/cepo.yaml") == ABLATIONS[name]
 
 
-def test_contexts_of_peer_ablations_hold_the_question_and_the_reference() -> None:
+def test_contexts_of_peer_ablations_hold_question_and_reference() -> None:
     question = resolved("geo3k/base.yaml")["data.max_prompt_length"]
     for name, reference in (("peer_prefix", 512), ("peer_suffix", 512), ("peer_full", 2048)):
         run = resolved(f"geo3k/ablations/feedback_{name}.yaml")
@@ -307,7 +310,8 @@ def test_the_released_code_is_what_the_authors_repository_does(monkeypatch: pyte
     assert resolved("geo3k/released_code.yaml")["data.max_response_length"] == 2048
 
 
-def test_the_released_codes_reference_stands_behind_one_blank_right_before_the_response() -> None:
+def test_the_released_codes_reference_precedes_the_response() -> None:
+    """One blank is between them."""
     from cepo.data.hints import HintTemplate
 
     template = HintTemplate("assistant_prefix", str(CONFIGS / "teacher" / "released_code.jinja"))

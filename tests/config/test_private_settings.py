@@ -46,7 +46,7 @@ def test_a_secret_is_used_and_not_recorded(tmp_path: Path, argument: str) -> Non
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600, name
 
 
-def test_a_reference_is_recorded_as_it_was_written_and_gives_the_same_run_again(tmp_path: Path) -> None:
+def test_a_reference_is_recorded_as_written_and_resolves_again(tmp_path: Path) -> None:
     arguments = [BASE, "trainer.project_name=${oc.env:CEPO_KEY}"]
     config = load_config(arguments)
     text = dump_for_record(config)

@@ -64,7 +64,7 @@ def test_plugins_of_the_record_are_not_imported(tmp_path: Path, hostile: Path, t
     assert trace.exists(), "the user's own word imports it"
 
 
-def test_a_reward_file_of_the_record_is_refused_by_name_and_taken_at_the_users_word(
+def test_a_recorded_reward_file_needs_the_users_word(
     tmp_path: Path, hostile: Path, trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     function = f"{hostile}:reward"

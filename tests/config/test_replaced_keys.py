@@ -42,7 +42,7 @@ def pasted(message: str, folder: Path) -> tuple[RunConfig, RunConfig]:
     )
 
 
-def test_the_forks_script_is_told_its_own_values_in_lines_that_resolve(tmp_path: Path) -> None:
+def test_the_forks_script_gets_its_values_in_lines_that_resolve(tmp_path: Path) -> None:
     message = message_of(FORK_SCRIPT)
     for argument in FORK_SCRIPT[1:]:
         assert f"{argument.partition('=')[0]} (argument '{argument}')" in message
@@ -53,7 +53,8 @@ def test_the_forks_script_is_told_its_own_values_in_lines_that_resolve(tmp_path:
         assert (section["teacher"]["source"], section["positive"]["source"]) == ("actor", "ground_truth")
 
 
-def test_keys_in_a_file_are_named_with_their_lines_and_answered_in_its_form(tmp_path: Path) -> None:
+def test_forks_keys_in_a_file_are_answered_in_its_form(tmp_path: Path) -> None:
+    """The answer names their lines."""
     text = "algorithm:\n  adv_estimator: rlsd\n  rlsd_lambda_init: 0.3\n  rlsd_epsilon_w: 0.1\n  rlsd_teacher_sync_freq: 10\n"
     (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
     message = message_of([f"config={tmp_path / 'run.yaml'}"])
@@ -88,7 +89,7 @@ def test_keys_that_said_nothing_are_to_be_removed() -> None:
     assert "Nothing takes the place of algorithm.cepo_histogram_freq." in message
 
 
-def test_12_keys_are_replaced_and_none_is_a_setting_of_this_package() -> None:
+def test_12_keys_are_replaced_and_none_is_a_setting_here() -> None:
     assert len(TABLE.fork) == 12
     for key in TABLE.fork:
         with pytest.raises(ConfigError, match="authors' fork"):
@@ -130,7 +131,8 @@ FORK_SCRIPT_WITHOUT_ITS_KEYS = [
 ]
 
 
-def test_the_authors_whole_script_runs_with_the_pasted_lines_and_its_lost_prompt_is_an_error(tmp_path: Path) -> None:
+def test_the_authors_script_runs_with_the_pasted_lines(tmp_path: Path) -> None:
+    """Its lost prompt file is an error."""
     script = [easyr1s_file(tmp_path), *FORK_SCRIPT_WITHOUT_ITS_KEYS, "trainer.n_gpus_per_node=1"]
     with pytest.raises(ConfigError) as caught:
         load_config([*script, *FORK_SCRIPT])

@@ -81,7 +81,8 @@ def test_no_input_is_changed(name: str) -> None:
 
 
 @every_method
-def test_advantages_have_the_batchs_shape_and_type_and_are_exactly_0_on_padding(name: str) -> None:
+def test_advantages_have_the_batchs_shape_and_0_on_padding(name: str) -> None:
+    """They have its type as well."""
     batch = make_batch(name)
     signal = signal_of(name, batch)
     for key, tensor in {"advantages": signal.advantages, **signal.diagnostics}.items():
@@ -92,9 +93,10 @@ def test_advantages_have_the_batchs_shape_and_type_and_are_exactly_0_on_padding(
 
 
 @every_method
-def test_distillation_weights_and_critic_targets_are_0_on_padding_and_a_distillations_view_is_declared(
+def test_weights_and_targets_are_0_on_padding(
     name: str,
 ) -> None:
+    """A distillation's view is declared as well."""
     batch = make_batch(name)
     signal = signal_of(name, batch)
     further = {} if signal.returns is None else {"returns": signal.returns}
@@ -137,7 +139,8 @@ def test_two_calls_give_the_same_bits_and_metrics(name: str, step: int) -> None:
 
 
 @every_method
-def test_log_probs_down_to_minus_10000_give_finite_advantages_and_metrics(name: str) -> None:
+def test_log_probs_of_minus_10000_give_finite_signals(name: str) -> None:
+    """Advantages and metrics are finite."""
     for scale in (1e-30, 1e4):
         signal = signal_of(name, make_batch(name, scale=scale))
         assert signal.advantages.isfinite().all()
@@ -167,7 +170,7 @@ def test_steps_that_need_no_teacher_run_without_any_view(name: str) -> None:
 
 
 @every_method
-def test_references_name_one_entry_per_rollout_for_exactly_the_declared_views(name: str) -> None:
+def test_references_have_one_entry_per_rollout_and_view(name: str) -> None:
     these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "40"), rollout(2, 0.0, None))
     references = build_estimator(name).references(these)
     assert set(references) == set(estimator_class(name).views)
@@ -175,7 +178,7 @@ def test_references_name_one_entry_per_rollout_for_exactly_the_declared_views(na
 
 
 @every_method
-def test_the_default_config_builds_and_no_section_can_be_changed_afterwards(name: str) -> None:
+def test_the_default_config_builds_and_is_frozen(name: str) -> None:
     config = build_config(name, None)
     assert config == build_config(name, {})
     sections = [config, *(value for value in vars(config).values() if dataclasses.is_dataclass(value))]

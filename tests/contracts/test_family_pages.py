@@ -16,7 +16,7 @@ SPOKEN_OF = {"fused_decoding.py"}
 """Names the decoder classes whose layers it computes; whether it is asked at all is the family's word."""
 
 
-def test_no_module_outside_the_families_compares_a_model_type_or_names_an_architectures_class() -> None:
+def test_only_families_know_model_types_and_architectures() -> None:
     types = {re.escape(model_type) for family in FAMILIES for model_type in family.model_types}
     quoted = re.compile(rf"""["']({"|".join(sorted(types))})["']""")
     classes = re.compile(

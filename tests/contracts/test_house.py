@@ -149,7 +149,8 @@ def test_pure_packages_and_the_trainer_load_no_engine() -> None:
     assert loaded_after("\n".join(f"import {name}" for name in modules), HEAVY) == []
 
 
-def test_reading_a_config_and_listing_methods_loads_neither_torch_nor_an_engine() -> None:
+def test_reading_a_config_loads_neither_torch_nor_an_engine() -> None:
+    """Neither does listing the methods."""
     modules = [dotted(file) for file in MODULES if unit_of(file) == "config"]
     listing = "from cepo.algorithms import available_estimators, build_config\n"
     listing += "[build_config(name, None) for name in available_estimators()]\n"
@@ -193,7 +194,7 @@ def decisions_on_own_name(source: str) -> Iterator[int]:
             yield node.lineno
 
 
-def test_no_module_outside_algorithms_decides_anything_by_the_name_cepo() -> None:
+def test_no_module_outside_algorithms_decides_by_the_name_cepo() -> None:
     found = [
         place(file, line)
         for file in MODULES
@@ -203,7 +204,8 @@ def test_no_module_outside_algorithms_decides_anything_by_the_name_cepo() -> Non
     assert not found, "\n".join(found)
 
 
-def test_the_search_for_decisions_on_a_name_sees_5_of_5_and_lets_3_uses_of_the_packages_name_pass() -> None:
+def test_the_search_for_decisions_on_a_name_sees_5_of_5() -> None:
+    """It lets 3 uses of the package's name pass."""
     deciding = [
         "if config.adv_estimator == 'cepo': pass",
         "if method in ('other', 'cepo'): pass",
@@ -246,3 +248,14 @@ def test_the_library_never_prints() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not printing, "\n".join(printing)
+
+
+def test_names_of_tests_have_at_most_60_characters() -> None:
+    """A name is one sentence; figures and conditions that do not fit are in the docstring."""
+    long = [
+        f"{place(file, node.lineno)} {node.name} has {len(node.name)} characters"
+        for file in sorted((REPOSITORY / "tests").rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and len(node.name) > 60
+    ]
+    assert not long, "\n".join(long)

@@ -58,9 +58,10 @@ def test_the_package_ships_2_rewards_and_the_examples_4() -> None:
     assert SHIPPED[:2] == [f"cepo/rewards/{name}.py:compute_score" for name in ("benchmark", "math")]
 
 
-def test_a_shipped_reward_returns_one_finite_score_per_sample_and_ignores_other_columns(
+def test_a_shipped_reward_gives_one_finite_score_per_sample(
     shipped: LoadedReward,
 ) -> None:
+    """It ignores other columns."""
     scores = shipped.score(SAMPLES)
     assert len(scores) == len(SAMPLES) == 6
     (fields,) = {frozenset(score) for score in scores}
@@ -68,13 +69,14 @@ def test_a_shipped_reward_returns_one_finite_score_per_sample_and_ignores_other_
     assert scores == shipped.score([sample | {"id": 8, "family": "angle"} for sample in SAMPLES])
 
 
-def test_a_shipped_reward_calls_the_right_answer_right_and_the_others_wrong(shipped: LoadedReward) -> None:
+def test_a_shipped_reward_tells_right_from_wrong(shipped: LoadedReward) -> None:
     accuracies = [score["accuracy"] >= 0.5 for score in shipped.score(SAMPLES)]
     boxed_counts = shipped.path.name != "r1v.py"
     assert accuracies == [boxed_counts, False, False, False, False, True]
 
 
-def test_a_shipped_reward_scores_each_sample_by_itself_and_changes_no_input(shipped: LoadedReward) -> None:
+def test_a_shipped_reward_scores_each_sample_by_itself(shipped: LoadedReward) -> None:
+    """It changes no input."""
     before = [dict(sample) for sample in SAMPLES]
     assert [shipped.score([sample])[0] for sample in SAMPLES] == shipped.score(SAMPLES)
     assert before == SAMPLES
@@ -85,7 +87,7 @@ def test_a_shipped_reward_takes_an_empty_batch(shipped: LoadedReward) -> None:
 
 
 @pytest.mark.parametrize("spec", SHIPPED)
-def test_an_unknown_keyword_of_a_shipped_reward_is_refused_when_it_is_loaded(spec: str) -> None:
+def test_an_unknown_keyword_of_a_reward_is_refused_at_loading(spec: str) -> None:
     with pytest.raises(RewardError, match="fromat_weight"):
         load_reward_function(spec, {**_needed(spec), "fromat_weight": 0.1})
 
@@ -97,7 +99,8 @@ def test_by_default_the_reward_is_the_accuracy() -> None:
     assert [score["format"] for score in scores] == [1.0, 1.0, 0.0, 0.0, 0.0, 1.0]
 
 
-def test_a_format_weight_of_a_quarter_gives_1_and_a_quarter_and_0() -> None:
+def test_a_format_weight_of_a_quarter_gives_1_0_25_and_0() -> None:
+    """A right answer scores 1, the form alone 0.25, and neither 0."""
     scores = compute_score(SAMPLES, format_weight=0.25)
     assert [score["overall"] for score in scores] == [1.0, 0.25, 0.0, 0.0, 0.0, 1.0]
 

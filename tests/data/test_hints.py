@@ -31,13 +31,13 @@ def test_assistant_prefix_is_the_reference_and_a_line_break() -> None:
     assert HintTemplate("assistant_prefix").render(prompt="Find x.", reference="70") == "70\n"
 
 
-def test_the_shipped_template_file_words_it_like_the_built_in_one() -> None:
+def test_the_shipped_template_words_it_like_the_built_in_one() -> None:
     values = {"prompt": "A\nB {x}", "reference": "5 \\sqrt { 3 }"}
     shipped = HintTemplate("user_suffix", str(SHIPPED))
     assert shipped.render(**values) == HintTemplate("user_suffix").render(**values)
 
 
-def test_the_same_wording_stands_around_right_and_wrong_references() -> None:
+def test_the_same_wording_is_around_right_and_wrong_references() -> None:
     template = HintTemplate("user_suffix")
     right, wrong = (template.render(prompt="p", reference=reference) for reference in ("70", "35"))
     assert right.replace("70", "35") == wrong
@@ -48,9 +48,10 @@ def test_neither_prompt_nor_reference_is_read_as_a_template() -> None:
     assert text == "{{ reference }}\nHere is a sample answer: {{ 7 * 7 }}{% raw %}"
 
 
-def test_a_users_template_replaces_the_wording_and_one_final_line_break_of_the_file_is_not_part_of_it(
+def test_a_users_template_replaces_the_wording(
     tmp_path: Path,
 ) -> None:
+    """One final line break of the file is not part of the wording."""
     path = write(tmp_path, "Someone answered {{ reference }}. {{ prompt }}\n")
     assert HintTemplate("free", path).render(prompt="Find x.", reference="70") == "Someone answered 70. Find x."
 
@@ -65,9 +66,8 @@ def test_a_users_template_replaces_the_wording_and_one_final_line_break_of_the_f
         ("{{ prompt }} {{ reference }} {{ answer }}", "uses answer; accepted variables: prompt, reference"),
     ],
 )
-def test_a_template_that_cannot_give_the_hint_is_an_error_when_it_is_read(
-    tmp_path: Path, source: str, message: str
-) -> None:
+def test_a_template_that_cannot_give_the_hint_is_an_error(tmp_path: Path, source: str, message: str) -> None:
+    """The error is raised when the template is read."""
     with pytest.raises(ConfigError, match=rf"teacher\.template .*hint\.jinja {message}"):
         HintTemplate("user_suffix", write(tmp_path, source))
 
@@ -108,9 +108,8 @@ def test_table_of_sanitised_texts(text: str, expected: str) -> None:
     st.lists(st.text(alphabet="<|> ab", min_size=1, max_size=4), max_size=4),
     st.text(alphabet="<|> ab\n\r\x00\u200b\u2028", max_size=40),
 )
-def test_no_special_text_line_break_or_control_character_survives_and_twice_is_once(
-    specials: list[str], text: str
-) -> None:
+def test_no_special_text_or_control_character_survives(specials: list[str], text: str) -> None:
+    """Doing it twice is the same as doing it once."""
     clean = sanitise_reference(text, specials)
     assert not [special for special in specials if special in clean]
     assert not set(clean) & set("\n\r\x00\u200b\u2028")
@@ -123,7 +122,8 @@ def test_text_without_specials_blanks_and_controls_is_left_alone(text: str) -> N
     assert sanitise_reference(text, SPECIALS) == text or any(special in text for special in SPECIALS)
 
 
-def test_a_free_template_may_put_the_reference_first_where_user_suffix_may_not(tmp_path: Path) -> None:
+def test_a_free_template_may_put_the_reference_first(tmp_path: Path) -> None:
+    """A user_suffix template may not."""
     file = tmp_path / "first.jinja"
     file.write_text("Sample: {{ reference }}\n{{ prompt }}\n")
     assert HintTemplate("free", str(file)).render(prompt="Find x.", reference="7") == "Sample: 7\nFind x."
@@ -131,7 +131,7 @@ def test_a_free_template_may_put_the_reference_first_where_user_suffix_may_not(t
         HintTemplate("user_suffix", str(file))
 
 
-def test_a_free_placement_needs_a_template_that_holds_the_prompt_once(tmp_path: Path) -> None:
+def test_a_free_template_must_hold_the_prompt_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="free has no wording of its own"):
         HintTemplate("free")
     file = tmp_path / "twice.jinja"

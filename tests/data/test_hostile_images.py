@@ -66,7 +66,8 @@ def test_a_hostile_file_is_a_bad_row_and_starts_no_program(
             load_rgb(value, None, None, None)
 
 
-def test_an_opened_image_of_a_format_that_starts_a_program_or_with_too_many_pixels_is_refused(tmp_path: Path) -> None:
+def test_opened_images_of_bad_format_or_size_are_refused(tmp_path: Path) -> None:
+    """Their format starts a program, or they have too many pixels."""
     with pytest.raises(DataError, match="is a EPS file; accepted: PNG, JPEG"):
         load_rgb(Image.open(io.BytesIO(HOSTILE["EPS"])), None, None, None)
     with pytest.raises(DataError, match=f"at most {LARGEST_PIXELS:,} pixels"):
@@ -76,7 +77,7 @@ def test_an_opened_image_of_a_format_that_starts_a_program_or_with_too_many_pixe
 @pytest.mark.parametrize(
     "path", ["../secret.png", "/etc/hostname", "inner/../../secret.png", "a\0b.png", "pipe", "inner", 5000 * "x"]
 )
-def test_a_path_outside_of_image_dir_or_to_no_regular_file_is_a_bad_row(tmp_path: Path, path: str) -> None:
+def test_paths_outside_image_dir_or_irregular_are_bad_rows(tmp_path: Path, path: str) -> None:
     folder = tmp_path / "images"
     (folder / "inner").mkdir(parents=True)
     (tmp_path / "secret.png").write_bytes(png())
@@ -86,9 +87,8 @@ def test_a_path_outside_of_image_dir_or_to_no_regular_file_is_a_bad_row(tmp_path
             verify_image(value, str(folder))
 
 
-def test_paths_within_image_dir_and_any_path_without_one_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_within_image_dir_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any path is read where image_dir is not set."""
     folder = tmp_path / "images"
     (folder / "inner").mkdir(parents=True)
     (folder / "inner" / "a.png").write_bytes(png(5, 3))

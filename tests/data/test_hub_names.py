@@ -56,14 +56,13 @@ def answering_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("answering_hub")
-def test_a_hub_that_answers_is_left_to_its_own_libraries_whatever_it_says() -> None:
+def test_a_hub_that_answers_is_left_to_its_own_libraries() -> None:
     require_hub_names([MODEL], [DATA])
     assert "HF_HUB_OFFLINE" not in os.environ
 
 
-def test_a_name_that_neither_the_hub_nor_the_cache_has_ends_in_seconds_with_both_named(
-    closed_port: str, hub_home: Path
-) -> None:
+def test_a_name_that_hub_and_cache_lack_ends_in_seconds(closed_port: str, hub_home: Path) -> None:
+    """The message names both."""
     start = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         require_hub_names([MODEL], [DATA])
@@ -93,7 +92,8 @@ def test_earlier_downloads_are_used_without_asking_again(hub_home: Path, caplog:
     assert huggingface_hub.constants.HF_HUB_OFFLINE
 
 
-def test_under_hf_hub_offline_nothing_is_asked_and_a_missing_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_hf_hub_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing name is an error."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match=r"data\.train_files=org/problems: .* HF_HUB_OFFLINE is set"):
         require_hub_names([], [DATA])

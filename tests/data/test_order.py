@@ -15,13 +15,14 @@ def asked(steps: range, **settings: object) -> list[tuple[int, int]]:
     return [each for step in steps for each in weighted_indices(step, **(usual | settings))]  # pyright: ignore[reportArgumentType]
 
 
-def test_weights_3_and_1_ask_3_of_4_problems_of_the_first_set_in_every_step() -> None:
+def test_weights_3_and_1_take_3_of_4_problems_from_the_first_set() -> None:
     for step in range(20):
         counts = Counter(part for part, _ in asked(range(step, step + 1), sizes=[7, 5], weights=[3, 1]))
         assert counts == {0: 3, 1: 1}
 
 
-def test_each_sets_pass_asks_each_of_its_problems_once_and_passes_differ_in_order() -> None:
+def test_each_pass_of_a_set_asks_each_problem_once() -> None:
+    """Passes differ in order."""
     both = asked(range(10), sizes=[10, 5], weights=[0.5, 0.5], batch_size=6)
     first = [index for part, index in both if part == 0]
     assert [sorted(first[start : start + 10]) for start in (0, 10, 20)] == [list(range(10))] * 3
@@ -41,9 +42,8 @@ def test_without_shuffling_sets_are_asked_in_their_own_order() -> None:
     st.integers(1, 9),
     st.integers(0, 40),
 )
-def test_after_any_step_each_set_has_had_its_share_to_a_problem_per_set(
-    weights: list[float], batch_size: int, steps: int
-) -> None:
+def test_after_any_step_each_set_has_had_its_share(weights: list[float], batch_size: int, steps: int) -> None:
+    """The share is met to within one problem per set."""
     sizes = [11] * len(weights)
     counts = Counter(
         part for part, _ in asked(range(steps), sizes=sizes, weights=weights, batch_size=batch_size, shuffle=False)
@@ -53,7 +53,7 @@ def test_after_any_step_each_set_has_had_its_share_to_a_problem_per_set(
 
 
 @given(st.integers(0, 30), st.integers(0, 5))
-def test_a_resumed_run_asks_what_the_uninterrupted_one_would_have(step: int, seed: int) -> None:
+def test_a_resumed_run_asks_the_same_problems(step: int, seed: int) -> None:
     settings = {"sizes": [7, 3, 5], "weights": [1, 2, 4], "seed": seed}
     whole = asked(range(step + 1), **settings)
     assert asked(range(step, step + 1), **settings) == whole[-4:]

@@ -27,9 +27,10 @@ def benchmark_script() -> ModuleType:
 
 
 @pytest.mark.heavy
-def test_twelve_steps_with_new_pictures_hold_no_more_tensors_than_four(
+def test_twelve_steps_hold_no_more_tensors_than_four(
     benchmark_script: ModuleType, tiny_model_folder: Path, tiny_processing: Processing
 ) -> None:
+    """Each step has new images."""
     actor = benchmark_script.build_actor(tiny_model_folder, tiny_processing, 4)
     held = []
     for step in range(12):

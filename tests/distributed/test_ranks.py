@@ -118,7 +118,8 @@ def test_scores_are_those_of_one_rank_to_1e_5(runs: Runs, name: str, num_ranks: 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_gradients_and_updated_weights_are_those_of_one_rank_to_1e_5(runs: Runs, name: str, num_ranks: int) -> None:
+def test_ranks_have_the_gradients_of_one_rank_to_1e_5(runs: Runs, name: str, num_ranks: int) -> None:
+    """The updated weights agree as well."""
     one = runs.one(name)
     for outcome in runs.of(num_ranks, name):
         assert outcome.initial.keys() == one.initial.keys()
@@ -142,9 +143,8 @@ def test_merged_metrics_of_all_ranks_are_those_of_one_rank(runs: Runs, name: str
 
 @pytest.mark.parametrize("num_ranks", NUM_RANKS)
 @pytest.mark.parametrize("name", [FROZEN_TOWER, ADAPTER, QLORA])
-def test_a_tower_without_gradient_encodes_a_picture_once_a_step_on_its_rank_and_nothing_elsewhere(
-    runs: Runs, name: str, num_ranks: int
-) -> None:
+def test_a_frozen_tower_encodes_an_image_once_on_its_rank(runs: Runs, name: str, num_ranks: int) -> None:
+    """It is encoded once a step, and no other rank encodes it."""
     shares = SHARES[num_ranks][ACTORS[name].share]
     own = [sum(NUM_PICTURES[prompt] for prompt in prompts) for prompts in shares]
     assert sum(own) == 3
@@ -154,9 +154,8 @@ def test_a_tower_without_gradient_encodes_a_picture_once_a_step_on_its_rank_and_
 
 
 @pytest.mark.parametrize("num_ranks", NUM_RANKS)
-def test_a_trained_tower_encodes_pictures_anew_in_every_pass_also_on_ranks_that_have_none(
-    runs: Runs, num_ranks: int
-) -> None:
+def test_a_trained_tower_encodes_images_in_every_pass(runs: Runs, num_ranks: int) -> None:
+    """Ranks that have no image take part in these passes."""
     for outcome in runs.of(num_ranks, ALL_WEIGHTS):
         for metrics in outcome.metrics:
             # Scores, a teacher's, two updates: at least one pass with a picture each.
@@ -165,9 +164,8 @@ def test_a_trained_tower_encodes_pictures_anew_in_every_pass_also_on_ranks_that_
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("name", ACTORS)
-def test_every_rank_gets_all_weights_for_its_engine_one_whole_tensor_at_a_time(
-    runs: Runs, name: str, num_ranks: int
-) -> None:
+def test_every_rank_gets_all_weights_one_tensor_at_a_time(runs: Runs, name: str, num_ranks: int) -> None:
+    """The tensors are whole, for the rank's engine."""
     one = runs.one(name)
     for outcome in runs.of(num_ranks, name):
         assert ("lm_head.weight" in outcome.rollout) == (name != ADAPTER)
@@ -178,9 +176,7 @@ def test_every_rank_gets_all_weights_for_its_engine_one_whole_tensor_at_a_time(
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_buffers_that_no_checkpoint_holds_are_bit_for_bit_those_of_one_rank(
-    runs: Runs, name: str, num_ranks: int
-) -> None:
+def test_unsaved_buffers_are_those_of_one_rank_bit_for_bit(runs: Runs, name: str, num_ranks: int) -> None:
     one = runs.one(name)
     assert any("inv_freq" in buffer for buffer in one.buffers)
     for outcome in runs.of(num_ranks, name):
@@ -190,9 +186,8 @@ def test_buffers_that_no_checkpoint_holds_are_bit_for_bit_those_of_one_rank(
 
 @pytest.mark.parametrize("num_ranks", NUM_RANKS)
 @pytest.mark.parametrize("name", ACTORS)
-def test_an_infinite_gradient_of_one_rank_is_skipped_by_all_and_counted_once(
-    runs: Runs, name: str, num_ranks: int
-) -> None:
+def test_an_infinite_gradient_of_one_rank_is_skipped_by_all(runs: Runs, name: str, num_ranks: int) -> None:
+    """And counted once."""
     outcomes = runs.of(num_ranks, name)
     assert [outcome.refused_changed for outcome in outcomes] == [[]] * num_ranks
     assert merge_metrics([outcome.refused for outcome in outcomes])["actor/skipped_updates"].result == 1
@@ -230,9 +225,8 @@ REDUCED = [(number, name) for number, scenarios in REDUCTIONS.items() for name i
 
 
 @pytest.mark.parametrize(("num_ranks", "name"), REDUCED)
-def test_an_adapters_gradients_are_reduced_once_per_group_and_optimizer_step_all_weights_after_each_pass(
-    runs: Runs, num_ranks: int, name: str
-) -> None:
+def test_adapter_gradients_are_reduced_once_per_optimizer_step(runs: Runs, num_ranks: int, name: str) -> None:
+    """Each group of parameters is reduced once; the gradients of all weights are reduced after each pass."""
     for ranks in runs.reductions[num_ranks]:
         found = ranks[name]
         assert found.passes == PASSES[num_ranks]
@@ -241,9 +235,8 @@ def test_an_adapters_gradients_are_reduced_once_per_group_and_optimizer_step_all
 
 
 @pytest.mark.parametrize(("num_ranks", "name"), REDUCED)
-def test_gradients_reduced_once_are_those_reduced_after_each_pass_to_1e_6_in_16_bit_too(
-    runs: Runs, num_ranks: int, name: str
-) -> None:
+def test_reduced_once_or_after_each_pass_agrees_to_1e_6(runs: Runs, num_ranks: int, name: str) -> None:
+    """The bound also holds in 16 bits."""
     for ranks in runs.reductions[num_ranks]:
         found = ranks[name]
         assert all(float(gradient.abs().max()) > 0 for gradient in found.gradients_plain.values())
@@ -251,16 +244,14 @@ def test_gradients_reduced_once_are_those_reduced_after_each_pass_to_1e_6_in_16_
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_only_gradients_of_an_adapter_that_every_pass_reaches_and_fp32_adds_up_are_reduced_once(
-    runs: Runs, num_ranks: int
-) -> None:
+def test_only_small_fp32_gradients_are_reduced_once(runs: Runs, num_ranks: int) -> None:
+    """They are those of an adapter that every pass reaches and that fp32 sums."""
     for ranks in runs.reductions[num_ranks]:
         for found in ranks.values():
             assert [name for name, once in found.decisions.items() if once] == ["an adapter"]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_in_bf16_all_ranks_keep_packed_rows_or_all_pad_them_also_those_without_a_row(
-    runs: Runs, num_ranks: int
-) -> None:
+def test_in_bf16_all_ranks_keep_packed_rows_or_all_pad(runs: Runs, num_ranks: int) -> None:
+    """This includes ranks without a row."""
     assert runs.packed[num_ranks] == [{RIGHT: True, WRONG: False}] * num_ranks

@@ -14,7 +14,8 @@ WHEEL_CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 WHEEL_CUDA_12_4 = ("sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90")
 
 
-def test_a_wheel_for_cuda_13_has_code_for_12_0_and_one_for_cuda_12_4_has_not_but_ptx_helps() -> None:
+def test_a_cuda_13_wheel_has_code_for_12_0() -> None:
+    """A wheel for CUDA 12.4 has not, but PTX helps."""
     served = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)]
     assert all(wheel_serves(capability, WHEEL_CUDA_13) for capability in served)
     assert not any(wheel_serves(capability, WHEEL_CUDA_12_4) for capability in [(10, 0), (12, 0)])
@@ -23,7 +24,8 @@ def test_a_wheel_for_cuda_13_has_code_for_12_0_and_one_for_cuda_12_4_has_not_but
     assert not wheel_serves((12, 1), ("sm_120a",))
 
 
-def test_an_rtx_pro_6000_is_ok_with_cuda_13_and_fails_with_a_remedy_with_a_wheel_of_cuda_12_4() -> None:
+def test_an_rtx_pro_6000_is_ok_with_cuda_13_only() -> None:
+    """With a wheel of CUDA 12.4 it fails with a remedy."""
     card = Gpu(name="NVIDIA RTX PRO 6000 Blackwell", capability=(12, 0), total=96 * GIB, free=95 * GIB)
     good, attention = gpu_findings(0, card, WHEEL_CUDA_13)
     assert (good.mark, attention.mark) == ("ok", "info")
@@ -36,12 +38,14 @@ def test_an_rtx_pro_6000_is_ok_with_cuda_13_and_fails_with_a_remedy_with_a_wheel
     assert "CUDA 13" in bad.remedy
 
 
-def test_driver_570_fails_for_cuda_13_and_580_and_for_cuda_12_8_525_are_enough() -> None:
+def test_the_driver_must_be_580_for_cuda_13() -> None:
+    """570 fails. 525 is enough for CUDA 12.8."""
     marks = [driver_finding(*pair).mark for pair in (("570.86", "13.0"), ("580.65.06", "13.0"), ("525.60", "12.8"))]
     assert marks == ["fail", "ok", "ok"]
 
 
-def test_a_containers_limit_of_8_gib_counts_where_the_machine_has_24() -> None:
+def test_a_containers_limit_counts_before_the_machines_memory() -> None:
+    """The limit is 8 GiB of the machine's 24."""
     meminfo = "MemTotal:       25165824 kB\nMemFree: 1 kB\nMemAvailable:   20971520 kB\n"
     assert usable_memory(meminfo, None, None) == (24 * GIB, 20 * GIB)
     assert usable_memory(meminfo, "max\n", "0\n") == (24 * GIB, 20 * GIB)
@@ -49,16 +53,18 @@ def test_a_containers_limit_of_8_gib_counts_where_the_machine_has_24() -> None:
     assert usable_memory(None, None, None) == (None, None)
 
 
-def test_a_gpu_that_a_cpu_torch_cannot_use_and_64_mib_of_shared_memory_are_2_warnings() -> None:
+def test_an_unused_gpu_and_little_shared_memory_are_warnings() -> None:
+    """They are a GPU that a CPU build of torch cannot use, and 64 MiB of shared memory."""
     odd = machine(shared_total=64 * 2**20, shared_free=64 * 2**20, driver="580.65.06")
     warned = {each.subject: each.remedy for each in machine_findings(odd) if each.mark == "warn"}
     assert list(warned) == ["/dev/shm", "torch's build"]
     assert "--shm-size" in warned["/dev/shm"]
 
 
-def test_4_devices_want_6_processors_and_8_gib_of_shared_memory_and_1_device_nothing(
+def test_4_devices_want_6_processors_and_8_gib_of_shared_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One device wants nothing."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     several = on_devices(n_gpus_per_node=4)
     assert ray_findings(on_devices(), machine()) == []
@@ -70,7 +76,7 @@ def test_4_devices_want_6_processors_and_8_gib_of_shared_memory_and_1_device_not
     assert [each.mark for each in ray_findings(several, enough)] == ["ok", "ok", "ok"]
 
 
-def test_2_machines_without_a_clusters_address_fail_and_an_address_is_asked_whether_it_answers(
+def test_2_machines_need_an_address_that_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

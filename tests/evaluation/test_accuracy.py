@@ -24,7 +24,8 @@ def graded(problem: int, correct: bool, *, cluster: str | None = None, **changed
     return row | changed
 
 
-def test_3_right_of_4_independent_problems_are_75_percent_with_an_error_of_25() -> None:
+def test_3_right_of_4_problems_are_75_percent_with_error_25() -> None:
+    """The problems are independent: sqrt(0.75 * 0.25 / 3) = 0.25."""
     # sd = sqrt((3 * 0.25^2 + 0.75^2) / 3) = 0.5, over sqrt(4).
     estimate = clustered_mean([1.0, 1.0, 1.0, 0.0], [1, 2, 3, 4])
     assert (estimate.mean, estimate.num_clusters) == (0.75, 4)
@@ -42,7 +43,7 @@ def test_10_copies_of_each_response_leave_the_error_as_it_was() -> None:
 
 
 @given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=2, max_size=8))
-def test_clusters_of_one_size_give_the_standard_error_of_their_means(groups: list[list[float]]) -> None:
+def test_equal_clusters_give_the_standard_error_of_their_means(groups: list[list[float]]) -> None:
     means = [sum(group) / 3 for group in groups]
     centre = sum(means) / len(means)
     expected = math.sqrt(sum((mean - centre) ** 2 for mean in means) / (len(means) - 1) / len(means))
@@ -69,9 +70,8 @@ def test_a_single_cluster_has_no_error_and_no_value_no_mean() -> None:
     ("right", "samples", "k", "chance"),
     [(1, 4, 1, 0.25), (1, 4, 2, 0.5), (2, 4, 2, 5 / 6), (0, 4, 4, 0.0), (1, 4, 4, 1.0), (3, 4, 2, 1.0)],
 )
-def test_pass_at_k_is_the_chance_that_k_of_the_responses_hold_a_right_one(
-    right: int, samples: int, k: int, chance: float
-) -> None:
+def test_pass_at_k_is_the_chance_that_k_hold_a_right_one(right: int, samples: int, k: int, chance: float) -> None:
+    """k responses are drawn without replacement."""
     assert pass_at_k(right, samples, k) == pytest.approx(chance)
 
 
@@ -92,7 +92,7 @@ def test_figures_of_2_problems_with_2_responses_each() -> None:
     assert "worst_variant" not in figures
 
 
-def test_the_worst_variant_of_each_question_counts_for_a_benchmark_with_variants() -> None:
+def test_the_worst_variant_of_each_question_counts() -> None:
     rows = [
         graded(0, True, cluster="a"),
         graded(1, True, cluster="a"),
@@ -106,7 +106,7 @@ def test_the_worst_variant_of_each_question_counts_for_a_benchmark_with_variants
     assert "pass_at_k" not in figures
 
 
-def test_an_average_of_two_benchmarks_has_half_the_root_of_the_squared_errors() -> None:
+def test_an_average_of_two_has_half_the_root_of_squared_errors() -> None:
     two = [Estimate(mean=0.4, error=0.03, num_clusters=9), Estimate(mean=0.6, error=0.04, num_clusters=9)]
     assert macro_average(two) == {"mean": 0.5, "error": pytest.approx(0.025), "num_benchmarks": 2}
     assert macro_average([*two, Estimate(mean=0.5, error=None, num_clusters=1)])["error"] is None

@@ -11,7 +11,8 @@ from cepo.commands.doctor import run_doctor_command
 from cepo.doctor.machine import look_at_machine, machine_findings
 
 
-def test_the_doctor_names_each_card_its_capability_its_memory_and_its_attention(place: Place) -> None:
+def test_the_doctor_names_each_card_and_its_attention(place: Place) -> None:
+    """It also names its capability and memory."""
     machine = look_at_machine()
     found = {finding.subject.strip(): finding for finding in machine_findings(machine)}
     assert len(machine.gpus) == torch.cuda.device_count()

@@ -18,7 +18,7 @@ from cepo.rollout.transformers_generator import TransformersGenerator
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_sampled_log_probs_under_an_adapter_are_those_that_the_trainer_scores(
+def test_sampled_log_probs_under_an_adapter_are_the_trainers(
     place: Place, checkpoints: Path, dtype: str, figure: Any
 ) -> None:
     folder = place.checkpoint(place.part, checkpoints, dtype)

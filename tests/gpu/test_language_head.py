@@ -15,9 +15,8 @@ ROWS = {"cpu": (16, 4096), "cuda": (220, 151_936)}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_log_probs_and_their_gradient_in_place_are_those_of_float64(
-    place: Place, dtype: torch.dtype, figure: Any
-) -> None:
+def test_head_log_probs_and_gradients_are_those_of_float64(place: Place, dtype: torch.dtype, figure: Any) -> None:
+    """The gradient is taken in place."""
     rows, vocabulary = ROWS[place.device]
     logits = (4 * torch.randn(rows, vocabulary, device=place.device)).to(dtype)
     targets = torch.randint(0, vocabulary, (rows,), device=place.device)
@@ -30,7 +29,8 @@ def test_log_probs_and_their_gradient_in_place_are_those_of_float64(
     assert float((logits.double() - direction).abs().max()) < (1e-5 if dtype is torch.float32 else 2**-8)
 
 
-def test_the_kernel_is_in_use_on_a_gpu_and_its_time_is_recorded_beside_torchs(place: Place, figure: Any) -> None:
+def test_the_kernel_is_in_use_on_a_gpu(place: Place, figure: Any) -> None:
+    """Its time is recorded beside torch's."""
     if place.device == "cpu":
         assert not _kernel_works(torch.device("cpu"), torch.bfloat16), "Triton has no kernels for processors"
         return

@@ -38,9 +38,8 @@ def trained(actor: Actor, rows: list[Any], *, steps: int) -> dict[str, torch.Ten
     return weights_of(actor)
 
 
-def test_offloading_between_phases_frees_the_weights_and_changes_no_update(
-    place: Place, checkpoints: Path, figure: Any
-) -> None:
+def test_offloading_between_phases_changes_no_update(place: Place, checkpoints: Path, figure: Any) -> None:
+    """It frees the weights."""
     folder = place.checkpoint(place.part, checkpoints)
     rows = rows_for(place.part, folder, groups=1, contexts=1)
     plain = build_actor(folder)
@@ -69,7 +68,7 @@ def test_offloading_between_phases_frees_the_weights_and_changes_no_update(
     assert within(gaps(scores, actor.score(rows)), LOG_PROB_LIMITS["bf16"])
 
 
-def test_weights_in_host_memory_give_the_same_log_probs_and_train(place: Place, checkpoints: Path, figure: Any) -> None:
+def test_weights_in_host_memory_score_and_train_alike(place: Place, checkpoints: Path, figure: Any) -> None:
     folder = place.checkpoint(place.part, checkpoints)
     rows = rows_for(place.part, folder, groups=1, contexts=1)
     plain = build_actor(folder)

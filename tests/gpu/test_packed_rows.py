@@ -50,9 +50,8 @@ def test_packed_log_probs_and_gradients_are_the_padded_ones(
     compare(place, place.part, checkpoints, dtype, figure)
 
 
-def test_packed_log_probs_and_gradients_are_the_padded_ones_at_the_size_that_is_trained(
-    place: Place, checkpoints: Path, figure: Any
-) -> None:
+def test_packed_rows_score_as_padded_ones_at_the_trained_size(place: Place, checkpoints: Path, figure: Any) -> None:
+    """Log-probs and gradients are compared."""
     if place.whole is place.part:
         pytest.skip("the trained size is the one of the test before")
     compare(place, place.whole, checkpoints, "bf16", figure)
@@ -61,9 +60,10 @@ def test_packed_log_probs_and_gradients_are_the_padded_ones_at_the_size_that_is_
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_block_attention_is_that_of_attention_by_parts_with_2_queries_to_a_key(
+def test_block_attention_is_that_of_attention_by_parts(
     place: Place, width: int, dtype: torch.dtype, figure: Any
 ) -> None:
+    """The case has 2 queries to a key."""
     # A prompt, two contexts, and two responses behind each; the last segment fills the row to 4 blocks of 128.
     layout = SegmentLayout(
         starts=(0, 150, 190, 260, 311, 350, 420, 490),

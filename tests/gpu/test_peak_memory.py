@@ -37,9 +37,10 @@ def peak_bytes(device: str, work: Callable[[], object]) -> int:
     return largest
 
 
-def test_the_peak_of_scoring_grows_by_less_than_a_byte_per_vocabulary_entry_and_token_of_which_logits_take_4(
+def test_the_peak_of_scoring_holds_no_tensor_of_logits(
     place: Place, checkpoints: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
 ) -> None:
+    """It grows by less than 1 byte per vocabulary entry and token, of which logits take 4."""
     for name in ("HEAD_CHUNK_ELEMENTS", "HEAD_CHUNK_ELEMENTS_ON_GPU"):
         monkeypatch.setattr(head, name, place.head_elements)
     vocabularies, lengths = place.memory_grid

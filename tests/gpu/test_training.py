@@ -53,7 +53,7 @@ def settings(place: Place, model: Path, folder: Path) -> list[str]:
     ]
 
 
-def test_two_steps_of_the_geo3k_configuration_with_two_teachers_move_the_adapter(
+def test_two_steps_of_geo3k_with_two_teachers_move_the_adapter(
     place: Place, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Any
 ) -> None:
     monkeypatch.chdir(REPOSITORY)  # the configuration names its prompt template from there

@@ -94,7 +94,8 @@ def served_once(server: socket.socket, answer: bytes | None) -> threading.Thread
 
 
 @pytest.mark.parametrize("form", ["{}:{}", "ray://{}:{}"])
-def test_a_grpc_server_may_be_ray_and_a_closed_address_says_why_at_once(form: str) -> None:
+def test_an_address_may_be_rays_or_says_why_at_once(form: str) -> None:
+    """A gRPC server may be Ray's; a closed address is none."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = form.format(*server.getsockname())
         serving = served_once(server, bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))

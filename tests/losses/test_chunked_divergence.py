@@ -38,9 +38,10 @@ def case(tokens: int, width: int, vocabulary: int, dtype: torch.dtype) -> tuple[
 @every_setting
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_chunks_of_1_3_7_and_100_give_the_dense_values_and_gradients(
+def test_chunks_of_any_size_give_the_dense_values_and_gradients(
     settings: DivergenceConfig, chunk_tokens: int, temperature: float
 ) -> None:
+    """The chunks have 1, 3, 7 and 100 tokens."""
     student, teacher, student_head, teacher_head, targets = case(7, 4, 11, torch.float64)
     leaves = [tensor.requires_grad_() for tensor in (student, student_head)]
     scale = torch.linspace(0.5, 2.0, 7, dtype=torch.float64)
@@ -67,7 +68,8 @@ def test_chunks_of_1_3_7_and_100_give_the_dense_values_and_gradients(
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
 
 
-def test_a_head_may_be_a_module_and_its_weight_gets_the_same_gradient_while_the_teachers_side_gets_none() -> None:
+def test_a_heads_weight_gets_the_dense_gradient() -> None:
+    """The head may be a module. The teacher's side gets no gradient."""
     student, teacher, student_head, teacher_head, targets = case(7, 4, 11, torch.float32)
     heads = [torch.nn.Linear(4, 11, bias=False) for _ in range(2)]
     for head, weight in zip(heads, (student_head, teacher_head), strict=True):
@@ -85,7 +87,8 @@ def test_a_head_may_be_a_module_and_its_weight_gets_the_same_gradient_while_the_
     assert (teacher.grad, heads[1].weight.grad) == (None, None)
 
 
-def test_without_gradient_the_values_are_the_same_bits_and_teachers_may_have_another_width() -> None:
+def test_without_gradient_the_values_are_the_same_bits() -> None:
+    """Teachers may have another width."""
     student, _, student_head, _, targets = case(7, 4, 11, torch.float32)
     _, teacher, _, teacher_head, _ = case(7, 6, 11, torch.float32)
     inputs = (student, teacher, student_head, teacher_head, targets, SETTINGS["jsd"])
@@ -140,9 +143,10 @@ def elements_of_one_update(settings: DivergenceConfig, tokens: int, chunk_tokens
 
 
 @every_setting
-def test_the_largest_tensor_is_16_tokens_wide_and_the_peak_is_the_same_for_64_and_512_tokens(
+def test_the_largest_tensor_is_one_chunk_wide(
     settings: DivergenceConfig,
 ) -> None:
+    """A chunk has 16 tokens, and the peak is the same for 64 and 512 tokens."""
     few, many = (elements_of_one_update(settings, tokens, 16) for tokens in (64, 512))
     assert few.largest == many.largest == 16 * 2048
     assert few.peak == many.peak
@@ -150,7 +154,7 @@ def test_the_largest_tensor_is_16_tokens_wide_and_the_peak_is_the_same_for_64_an
     assert many.peak < 2 * 512 * 2048 / 4
 
 
-def test_the_count_of_live_elements_sees_what_a_dense_update_keeps() -> None:
+def test_the_count_of_live_elements_sees_a_dense_update() -> None:
     student, teacher, student_head, teacher_head, targets = case(512, 8, 2048, torch.float32)
     student.requires_grad_()
     with LiveElements(floor=512 * 2048) as seen:

@@ -71,9 +71,8 @@ def gradient(student: Tensor, teacher: Tensor, settings: DivergenceConfig, targe
         (SAMPLED, math.log(2 / 3) * math.log(1 / 2)),  # the target is entry 0
     ],
 )
-def test_between_3_to_1_and_1_to_1_odds_each_kind_has_its_worked_out_value(
-    settings: DivergenceConfig, expected: float
-) -> None:
+def test_each_kind_has_its_value_worked_out_by_hand(settings: DivergenceConfig, expected: float) -> None:
+    """The odds are 3 to 1 and 1 to 1."""
     assert of_probabilities([0.5, 0.5], [0.75, 0.25], settings) == pytest.approx(expected, rel=1e-12)
 
 
@@ -84,16 +83,15 @@ def test_between_3_to_1_and_1_to_1_odds_each_kind_has_its_worked_out_value(
         ("teacher", 0.5 * math.log(16 / 7)),  # entry 0 and the rest: (1/2, 1/2) and (1/8, 7/8)
     ],
 )
-def test_top_1_of_four_entries_compares_one_entry_and_a_bucket_of_three(topk_from: str, expected: float) -> None:
+def test_top_1_of_four_compares_one_entry_and_a_bucket_of_three(topk_from: str, expected: float) -> None:
     settings = with_(FORWARD, support="topk", topk=1, topk_from=topk_from)
     found = of_probabilities([1 / 8, 1 / 2, 1 / 4, 1 / 8], [1 / 2, 1 / 4, 1 / 8, 1 / 8], settings)
     assert found == pytest.approx(expected, rel=1e-12)
 
 
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
-def test_forward_kl_has_the_gradient_student_minus_teacher_over_temperature_and_tokens(
-    seed: int, temperature: float
-) -> None:
+def test_forward_kl_has_the_gradient_student_minus_teacher(seed: int, temperature: float) -> None:
+    """The difference is divided by temperature and tokens."""
     student, teacher = logits_pair(seed)
     leaf = student.clone().requires_grad_()
     divergence(leaf / temperature, teacher / temperature, FORWARD).mean().backward()
@@ -102,7 +100,8 @@ def test_forward_kl_has_the_gradient_student_minus_teacher_over_temperature_and_
 
 
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
-def test_reverse_kl_has_the_gradient_probability_times_log_ratio_above_its_mean(seed: int, temperature: float) -> None:
+def test_reverse_kl_has_its_gradient_in_closed_form(seed: int, temperature: float) -> None:
+    """It is the probability times the log-ratio above its mean."""
     student, teacher = logits_pair(seed)
     leaf = student.clone().requires_grad_()
     divergence(leaf / temperature, teacher / temperature, REVERSE).mean().backward()
@@ -137,7 +136,7 @@ def test_gradients_agree_with_finite_differences_in_float64(
 
 
 @given(seed=st.integers(0, 10_000))
-def test_the_sampled_tokens_gradient_averages_to_that_of_reverse_kl(seed: int) -> None:
+def test_the_sampled_gradient_averages_to_that_of_reverse_kl(seed: int) -> None:
     student, teacher = logits_pair(seed, tokens=1)
     probabilities = torch.softmax(student, 1)[0]
     mean = sum(
@@ -172,7 +171,8 @@ def test_jsd_of_one_half_is_symmetric_and_at_most_log_2(seed: int, scale: float)
 
 
 @given(seed=st.integers(0, 10_000))
-def test_jsd_over_its_weight_tends_to_forward_kl_and_over_the_rest_to_reverse_kl(seed: int) -> None:
+def test_jsd_tends_to_both_kls_at_its_ends(seed: int) -> None:
+    """Divided by its weight it tends to forward KL, and divided by the rest to reverse KL."""
     student, teacher = logits_pair(seed, scale=0.7)  # the relative error is 1e-5 times the mean probability ratio
     low, high = with_(JSD, jsd_weight=1e-5), with_(JSD, jsd_weight=1 - 1e-5)
     forward, reverse = divergence(student, teacher, FORWARD), divergence(student, teacher, REVERSE)
@@ -183,7 +183,7 @@ def test_jsd_over_its_weight_tends_to_forward_kl_and_over_the_rest_to_reverse_kl
 @every_kind
 @pytest.mark.parametrize("topk_from", ["student", "teacher"])
 @given(seed=st.integers(0, 10_000), scale=st.floats(0.1, 8.0))
-def test_top_k_with_a_bucket_never_falls_with_k_and_ends_at_the_full_divergence(
+def test_top_k_never_falls_with_k_and_ends_at_the_full_value(
     settings: DivergenceConfig, topk_from: str, seed: int, scale: float
 ) -> None:
     student, teacher = logits_pair(seed, scale=scale)
@@ -212,7 +212,8 @@ def test_a_bucket_of_mass_1e_minus_13_keeps_6_digits_in_float32() -> None:
     torch.testing.assert_close(single.double()[0, 1:], exact[0, 1:], rtol=1e-5, atol=0)
 
 
-def test_a_token_clip_of_0_1_bounds_the_value_and_takes_the_gradient_where_it_binds() -> None:
+def test_a_token_clip_bounds_the_value_and_stops_its_gradient() -> None:
+    """The clip is 0.1."""
     student = torch.tensor([[0.5, 0.5], [0.7, 0.3]], dtype=torch.float64).log()
     teacher = torch.tensor([[0.75, 0.25], [0.75, 0.25]], dtype=torch.float64).log()
     clipped = divergence(student, teacher, with_(FORWARD, clip=0.1))
@@ -222,7 +223,8 @@ def test_a_token_clip_of_0_1_bounds_the_value_and_takes_the_gradient_where_it_bi
     assert grad[1].tolist() == pytest.approx([-0.05, 0.05])
 
 
-def test_an_entry_clip_of_0_05_bounds_the_largest_entry_alone_and_can_turn_the_sum_negative() -> None:
+def test_an_entry_clip_bounds_the_largest_entry_alone() -> None:
+    """The clip is 0.05, and it can turn the sum negative."""
     settings = with_(FORWARD, clip=0.05, clip_mode="vocab_entry")
     # Entries 0.75 log 1.5 = 0.304, bounded to 0.05, and 0.25 log 0.5 = -0.173, which is not bounded.
     found = of_probabilities([0.5, 0.5], [0.75, 0.25], settings)
@@ -241,7 +243,7 @@ def test_jsd_clips_the_weighted_sum_of_both_sides_entry_by_entry() -> None:
     assert of_probabilities([0.5, 0.5], [0.75, 0.25], settings) == pytest.approx(first + 0.02, rel=1e-12)
 
 
-def test_a_clip_bounds_the_coefficient_of_the_sampled_form_from_above() -> None:
+def test_a_clip_bounds_the_sampled_coefficient_from_above() -> None:
     # log P_S - log P_T = log 4 at the target, bounded to 0.5; log P_S = log 0.8.
     found = of_probabilities([0.8, 0.2], [0.2, 0.8], with_(SAMPLED, clip=0.5))
     assert found == pytest.approx(0.5 * math.log(0.8))
@@ -254,7 +256,8 @@ def test_a_clip_bounds_the_coefficient_of_the_sampled_form_from_above() -> None:
     [*KINDS.values(), *(with_(kind, support="topk", topk=2) for kind in KINDS.values()), SAMPLED],
     ids=lambda settings: f"{settings.kind} {settings.support} {settings.jsd_weight}",
 )
-def test_logits_of_10000_give_finite_values_and_gradients_in_float32(settings: DivergenceConfig) -> None:
+def test_logits_of_10000_give_finite_values_and_gradients(settings: DivergenceConfig) -> None:
+    """The computation is in float32."""
     student = torch.tensor([[1e4, 0.0, -1e4, 1.0], [-1e4, -1e4, 1e4, 1e4]])
     teacher = torch.tensor([[-1e4, 1e4, 0.0, 0.0], [0.0, 1e4, -1e4, 1e4]])
     value = divergence(student, teacher, settings)
@@ -263,14 +266,16 @@ def test_logits_of_10000_give_finite_values_and_gradients_in_float32(settings: D
     assert gradient(student, teacher, settings).isfinite().all()
 
 
-def test_bfloat16_logits_are_taken_in_float32_and_float64_ones_as_they_are() -> None:
+def test_bfloat16_logits_are_taken_in_float32() -> None:
+    """float64 logits stay as they are."""
     student, teacher = logits_pair(3)
     assert divergence(student, teacher, JSD).dtype == torch.float64
     rounded = [logits.bfloat16() for logits in (student, teacher)]
     assert torch.equal(divergence(*rounded, JSD), divergence(*(logits.float() for logits in rounded), JSD))
 
 
-def test_the_importance_weight_is_the_ratio_cut_at_2_and_constant() -> None:
+def test_the_importance_weight_is_the_ratio_cut_at_2() -> None:
+    """It is constant in the gradient."""
     log_probs = torch.tensor([math.log(3.0), math.log(0.5), 500.0, -500.0], requires_grad=True)
     weight = importance_weight(log_probs, torch.zeros(4), 2.0)
     assert weight.tolist() == pytest.approx([2.0, 0.5, 2.0, math.exp(-20.0)])

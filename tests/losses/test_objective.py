@@ -41,7 +41,8 @@ def gradient(loss: Tensor, of: Tensor) -> list[float]:
     return found[0].tolist()
 
 
-def test_at_the_old_weights_the_loss_is_minus_the_weighted_advantages_and_so_is_its_gradient() -> None:
+def test_at_the_old_weights_the_loss_is_minus_the_advantages() -> None:
+    """The advantages are weighted, and the gradient agrees as well."""
     now = log_probs(-LOG2, -2 * LOG2)
     loss, metrics = objective(now, terms(), ObjectiveSettings())
     # 0.5 * -2 + 0.25 * 1
@@ -50,7 +51,7 @@ def test_at_the_old_weights_the_loss_is_minus_the_weighted_advantages_and_so_is_
     assert gradient(loss, now) == pytest.approx([-1.0, 0.25, 0.0])
 
 
-def test_a_token_whose_ratio_is_beyond_its_own_bound_has_no_gradient() -> None:
+def test_a_token_beyond_its_own_clip_bound_has_no_gradient() -> None:
     settings = ObjectiveSettings(policy=PolicyLossSettings(clip=ClipRange(low=0.1, high=0.6)))
     # Ratios 2 with A > 0, clipped at 1.6, and 1/2 with A < 0, clipped at 0.9.
     now = log_probs(0.0, -3 * LOG2)
@@ -62,7 +63,8 @@ def test_a_token_whose_ratio_is_beyond_its_own_bound_has_no_gradient() -> None:
     assert gradient(objective(inside, terms(), settings)[0], inside)[0] == pytest.approx(-0.5 * 2 * 1.5)
 
 
-def test_a_sampled_kl_is_added_with_its_coefficient_and_pulls_towards_the_reference() -> None:
+def test_a_sampled_kl_pulls_towards_the_reference() -> None:
+    """It is added with its coefficient."""
     settings = ObjectiveSettings(kl_penalty="kl", kl_coefficient=0.2)
     now = log_probs(-LOG2, -2 * LOG2)
     loss, metrics = objective(now, terms(reference_log_probs=torch.tensor([[-3 * LOG2, -2 * LOG2, 0.0]])), settings)
@@ -90,7 +92,8 @@ def test_a_kl_that_is_part_of_the_reward_is_no_part_of_the_loss() -> None:
     assert "actor/kl_loss" not in metrics
 
 
-def test_a_divergence_is_added_with_the_methods_weight_and_the_importance_of_each_token() -> None:
+def test_a_divergence_is_added_with_weight_and_importance() -> None:
+    """They are the method's weight and the importance of each token."""
     given = torch.tensor([[0.3, 0.7, 5.0]], requires_grad=True)
     # P / P_old is 2 at the first token, bounded by 1.5, and 1 at the second.
     loss, metrics = objective(
@@ -106,7 +109,8 @@ def test_a_divergence_is_added_with_the_methods_weight_and_the_importance_of_eac
     assert gradient(loss, given) == pytest.approx([1.5, 0.25, 0.0])
 
 
-def test_losses_are_means_over_optimizer_steps_and_clip_fractions_are_of_all_their_tokens() -> None:
+def test_losses_and_clip_fractions_are_over_optimizer_steps() -> None:
+    """Losses are means over steps. Clip fractions are of all their tokens."""
     # Two steps: one of two micro-batches among 8 tokens, and one among 4 tokens none of whose rows has a gradient.
     now = log_probs(0.0, -2 * LOG2)  # ratio 2, clipped, and 1
     parts = [objective(now, terms(), ObjectiveSettings())[1] for _ in range(2)]
@@ -120,7 +124,7 @@ def test_losses_are_means_over_optimizer_steps_and_clip_fractions_are_of_all_the
     assert found["actor/live_entropy"] == pytest.approx(LOG2)
 
 
-def test_the_configurations_bounds_reach_the_loss_each_in_its_own_place() -> None:
+def test_the_configured_bounds_reach_the_loss_in_their_places() -> None:
     config = load_config(
         [
             "config=configs/microgeo/base.yaml",
@@ -145,7 +149,7 @@ def test_the_configurations_bounds_reach_the_loss_each_in_its_own_place() -> Non
 
 
 @pytest.mark.parametrize(("disabled", "in_loss"), [("true", "true"), ("true", "false"), ("false", "false")])
-def test_a_kl_that_is_off_or_in_the_reward_weighs_nothing_in_the_loss(disabled: str, in_loss: str) -> None:
+def test_a_kl_that_is_off_or_in_the_reward_adds_no_loss(disabled: str, in_loss: str) -> None:
     kl = [f"algorithm.disable_kl={disabled}", f"algorithm.use_kl_loss={in_loss}", "algorithm.kl_coef=0.5"]
     config = load_config(["config=configs/microgeo/base.yaml", *kl])
     assert objective_settings(config).kl_coefficient == 0.0

@@ -58,9 +58,7 @@ def random_case(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
-def test_at_ratio_1_the_gradient_in_the_logits_is_minus_advantage_times_onehot_minus_probability(
-    seed: int, temperature: float
-) -> None:
+def test_at_ratio_1_the_gradient_is_minus_a_times_onehot_minus_p(seed: int, temperature: float) -> None:
     logits, correct, wrong, tokens = random_case(seed)
     logits.requires_grad_()
     log_probs = sampled_log_probs(logits, tokens, temperature)
@@ -120,11 +118,13 @@ def test_clipped_losses_and_gradients_worked_out_by_hand(
     assert one_token(ratio, advantage) == pytest.approx((loss, gradient), abs=1e-12)
 
 
-def test_without_the_dual_clip_ratio_4_and_advantage_minus_2_cost_8() -> None:
+def test_without_the_dual_clip_ratio_4_and_advantage_m2_cost_8() -> None:
+    """The advantage is -2."""
     assert one_token(4.0, -2.0, ClipRange(dual=None)) == pytest.approx((8.0, 8.0))
 
 
-def test_the_default_clip_range_is_0_2_below_0_28_above_and_3_for_negative_advantages() -> None:
+def test_the_default_clip_range_is_0_2_0_28_and_3() -> None:
+    """The ratio is clipped at 0.2 below and 0.28 above, and at 3 for negative advantages."""
     assert ClipRange() == ClipRange(low=0.2, high=0.28, dual=3.0)
 
 
@@ -152,7 +152,8 @@ def test_clip_fractions_count_one_of_four_tokens_each() -> None:
     assert values["actor/live_ppo_kl"] == pytest.approx(-math.log(1.5 * 4.0 * 1.1) / 4)
 
 
-def test_weights_of_each_aggregation_for_lengths_1_and_3_worked_out_by_hand() -> None:
+def test_weights_of_each_aggregation_are_worked_out_by_hand() -> None:
+    """The sequences have lengths 1 and 3."""
     mask, denominators = response_mask([1, 3], width=4), LossDenominators(4, 2, 8)
     expected = {
         "token": [[1 / 4, 0, 0, 0], [1 / 4, 1 / 4, 1 / 4, 0]],
@@ -165,7 +166,7 @@ def test_weights_of_each_aggregation_for_lengths_1_and_3_worked_out_by_hand() ->
         torch.testing.assert_close(token_weights(mask, name, denominators), torch.tensor(weights))
 
 
-def test_an_unknown_aggregation_is_an_error_that_lists_the_known_ones() -> None:
+def test_an_unknown_aggregation_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"'sequence'.*token, seq, seq_sum, constant"):
         token_weights(response_mask([1]), "sequence", LossDenominators(1, 1, 1))
 
@@ -208,9 +209,10 @@ def linear_case(seed: int, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @given(seed=st.integers(0, 10_000), cuts=st.sets(st.integers(1, 7)), padding=st.integers(0, 9))
-def test_loss_and_gradient_do_not_depend_on_micro_batches_or_padding(
+def test_loss_does_not_depend_on_micro_batches_or_padding(
     aggregation: str, seed: int, cuts: set[int], padding: int
 ) -> None:
+    """Neither does its gradient."""
     parameter, case = linear_case(seed, rows=8)
     bounds = [0, *sorted(cuts), 8]
     parts = [list(range(start, stop)) for start, stop in itertools.pairwise(bounds)]
@@ -222,9 +224,8 @@ def test_loss_and_gradient_do_not_depend_on_micro_batches_or_padding(
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @given(seed=st.integers(0, 10_000), dead=st.sets(st.integers(0, 5), min_size=1, max_size=5))
-def test_leaving_out_rows_without_advantage_gives_the_dense_loss_and_gradient_bit_for_bit(
-    aggregation: str, seed: int, dead: set[int]
-) -> None:
+def test_leaving_out_rows_without_advantage_is_the_dense_loss(aggregation: str, seed: int, dead: set[int]) -> None:
+    """Loss and gradient are equal bit for bit."""
     parameter, case = linear_case(seed, rows=6)
     case["advantages"][sorted(dead)] = 0.0
     live = [row for row in range(6) if row not in dead]

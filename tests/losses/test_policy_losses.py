@@ -53,7 +53,7 @@ def gradient_of(loss_type: str, ratios: list[list[float]], advantages: list[floa
     return log_probs.grad.tolist()
 
 
-def test_the_five_loss_types_of_the_config_are_known_and_another_name_lists_them() -> None:
+def test_the_five_loss_types_are_known_and_listed() -> None:
     assert LOSS_TYPES == ("default", "gspo", "gspo_token", "cispo", "sapo")
     log_probs, old, spread, mask = inputs([[1.0]], [1.0])
     for function in (policy_loss, policy_metrics):
@@ -73,7 +73,7 @@ def test_default_is_the_clipped_surrogate_bit_for_bit(seed: int) -> None:
 
 
 @pytest.mark.parametrize("loss_type", ["gspo", "gspo_token"])
-def test_gspo_gives_each_token_its_sequences_geometric_mean_ratio(loss_type: str) -> None:
+def test_gspo_gives_tokens_their_sequences_geometric_mean_ratio(loss_type: str) -> None:
     # Ratios 1.21 and 1: the mean is 1.1 inside the clip; 4 and 1: 2, cut at 1.28 for A > 0.
     assert loss_of(loss_type, [[1.21, 1.0]], [2.0])[0].tolist() == pytest.approx([-2.2, -2.2])
     assert loss_of(loss_type, [[4.0, 1.0]], [2.0])[0].tolist() == pytest.approx([-2.56, -2.56])
@@ -82,7 +82,8 @@ def test_gspo_gives_each_token_its_sequences_geometric_mean_ratio(loss_type: str
     assert loss_of(loss_type, [[16.0, 1.0]], [-2.0])[0].tolist() == pytest.approx([6.0, 6.0])
 
 
-def test_gspos_gradient_spreads_over_the_sequence_and_gspo_tokens_stays_with_each_token() -> None:
+def test_gspo_spreads_its_gradient_and_gspo_token_does_not() -> None:
+    """gspo spreads over the sequence; gspo_token's gradient stays with each token."""
     log_probs, old, _, mask = inputs([[1.0, 1.0]], [0.0])
     advantages = torch.tensor([[3.0, 1.0]], dtype=torch.float64)
     gradients = {}
@@ -103,7 +104,8 @@ def test_padding_has_no_part_in_the_sequences_mean(loss_type: str) -> None:
     assert found[1, 0].item() == pytest.approx(-1.2)
 
 
-def test_cispo_keeps_the_gradient_of_clipped_tokens_scaled_by_the_clipped_ratio() -> None:
+def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
+    """It is scaled by the clipped ratio."""
     # Ratios 2, 1.1 and 0.5 are clipped to 1.28, 1.1 and 0.8; log-probs are -1 + log ratio.
     found = loss_of("cispo", [[2.0, 1.1, 0.5]], [1.5])[0].tolist()
     assert found == pytest.approx(
@@ -122,7 +124,8 @@ def test_cispo_with_a_lower_radius_of_1_has_no_lower_bound() -> None:
     assert leaf.grad[0].tolist() == pytest.approx([-1e-3, -5.0])
 
 
-def test_sapo_gates_with_a_sigmoid_whose_temperature_depends_on_the_sign() -> None:
+def test_sapo_gates_with_a_sigmoid_by_the_advantages_sign() -> None:
+    """The temperature depends on the sign."""
     found = loss_of("sapo", [[1.0, 2.0]], [1.0], tau_positive=1.0, tau_negative=2.0)[0].tolist()
     assert found == pytest.approx([-2.0, -4.0 / (1 + math.exp(-1.0))])
     found = loss_of("sapo", [[1.0, 2.0]], [-1.0], tau_positive=1.0, tau_negative=2.0)[0].tolist()
@@ -152,7 +155,8 @@ def test_log_ratios_of_10000_give_finite_losses_and_gradients(loss_type: str) ->
 
 @pytest.mark.parametrize("aggregation", ["token", "seq", "seq_sum", "constant"])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_loss_and_gradient_do_not_depend_on_micro_batches_or_padding(loss_type: str, aggregation: str) -> None:
+def test_policy_losses_do_not_depend_on_micro_batches(loss_type: str, aggregation: str) -> None:
+    """They do not depend on padding either, in value and gradient."""
     lengths = [3, 6, 2, 5]
     log_probs, old = log_probs_like((2, 4, 6), 2, scale=0.3)
     advantages = torch.tensor([0.9, -0.9, 0.4, -1.3], dtype=torch.float64).unsqueeze(1).expand(4, 6)
@@ -220,7 +224,8 @@ def test_kl_penalties_of_differences_of_one_half_and_minus_2(penalty: str, expec
     assert found[0].tolist() == pytest.approx(expected)
 
 
-def test_low_var_kl_is_cut_at_10_and_finite_at_10000_and_the_others_are_finite_too() -> None:
+def test_low_var_kl_is_cut_at_10_and_all_kinds_are_finite() -> None:
+    """The log-ratios are 10000."""
     log_probs, reference = torch.tensor([[-1e4, -1.0]], requires_grad=True), torch.tensor([[-1.0, -1e4]])
     assert kl_penalty(log_probs, reference, "low_var_kl").tolist() == [[10.0, 10.0]]
     for penalty in KL_PENALTIES:
@@ -228,7 +233,7 @@ def test_low_var_kl_is_cut_at_10_and_finite_at_10000_and_the_others_are_finite_t
         assert gradient.isfinite().all(), penalty
 
 
-def test_low_var_kl_averages_to_the_kl_over_the_samplings_of_a_policy() -> None:
+def test_low_var_kl_averages_to_the_kl_over_samplings() -> None:
     policy, reference = (torch.tensor([row], dtype=torch.float64).log() for row in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
     exact = float((policy.exp() * (policy - reference)).sum())
     for penalty in ("kl", "low_var_kl"):
@@ -240,7 +245,8 @@ def test_an_unknown_penalty_lists_the_known_ones() -> None:
         kl_penalty(torch.zeros(1, 1), torch.zeros(1, 1), "low_var")
 
 
-def test_in_the_reward_a_coefficient_of_0_1_takes_a_tenth_of_the_kl_from_each_response_token() -> None:
+def test_a_kl_in_the_reward_is_taken_from_each_token() -> None:
+    """A coefficient of 0.1 takes a tenth of the KL."""
     rewards, penalties = torch.tensor([[0.0, 1.0], [0.5, 0.0]]), torch.tensor([[2.0, 1.0], [4.0, 9.0]])
     found = penalised_rewards(rewards, penalties, MASK, 0.1)
     torch.testing.assert_close(found, torch.tensor([[-0.2, 0.9], [0.1, 0.0]]))
@@ -255,9 +261,8 @@ def test_in_the_reward_a_coefficient_of_0_1_takes_a_tenth_of_the_kl_from_each_re
         (0.0, 0.01 * (1 - 0.2 * 256 / 10000)),
     ],
 )
-def test_the_adaptive_coefficient_moves_by_at_most_a_fifth_of_the_batch_over_the_horizon(
-    observed: float, expected: float
-) -> None:
+def test_the_adaptive_coefficient_moves_by_a_bounded_share(observed: float, expected: float) -> None:
+    """It moves by at most a fifth of the batch over the horizon."""
     adaptive = KLController(kl_type="adaptive", kl_target=0.1, kl_horizon=10000.0)
     assert adaptive.next_coefficient(0.01, observed, num_sequences=256) == pytest.approx(expected, rel=1e-12)
     assert KLController().next_coefficient(0.01, observed, num_sequences=256) == 0.01
@@ -281,7 +286,8 @@ def test_a_bad_controller_setting_is_refused(settings: dict[str, object], messag
         KLController(**settings)  # type: ignore[arg-type]
 
 
-def test_the_critics_loss_is_half_the_worse_squared_error_of_the_plain_and_the_clipped_value() -> None:
+def test_the_critics_loss_is_half_the_worse_squared_error() -> None:
+    """The squared error is the worse of the plain and the clipped value's."""
     # Old value 0, clip 0.5, target 1. Value 0.4: not clipped, 0.36 / 2. Value 0.9: clipped to 0.5, 0.25 / 2.
     # Value -2: clipped to -0.5, but 3^2 is worse, 9 / 2.
     values = torch.tensor([[0.4, 0.9, -2.0]], requires_grad=True)

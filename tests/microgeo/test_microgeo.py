@@ -66,12 +66,12 @@ def test_the_answer_is_the_one_worked_out_by_hand(problem: Problem, answer: str)
         (make("fence", "width", 17, 12), 29),  # 17 + 12
     ],
 )
-def test_the_misconception_gives_the_wrong_answer_worked_out_by_hand(problem: Problem, answer: int) -> None:
+def test_the_misconception_gives_the_answer_worked_out_by_hand(problem: Problem, answer: int) -> None:
     steps = FAMILIES[problem.family].solve(problem.seen, problem.numbers, True, no_slip)
     assert steps[-1][1] == answer
 
 
-def test_every_computed_result_of_a_right_response_equals_its_left_side() -> None:
+def test_every_result_of_a_right_response_equals_its_left_side() -> None:
     for index in range(400):
         problem = generate_problem(3, index)
         response = right_response(problem)
@@ -84,7 +84,8 @@ def test_every_computed_result_of_a_right_response_equals_its_left_side() -> Non
         assert response.endswith(f"={problem.answer}. \\boxed{{{problem.answer}}}")
 
 
-def test_the_answer_depends_on_what_only_the_picture_shows_in_all_of_400_problems() -> None:
+def test_the_answer_depends_on_what_only_the_image_shows() -> None:
+    """This holds in all of 400 problems."""
     for index in range(400):
         problem = generate_problem(0, index)
         others = [
@@ -96,7 +97,8 @@ def test_the_answer_depends_on_what_only_the_picture_shows_in_all_of_400_problem
         assert all(other.question == problem.question and other.answer != problem.answer for other in others)
 
 
-def test_a_problem_and_its_picture_are_functions_of_seed_stream_and_index() -> None:
+def test_a_problem_is_a_function_of_seed_stream_and_index() -> None:
+    """Its image is one as well."""
     first, again = generate_problem(5, 17), generate_problem(5, 17)
     assert first == again
     assert draw_figure(first).tobytes() == draw_figure(again).tobytes()
@@ -104,7 +106,7 @@ def test_a_problem_and_its_picture_are_functions_of_seed_stream_and_index() -> N
     assert len(numbers) > 5
 
 
-def test_four_families_take_turns_and_show_each_value_equally_often() -> None:
+def test_four_families_take_turns_with_each_value_equally_often() -> None:
     problems = [generate_problem(1, index) for index in range(4000)]
     for position, (name, family) in enumerate(FAMILIES.items()):
         seen = [problem.seen for problem in problems[position::4]]
@@ -114,7 +116,7 @@ def test_four_families_take_turns_and_show_each_value_equally_often() -> None:
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_the_picture_is_64_by_64_and_differs_when_what_is_seen_differs(family: str) -> None:
+def test_the_image_is_64_by_64_and_differs_with_its_content(family: str) -> None:
     values = FAMILIES[family].seen_values
     mean_pictures = []
     for value in values:
@@ -135,7 +137,8 @@ def test_without_noise_a_demonstration_is_right_and_unhinted() -> None:
         assert (one.response, one.hint) == (right_response(problem), None)
 
 
-def test_demonstrations_are_as_noisy_and_as_often_hinted_as_the_rates_say() -> None:
+def test_demonstrations_are_as_noisy_as_the_rates_say() -> None:
+    """They are as often hinted as the rates say, too."""
     rates = NoiseRates()
     problems = [generate_problem(9, 4 * index, stream="noise") for index in range(2000)]
     ones = [demonstrate(problem, rates, seed=0) for problem in problems]
@@ -160,7 +163,8 @@ def one_token_per_character(text: str) -> list[tuple[int, int]]:
     return [(position, position + 1) for position in range(len(text))]
 
 
-def test_answer_bearing_positions_are_the_first_token_and_the_last_results_digits() -> None:
+def test_answer_positions_are_the_first_token_and_last_digits() -> None:
+    """The digits are those of the last result."""
     text = "width open. 2*24=48. 48+13=61. \\boxed{61}"
     result = text.index("=61") + 1
     assert answer_bearing_positions(text, one_token_per_character(text)) == [0, result, result + 1]
@@ -168,17 +172,17 @@ def test_answer_bearing_positions_are_the_first_token_and_the_last_results_digit
     assert answer_bearing_positions(text, words) == [0, 4, 5]
 
 
-def test_answer_bearing_positions_without_a_result_are_the_first_token_alone() -> None:
+def test_answer_positions_without_a_result_are_the_first_token() -> None:
     assert answer_bearing_positions("no idea", [(0, 2), (2, 7)]) == [0]
     assert answer_bearing_positions("", []) == []
 
 
-def test_offsets_of_another_text_are_refused_with_both_lengths_named() -> None:
+def test_offsets_of_another_text_are_refused_with_both_lengths() -> None:
     with pytest.raises(DataError, match=r"\(0, 9\).*2 characters"):
         answer_bearing_positions("ab", [(0, 9)])
 
 
-def test_the_wording_in_the_package_is_that_of_the_template_files() -> None:
+def test_the_packages_wording_is_that_of_the_template_files() -> None:
     assert (CONFIGS / "format_prompt" / "microgeo.jinja").read_text().rstrip("\n") == FORMAT_PROMPT
     assert (CONFIGS / "teacher" / "user_suffix.jinja").read_text().rstrip("\n") == TEACHER_PROMPT
 
@@ -188,7 +192,7 @@ def test_the_hinted_user_text_is_the_students_with_one_more_line() -> None:
     assert user_text("How long?", "12") == "How long? Answer in \\boxed{}.\nHere is a sample answer: 12"
 
 
-def test_the_parquet_file_has_geo3ks_columns_and_readable_pictures(tmp_path: Path) -> None:
+def test_the_parquet_file_has_geo3ks_columns_and_images(tmp_path: Path) -> None:
     problems, _ = split_problems(0, 8, 1)
     write_problems(tmp_path / "some.parquet", problems)
     table = pq.read_table(tmp_path / "some.parquet")
@@ -203,14 +207,15 @@ def test_the_parquet_file_has_geo3ks_columns_and_readable_pictures(tmp_path: Pat
         assert picture.tobytes() == draw_figure(problem).tobytes()
 
 
-def test_no_validation_problem_has_picture_and_text_of_a_training_problem() -> None:
+def test_no_validation_problem_is_a_training_problem() -> None:
+    """Image and text are compared together."""
     train, validation = split_problems(0, 600, 200)
     assert (len(train), len(validation)) == (600, 200)
     seen = {(problem.question, draw_figure(problem).tobytes()) for problem in train}
     assert not seen & {(problem.question, draw_figure(problem).tobytes()) for problem in validation}
 
 
-def test_the_command_ends_with_code_2_and_one_line_that_names_the_count_where_no_problems_are_asked_for(
+def test_a_command_for_no_problems_ends_with_2_and_the_count(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["--num-train", "0"]) == 2

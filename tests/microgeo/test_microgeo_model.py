@@ -34,7 +34,8 @@ def groups(evaluator: Evaluator) -> list[list[Rollout]]:
     return evaluator.sample(problems, num_samples=8)
 
 
-def test_at_temperature_1_the_shipped_model_solves_35_to_60_percent(groups: list[list[Rollout]]) -> None:
+def test_the_shipped_model_solves_35_to_60_percent(groups: list[list[Rollout]]) -> None:
+    """The temperature is 1."""
     assert 0.35 <= accuracy(groups) <= 0.60
 
 
@@ -42,22 +43,19 @@ def test_at_least_half_of_the_groups_of_8_are_mixed(groups: list[list[Rollout]])
     assert mixed_fraction(groups) >= 0.5
 
 
-def test_responses_are_15_to_48_tokens_long_in_more_than_97_percent(groups: list[list[Rollout]]) -> None:
+def test_97_percent_of_responses_have_15_to_48_tokens(groups: list[list[Rollout]]) -> None:
     lengths = [one.length for group in groups for one in group]
     assert sum(15 <= length <= 48 for length in lengths) > 0.97 * len(lengths)
 
 
-def test_pictures_shuffled_among_problems_cost_at_least_10_points(
-    evaluator: Evaluator, groups: list[list[Rollout]]
-) -> None:
+def test_shuffled_images_cost_at_least_10_points(evaluator: Evaluator, groups: list[list[Rollout]]) -> None:
     problems = [group[0].problem for group in groups]
     shuffled = evaluator.sample(problems, num_samples=4, pictures=shuffled_images(problems))
     assert accuracy(shuffled) <= accuracy(groups) - 0.10
 
 
-def test_on_right_rollouts_a_right_hint_moves_answer_bearing_tokens_10_times_as_much_as_filler(
-    evaluator: Evaluator, groups: list[list[Rollout]]
-) -> None:
+def test_a_right_hint_moves_answer_tokens_10_times_as_much(evaluator: Evaluator, groups: list[list[Rollout]]) -> None:
+    """Filler moves a tenth as much, on right rollouts."""
     right = [one for group in groups for one in group if one.is_right]
     effect = evaluator.hint_effect(right[:160])
     assert effect.first_token > 0.3
@@ -65,7 +63,7 @@ def test_on_right_rollouts_a_right_hint_moves_answer_bearing_tokens_10_times_as_
     assert min(effect.first_token, effect.last_result) > 10 * abs(effect.filler)
 
 
-def test_a_64_by_64_picture_is_4_image_tokens_and_a_large_one_at_most_700(evaluator: Evaluator) -> None:
+def test_a_64_by_64_image_is_4_tokens_and_any_at_most_700(evaluator: Evaluator) -> None:
     for size, expected in (((64, 64), 4), ((320, 256), 80), ((3000, 2000), 32 * 21)):
         text = evaluator.processor.apply_chat_template(user_messages("How long?"), tokenize=False)
         encoded = evaluator.processor(text=[text], images=[Image.new("RGB", size)], return_tensors="pt")
@@ -84,7 +82,8 @@ def test_the_shipped_tokenizer_is_the_one_the_code_builds(evaluator: Evaluator) 
     assert tokens == ["5", " sides", ".", " ", "5", "*", "1", "2", "=", "6", "0", "."]
 
 
-def test_the_prompt_has_qwens_form_and_the_hint_stands_inside_the_user_turn(evaluator: Evaluator) -> None:
+def test_the_prompt_has_qwens_form_and_the_hint_its_place(evaluator: Evaluator) -> None:
+    """The hint is inside the user turn."""
     processor = evaluator.processor
     messages = user_messages("Each side is 7. What is the perimeter?", "35")
     assert processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) == (
@@ -93,7 +92,8 @@ def test_the_prompt_has_qwens_form_and_the_hint_stands_inside_the_user_turn(eval
     )
 
 
-def test_batched_vision_attention_gives_the_usual_logits_and_log_probs_to_1e_4(evaluator: Evaluator) -> None:
+def test_batched_vision_attention_gives_the_usual_logits(evaluator: Evaluator) -> None:
+    """The log-probs agree as well, to 1e-4."""
     problems = [generate_problem(0, index, stream="test") for index in range(8)]
     inputs = evaluator.inputs(problems, None, None, padding_side="right")
     with torch.no_grad():
@@ -104,9 +104,10 @@ def test_batched_vision_attention_gives_the_usual_logits_and_log_probs_to_1e_4(e
     assert float((usual.log_softmax(-1) - batched.log_softmax(-1))[inputs["attention_mask"] > 0].abs().max()) < 1e-4
 
 
-def test_eight_steps_of_the_warm_start_from_one_seed_give_bit_identical_weights_and_another_seed_others(
+def test_eight_warm_start_steps_are_a_function_of_the_seed(
     tmp_path: Path,
 ) -> None:
+    """One seed gives the same weights bit for bit, and another seed gives others."""
     settings = WarmStartSettings(num_steps=8, batch_size=8, num_warmup_steps=2)
     losses, weights = [], []
     for name, seed in (("first", 0), ("again", 0), ("other", 1)):
@@ -119,7 +120,7 @@ def test_eight_steps_of_the_warm_start_from_one_seed_give_bit_identical_weights_
     assert any(not torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
 
 
-def test_a_world_is_built_once_then_reused_and_a_strange_folder_is_left_alone(tmp_path: Path) -> None:
+def test_a_world_is_built_once_and_a_strange_folder_left_alone(tmp_path: Path) -> None:
     world = build_world(tmp_path / "world", num_train=12, num_validation=4)
     assert (world.model_path / "model.safetensors").stat().st_size < 10_000_000
     stamp = world.train_file.stat().st_mtime_ns

@@ -75,9 +75,10 @@ def largest_gap(model: Any) -> float:
 
 
 @pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 6}])
-def test_logits_of_ragged_prompts_and_rows_that_end_early_are_those_of_the_whole_text_to_1e_5(
+def test_fused_logits_of_ragged_prompts_are_the_models_to_1e_5(
     change: dict[str, Any],
 ) -> None:
+    """The whole text is compared, also for rows that end early."""
     assert largest_gap(text_model(**change)) < 1e-5
 
 
@@ -98,7 +99,7 @@ def test_what_is_not_known_is_left_to_the_models_own_pass() -> None:
 
 
 @torch.no_grad()
-def test_the_rotation_gets_positions_with_the_axes_that_the_models_own_pass_gives_it(tiny_model_folder: Path) -> None:
+def test_the_rotation_gets_positions_with_the_models_axes(tiny_model_folder: Path) -> None:
     """transformers 5.18 takes no others, and 5.19 takes (1, B) too."""
     from generator_cases import reference_model
 

@@ -75,7 +75,7 @@ def dense(
 @pytest.mark.parametrize("chunk_tokens", [1, 8, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("trained", "bias"), [(False, False), (True, False), (True, True)])
-def test_log_probs_and_gradients_are_those_of_the_dense_computation(
+def test_head_log_probs_and_gradients_are_the_dense_ones(
     trained: bool, bias: bool, temperature: float, chunk_tokens: int
 ) -> None:
     head, (hidden, targets, factors) = build_head(trained=trained, bias=bias), draw()
@@ -96,9 +96,8 @@ def test_log_probs_and_gradients_are_those_of_the_dense_computation(
 
 
 @pytest.mark.parametrize(("trained", "forward", "backward"), [(False, 2, 0), (True, 1, 3)])
-def test_under_a_frozen_head_the_backward_pass_has_no_product_with_the_vocabulary(
-    trained: bool, forward: int, backward: int
-) -> None:
+def test_under_a_frozen_head_backward_skips_the_vocabulary(trained: bool, forward: int, backward: int) -> None:
+    """It has no product with the vocabulary."""
     head, (hidden, targets, factors) = build_head(trained=trained), draw()
     product = 2 * TOKENS * HIDDEN * VOCABULARY
     with FlopCounterMode(display=False) as counter:
@@ -110,7 +109,8 @@ def test_under_a_frozen_head_the_backward_pass_has_no_product_with_the_vocabular
     assert counter.get_total_flops() == backward * product
 
 
-def test_a_trained_head_in_bfloat16_sums_its_chunks_gradients_in_float32() -> None:
+def test_a_trained_bf16_head_sums_its_chunks_in_float32() -> None:
+    """The gradients of its chunks."""
     head, (hidden, targets, factors) = build_head(trained=True, dtype=torch.bfloat16), draw(torch.bfloat16, 4096)
     _, _, to_weight = dense(hidden, head, targets, factors, 1.0)
     found = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=4)
@@ -126,9 +126,8 @@ def test_a_trained_head_in_bfloat16_sums_its_chunks_gradients_in_float32() -> No
 
 @pytest.mark.parametrize(("trained", "bias"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("chunk_tokens", [8, 1000])
-def test_with_float32_logits_log_probs_in_bf16_are_those_of_float64_and_gradients_lose_the_rounding_of_one_product(
-    trained: bool, bias: bool, chunk_tokens: int
-) -> None:
+def test_with_float32_logits_bf16_log_probs_are_float64s(trained: bool, bias: bool, chunk_tokens: int) -> None:
+    """Gradients lose the rounding of one product."""
     head, (hidden, targets, factors) = realistic_head(trained=trained, bias=bias), draw(torch.bfloat16)
     expected, to_hidden, to_weight = dense(hidden, head, targets, factors, 1.0)
     found = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=chunk_tokens)
@@ -148,9 +147,10 @@ def test_with_float32_logits_log_probs_in_bf16_are_those_of_float64_and_gradient
 
 
 @pytest.mark.parametrize("width", [16, 2**17])
-def test_float32_logits_and_their_gradients_are_those_of_float64_also_over_several_blocks_of_the_vocabulary(
+def test_float32_logits_and_gradients_are_those_of_float64(
     width: int,
 ) -> None:
+    """The vocabulary has several blocks."""
     generator = torch.Generator().manual_seed(5)
     hidden = torch.randn(2, 3, width, generator=generator).bfloat16().requires_grad_()
     weight = torch.randn(70, width, generator=generator).bfloat16().requires_grad_()
@@ -254,7 +254,8 @@ def test_the_kernel_compiles_for_the_cards_that_it_is_meant_for(
     assert ".local" not in kernel.asm["ptx"], "registers are spilled to memory"
 
 
-def test_a_chunk_of_qwen3_vls_head_has_220_tokens_on_a_cpu_and_1766_on_a_gpu_of_a_divergence_62_and_441() -> None:
+def test_chunks_of_qwen3_vls_head_have_their_sizes() -> None:
+    """They have 220 tokens on a CPU and 1766 on a GPU, and 62 and 441 for a divergence."""
     devices = (torch.device("cpu"), torch.device("cuda"))
     assert [head_chunk_tokens(device, 151_936) for device in devices] == [220, 1766]
     assert [divergence_chunk_tokens(device, 151_936) for device in devices] == [62, 441]

@@ -15,7 +15,7 @@ from benchmarks.support.shapes import (
     MICRO,
     QWEN3_VL_2B,
     prompt_text,
-    random_picture,
+    random_image,
     response_lengths,
     write_checkpoint,
 )
@@ -39,7 +39,7 @@ def measured(folder: Path, *, lora_rank: int = 0, backward: bool = False) -> int
     if lora_rank:
         settings = peft.LoraConfig(r=lora_rank, target_modules="all-linear", exclude_modules=".*visual.*")
         model = peft.get_peft_model(model, settings)
-    images = processing.load_images([random_picture(MICRO, 0)])
+    images = processing.load_images([random_image(MICRO, 0)])
     assert images is not None
     prompt = processing.encode(prompt_text(MICRO, processing, 0), images)
     assert len(prompt.token_ids) == MICRO.prompt_tokens
@@ -89,12 +89,13 @@ def test_qwen3_vl_2b_costs_what_its_published_sizes_say() -> None:
     assert 32 * costs.generate(400, [400] * 8) == pytest.approx(0.437e15, rel=1e-2)
 
 
-def test_the_pairs_of_a_continued_text_are_those_of_the_whole_less_those_of_its_beginning() -> None:
+def test_pairs_of_a_continued_text_are_the_whole_less_the_start() -> None:
     assert causal_pairs(4) == 1 + 2 + 3 + 4
     assert causal_pairs(4, 2) == 3 + 4
 
 
-def test_lengths_of_a_step_are_the_same_wherever_they_are_asked_for_and_a_third_of_the_way_up_on_average() -> None:
+def test_lengths_of_a_step_are_the_same_wherever_asked() -> None:
+    """They are a third of the way up on average."""
     lengths = response_lengths(QWEN3_VL_2B, 10_000, seed=3)
     assert lengths == response_lengths(QWEN3_VL_2B, 10_000, seed=3)
     assert 50 <= min(lengths) < max(lengths) <= 800

@@ -73,9 +73,8 @@ def dense(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout) -> T
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 6e-2)])
 @pytest.mark.parametrize("seed", range(4))
-def test_attention_by_parts_has_the_values_and_gradients_of_the_whole_mask(
-    seed: int, dtype: torch.dtype, limit: float
-) -> None:
+def test_attention_by_parts_is_that_of_the_whole_mask(seed: int, dtype: torch.dtype, limit: float) -> None:
+    """Values and gradients are compared."""
     layout = random_layout(seed, num_segments=9, longest=12)
     inputs = tensors(layout, dtype)
     expected_inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
@@ -104,7 +103,8 @@ def test_parts_name_every_visible_pair_exactly_once_and_no_other() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_the_block_mask_shows_what_the_whole_mask_shows_over_several_blocks(seed: int) -> None:
+def test_the_block_mask_shows_what_the_whole_mask_shows(seed: int) -> None:
+    """The layout has several blocks."""
     layout = random_layout(seed, num_segments=7, longest=150)
     mask = block_mask(layout, torch.device("cpu"))
     assert mask.kv_num_blocks.shape[2] == -(-layout.num_tokens // 128) >= 3
@@ -113,7 +113,7 @@ def test_the_block_mask_shows_what_the_whole_mask_shows_over_several_blocks(seed
     assert float((attend_by_blocks(query, key, value, layout, 0.3) - expected).abs().max()) < 1e-5
 
 
-def test_blocks_that_see_each_other_fully_need_no_mask_and_blind_ones_are_left_out() -> None:
+def test_fully_visible_blocks_need_no_mask_and_blind_ones_go() -> None:
     # 256 tokens of prefix, then two branches of 256: 21 pairs of blocks are not above the diagonal.
     layout = SegmentLayout(starts=(0, 256, 512, 768), parents=(-1, 0, 0), branch_ends=(768, 512, 768))
     mask = block_mask(layout, torch.device("cpu"))
@@ -152,7 +152,7 @@ def seen_by_blocks(layout: SegmentLayout) -> tuple[Tensor, Tensor]:
         ((0, 61, 250, 511, 640), (-1, 0, 1, 0), (640, 511, 511, 640)),
     ],
 )
-def test_the_block_table_at_odd_starts_lists_exactly_the_blocks_in_which_something_is_seen(
+def test_the_block_table_at_odd_starts_lists_visible_blocks(
     starts_parents_ends: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]],
 ) -> None:
     starts, parents, ends = starts_parents_ends
@@ -171,7 +171,8 @@ def test_the_block_table_at_odd_starts_lists_exactly_the_blocks_in_which_somethi
     assert bool((every | ~full).all())
 
 
-def test_a_layout_is_filled_to_a_multiple_by_one_segment_that_nobody_else_sees() -> None:
+def test_a_layout_is_filled_by_one_segment_that_nobody_sees() -> None:
+    """The length becomes a multiple."""
     layout = random_layout(1, num_segments=7, longest=40)
     filled = layout.filled_to(128)
     assert filled.num_tokens % 128 == 0
@@ -183,7 +184,8 @@ def test_a_layout_is_filled_to_a_multiple_by_one_segment_that_nobody_else_sees()
     assert filled.filled_to(128) is filled
 
 
-def test_compiled_attention_is_compiled_twice_for_6_layouts_and_its_scale_and_blocks_are_constants() -> None:
+def test_compiled_attention_is_compiled_twice_for_6_layouts() -> None:
+    """Its scale and blocks are constants."""
     graphs: list[torch.fx.GraphModule] = []
 
     def counting(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
@@ -214,9 +216,10 @@ def test_compiled_attention_is_compiled_twice_for_6_layouts_and_its_scale_and_bl
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
 @pytest.mark.parametrize("scores_at_once", [2**26, 2 * 6 * 37 * 5])
-def test_attention_by_formula_is_causal_attention_also_5_queries_at_a_time(
+def test_attention_by_formula_is_causal_attention(
     dtype: torch.dtype, limit: float, scores_at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is computed 5 queries at a time as well."""
     monkeypatch.setattr(segments, "_SCORES_AT_ONCE", scores_at_once)
     generator = torch.Generator().manual_seed(4)
     shapes = ((2, 6, 37, 8), (2, 2, 37, 8), (2, 2, 37, 8))
@@ -228,7 +231,7 @@ def test_attention_by_formula_is_causal_attention_also_5_queries_at_a_time(
     assert float((found - expected).abs().max()) < limit
 
 
-def test_only_rows_without_a_layout_are_computed_by_formula_and_only_while_it_is_asked_for() -> None:
+def test_only_padded_rows_are_computed_by_formula_when_asked() -> None:
     query, key, value = (
         tensor.detach() for tensor in tensors(random_layout(2, num_segments=4, longest=9), torch.bfloat16)
     )

@@ -108,9 +108,10 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.heavy
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
-def test_a_text_model_trains_2_steps_whose_log_probs_agree_with_the_generators_to_1e_4(
+def test_a_text_model_trains_2_steps_as_its_generators_score(
     text_run: list[str], tmp_path: Path, rank: int, engine: str
 ) -> None:
+    """Log-probs agree to 1e-4."""
     if engine == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
     arguments = [*text_run, f"worker.actor.model.lora.rank={rank}", f"worker.rollout.name={engine}"]
@@ -127,7 +128,7 @@ def test_a_text_model_trains_2_steps_whose_log_probs_agree_with_the_generators_t
 
 
 @pytest.mark.heavy
-def test_a_text_run_stopped_after_1_step_resumes_to_the_same_second_step(text_run: list[str], tmp_path: Path) -> None:
+def test_a_text_run_resumes_to_the_same_second_step(text_run: list[str], tmp_path: Path) -> None:
     cepo.train.train(load_config(text_run))
     cepo.train.train(
         load_config([*text_run, f"trainer.save_checkpoint_path={tmp_path / 'again'}", "trainer.max_steps=1"])
@@ -138,7 +139,7 @@ def test_a_text_run_stopped_after_1_step_resumes_to_the_same_second_step(text_ru
     assert resumed["reward/mean"] == whole["reward/mean"]
 
 
-def test_scores_of_padded_rows_are_those_of_the_model_alone_to_1e_5(text_model: Path) -> None:
+def test_scores_of_padded_rows_are_the_models_alone_to_1e_5(text_model: Path) -> None:
     from transformers import Qwen3ForCausalLM
 
     processing = Processing(str(text_model))
@@ -159,7 +160,8 @@ def test_scores_of_padded_rows_are_those_of_the_model_alone_to_1e_5(text_model: 
     assert float((scored - torch.cat(alone)).abs().max()) < 1e-5
 
 
-def test_a_text_models_prompt_is_its_chat_template_and_its_12_padded_ids_are_banned(text_model: Path) -> None:
+def test_a_text_prompt_is_its_template_with_padded_ids_banned(text_model: Path) -> None:
+    """The 12 padded ids are banned."""
     processing = Processing(str(text_model))
     prompt = processing.encode("Find x.", None)
     assert processing.decode(prompt.token_ids, skip_special_tokens=False) == (
@@ -184,7 +186,8 @@ def test_a_picture_for_a_text_model_is_refused_with_its_row(text_model: Path, tm
 
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("error:You have passed exclude_modules")
-def test_an_adapter_on_a_text_model_with_the_default_exclusion_warns_0_times(text_model: Path) -> None:
+def test_a_text_models_default_adapter_warns_0_times(text_model: Path) -> None:
+    """It has the default exclusion."""
     from transformers import Qwen3ForCausalLM
 
     from cepo.config.schema import LoraConfig

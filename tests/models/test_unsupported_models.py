@@ -26,7 +26,8 @@ SIZES = {
 }
 
 
-def test_an_unsupported_vision_model_is_refused_by_name_before_its_weights_are_looked_for(tmp_path: Path) -> None:
+def test_an_unsupported_vision_model_is_refused_by_name(tmp_path: Path) -> None:
+    """It is refused before its weights are looked for."""
     from transformers import PaliGemmaConfig
 
     PaliGemmaConfig().save_pretrained(tmp_path)
@@ -38,7 +39,8 @@ def test_an_unsupported_vision_model_is_refused_by_name_before_its_weights_are_l
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_text_model_with_a_plain_head_is_accepted_after_a_try(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_text_model_with_a_plain_head_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
+    """It is accepted after a try."""
     from transformers import StableLmConfig
 
     config = StableLmConfig(**SIZES)
@@ -59,7 +61,7 @@ def test_every_listed_text_model_has_a_plain_head(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["capped", "scaled"])
-def test_a_text_model_whose_logits_are_capped_or_scaled_is_refused(kind: str) -> None:
+def test_a_text_model_with_capped_or_scaled_logits_is_refused(kind: str) -> None:
     from transformers import Gemma2Config, GraniteConfig
 
     config: Any = Gemma2Config(**SIZES, head_dim=16, final_logit_softcapping=0.5)

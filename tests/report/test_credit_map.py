@@ -16,7 +16,7 @@ def is_blue(colour: Rgba) -> bool:
     return colour[2] > colour[0]
 
 
-def test_weight_1_and_a_half_is_blue_on_a_right_rollout_and_red_on_a_wrong_one() -> None:
+def test_weight_1_5_is_blue_on_right_and_red_on_wrong_rollouts() -> None:
     assert is_blue(weight_colour(1.2, advantage=0.9))
     assert not is_blue(weight_colour(1.2, advantage=-0.9))
     assert not is_blue(weight_colour(0.8, advantage=0.9))
@@ -38,13 +38,13 @@ def test_half_a_shift_is_halfway_to_blue_and_2_is_clamped_to_1() -> None:
 
 
 @pytest.mark.parametrize("colour", [RAISED, LOWERED])
-def test_black_text_has_a_contrast_above_4_and_a_half_on_the_strongest_colours(colour: Rgba) -> None:
+def test_black_text_has_a_contrast_above_4_5_on_all_colours(colour: Rgba) -> None:
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     assert (luminance + 0.05) / 0.05 > 4.5
 
 
-def test_line_breaks_tabs_controls_and_unknown_characters_become_visible() -> None:
+def test_line_breaks_and_control_characters_become_visible() -> None:
     assert visible("a\n\tb") == "a↵⇥b"
     assert visible("\x07") == "▯"
     assert visible("\U0001f389") == "▯"
@@ -52,7 +52,8 @@ def test_line_breaks_tabs_controls_and_unknown_characters_become_visible() -> No
     assert visible("<|im_end|> $x$ 54°") == "<|im_end|> $x$ 54°"
 
 
-def test_tokens_wrap_at_10_cells_and_after_a_line_break_and_a_long_one_is_cut_in_3() -> None:
+def test_tokens_wrap_at_10_cells_and_long_ones_are_cut() -> None:
+    """They wrap after a line break too, and a long token is cut in 3."""
     boxes = lay_out(["abcd", "efgh", "ij", "\n", "k", "l" * 25], 10)
     assert [(box.token, box.row, box.text) for box in boxes] == [
         (0, 0, "abcd"),
@@ -67,7 +68,7 @@ def test_tokens_wrap_at_10_cells_and_after_a_line_break_and_a_long_one_is_cut_in
     assert all(box.column + len(box.text) <= 10 for box in boxes)
 
 
-def test_weights_follow_from_deltas_where_only_those_were_recorded() -> None:
+def test_weights_follow_from_deltas_if_only_those_are_recorded() -> None:
     record = RolloutRecord(
         response="abc",
         tokens=["a", "b", "c"],
@@ -87,7 +88,8 @@ def test_without_evidence_the_plain_advantages_give_blue_and_red() -> None:
     assert token_colours(wrong, clip_radius=0.5, largest_advantage=0.0) == [NEUTRAL] * 3
 
 
-def test_the_two_newest_mixed_groups_with_evidence_are_picked_from_6() -> None:
+def test_the_two_newest_mixed_groups_with_evidence_are_shown() -> None:
+    """They are chosen from 6 groups."""
     both = [rollout(right=True), rollout(right=False)]
     plain = [rollout(right=True, weight=None), rollout(right=False, weight=None)]
     groups = [
@@ -103,7 +105,7 @@ def test_the_two_newest_mixed_groups_with_evidence_are_picked_from_6() -> None:
     assert [found.prompt_id for found in pick_groups(groups[3:4])] == ["not mixed"]
 
 
-def test_of_each_side_the_rollout_that_evidence_moves_most_is_shown() -> None:
+def test_of_each_side_the_most_moved_rollout_is_shown() -> None:
     rollouts = [rollout(right=True, weight=weight) for weight in (1.1, 0.5, 1.2)] + [rollout(right=False, weight=1.3)]
     picked = pick_rollouts(group(1, rollouts))
     assert [record.weight[0] for record in picked if record.weight] == [0.5, 1.3]

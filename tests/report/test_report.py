@@ -45,7 +45,8 @@ def holds_colour(pixels: np.ndarray, colour: Sequence[float]) -> int:
     return int((np.abs(pixels - np.asarray(colour[:3])).max(axis=2) < 0.01).sum())
 
 
-def test_the_report_shows_curves_picture_and_blue_boxes_for_credit_of_1_and_a_half(tmp_path: Path) -> None:
+def test_the_report_shows_curves_image_and_credit(tmp_path: Path) -> None:
+    """A credit of 1.5 is shown by blue boxes."""
     rows = [(0, {"val/accuracy": 0.4}), (1, {"reward/accuracy": 0.5, "timing_s/generate": 1.0, "timing_s/step": 2.0})]
     right, wrong = rollout(right=True, weight=1.5), rollout(right=False, weight=1.0)
     one = write_run(tmp_path / "one", rows, groups=[group(1, [right, wrong], problem="What is $x$ for 5$ & \\boxed{?")])
@@ -64,7 +65,8 @@ def test_the_report_shows_curves_picture_and_blue_boxes_for_credit_of_1_and_a_ha
     assert holds_colour(without, RAISED) == 0
 
 
-def test_a_response_of_2000_tokens_with_newlines_and_specials_is_drawn_within_3000_pixels(tmp_path: Path) -> None:
+def test_a_response_of_2000_tokens_is_drawn_in_3000_pixels(tmp_path: Path) -> None:
+    """The response has newlines and special characters."""
     tokens = ["Let ", "$x", "^", "2$", "\n", "角", "\U0001f389", "<|im_end|>", "\x00", "�"] * 200
     groups = [group(1, [rollout(right=right, tokens=tokens) for right in (True, False)])]
     run = write_run(tmp_path, [(1, {"reward/accuracy": 0.5})], groups=groups)
@@ -97,7 +99,7 @@ SUMMARY_ROWS = [
 ]
 
 
-def test_the_summary_says_36_to_50_percent_and_a_difference_of_14_points(tmp_path: Path) -> None:
+def test_the_summary_says_36_to_50_percent_and_14_points(tmp_path: Path) -> None:
     text = shown(run_summary(write_run(tmp_path, SUMMARY_ROWS)))
     assert "0.360 ± 0.048 (n 100), step 0" in text
     assert "0.500 ± 0.050 (n 100), step 3" in text
@@ -116,14 +118,14 @@ def test_tokens_per_second_needs_both_counts_and_seconds(tmp_path: Path) -> None
     assert tokens_per_second(run, "update") is None
 
 
-def test_tokens_of_teachers_count_as_scored_in_steps_that_have_no_seconds_of_their_own(tmp_path: Path) -> None:
+def test_teachers_tokens_count_as_scored_without_own_seconds(tmp_path: Path) -> None:
     counted = {"tokens/score": 100, "timing_s/score": 1.0, "tokens/teachers": 500}
     run = load_run(write_run(tmp_path, [(1, counted), (2, counted | {"timing_s/teachers": 5.0})]))
     assert tokens_per_second(run, "score") == 350  # 600 in the first second, 100 in the other
     assert tokens_per_second(run, "teachers") == 100
 
 
-def test_the_paired_error_of_4_problems_with_1_changed_is_25_points(tmp_path: Path) -> None:
+def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> None:
     def samples(*right: float) -> list[dict[str, object]]:
         return [{"prompt_id": str(k), "response": "", "accuracy": value} for k, value in enumerate(right)]
 
@@ -141,13 +143,14 @@ def test_the_paired_error_of_4_problems_with_1_changed_is_25_points(tmp_path: Pa
     assert change.difference_error == pytest.approx(math.hypot(math.sqrt(0.25 * 0.75 / 4), math.sqrt(0.5 * 0.5 / 4)))
 
 
-def test_a_summary_of_1_step_without_validation_or_evidence_says_so(tmp_path: Path) -> None:
+def test_a_summary_without_validation_or_evidence_says_so(tmp_path: Path) -> None:
+    """The run has 1 step."""
     text = shown(run_summary(write_run(tmp_path, [(1, {"reward/mean": 0.5})])))
     assert "not measured" in text
     assert "none: this run consulted no teacher" in text
 
 
-def test_cepo_report_prints_the_table_and_the_path_of_the_picture(tmp_path: Path) -> None:
+def test_cepo_report_prints_the_table_and_the_figures_path(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", SUMMARY_ROWS)
     output = io.StringIO()
     assert run_report_command([str(run), "--out", str(tmp_path / "p.png")], console=Console(file=output, width=80)) == 0
@@ -157,7 +160,7 @@ def test_cepo_report_prints_the_table_and_the_path_of_the_picture(tmp_path: Path
 
 
 @pytest.mark.parametrize("command", [run_report_command, run_compare_command])
-def test_a_missing_folder_file_or_row_ends_with_exit_code_2_and_its_name(
+def test_a_missing_folder_file_or_row_ends_with_2_and_its_name(
     command: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert callable(command)
@@ -173,7 +176,7 @@ def test_a_missing_folder_file_or_row_ends_with_exit_code_2_and_its_name(
     assert command(["--help"]) == 0
 
 
-def test_a_config_that_is_no_yaml_mapping_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_a_config_that_is_no_mapping_names_the_file(tmp_path: Path) -> None:
     for text in ("a: [", "- 1\n- 2\n"):
         run = write_run(tmp_path / text[0], [(1, {"reward/mean": 0.5})], config=text)
         with pytest.raises(DataError, match=r"config\.yaml"):

@@ -21,7 +21,8 @@ def method_run(folder: Path, estimator: str, seed: int, accuracies: Sequence[flo
     return write_run(folder, validated(*accuracies, every=10), config=config)
 
 
-def test_three_seeds_of_40_50_60_percent_have_deviation_10_and_error_6_points(tmp_path: Path) -> None:
+def test_three_seeds_have_deviation_10_and_error_6_points(tmp_path: Path) -> None:
+    """The accuracies are 40, 50 and 60 percent."""
     ends = (0.4, 0.5, 0.6)
     folders = [method_run(tmp_path / f"c{k}", "cepo", k, (0.3, 0.7 - 0.01 * k, end)) for k, end in enumerate(ends)]
     folders.append(method_run(tmp_path / "g", "grpo", 0, (0.3, 0.35, 0.4)))
@@ -42,7 +43,7 @@ def test_three_seeds_of_40_50_60_percent_have_deviation_10_and_error_6_points(tm
     assert len(comparison.notes) == 1
 
 
-def test_runs_are_compared_at_the_steps_that_all_of_a_method_measured(tmp_path: Path) -> None:
+def test_runs_are_compared_at_steps_that_all_measured(tmp_path: Path) -> None:
     folders = [
         method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4, 0.9)),
         method_run(tmp_path / "b", "cepo", 1, (0.3, 0.5)),
@@ -52,7 +53,7 @@ def test_runs_are_compared_at_the_steps_that_all_of_a_method_measured(tmp_path: 
     assert method.end.mean == pytest.approx(0.45)
 
 
-def test_repeats_that_differ_in_learning_rate_or_share_a_seed_are_named(tmp_path: Path) -> None:
+def test_repeats_with_other_rates_or_one_seed_are_named(tmp_path: Path) -> None:
     folders = [
         method_run(tmp_path / f"r{k}", name, 0, (0.3, 0.4), f"worker:\n  actor:\n    optim:\n      lr: {rate}\n")
         for k, (name, rate) in enumerate((("cepo", 1e-6), ("cepo", 5e-6), ("grpo", 1e-6)))
@@ -63,7 +64,7 @@ def test_repeats_that_differ_in_learning_rate_or_share_a_seed_are_named(tmp_path
     assert "worker.actor.optim.lr differs (cepo: 1e-06, 5e-06; grpo: 1e-06)" in notes
 
 
-def test_runs_without_a_common_validation_step_are_an_error_that_names_them(tmp_path: Path) -> None:
+def test_runs_without_a_common_validation_step_are_named(tmp_path: Path) -> None:
     folders = [method_run(tmp_path / "a", "cepo", 0, (0.3,)), write_run(tmp_path / "b", [(1, {"reward/mean": 0.5})])]
     with pytest.raises(DataError, match=r"cepo \(a, b\) share no step"):
         compare_runs(folders)

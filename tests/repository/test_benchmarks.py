@@ -15,7 +15,8 @@ from benchmarks.support.problems import Script
 from benchmarks.support.shapes import MICRO
 
 
-def test_a_paired_ratio_is_the_median_of_ratios_and_not_the_ratio_of_medians() -> None:
+def test_a_paired_ratio_is_the_median_of_ratios() -> None:
+    """It is not the ratio of medians."""
     # A slow minute hits both sides of the second pair alike.
     found = paired_ratio([2.0, 30.0, 2.2], [1.0, 10.0, 1.0])
     assert (found.median, found.count) == (2.2, 3)
@@ -23,7 +24,7 @@ def test_a_paired_ratio_is_the_median_of_ratios_and_not_the_ratio_of_medians() -
     assert summary([4.0]).record == {"median": 4.0, "lower_quartile": 4.0, "upper_quartile": 4.0, "count": 1}
 
 
-def test_an_exponent_is_found_in_a_power_law_and_a_bilinear_term_in_memory() -> None:
+def test_an_exponent_and_a_bilinear_term_are_found() -> None:
     assert exponent([2, 4, 8, 16], [3 * size**1.5 for size in (2, 4, 8, 16)]) == pytest.approx(1.5)
     grid = [(vocabulary, tokens) for vocabulary in (10_000, 50_000, 150_000) for tokens in (1_000, 2_000, 8_000)]
     dense = [{"vocabulary": v, "tokens": t, "bytes": 10**6 + 7 * v + 300 * t + 4 * v * t} for v, t in grid]
@@ -32,7 +33,8 @@ def test_an_exponent_is_found_in_a_power_law_and_a_bilinear_term_in_memory() -> 
     assert fit["largest_residual_bytes"] < 1e-3 * max(each["bytes"] for each in dense)
 
 
-def test_a_script_gives_the_same_lengths_for_the_same_step_and_kills_2_of_5_prompts() -> None:
+def test_a_script_gives_the_same_lengths_for_the_same_step() -> None:
+    """It makes 2 of 5 prompts dead."""
     script = Script(shape=MICRO, prompts=5, dead_share=0.4)
     assert script.lengths(3) == script.lengths(3) != script.lengths(4)
     right = [sum(script.is_right(prompt, sample) for sample in range(8)) for prompt in range(5)]
@@ -47,7 +49,8 @@ def turns(folder: Path, sides: dict[str, dict[str, Any]], modules: dict[str, str
 
 
 @pytest.mark.heavy
-def test_measured_steps_have_the_scripts_lengths_and_rewards_with_and_without_teachers(tmp_path: Path) -> None:
+def test_measured_steps_have_the_scripts_lengths_and_rewards(tmp_path: Path) -> None:
+    """They have them with and without teachers."""
     module = "benchmarks.support.training"
     sides = {
         "with": {"method": "cepo", "overrides": ["algorithm.cepo.lambda_decay_steps=1"]},
@@ -70,7 +73,7 @@ def test_measured_steps_have_the_scripts_lengths_and_rewards_with_and_without_te
 
 @pytest.mark.heavy
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed (extra `benchmarks`)")
-def test_trl_generates_and_updates_exactly_as_many_tokens_as_this_package(tmp_path: Path) -> None:
+def test_trl_generates_and_updates_as_many_tokens_as_cepo(tmp_path: Path) -> None:
     sides: dict[str, dict[str, Any]] = {"ours": {"method": "grpo"}, "trl": {}}
     modules = {"ours": "benchmarks.support.training", "trl": "benchmarks.support.trl_training"}
     records = turns(tmp_path, {name: own | {"dead_share": 0.0} for name, own in sides.items()}, modules)

@@ -55,7 +55,7 @@ def startup_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.heavy
-def test_a_saved_folders_processor_is_read_with_the_startup_files_alone(
+def test_a_saved_processor_is_read_with_startup_files_alone(
     startup_files: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
     start = f"import site\nsite.addsitedir({str(startup_files)!r})\n"
@@ -64,9 +64,7 @@ def test_a_saved_folders_processor_is_read_with_the_startup_files_alone(
 
 
 @pytest.mark.heavy
-def test_the_environment_itself_imports_vllm_and_reads_a_saved_folders_processor(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_the_environment_imports_vllm_and_reads_a_processor(tiny_model_folder: Path, tmp_path: Path) -> None:
     try:
         installed = importlib.metadata.distribution("cepo")
     except importlib.metadata.PackageNotFoundError:
@@ -82,9 +80,8 @@ def test_the_environment_itself_imports_vllm_and_reads_a_saved_folders_processor
 
 
 @pytest.mark.heavy
-def test_without_startup_files_importing_cepo_first_is_enough_and_reaches_child_processes(
-    tiny_model_folder: Path, tmp_path: Path
-) -> None:
+def test_importing_cepo_first_replaces_the_startup_files(tiny_model_folder: Path, tmp_path: Path) -> None:
+    """This reaches child processes."""
     processor = PROCESSOR.format(folder=str(tiny_model_folder))
     own = f"import cepo, json, os\n{processor}\nprint(json.dumps(os.environ.get('PYTHONPATH', '')))"
     name, path = without_site(own, REPOSITORY, folder=tmp_path).splitlines()
@@ -98,9 +95,8 @@ def test_without_startup_files_importing_cepo_first_is_enough_and_reaches_child_
     assert without_site(child, children, folder=tmp_path) == "torchvision"
 
 
-def test_starting_an_interpreter_loads_1_small_module_and_opens_no_file_of_torch(
-    startup_files: Path, tmp_path: Path
-) -> None:
+def test_starting_an_interpreter_loads_1_small_module(startup_files: Path, tmp_path: Path) -> None:
+    """No file of torch is opened."""
     watched = (
         "import site\nopened = []\n"
         "def watch(name, args):\n"  # a cache file of bytecode is opened by name, and then once more by its descriptor
@@ -127,7 +123,7 @@ def test_starting_an_interpreter_loads_1_small_module_and_opens_no_file_of_torch
     ],
     ids=["CPU torch, CUDA builds", "CPU torch, CPU builds", "CUDA torch", "no torch"],
 )
-def test_builds_mismatch_where_torch_is_for_cpus_and_their_libraries_need_cuda(
+def test_builds_mismatch_if_torch_is_cpu_and_its_kin_cuda(
     torch: str | None, needs: bytes, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     libraries = {
@@ -148,9 +144,8 @@ def test_builds_mismatch_where_torch_is_for_cpus_and_their_libraries_need_cuda(
     assert mismatched_builds() == expected
 
 
-def test_torchaudio_beside_a_cpu_torch_counts_as_not_installed_and_says_why(
-    startup_files: Path, tmp_path: Path
-) -> None:
+def test_torchaudio_beside_a_cpu_torch_counts_as_missing(startup_files: Path, tmp_path: Path) -> None:
+    """The message says why."""
     if "torchaudio" not in mismatched_builds():
         pytest.skip("torchaudio is missing here or matches torch")
     tried = (

@@ -29,7 +29,7 @@ def test_the_generated_pages_are_up_to_date() -> None:
     assert done.returncode == 0, f"run python3 scripts/generate_docs.py\n{done.stderr}"
 
 
-def test_the_page_for_those_who_come_from_easyr1_has_a_row_for_each_of_its_keys() -> None:
+def test_the_easyr1_page_has_a_row_for_each_of_its_keys() -> None:
     page = (REPOSITORY / "docs" / "from-easyr1.md").read_text(encoding="utf-8").partition("## Every key")[2]
     rows = re.findall(r"^\| `([a-z_.0-9]+)` \|", page, flags=re.MULTILINE)
     assert rows == list(EASYR1_KEYS)

@@ -93,7 +93,7 @@ def test_an_examples_file_passes_the_checks_from_any_folder(example: str, elsewh
 
 
 @pytest.mark.usefixtures("elsewhere")
-def test_a_dataset_of_the_repository_keeps_its_split_and_a_hub_name_stays_as_it_is() -> None:
+def test_a_local_dataset_keeps_its_split_and_a_hub_name_stays() -> None:
     base_file = "config=configs/microgeo/base.yaml"
     shipped = load_config([base_file, "data.train_files=examples/custom_dataset/train.jsonl@train"]).data.train_files
     assert shipped == f"{EXAMPLES / 'custom_dataset' / 'train.jsonl'}@train"
@@ -101,12 +101,13 @@ def test_a_dataset_of_the_repository_keeps_its_split_and_a_hub_name_stays_as_it_
         assert load_config([base_file, f"data.train_files={name}"]).data.train_files == name
 
 
-def test_every_example_with_a_yaml_file_is_trained_by_a_test_here() -> None:
+def test_every_example_with_a_yaml_file_is_trained_here() -> None:
     assert {str(file.relative_to(EXAMPLES)) for file in EXAMPLES.rglob("*.yaml")} == set(TRAINED)
 
 
 @pytest.mark.heavy
-def test_the_custom_method_trains_2_steps_and_asks_its_teacher_about_wrong_responses_only(elsewhere: Path) -> None:
+def test_the_custom_method_trains_2_steps(elsewhere: Path) -> None:
+    """It consults its teacher about wrong responses only."""
     rows = trained("custom_method/my_method.yaml", elsewhere)
     assert [row["step"] for row in rows] == [1, 2]
     asked = sum(row["work/teacher_rows"] for row in rows)
@@ -131,9 +132,10 @@ def test_the_custom_reward_trains_2_steps_and_charges_for_length(elsewhere: Path
 
 
 @pytest.mark.heavy
-def test_the_custom_dataset_trains_2_steps_with_its_solutions_as_references_and_validates_on_4_rows(
+def test_the_custom_dataset_trains_2_steps(
     elsewhere: Path,
 ) -> None:
+    """Its solutions are the references, and it validates on 4 rows."""
     rows = trained("custom_dataset/custom_dataset.yaml", elsewhere, "trainer.val_freq=2")
     steps = [row for row in rows if "actor/grad_norm" in row]
     assert len(steps) == 2
@@ -155,7 +157,7 @@ def contract() -> ModuleType:
     return module
 
 
-def test_the_custom_method_keeps_the_contract_of_registered_estimators() -> None:
+def test_the_custom_method_keeps_the_contract_of_estimators() -> None:
     tests = [
         function
         for name, function in vars(contract()).items()
@@ -175,7 +177,8 @@ def signal_of(blamed: list[float], **settings: Any) -> Tensor:
     return build_estimator("my_method", settings).signal(batch, step=0).advantages
 
 
-def test_a_token_twice_as_likely_under_the_wrong_answer_is_blamed_1_3_fold_and_a_rarer_one_0_7_fold() -> None:
+def test_a_token_likelier_under_the_wrong_answer_is_blamed_more() -> None:
+    """A token twice as likely is blamed 1.3-fold, and a rarer one 0.7-fold."""
     load_plugin(METHOD_FILE)
     plain = 0.5 / (math.sqrt(0.5) + 1e-6)
     advantages = signal_of([-1.0 + math.log(2), -1.0 - math.log(2)])
@@ -184,7 +187,7 @@ def test_a_token_twice_as_likely_under_the_wrong_answer_is_blamed_1_3_fold_and_a
     torch.testing.assert_close(within[1], torch.tensor([-1.1 * plain, -plain]))
 
 
-def test_radius_0_and_responses_without_a_reference_give_grpo_bit_for_bit() -> None:
+def test_radius_0_or_no_reference_gives_grpo_bit_for_bit() -> None:
     load_plugin(METHOD_FILE)
     batch = token_batch([1.0, 0.0], [0, 0], lengths=[2, 2], old=-torch.ones(2, 2), views={})
     plain = build_estimator("grpo").signal(batch, step=0).advantages
@@ -192,7 +195,8 @@ def test_radius_0_and_responses_without_a_reference_give_grpo_bit_for_bit() -> N
     assert same_bits(signal_of([-1.0, -1.0]), plain)
 
 
-def test_of_right_wrong_unextractable_and_equal_answers_only_the_wrong_one_reads_itself() -> None:
+def test_only_the_wrong_answer_reads_itself() -> None:
+    """The group has right, wrong, unextractable and equal answers."""
     load_plugin(METHOD_FILE)
     these = group(
         rollout(0, 1.0, "70", correct=True),
@@ -252,9 +256,7 @@ def test_a_buffer_longer_than_the_limit_is_refused() -> None:
         ("28", 0.0, 0.0),
     ],
 )
-def test_the_r1v_reward_gives_half_for_the_answer_and_half_for_the_form(
-    response: str, accuracy: float, form: float
-) -> None:
+def test_the_r1v_reward_is_half_answer_and_half_form(response: str, accuracy: float, form: float) -> None:
     (score,) = scorer("r1v")([sample(response)])
     assert score == {"overall": (accuracy + form) / 2, "accuracy": accuracy, "format": form}
     (score,) = scorer("r1v", format_weight=0.25)([sample(response)])
@@ -271,9 +273,7 @@ def test_the_r1v_reward_gives_half_for_the_answer_and_half_for_the_form(
         ("28", 0.0, 0.0),
     ],
 )
-def test_the_math_reward_gives_nine_tenths_for_the_box_and_one_for_thinking_first(
-    response: str, accuracy: float, form: float
-) -> None:
+def test_the_math_reward_is_0_9_for_the_box_and_0_1_for_thinking(response: str, accuracy: float, form: float) -> None:
     (score,) = scorer("math")([sample(response)])
     assert score == {"overall": 0.9 * accuracy + 0.1 * form, "accuracy": accuracy, "format": form}
     (score,) = scorer("math", format_weight=0.5)([sample(response)])
@@ -293,7 +293,7 @@ def test_the_math_reward_gives_nine_tenths_for_the_box_and_one_for_thinking_firs
         ("35", "Find x.", {"slack": 0.5}, 0.0),
     ],
 )
-def test_the_rounded_reward_reads_the_prompt_and_a_column_of_the_row(
+def test_the_rounded_reward_reads_the_prompt_and_a_column(
     answer: str, prompt: str, columns: dict[str, float], accuracy: float
 ) -> None:
     asked = sample(rf"\boxed{{{answer}}}") | {"ground_truth": "34.6", "prompt": prompt} | columns
@@ -303,7 +303,8 @@ def test_the_rounded_reward_reads_the_prompt_and_a_column_of_the_row(
 
 
 @pytest.mark.heavy
-def test_every_example_reward_gets_prompt_and_columns_from_the_pool_and_scores_as_when_called_here() -> None:
+def test_every_example_reward_scores_in_the_pool_as_here() -> None:
+    """It gets prompt and columns."""
     asked = sample(r"<think>7*4</think> \boxed{28}") | {"prompt": "Find x.", "tolerance": 0.1}
     keywords = {"dapo": {"max_response_length": 64, "overlong_buffer_length": 16}}
     names = sorted(file.stem for file in (EXAMPLES / "reward_function").glob("*.py"))
@@ -317,7 +318,8 @@ def test_every_example_reward_gets_prompt_and_columns_from_the_pool_and_scores_a
         assert outcome.scores == scorer(name, **settings)([asked])
 
 
-def test_the_20_rows_of_the_dataset_are_problems_of_the_embedded_world_with_their_pictures_and_solutions() -> None:
+def test_the_example_datasets_20_rows_are_embedded_problems() -> None:
+    """They have their images and solutions."""
     from PIL import Image
 
     from cepo.microgeo.figures import draw_figure

@@ -46,7 +46,8 @@ def gpu_check(out: Path, *arguments: str, **variables: str) -> subprocess.Comple
 
 
 @pytest.mark.heavy
-def test_on_a_cpu_all_parts_pass_and_leave_their_figures_the_engine_among_them(tmp_path: Path) -> None:
+def test_on_a_cpu_all_parts_of_the_check_pass(tmp_path: Path) -> None:
+    """The engine's part is among them, and the parts leave their figures."""
     done = gpu_check(tmp_path / "out", "-k", "doctor and cpu or generation and cpu", CEPO_GPU_CHECK_DEVICE="cpu")
     if torch.cuda.is_available():
         assert "skipped" in done.stdout  # the tests see no GPU, and are told to run at the CPU's place
@@ -70,7 +71,7 @@ def test_on_a_cpu_all_parts_pass_and_leave_their_figures_the_engine_among_them(t
     assert "0 parts failed (none)" in done.stdout.splitlines()[-1]
 
 
-def test_parts_that_fail_give_exit_code_1_and_none_keeps_the_next_from_its_turn(tmp_path: Path) -> None:
+def test_failing_parts_exit_1_and_stop_no_other_part(tmp_path: Path) -> None:
     done = gpu_check(tmp_path / "out", CEPO_GPU_CHECK_DEVICE="cpu", CEPO_GPU_CHECK_SECONDS="1")
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.findall(r"^-- (.*): exit code 124 ", done.stdout, re.MULTILINE) == PARTS
@@ -79,7 +80,8 @@ def test_parts_that_fail_give_exit_code_1_and_none_keeps_the_next_from_its_turn(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so that the script would run")
 @pytest.mark.heavy
-def test_without_a_gpu_it_ends_at_once_with_2_and_a_device_it_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_without_a_gpu_the_check_ends_at_once_with_2(tmp_path: Path) -> None:
+    """A device that it does not know is refused."""
     done = gpu_check(tmp_path / "out")
     assert done.returncode == 2
     assert "torch sees no GPU" in done.stdout
@@ -88,9 +90,11 @@ def test_without_a_gpu_it_ends_at_once_with_2_and_a_device_it_does_not_know_is_r
     assert "accepted: cuda and cpu" in refused.stderr
 
 
-def test_the_engine_check_ends_with_the_first_step_that_fails_and_shows_its_error(
+def test_the_engine_check_ends_with_the_first_failing_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """It shows that step's error."""
+
     def fail() -> dict[str, float]:
         raise RuntimeError("no such kernel")
 

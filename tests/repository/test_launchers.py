@@ -90,9 +90,10 @@ def test_there_is_one_launcher_for_each_of_the_papers_5_methods() -> None:
 @pytest.mark.parametrize("size", MODELS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("by_name_of_file", [True, False])
-def test_every_method_and_size_resolves_from_another_folder_to_its_config_and_model(
+def test_every_method_and_size_resolves_from_another_folder(
     by_name_of_file: bool, method: str, size: str, tmp_path: Path
 ) -> None:
+    """It resolves to its config and model."""
     call = (f"{method}.sh", size) if by_name_of_file else ("train.sh", method, size)
     settings = resolved(*call, folder=tmp_path)
     assert settings["algorithm.adv_estimator"] == method
@@ -105,7 +106,8 @@ def test_every_method_and_size_resolves_from_another_folder_to_its_config_and_mo
     assert not list(tmp_path.iterdir()), "a dry run leaves nothing"
 
 
-def test_variables_name_model_data_and_checkpoints_and_arguments_win_over_them(tmp_path: Path) -> None:
+def test_arguments_win_over_variables(tmp_path: Path) -> None:
+    """Variables name model, data and checkpoints."""
     (tmp_path / "weights").mkdir()
     (tmp_path / "held out.parquet").touch()
     settings = resolved(
@@ -121,13 +123,15 @@ def test_variables_name_model_data_and_checkpoints_and_arguments_win_over_them(t
     assert settings["trainer.save_checkpoint_path"] == f"{tmp_path}/runs/cepo/geo3k-own-paper-rlsd-2b"
 
 
-def test_a_folder_of_the_packages_name_where_the_user_stands_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_a_folder_named_cepo_is_not_taken_for_the_package(tmp_path: Path) -> None:
+    """The folder is in the working directory."""
     (tmp_path / "cepo").mkdir()
     assert resolved("train.sh", "grpo", folder=tmp_path)["algorithm.adv_estimator"] == "grpo"
 
 
 @pytest.mark.parametrize("devices", [2, 8])
-def test_num_gpus_and_num_nodes_become_one_worker_per_device_under_ray(devices: int, tmp_path: Path) -> None:
+def test_num_gpus_and_num_nodes_become_workers_under_ray(devices: int, tmp_path: Path) -> None:
+    """Each device has one worker."""
     done = launch("train.sh", "grpo", folder=tmp_path, NUM_GPUS=devices, NUM_NODES=2, DRY_RUN=1)
     assert done.returncode == 0, done.stderr
     assert f"devices: {2 * devices} (2 x {devices}), one worker each under Ray" in done.stdout + done.stderr
@@ -174,7 +178,8 @@ def test_help_lists_all_47_configurations_and_ends_with_0(tmp_path: Path) -> Non
 
 
 @pytest.mark.heavy
-def test_a_sweep_lists_21_ablations_in_21_folders_and_starts_nothing_in_a_dry_run(tmp_path: Path) -> None:
+def test_a_dry_sweep_lists_21_ablations_and_starts_nothing(tmp_path: Path) -> None:
+    """They are in 21 folders."""
     done = launch("sweep.sh", "4b", folder=tmp_path, DRY_RUN=1, CHECKPOINTS=tmp_path / "runs")
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -227,9 +232,10 @@ def tiny_overrides(tmp_path: Path) -> list[str]:
 
 
 @pytest.mark.heavy
-def test_two_steps_of_the_2b_launcher_train_the_tiny_model_on_real_geometry3k_and_a_sweep_does_them_once(
+def test_the_2b_launcher_trains_two_steps_on_geometry3k(
     geo3k_slice: Path, tiny_model_folder: Path, tiny_overrides: list[str], tmp_path: Path
 ) -> None:
+    """A tiny model trains on real problems, which a sweep trains once."""
     variables = {
         "MODEL_PATH": tiny_model_folder, "TRAIN_FILES": geo3k_slice, "VAL_FILES": geo3k_slice,
         "CHECKPOINTS": tmp_path / "runs", "HF_DATASETS_CACHE": tmp_path / "cache", "HF_HUB_OFFLINE": 1,
@@ -260,7 +266,7 @@ def test_two_steps_of_the_2b_launcher_train_the_tiny_model_on_real_geometry3k_an
 
 
 @pytest.mark.heavy
-def test_a_sweep_of_two_runs_that_fail_tries_both_and_ends_with_1(geo3k_slice: Path, tmp_path: Path) -> None:
+def test_a_sweep_of_two_failing_runs_tries_both_and_ends_with_1(geo3k_slice: Path, tmp_path: Path) -> None:
     (tmp_path / "no-model").mkdir()
     variables = {"MODEL_PATH": tmp_path / "no-model", "TRAIN_FILES": geo3k_slice, "HF_HUB_OFFLINE": 1, "SKIP_DOCTOR": 1}
     done = launch("sweep.sh", "grpo", "rlsd", folder=tmp_path, CHECKPOINTS=tmp_path / "runs", **variables)
@@ -272,7 +278,8 @@ def test_a_sweep_of_two_runs_that_fail_tries_both_and_ends_with_1(geo3k_slice: P
 EVALUATE = "../evaluate.sh"
 
 
-def test_an_evaluation_of_a_hub_model_resolves_to_the_papers_prompts_and_geometry3ks_test_set(tmp_path: Path) -> None:
+def test_an_evaluation_resolves_to_the_papers_prompts(tmp_path: Path) -> None:
+    """A hub model is evaluated on Geometry3K's test set."""
     done = launch(EVALUATE, MODELS["4b"], "n=4", "temperature=0.6", folder=tmp_path, DRY_RUN=1)
     assert done.returncode == 0, done.stderr
     plan = dict(line.split(": ", 1) for line in done.stdout.splitlines())
@@ -296,7 +303,7 @@ def test_an_evaluation_of_a_hub_model_resolves_to_the_papers_prompts_and_geometr
         (["org/name"], {"CONFIG": "no.yaml"}, "config=no.yaml"),
     ],
 )
-def test_a_mistake_in_an_evaluation_ends_with_a_message_that_names_it(
+def test_a_mistake_in_an_evaluation_is_named(
     arguments: list[str], variables: dict[str, str], message: str, tmp_path: Path
 ) -> None:
     done = launch(EVALUATE, *arguments, folder=tmp_path, **({"DRY_RUN": "1"} | variables))
@@ -306,9 +313,10 @@ def test_a_mistake_in_an_evaluation_ends_with_a_message_that_names_it(
 
 
 @pytest.mark.heavy
-def test_the_evaluation_script_measures_the_tiny_model_on_real_geometry3k(
+def test_the_evaluation_script_measures_the_tiny_model(
     geo3k_slice: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
+    """The rows are real ones of Geometry3K."""
     variables = {
         "DATA": geo3k_slice, "OUT": tmp_path / "out", "HF_DATASETS_CACHE": tmp_path / "cache",
         "XDG_CACHE_HOME": tmp_path / "cache", "HF_HUB_OFFLINE": 1,

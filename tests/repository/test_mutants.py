@@ -33,7 +33,8 @@ def clipped(value: float, name: str = "é", *, last: bool = False) -> float:
 '''
 
 
-def test_each_expression_that_computes_is_changed_and_messages_types_and_decorators_are_not() -> None:
+def test_only_expressions_that_compute_are_changed() -> None:
+    """Messages, types and decorators are not."""
     found = [(mutant.line, mutant.before, mutant.after) for mutant in mutants.mutants_of("x.py", SOURCE)]
     assert sorted(found) == sorted(
         [
@@ -54,14 +55,15 @@ def test_each_expression_that_computes_is_changed_and_messages_types_and_decorat
     )
 
 
-def test_a_change_stands_at_its_place_behind_letters_of_several_bytes_too() -> None:
+def test_a_change_is_at_its_place_after_multibyte_letters() -> None:
     for mutant in mutants.mutants_of("x.py", SOURCE):
         assert SOURCE[mutant.start : mutant.end] == mutant.before
         changed = SOURCE[: mutant.start] + mutant.after + SOURCE[mutant.end :]
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(SOURCE))
 
 
-def test_a_sample_is_a_function_of_its_seed_with_the_same_share_of_each_package() -> None:
+def test_a_sample_is_a_function_of_its_seed() -> None:
+    """Each package has the same share."""
     sample = mutants.sampled(20, 3, mutants.PACKAGES)
     assert sample == mutants.sampled(20, 3, mutants.PACKAGES) != mutants.sampled(20, 4, mutants.PACKAGES)
     counts = [sum(mutant.file.startswith(f"{name}/") for mutant in sample) for name in mutants.PACKAGES]
@@ -71,7 +73,7 @@ def test_a_sample_is_a_function_of_its_seed_with_the_same_share_of_each_package(
         ast.parse(source[: mutant.start] + mutant.after + source[mutant.end :])
 
 
-def test_every_known_equivalent_is_a_change_of_todays_code_and_has_a_reason() -> None:
+def test_every_known_equivalent_is_current_and_has_a_reason() -> None:
     known = json.loads(mutants.EQUIVALENT.read_text(encoding="utf-8"))
     assert all(reason.strip() for reason in known.values())
     for key in known:
@@ -94,9 +96,7 @@ def test_every_module_has_tests_that_exist() -> None:
 
 
 @pytest.mark.heavy
-def test_a_planted_error_is_killed_by_the_test_that_fails_and_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_error_is_killed_by_its_test_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = "algorithms/settings.py"
     source = (mutants.REPOSITORY / "cepo" / file).read_text(encoding="utf-8")
     (planted,) = (

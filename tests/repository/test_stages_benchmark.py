@@ -37,9 +37,10 @@ def record() -> dict[str, Any]:
 
 
 @pytest.mark.heavy
-def test_teachers_alone_are_16_rows_of_148_tokens_on_the_padded_path_and_share_their_prompt_on_the_packed_one(
+def test_teachers_alone_share_their_prompt_when_packed(
     record: dict[str, Any],
 ) -> None:
+    """Padded they are 16 rows of 148 tokens."""
     student, teachers, both = (record["stages"][name] for name in ("score student", "teachers", "score all"))
     longest = MICRO.prompt_tokens + HINT_TOKENS + MICRO.longest
     assert teachers["padded"]["tokens"] == 2 * ROWS * longest == 16 * 148
@@ -53,9 +54,10 @@ def test_teachers_alone_are_16_rows_of_148_tokens_on_the_padded_path_and_share_t
 
 
 @pytest.mark.heavy
-def test_the_profile_of_each_stage_lists_12_operations_and_counts_the_products_that_torch_counts(
+def test_the_profile_lists_12_operations_and_counts_products(
     record: dict[str, Any],
 ) -> None:
+    """The products are counted for each stage, as torch counts them."""
     assert list(record["profile"]) == ["score student", "teachers", "score all"] == list(record["matrix_products"])
     for name, operations in record["profile"].items():
         seconds = [operation["seconds"] for operation in operations]
@@ -74,9 +76,10 @@ def test_the_profile_of_each_stage_lists_12_operations_and_counts_the_products_t
 
 
 @pytest.mark.heavy
-def test_counted_operations_of_a_packed_update_are_those_of_the_profile_and_hold_each_picture_once(
+def test_counted_operations_of_an_update_are_the_profiles(
     tmp_path: Path,
 ) -> None:
+    """A packed update holds each image once."""
     folder = write_checkpoint(MICRO, tmp_path / "model")
     contexts = build_rows(
         MICRO, Processing(str(folder)), groups=1, group_size=ROWS, contexts=1, prompt=MICRO.prompt_tokens
@@ -101,9 +104,10 @@ def test_counted_operations_of_a_packed_update_are_those_of_the_profile_and_hold
     assert stages.matrix_product_flops(actor, work) == counter.get_total_flops() + tower
 
 
-def test_teachers_of_the_students_context_alone_are_refused_and_left_out_of_what_is_measured_by_itself(
+def test_teachers_of_the_students_context_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """They are left out of what is measured by itself."""
     assert told(monkeypatch, "--contexts", "1").stages == ["generate", "score student", "score all", "update"]
     assert "teachers" in told(monkeypatch).stages
     with pytest.raises(SystemExit):

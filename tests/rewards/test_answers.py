@@ -127,9 +127,7 @@ def test_each_spelling_becomes_the_one_written_here_and_stays_it(text: str, norm
         ("2:3", r"\frac{2}{3}", True),
     ],
 )
-def test_every_pitfall_that_the_data_notes_list_is_decided_as_a_reader_would(
-    gold: str, prediction: str, is_equal: bool
-) -> None:
+def test_every_pitfall_in_the_data_is_decided_as_by_a_reader(gold: str, prediction: str, is_equal: bool) -> None:
     assert answers_equal(prediction, gold) is is_equal
 
 
@@ -245,7 +243,7 @@ def test_any_text_has_one_normalised_spelling_that_stays(text: str) -> None:
     assert normalise_answer(normalised) == normalised
 
 
-def test_ten_thousand_boxes_that_never_close_are_read_within_a_second() -> None:
+def test_ten_thousand_open_boxes_are_read_within_a_second() -> None:
     start = time.monotonic()
     assert extract_answer(r"\boxed{5}" + r"\boxed{" * 10_000) == "5"
     assert extract_answer(r"\boxed{" * 10_000 + "<answer>" * 1_000) is None

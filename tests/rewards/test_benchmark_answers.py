@@ -42,7 +42,8 @@ def test_the_letters_that_an_answer_to_four_colours_names(answer: str, letters: 
     assert chosen_letters(answer, COLOURS) == frozenset(letters)
 
 
-def test_without_options_any_letter_to_j_counts_and_with_them_a_letter_wins_over_a_text_of_that_letter() -> None:
+def test_a_letter_wins_over_a_text_of_that_letter() -> None:
+    """Without options any letter to J counts."""
     assert chosen_letters("J") == {"J"}
     assert chosen_letters("K") == frozenset()
     shuffled = ("A", "E", "C", "G", "No correct answer")
@@ -87,9 +88,8 @@ def test_options_are_read_from_a_question_that_lists_them_from_a(question: str, 
         ("", "choice", None),
     ],
 )
-def test_a_box_or_tag_counts_then_a_stated_answer_then_a_last_line_that_is_nothing_else(
-    response: str, kind: str, answer: str | None
-) -> None:
+def test_a_box_then_a_stated_answer_then_a_last_line_counts(response: str, kind: str, answer: str | None) -> None:
+    """The last line counts if it holds nothing else."""
     assert read_answer(response, kind, COLOURS) == answer  # type: ignore[arg-type]
 
 
@@ -118,9 +118,10 @@ def test_a_box_or_tag_counts_then_a_stated_answer_then_a_last_line_that_is_nothi
         ("y=4", "y = 4", "text", 0, True),
     ],
 )
-def test_letters_numbers_within_the_tolerance_points_and_words_are_right_as_a_reader_would_say(
+def test_letters_numbers_and_words_are_judged_as_by_a_reader(
     answer: str, gold: str, kind: str, tolerance: float, right: bool
 ) -> None:
+    """Numbers are right within the tolerance."""
     assert is_right(answer, gold, kind, COLOURS if kind == "choice" else (), tolerance) is right  # type: ignore[arg-type]
 
 

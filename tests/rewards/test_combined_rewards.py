@@ -40,7 +40,8 @@ def spec(tmp_path: Path) -> str:
     return f"{tmp_path}/answers.py:score,{tmp_path}/brevity.py:score"
 
 
-def test_weights_2_and_half_of_1_and_half_add_up_to_2_and_a_quarter_with_each_part_beside(spec: str) -> None:
+def test_weighted_rewards_add_up_with_each_part_reported(spec: str) -> None:
+    """2 * 1 + 0.5 * 0.5 = 2.25."""
     reward = load_reward(spec, {}, [2.0, 0.5])
     assert (reward.name, reward.reward_type) == ("answers+brevity", "sequential")
     assert reward.score(SAMPLES) == [
@@ -49,7 +50,8 @@ def test_weights_2_and_half_of_1_and_half_add_up_to_2_and_a_quarter_with_each_pa
     ]
 
 
-def test_without_weights_each_counts_1_and_keywords_go_by_the_files_name(spec: str) -> None:
+def test_without_weights_each_reward_counts_1(spec: str) -> None:
+    """Keywords go by the file's name."""
     reward = load_reward(spec, {"answers": {"full": 10.0}})
     assert [score["overall"] for score in reward.score(SAMPLES)] == [10.5, 0.25]
 
@@ -60,7 +62,8 @@ def test_one_function_can_be_weighted_too(spec: str) -> None:
     assert load_reward(alone, {}).score(SAMPLES[:1]) == [{"overall": 1.0, "accuracy": 1.0}]
 
 
-def test_files_of_one_name_are_told_apart_by_the_function_and_one_named_twice_is_refused(spec: str) -> None:
+def test_files_of_one_name_are_told_apart_by_the_function(spec: str) -> None:
+    """A function that is named twice is refused."""
     file = spec.partition(":")[0]
     assert function_names(f"{file}:score, {file}:again") == ["answers.score", "answers.again"]
     with pytest.raises(RewardError, match=r"names answers\.score twice"):
@@ -77,7 +80,8 @@ def test_keywords_that_name_no_function_are_refused(spec: str, kwargs: dict[str,
     assert words in str(caught.value)
 
 
-def test_the_pool_adds_up_in_its_processes_and_a_raise_of_one_function_costs_its_own_sample_alone(spec: str) -> None:
+def test_one_raising_function_costs_its_own_sample_alone(spec: str) -> None:
+    """The pool sums in its processes."""
     samples = [*SAMPLES, {"response": "raise", "ground_truth": "5", "response_length": 1}]
     with RewardPool(spec, {}, weights=[2.0, 0.5], num_workers=1, timeout_seconds=10.0) as pool:
         outcome = pool.score(samples)
@@ -86,7 +90,7 @@ def test_the_pool_adds_up_in_its_processes_and_a_raise_of_one_function_costs_its
     assert outcome.scores[2]["brevity"] == 0.0
 
 
-def test_a_list_in_the_configuration_names_the_functions_one_by_one(spec: str) -> None:
+def test_a_list_in_the_configuration_names_the_functions(spec: str) -> None:
     first, second = spec.split(",")
     config = load_config(["config=configs/microgeo/base.yaml", f"worker.reward.reward_function=[{first}, {second}]"])
     assert config.worker.reward.reward_functions == [first, second]

@@ -108,7 +108,8 @@ def _accuracy(pairs: list[tuple[str, str]]) -> list[float]:
 
 
 @pytest.mark.heavy
-def test_the_right_value_of_each_of_2393_numeric_rows_is_right_in_19_spellings_and_more() -> None:
+def test_all_2393_numeric_answers_are_right_in_19_spellings() -> None:
+    """Some have more spellings."""
     rows = _numeric_rows()
     assert len(rows) == 2393
     spellings = [_spellings(row["gold"]) for row in rows]
@@ -119,7 +120,8 @@ def test_the_right_value_of_each_of_2393_numeric_rows_is_right_in_19_spellings_a
 
 
 @pytest.mark.heavy
-def test_the_three_other_choices_of_the_numeric_rows_are_wrong_but_for_five_repeated_texts() -> None:
+def test_other_choices_are_wrong_but_for_five_repeated_texts() -> None:
+    """They are the three other choices of the numeric rows."""
     wrong = [
         (row, choice)
         for row in _numeric_rows()
@@ -133,7 +135,8 @@ def test_the_three_other_choices_of_the_numeric_rows_are_wrong_but_for_five_repe
     assert all(choice == row["gold"] for row, choice in accepted)
 
 
-def test_the_8_answers_that_are_no_numbers_equal_themselves_and_none_of_their_other_choices() -> None:
+def test_the_8_answers_in_words_equal_only_themselves() -> None:
+    """They equal none of their other choices."""
     rows = [row for row in _rows() if row["id"] in ROWS_WITHOUT_A_NUMBER]
     assert len(rows) == 8
     assert _accuracy([(row["gold"].replace(" ", ""), row["gold"]) for row in rows]) == [1.0] * 8

@@ -54,7 +54,8 @@ SMALL = [
 
 
 @pytest.mark.parametrize("answer", HUGE)
-def test_a_number_too_large_to_compute_is_wrong_at_once_unless_spelled_alike(answer: str) -> None:
+def test_a_number_too_large_is_wrong_unless_spelled_alike(answer: str) -> None:
+    """It is judged at once, without computing it."""
     assert is_too_large(answer)
     began = time.perf_counter()
     assert not answers_equal(answer, "24")
@@ -76,9 +77,8 @@ def test_any_text_has_a_magnitude() -> None:
 
 
 @pytest.mark.heavy
-def test_a_batch_of_hanging_samples_is_given_up_early_and_the_good_ones_are_scored(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_batch_of_hanging_samples_is_given_up_early(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The good samples are scored."""
     file = tmp_path / "slow.py"
     file.write_text(
         "import time\nREWARD_TYPE = 'sequential'\n"

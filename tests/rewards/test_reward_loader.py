@@ -43,12 +43,14 @@ def test_a_batch_function_gets_its_keywords_and_its_file_s_name(batch_file: Path
     assert reward.score([{"response_length": 3}, {"response_length": 8}]) == [{"overall": 1.5}, {"overall": 4.0}]
 
 
-def test_without_a_function_name_main_is_taken_and_without_a_type_batch(batch_file: Path) -> None:
+def test_without_a_function_name_main_is_taken(batch_file: Path) -> None:
+    """Without a type, batch is taken."""
     reward = load_reward_function(str(batch_file), {})
     assert (reward.function_name, reward.reward_type) == ("main", "batch")
 
 
-def test_a_sequential_function_is_called_once_per_sample_and_sees_other_columns(tmp_path: Path) -> None:
+def test_a_sequential_function_is_called_once_per_sample(tmp_path: Path) -> None:
+    """It sees other columns."""
     path = tmp_path / "one.py"
     path.write_text(SEQUENTIAL)
     reward = load_reward_function(f"{path}:main", {})
@@ -56,9 +58,7 @@ def test_a_sequential_function_is_called_once_per_sample_and_sees_other_columns(
     assert reward.score([{"note": 2}, {"note": 5}]) == [{"overall": 1.0, "extra": 2.0}, {"overall": 1.0, "extra": 5.0}]
 
 
-def test_the_built_in_reward_is_found_from_another_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_built_in_reward_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path, function_name = resolve_reward_path("cepo/rewards/math.py:compute_score")
     assert path.is_file()
@@ -67,9 +67,7 @@ def test_the_built_in_reward_is_found_from_another_working_directory(
     assert load_reward_function("cepo/rewards/math.py:compute_score", {"format_weight": 0.1}).name == "math"
 
 
-def test_a_file_of_the_working_directory_goes_before_the_package_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_the_working_directory_precedes_the_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = tmp_path / "cepo" / "rewards" / "math.py"
     mine.parent.mkdir(parents=True)
     mine.write_text(BATCH)
@@ -88,7 +86,7 @@ def test_a_file_of_the_working_directory_goes_before_the_package_s(
         (":main", {}, ["path/to/file.py:function"]),
     ],
 )
-def test_a_bad_reward_setting_is_refused_with_what_would_be_accepted(
+def test_a_bad_reward_setting_is_refused_with_the_accepted_ones(
     batch_file: Path, spec: str, kwargs: dict[str, float], said: list[str]
 ) -> None:
     with pytest.raises(RewardError) as caught:
@@ -108,7 +106,7 @@ def test_a_bad_reward_setting_is_refused_with_what_would_be_accepted(
         ("raise ValueError('no licence')", "no licence"),
     ],
 )
-def test_a_reward_file_that_cannot_serve_is_refused_with_its_reason(tmp_path: Path, source: str, said: str) -> None:
+def test_a_reward_file_that_cannot_serve_is_refused(tmp_path: Path, source: str, said: str) -> None:
     path = tmp_path / "broken.py"
     path.write_text(source)
     with pytest.raises(RewardError, match=r"broken\.py") as caught:
@@ -167,9 +165,8 @@ def test_a_batch_function_returns_as_many_scores_as_samples(scores: object, said
         ("with open(__file__):\n    import mathruler.grader as grader", "mathruler"),
     ],
 )
-def test_a_missing_library_is_named_with_the_line_to_install_it_before_the_file_is_run(
-    tmp_path: Path, source: str, packages: str
-) -> None:
+def test_a_missing_library_is_named_before_the_file_is_run(tmp_path: Path, source: str, packages: str) -> None:
+    """The message has the line to install it."""
     path = tmp_path / "needs.py"
     path.write_text(f"raise SystemExit('it was run')\n{source}\n")
     with pytest.raises(RewardError) as caught:
@@ -178,9 +175,7 @@ def test_a_missing_library_is_named_with_the_line_to_install_it_before_the_file_
     assert ("examples/reward_function/math.py" in str(caught.value)) == packages.startswith("mathruler")
 
 
-def test_a_package_with_another_name_than_its_module_is_named_by_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_is_named_by_its_own_name_not_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for name in ("sklearn", "cv2"):  # an earlier test may have brought them into this process
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -190,7 +185,7 @@ def test_a_package_with_another_name_than_its_module_is_named_by_its_own(
         require_imports(path)
 
 
-def test_imports_that_are_meant_to_fail_or_wait_are_left_to_the_run(tmp_path: Path) -> None:
+def test_imports_meant_to_fail_or_wait_are_left_to_the_run(tmp_path: Path) -> None:
     path = tmp_path / "careful.py"
     path.write_text(
         "from typing import TYPE_CHECKING\n"

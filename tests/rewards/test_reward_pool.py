@@ -64,7 +64,8 @@ def _seconds_until_gone(pids: list[int], limit: float) -> float:
     return time.monotonic() - start
 
 
-def test_256_short_responses_are_scored_within_half_a_second_once_the_workers_are_warm(math_pool: RewardPool) -> None:
+def test_256_responses_are_scored_in_half_a_second(math_pool: RewardPool) -> None:
+    """The responses are short, and the workers are warm."""
     samples = _samples(*(rf"so \boxed{{{number}\sqrt{{3}}}}" for number in range(32)))[:32] * 8
     math_pool.score(samples)
     start = time.monotonic()
@@ -74,9 +75,10 @@ def test_256_short_responses_are_scored_within_half_a_second_once_the_workers_ar
     assert (outcome.num_raised, outcome.num_timed_out) == (0, 0)
 
 
-def test_a_tower_of_powers_is_scored_0_within_ten_seconds_and_its_neighbours_keep_theirs(
+def test_a_tower_of_powers_scores_0_and_spares_its_neighbours(
     math_pool: RewardPool,
 ) -> None:
+    """The batch ends within ten seconds."""
     responses = [r"\boxed{5\sqrt{3}}"] * 40
     responses[17] = r"\boxed{9^{9^{9^9}}}"
     start = time.monotonic()
@@ -108,7 +110,8 @@ def test_each_fault_costs_its_own_sample_only(misbehaving: Path, spec: str) -> N
     assert again.scores == [good]
 
 
-def test_a_hang_in_c_code_that_holds_the_interpreter_lock_is_ended_too(misbehaving: Path) -> None:
+def test_a_hang_in_c_code_is_ended_too(misbehaving: Path) -> None:
+    """The code holds the interpreter lock."""
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=0.5) as pool:
         outcome = pool.score(_samples("good", "hang in C", "better"))
     assert [score["overall"] for score in outcome.scores] == [4.0, 0.0, 6.0]
@@ -116,9 +119,8 @@ def test_a_hang_in_c_code_that_holds_the_interpreter_lock_is_ended_too(misbehavi
 
 
 @pytest.mark.parametrize("function", ["short", "one_for_all"])
-def test_another_number_of_scores_than_samples_is_refused_and_not_tried_again_one_by_one(
-    misbehaving: Path, tmp_path: Path, function: str
-) -> None:
+def test_another_number_of_scores_than_samples_is_refused(misbehaving: Path, tmp_path: Path, function: str) -> None:
+    """It is not tried again one by one."""
     calls = tmp_path / "calls"
     samples = _samples("good", "too few", "better", calls=str(calls))
     with RewardPool(f"{misbehaving}:{function}", {}, num_workers=1, timeout_seconds=5.0) as pool:
@@ -131,7 +133,7 @@ def test_another_number_of_scores_than_samples_is_refused_and_not_tried_again_on
     assert "REWARD_TYPE = 'sequential'" in str(caught.value)
 
 
-def test_a_stream_with_a_part_of_the_wrong_number_of_scores_is_refused(misbehaving: Path) -> None:
+def test_a_stream_with_a_wrong_number_of_scores_is_refused(misbehaving: Path) -> None:
     with RewardPool(f"{misbehaving}:short", {}, num_workers=1, timeout_seconds=5.0) as pool, pool.stream() as stream:
         stream.add(0, _samples("good"))
         stream.add(1, _samples("too few", "good"))
@@ -139,7 +141,7 @@ def test_a_stream_with_a_part_of_the_wrong_number_of_scores_is_refused(misbehavi
             stream.outcome()
 
 
-def test_a_function_that_never_gave_a_score_is_refused_with_its_own_lines(misbehaving: Path) -> None:
+def test_a_function_that_never_scored_is_refused_with_its_lines(misbehaving: Path) -> None:
     line = MISBEHAVING.read_text().splitlines().index('        raise KeyError("no such thing")') + 1
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=5.0) as pool:
         failed = pool.score(_samples("raise", "raise", "raise"))
@@ -156,7 +158,7 @@ def test_a_function_that_never_gave_a_score_is_refused_with_its_own_lines(misbeh
     assert "loader.py" not in words, "the package's own lines are none of the user's"
 
 
-def test_a_function_that_is_always_too_slow_is_refused_with_the_limit(misbehaving: Path) -> None:
+def test_a_function_always_too_slow_is_refused_with_the_limit(misbehaving: Path) -> None:
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=0.5) as pool:
         failed = pool.score(_samples("sleep"))
         with pytest.raises(RewardError, match=r"1 took more than worker\.reward\.timeout_seconds=0\.5"):
@@ -188,7 +190,8 @@ def test_the_warning_gives_the_sample_the_error_and_the_line(
     assert "sample 0: the worker process ended with code 7" in caplog.text
 
 
-def test_where_every_sample_of_the_first_call_fails_each_still_has_an_overall_of_0(misbehaving: Path) -> None:
+def test_where_every_sample_fails_each_has_an_overall_of_0(misbehaving: Path) -> None:
+    """The samples are those of the first call."""
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=5.0) as pool:
         outcome = pool.score(_samples("raise", "raise", "raise"))
     assert outcome.scores == [{"overall": 0.0}] * 3
@@ -200,7 +203,7 @@ def test_what_a_reward_prints_does_not_reach_the_channel(misbehaving: Path) -> N
         assert pool.score(_samples("print")).scores == [{"overall": 5.0, "bonus": 1.0}]
 
 
-def test_a_slow_batch_loses_no_score_and_later_batches_are_smaller(
+def test_a_slow_batch_loses_no_score_and_later_ones_are_smaller(
     misbehaving: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=0.6) as pool:
@@ -268,7 +271,8 @@ def test_a_bad_setting_is_refused_before_anything_is_scored(
         RewardPool(**arguments)
 
 
-def test_a_file_that_ends_its_process_while_it_is_loaded_is_an_error_with_the_code(tmp_path: Path) -> None:
+def test_a_file_that_exits_while_loading_is_an_error(tmp_path: Path) -> None:
+    """The message has the exit code."""
     path = tmp_path / "ends.py"
     path.write_text("import os\nos._exit(9)")
     with pytest.raises(EngineError, match="code 9"):
@@ -308,7 +312,8 @@ def test_workers_end_when_their_parent_is_killed_idle_or_hanging(misbehaving: Pa
     assert _seconds_until_gone(pids[1:], limit=15.0) < 8.0
 
 
-def test_neither_the_parent_s_side_nor_a_worker_imports_torch_or_a_parent_sympy(tmp_path: Path) -> None:
+def test_neither_side_of_the_pool_imports_torch(tmp_path: Path) -> None:
+    """The parent's side does not import sympy either."""
     path = tmp_path / "looks.py"
     path.write_text(
         "import sys\n"
@@ -333,9 +338,7 @@ def test_neither_the_parent_s_side_nor_a_worker_imports_torch_or_a_parent_sympy(
     assert done.stdout.strip() == "[{'overall': 1.0, 'torch': 0.0}] False False"
 
 
-def test_parts_that_come_out_of_order_get_the_outcome_of_one_call(
-    misbehaving: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_parts_out_of_order_get_the_outcome_of_one_call(misbehaving: Path, caplog: pytest.LogCaptureFixture) -> None:
     parts = [["good", "better"], ["raise", "sleep"], ["crash", "best of all"], []]
     whole = _samples(*(word for part in parts for word in part))
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=1.0) as pool:
@@ -353,7 +356,7 @@ def test_parts_that_come_out_of_order_get_the_outcome_of_one_call(
     assert "sample 2: KeyError" in caplog.text
 
 
-def test_leaving_a_stream_early_stops_a_hanging_reward_and_the_pool_serves_on(misbehaving: Path) -> None:
+def test_leaving_a_stream_stops_a_hang_and_the_pool_serves_on(misbehaving: Path) -> None:
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=60.0) as pool:
         start = time.monotonic()
         with contextlib.suppress(KeyboardInterrupt), pool.stream() as stream:
@@ -364,7 +367,7 @@ def test_leaving_a_stream_early_stops_a_hanging_reward_and_the_pool_serves_on(mi
         assert pool.score(_samples("good")).scores == [{"overall": 4.0, "bonus": 1.0}]
 
 
-def test_an_input_that_cannot_be_sent_is_reported_by_the_streams_outcome(misbehaving: Path) -> None:
+def test_an_unsendable_input_is_reported_by_the_outcome(misbehaving: Path) -> None:
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool, pool.stream() as stream:
         stream.add(0, [{"response": "good", "function": lambda: None}])
         with pytest.raises(RewardError, match="cannot be sent to a reward worker"):

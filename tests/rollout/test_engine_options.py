@@ -54,7 +54,7 @@ def environment(machine: EngineMachine, **changes: Any) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (10, 0), (10, 3), (12, 0)])
-def test_no_gpu_compiles_flashinfers_sampler_while_the_engine_starts(capability: tuple[int, int]) -> None:
+def test_no_gpu_compiles_flashinfers_sampler_at_the_start(capability: tuple[int, int]) -> None:
     assert environment(on(capability))["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert "VLLM_USE_FLASHINFER_SAMPLER" not in environment(NO_GPU)
 
@@ -70,15 +70,17 @@ def test_no_gpu_compiles_flashinfers_sampler_while_the_engine_starts(capability:
         ((12, 0), False, None),
     ],
 )
-def test_attention_is_asked_for_on_capability_10_alone_and_only_where_flashinfer_has_no_kernels(
+def test_attention_is_chosen_on_capability_10_alone(
     capability: tuple[int, int], serves_flashinfer: bool, backend: str | None
 ) -> None:
+    """It is chosen only where FlashInfer has no kernels."""
     machine = on(capability, serves_flashinfer=serves_flashinfer)
     assert attention_backend(machine) == backend
     assert options(machine).get("attention_config") == (None if backend is None else {"backend": backend})
 
 
-def test_2_devices_that_share_an_engine_add_up_by_nccl_alone_and_1_device_needs_no_such_option() -> None:
+def test_2_devices_of_an_engine_reduce_by_nccl_alone() -> None:
+    """One device needs no such option."""
     shared = options(on((9, 0), num_ranks=2), tensor_parallel_size=2)
     assert shared["disable_custom_all_reduce"] is True
     assert shared["compilation_config"] == {"pass_config": {"fuse_allreduce_rms": False}}
@@ -127,7 +129,8 @@ from vllm.platforms import cuda
 
 
 @pytest.mark.heavy
-def test_every_option_is_an_argument_of_vllms_engine_and_every_value_one_that_it_takes() -> None:
+def test_every_option_is_an_argument_of_vllms_engine() -> None:
+    """Every value is one that the argument takes."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     machines = (NO_GPU, on((9, 0)), on((10, 0), num_ranks=2))
     asked = [options(machine, tensor_parallel_size=2, sleeps=True) for machine in machines]
@@ -145,7 +148,8 @@ print(json.dumps([[name for name in each if name not in known] for each in asked
 
 
 @pytest.mark.heavy
-def test_vllms_own_first_choice_on_capability_10_is_flashinfer_and_elsewhere_flash_attention() -> None:
+def test_vllm_prefers_flashinfer_on_capability_10_alone() -> None:
+    """Elsewhere it prefers flash attention."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     script = """
 from vllm.platforms.interface import DeviceCapability
@@ -157,7 +161,7 @@ print(json.dumps([first(8, 0), first(9, 0), first(10, 0), first(12, 0)]))
 
 
 @pytest.mark.heavy
-def test_vllm_looks_for_the_second_of_2_devices_that_a_rank_does_not_see() -> None:
+def test_vllm_looks_for_a_second_device_that_a_rank_hides() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     script = """
 try:
@@ -170,7 +174,8 @@ print(json.dumps(found))
 
 
 @pytest.mark.heavy
-def test_vllm_reads_the_environment_that_was_prepared_and_what_the_user_has_set_wins() -> None:
+def test_vllm_reads_the_prepared_environment() -> None:
+    """What the user has set takes precedence."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     script = f"""{_START}
 from cepo.rollout.engine_options import EngineMachine, EngineSettings, engine_environment
@@ -189,7 +194,7 @@ print(json.dumps([envs.VLLM_USE_FLASHINFER_SAMPLER, envs.VLLM_ALLREDUCE_USE_SYMM
 
 
 @pytest.mark.heavy
-def test_the_warning_of_vllms_compile_monitor_is_silenced_on_a_gpu() -> None:
+def test_vllms_compile_warning_is_silenced_on_a_gpu() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
     script = (
         _START
@@ -209,7 +214,8 @@ print(json.dumps(len(seen)))
     assert in_fresh_python(script.replace("SILENCED", "True")) == 0
 
 
-def test_flashinfer_is_served_by_compiled_kernels_or_by_ninja_nvcc_and_a_cpp_compiler_together() -> None:
+def test_flashinfer_needs_compiled_kernels_or_all_compilers() -> None:
+    """The compilers are ninja, nvcc and a C++ compiler together."""
     every: dict[str, Any] = {
         "c_compiler": None,
         "cpp_compiler": "g++",
@@ -223,9 +229,8 @@ def test_flashinfer_is_served_by_compiled_kernels_or_by_ninja_nvcc_and_a_cpp_com
         assert BuildTools(**every | {missing: None}, flashinfer_kernels=True).serves_flashinfer
 
 
-def test_tools_are_found_on_the_path_beside_this_python_and_in_cuda_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tools_are_found_on_the_path_and_in_cuda_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are also found beside this Python."""
     beside, path, cuda = tmp_path / "venv" / "bin", tmp_path / "path", tmp_path / "cuda" / "bin"
     for folder, names in ((beside, ["python", "ninja"]), (path, ["clang", "g++", "nvcc"]), (cuda, ["nvcc"])):
         folder.mkdir(parents=True)
@@ -243,7 +248,7 @@ def test_tools_are_found_on_the_path_beside_this_python_and_in_cuda_home(
     assert look_for_tools({"PATH": str(path), "CC": "no-such-compiler"}).c_compiler is None
 
 
-def test_the_folder_of_this_pythons_programs_comes_first_on_the_path_once() -> None:
+def test_this_pythons_programs_come_first_on_the_path_once() -> None:
     once = path_with(program_folder(), "/usr/bin")
     assert once.split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin"]
     assert path_with(program_folder(), once) == once
@@ -251,6 +256,6 @@ def test_the_folder_of_this_pythons_programs_comes_first_on_the_path_once() -> N
 
 
 @pytest.mark.parametrize("machine", [NO_GPU, on((9, 0))], ids=["cpu", "gpu"])
-def test_vllms_head_is_asked_for_in_float32_unless_logits_are_to_be_rounded(machine: EngineMachine) -> None:
+def test_vllms_head_is_float32_unless_logits_are_rounded(machine: EngineMachine) -> None:
     assert options(machine)["hf_overrides"] == {"head_dtype": "float32"}
     assert "hf_overrides" not in options(machine, fp32_logits=False)

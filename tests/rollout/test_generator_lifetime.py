@@ -20,9 +20,10 @@ pytestmark = pytest.mark.heavy
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])
-def test_a_closed_generator_leaves_the_callers_process_group_and_refuses_work(
+def test_a_closed_generator_leaves_the_process_group(
     name: str, tmp_path: Path, tiny_model_folder: Path, tiny_processing: Processing, requests: list[GenerationRequest]
 ) -> None:
+    """It leaves the caller's group and refuses work."""
     started_here = not torch.distributed.is_initialized()  # a training run in this process leaves its group behind
     if started_here:
         torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
@@ -51,9 +52,10 @@ def test_a_checkpoint_that_is_not_there_is_named(name: str, tmp_path: Path, tiny
         open_generator(name, missing, tiny_processing)
 
 
-def test_auto_says_that_transformers_stands_in_where_vllm_is_not_installed(
+def test_auto_says_that_transformers_replaces_vllm(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It says so where vLLM is not installed."""
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else find_spec(name))
     with caplog.at_level(logging.WARNING):

@@ -57,13 +57,14 @@ def head_errors(generator: Generator, requests: list[GenerationRequest]) -> tupl
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])
-def test_logits_in_bf16_are_float32_to_1e_5_before_and_after_new_full_weights(
+def test_logits_in_bf16_runs_are_float32_to_1e_5(
     name: str,
     realistic_folder: Path,
     tiny_processing: Processing,
     requests: list[GenerationRequest],
     redrawn_weights: Redraw,
 ) -> None:
+    """They are so before and after new full weights."""
     with contextlib.closing(open_generator(name, realistic_folder, tiny_processing, dtype="bf16")) as generator:
         types, largest, error = head_errors(generator, requests)
         assert types == {torch.float32}
@@ -93,9 +94,10 @@ def test_logits_in_bf16_are_float32_to_1e_5_beside_an_adapter(
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])
-def test_without_fp32_logits_they_are_rounded_to_bf16_and_a_run_that_wants_float32_is_told(
+def test_without_fp32_logits_they_are_rounded_to_bf16(
     name: str, realistic_folder: Path, tiny_processing: Processing, requests: list[GenerationRequest]
 ) -> None:
+    """A run that wants float32 is told."""
     generator = open_generator(name, realistic_folder, tiny_processing, dtype="bf16", fp32_logits=False)
     with contextlib.closing(generator):
         types, _, error = head_errors(generator, requests)

@@ -47,9 +47,7 @@ def generator(shared_generator: Generator, redrawn_weights: Redraw) -> Generator
     return shared_generator
 
 
-def test_same_seed_gives_the_same_tokens_and_another_seed_gives_others(
-    generator: Generator, tiny_processing: Processing
-) -> None:
+def test_the_same_seed_gives_the_same_tokens(generator: Generator, tiny_processing: Processing) -> None:
     settings = SamplingSettings(num_samples=4, max_response_length=24)
     prompts = [request(tiny_processing, "Find x.", [picture(1)], seed=seed) for seed in (0, 1, 2)]
     first, again = generator.generate(prompts, settings), generator.generate(prompts, settings)
@@ -67,9 +65,7 @@ def test_sample_i_is_the_same_among_2_and_among_5_samples(
     assert tokens(few) == [group[:2] for group in tokens(many)]
 
 
-def test_other_prompts_in_the_batch_do_not_change_a_prompts_tokens(
-    generator: Generator, requests: list[GenerationRequest]
-) -> None:
+def test_other_prompts_do_not_change_a_prompts_tokens(generator: Generator, requests: list[GenerationRequest]) -> None:
     settings = SamplingSettings(num_samples=3, max_response_length=32)
     together = tokens(generator.generate(requests, settings))
     for index, prompt in enumerate(requests):
@@ -78,9 +74,10 @@ def test_other_prompts_in_the_batch_do_not_change_a_prompts_tokens(
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="on a GPU vLLM draws with its own random streams")
 @pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)
-def test_both_generators_draw_the_same_tokens_on_a_cpu_though_vllm_reads_the_prompts_in_pieces(
+def test_both_generators_draw_the_same_tokens_on_a_cpu(
     generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, tiny_processing: Processing
 ) -> None:
+    """vLLM reads the prompts in pieces."""
     settings = SamplingSettings(num_samples=24, max_response_length=24, temperature=0.8, top_p=0.95, top_k=100)
     # The samples' prompts together are longer than the 2048 tokens of one pass.
     assert 24 * sum(prompt.num_prompt_tokens for prompt in requests) > 2048
@@ -89,9 +86,10 @@ def test_both_generators_draw_the_same_tokens_on_a_cpu_though_vllm_reads_the_pro
         assert tokens(ours) == tokens(other.generate(requests, settings))
 
 
-def test_banned_tokens_never_come_in_3000_tokens_though_the_model_wants_them_above_all(
+def test_banned_tokens_never_come_in_3000_tokens(
     generator: Generator, requests: list[GenerationRequest], redrawn_weights: Redraw, tiny_processing: Processing
 ) -> None:
+    """The model prefers them to all others."""
     banned = list(tiny_processing.banned_token_ids)
     weights = redrawn_weights(1)
     weights["lm_head.weight"][banned] *= 500  # logits of hundreds: a bias of -100 would not hold them
@@ -111,7 +109,7 @@ def test_banned_tokens_never_come_in_3000_tokens_though_the_model_wants_them_abo
         assert not {token for group in tokens(groups) for response in group for token in response} & set(banned)
 
 
-def test_a_response_ends_with_its_first_end_token_or_at_the_limit(
+def test_a_response_ends_at_its_first_end_token_or_the_limit(
     generator: Generator, requests: list[GenerationRequest], tiny_processing: Processing
 ) -> None:
     ends = set(tiny_processing.eos_token_ids)
@@ -141,14 +139,15 @@ def test_ignoring_end_tokens_fills_every_response_to_the_limit(
     ],
     ids=["plain", "filtered"],
 )
-def test_log_probs_are_those_of_a_plain_forward_pass_at_temperature_1_to_1e_5(
+def test_log_probs_are_a_plain_forward_passes_to_1e_5(
     generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, settings: SamplingSettings
 ) -> None:
+    """The temperature is 1."""
     groups = generator.generate(requests, settings)
     assert mean_gap(reference_model(tiny_model_folder), tiny_model_folder, requests, groups) < 1e-5
 
 
-def test_temperature_0_takes_the_likeliest_token_that_is_not_banned(
+def test_temperature_0_takes_the_likeliest_allowed_token(
     generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, tiny_processing: Processing
 ) -> None:
     settings = SamplingSettings(num_samples=2, max_response_length=16, temperature=0)
@@ -167,9 +166,10 @@ def test_another_picture_gives_other_log_probs(generator: Generator, tiny_proces
     assert abs(one - other) > 1e-3
 
 
-def test_new_full_weights_are_followed_to_1e_5_tied_head_and_vision_tower_included(
+def test_new_full_weights_are_followed_to_1e_5(
     generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, redrawn_weights: Redraw
 ) -> None:
+    """The tied head and the vision tower are included."""
     settings = SamplingSettings(num_samples=2, max_response_length=32)
     before = generator.generate(requests, settings)  # fills every cache under the old weights
     for seed in (2, 3):
@@ -206,9 +206,8 @@ def test_each_request_is_announced_once_with_its_own_responses(
         assert [announced[index] for index in range(4)] == groups == generator.generate(requests, settings)
 
 
-def test_what_a_listener_raises_ends_the_call_and_the_engine_goes_on_serving(
-    generator: Generator, requests: list[GenerationRequest]
-) -> None:
+def test_what_a_listener_raises_ends_only_the_call(generator: Generator, requests: list[GenerationRequest]) -> None:
+    """The engine continues to serve."""
     settings = SamplingSettings(num_samples=6, max_response_length=24)
     expected = tokens(generator.generate(requests, settings))
     heard: list[int] = []
@@ -319,7 +318,7 @@ def test_sampling_that_lasts_says_in_a_log_how_far_it_has_come(
     assert lines[-1].startswith("sampling responses: 8 of 8 after")
 
 
-def test_generating_leaves_the_callers_randomness_and_threads_alone(
+def test_generating_keeps_the_callers_randomness_and_threads(
     generator: Generator, requests: list[GenerationRequest]
 ) -> None:
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()

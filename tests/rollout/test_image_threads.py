@@ -40,12 +40,13 @@ def prompts(tiny_processing: Processing) -> list[GenerationRequest]:
     ]
 
 
-def test_12_images_prepared_on_several_threads_give_the_samples_of_one_thread_and_a_bad_one_leaves_the_engine_usable(
+def test_images_on_several_threads_give_one_threads_samples(
     tiny_model_folder: Path,
     tiny_processing: Processing,
     prompts: list[GenerationRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The case has 12 images. A bad one leaves the engine usable."""
     with generator(tiny_model_folder, tiny_processing, cached=True) as one_thread:
         expected = tokens(one_thread.generate(prompts, SETTINGS))
     with generator(tiny_model_folder, tiny_processing, cached=False) as threaded:

@@ -21,7 +21,7 @@ def counts(logits: list[float], **settings: Any) -> list[int]:
     return torch.bincount(drawn, minlength=row.shape[1]).tolist()
 
 
-def test_draws_follow_the_distribution_without_banned_and_filtered_tokens() -> None:
+def test_draws_follow_the_distribution_of_allowed_tokens() -> None:
     logits = [math.log(weight) for weight in (0.1, 0.5, 0.4, 1000.0)]  # the last token is banned
     assert counts(logits) == [100, 500, 400, 0]
     assert counts(logits, top_k=2) == [0, 556, 444, 0]  # 5/9 and 4/9
@@ -31,7 +31,8 @@ def test_draws_follow_the_distribution_without_banned_and_filtered_tokens() -> N
     assert counts(logits, temperature=0.0) == [0, 1000, 0, 0]
 
 
-def test_a_rows_uniform_numbers_depend_on_seed_and_sample_and_not_on_how_many_are_drawn() -> None:
+def test_a_rows_numbers_depend_on_seed_and_sample_alone() -> None:
+    """They do not depend on how many are drawn."""
     assert torch.equal(row_uniforms(7, 2, 10), row_uniforms(7, 2, 50)[:10])
     assert len({float(row_uniforms(seed, sample, 1)) for seed in range(30) for sample in range(30)}) == 900
 

@@ -83,13 +83,14 @@ def gradients(actor: Actor, batch: OptimizerBatch) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_gradient_of_the_first_update_is_that_of_minus_the_advantages_times_plain_log_probs(
+def test_the_first_updates_gradient_is_that_of_plain_log_probs(
     build_actor: BuildActor,
     tiny_model_folder: Path,
     tiny_processing: Processing,
     rows: list[ScoringRow],
     temperature: float,
 ) -> None:
+    """The gradient is that of minus the advantages times plain log-probs."""
     actor, model = build_actor(temperature=temperature, max_grad_norm="1e9"), reference_model(tiny_model_folder)
     batch = optimizer_batch(actor, rows, ADVANTAGES)
     image_token = tiny_processing.image_token_id
@@ -115,13 +116,14 @@ def relative_gap(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_are_plain_transformers_to_1e_5_with_0_1_and_2_pictures_in_one_micro_batch(
+def test_log_probs_are_plain_transformers_to_1e_5(
     build_actor: BuildActor,
     tiny_model_folder: Path,
     tiny_processing: Processing,
     rows: list[ScoringRow],
     temperature: float,
 ) -> None:
+    """One micro-batch has rows with 0, 1 and 2 images."""
     model = reference_model(tiny_model_folder)
     image_token = tiny_processing.image_token_id
     assert image_token is not None
@@ -159,9 +161,10 @@ def test_gradient_and_update_do_not_depend_on_micro_batches(
         assert float(moved.mean()) < 1e-7
 
 
-def test_a_head_in_chunks_of_2_tokens_gives_the_same_log_probs_and_gradient(
+def test_a_head_in_chunks_gives_the_same_gradient(
     build_actor: BuildActor, rows: list[ScoringRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The chunks have 2 tokens, and the log-probs agree as well."""
     scores, found = [], []
     for elements in (head.HEAD_CHUNK_ELEMENTS, 2 * 700):
         monkeypatch.setattr("cepo.models.head.HEAD_CHUNK_ELEMENTS", elements)
@@ -194,9 +197,10 @@ class _SumsInPlace(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_every_adapted_layer_adds_its_adapter_in_place_under_fsdp_in_16_bit_too(
+def test_every_adapted_layer_adds_its_adapter_in_place(
     build_actor: BuildActor, rows: list[ScoringRow], dtype: str
 ) -> None:
+    """They do so under FSDP, in 16 bits too."""
     actor = build_actor(
         model__lora__rank=4,
         fsdp__mp_param_dtype=dtype,
@@ -241,9 +245,8 @@ def test_no_tensor_of_rows_x_tokens_x_vocabulary_is_ever_made(
     assert seen.largest < logits
 
 
-def test_a_step_without_a_finite_gradient_is_skipped_and_counted_and_the_next_one_trains(
-    build_actor: BuildActor, rows: list[ScoringRow]
-) -> None:
+def test_a_step_without_a_finite_gradient_is_skipped(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
+    """It is counted, and the next one trains."""
     actor = build_actor()
     good = optimizer_batch(actor, rows, ADVANTAGES)
     before = parameters_of(actor)
@@ -277,7 +280,8 @@ def test_an_optimizer_batch_without_live_rows_still_moves_adam(build_actor: Buil
     assert steps == {2.0}
 
 
-def test_linear_falls_in_equal_steps_from_the_peak_to_its_floor_after_warm_up() -> None:
+def test_linear_falls_in_equal_steps_to_its_floor() -> None:
+    """It falls from the peak, after warm-up."""
     optim = OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_steps=2, min_lr_ratio=0.2)
     factors = [learning_rate_factor(step, optim, 6) for step in range(8)]
     assert factors == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
@@ -285,9 +289,8 @@ def test_linear_falls_in_equal_steps_from_the_peak_to_its_floor_after_warm_up() 
     assert [learning_rate_factor(step, to_zero, 4) for step in range(5)] == pytest.approx([1.0, 1.0, 2 / 3, 1 / 3, 0.0])
 
 
-def test_gradients_that_were_freed_between_steps_change_no_bit_of_the_next_ones(
-    build_actor: BuildActor, rows: list[ScoringRow]
-) -> None:
+def test_freed_gradients_change_no_bit_of_the_next_ones(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
+    """They are freed between steps."""
     freeing, keeping = build_actor(optim__lr="1e-3"), build_actor(optim__lr="1e-3")
     batch = optimizer_batch(freeing, rows, ADVANTAGES)
     for step in range(3):

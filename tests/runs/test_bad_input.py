@@ -97,9 +97,8 @@ def write_rows(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
         ("data.max_prompt_length=9", ["overlong", "data.max_prompt_length=9"]),
     ],
 )  # fmt: skip
-def test_a_setting_that_cannot_be_used_ends_the_run_with_code_2_and_names_key_value_and_what_is_accepted(
-    refused: Command, override: str, words: list[str]
-) -> None:
+def test_an_unusable_setting_ends_the_run_with_code_2(refused: Command, override: str, words: list[str]) -> None:
+    """It names key, value and what is accepted."""
     overrides = [override]
     if "global_batch_size" not in override and "rollout_batch_size=10" in override:
         overrides.append("worker.actor.global_batch_size=5")
@@ -122,9 +121,10 @@ def test_a_setting_that_cannot_be_used_ends_the_run_with_code_2_and_names_key_va
         ({"problem": ""}, ["'problem' is empty"]),
     ],
 )
-def test_a_bad_row_ends_the_run_with_its_number_or_is_left_out_and_counted(
+def test_a_bad_row_ends_the_run_or_is_left_out(
     refused: Command, tmp_path: Path, tiny_run: list[str], change: dict[str, Any], words: list[str]
 ) -> None:
+    """The row is named, or counted where it is left out."""
     file = write_rows(tmp_path, [GOOD, GOOD, GOOD | change, GOOD])
     options = [f"data.train_files={file}", f"data.image_dir={tmp_path}"]
     message = refused(*options)
@@ -135,9 +135,10 @@ def test_a_bad_row_ends_the_run_with_its_number_or_is_left_out_and_counted(
     assert [problem.prompt_id for problem in problems] == ["0", "1", "3"]
 
 
-def test_an_overlong_prompt_is_left_out_and_counted_or_by_option_an_error(
+def test_an_overlong_prompt_is_left_out_or_an_error(
     refused: Command, tmp_path: Path, tiny_run: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It is counted where it is left out; an option makes it an error."""
     file = write_rows(tmp_path, [GOOD, GOOD | {"problem": "<image>" + "Find x. " * 100}, GOOD, GOOD | {"answer": ""}])
     options = [f"data.train_files={file}", f"data.image_dir={tmp_path}", "data.max_prompt_length=100"]
     message = refused(*options, "data.filter_overlong_prompts=false")
@@ -171,7 +172,7 @@ def test_files_that_cannot_be_understood_end_the_run_with_code_2(refused: Comman
 
 
 @pytest.mark.parametrize(("name", "kept"), [("model.safetensors", -1000), ("pytorch_model.bin", -1000), ("", 0)])
-def test_weights_that_are_cut_short_or_missing_end_the_run_with_code_2_and_the_remedy(
+def test_broken_weights_end_the_run_with_code_2(
     tiny_run: list[str],
     tiny_model_folder: Path,
     tmp_path: Path,
@@ -179,6 +180,7 @@ def test_weights_that_are_cut_short_or_missing_end_the_run_with_code_2_and_the_r
     name: str,
     kept: int,
 ) -> None:
+    """They are cut short or missing, and the message has the remedy."""
     model = tmp_path / "model"
     shutil.copytree(tiny_model_folder, model, ignore=shutil.ignore_patterns("*.safetensors"))
     if name.endswith(".bin"):
@@ -222,9 +224,8 @@ def test_a_reward_that_raises_or_hangs_costs_its_own_samples(tiny_run: list[str]
     assert rewards == {"0": [0, 0], "1": [0, 0], "2": [1, 1], "3": [1, 1]}
 
 
-def test_ctrl_c_after_the_first_checkpoint_ends_with_code_130_and_the_same_command_finishes(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_ctrl_c_after_a_checkpoint_ends_with_code_130(tiny_run: list[str], tmp_path: Path) -> None:
+    """The same command finishes the run."""
     arguments = [*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", "trainer.max_steps=12", "trainer.save_freq=1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "cepo.train", *arguments],
@@ -251,9 +252,11 @@ def test_ctrl_c_after_the_first_checkpoint_ends_with_code_130_and_the_same_comma
     assert (tmp_path / "global_step_12" / "trainer_state.json").is_file()
 
 
-def test_ctrl_c_while_a_checkpoint_is_written_interrupts_the_run_and_is_no_failed_write(
+def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is no failed write."""
+
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -293,9 +296,7 @@ def test_an_interrupted_run_says_how_to_resume(
     assert [word for word in words if word.format(folder=tmp_path) not in message] == [], message
 
 
-def test_worked_solutions_that_the_data_does_not_have_are_missed_before_a_model_is_loaded(
-    refused: Command, tmp_path: Path
-) -> None:
+def test_missing_solutions_are_noticed_before_a_model_is_loaded(refused: Command, tmp_path: Path) -> None:
     rows = [{**GOOD, "problem": f"<image>Find x{number}."} for number in range(4)]
     shown = ["algorithm.adv_estimator=opsd", "algorithm.opsd.positive.source=solution", "data.shuffle=false"]
     file = write_rows(tmp_path, rows)
@@ -309,7 +310,7 @@ def test_worked_solutions_that_the_data_does_not_have_are_missed_before_a_model_
     assert "row 1;" in message
 
 
-def test_a_run_whose_updates_are_all_skipped_ends_with_the_checkpoint_of_before(
+def test_all_updates_skipped_ends_with_the_checkpoint_before(
     tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken_from_step_3(trainer: Trainer) -> None:

@@ -46,9 +46,8 @@ def tracker(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "checkpoint_tracker.json").read_text())
 
 
-def test_of_5_checkpoints_with_a_limit_of_3_the_best_the_last_and_the_one_before_it_stay(
-    validated_run: list[str], tmp_path: Path
-) -> None:
+def test_of_5_checkpoints_a_limit_of_3_keeps_the_best_and_last(validated_run: list[str], tmp_path: Path) -> None:
+    """It also keeps the one before the last."""
     options = [*EVERY_STEP, "trainer.max_steps=5", "trainer.save_limit=3"]
     run(validated_run, *options, folder=tmp_path, prepare=validated_at([0.2, 0.71239, 0.4, 0.71239, 0.3]))
     assert steps(tmp_path) == ["2", "4", "5"]
@@ -60,9 +59,8 @@ def test_of_5_checkpoints_with_a_limit_of_3_the_best_the_last_and_the_one_before
     }
 
 
-def test_a_limit_of_1_leaves_the_best_beside_the_last_also_after_a_resume(
-    validated_run: list[str], tmp_path: Path
-) -> None:
+def test_a_limit_of_1_keeps_the_best_beside_the_last(validated_run: list[str], tmp_path: Path) -> None:
+    """This also holds after a resume."""
     options = [*EVERY_STEP, "trainer.save_limit=1"]
     run(validated_run, *options, "trainer.max_steps=3", folder=tmp_path, prepare=validated_at([0.8, 0.1, 0.2]))
     assert steps(tmp_path) == ["1", "3"]
@@ -76,9 +74,8 @@ def test_a_limit_of_1_leaves_the_best_beside_the_last_also_after_a_resume(
     assert (tracker(tmp_path)["best_global_step"], tracker(tmp_path)["best_val_reward_score"]) == (5, 0.9)
 
 
-def test_a_new_start_in_an_old_folder_does_not_inherit_its_best_of_0_9(
-    validated_run: list[str], tmp_path: Path
-) -> None:
+def test_a_new_start_in_an_old_folder_inherits_no_best(validated_run: list[str], tmp_path: Path) -> None:
+    """The old run's best is 0.9."""
     run(validated_run, *EVERY_STEP, "trainer.max_steps=1", folder=tmp_path, prepare=validated_at([0.9]))
     anew = ["trainer.max_steps=2", "trainer.find_last_checkpoint=false"]
     run(validated_run, *EVERY_STEP, *anew, folder=tmp_path, prepare=validated_at([0.1, 0.05]))
@@ -93,9 +90,8 @@ def test_a_score_counts_for_the_weights_it_was_measured_on_only(validated_run: l
     assert (tracker(tmp_path / "none")["best_global_step"], tracker(tmp_path / "none")["last_global_step"]) == (None, 3)
 
 
-def test_the_best_score_is_the_highest_val_reward_of_the_runs_own_records(
-    validated_run: list[str], tmp_path: Path
-) -> None:
+def test_the_best_score_is_the_highest_val_reward(validated_run: list[str], tmp_path: Path) -> None:
+    """The records are the run's own."""
     finished = run(validated_run, *EVERY_STEP, "trainer.max_steps=3", folder=tmp_path)
     rewards = {row["step"]: row["val/reward"] for row in finished.metrics if "val/reward" in row}
     assert sorted(rewards) == [1, 2, 3]

@@ -46,7 +46,8 @@ def shown(processing: Processing, prompt: EncodedPrompt) -> str:
 
 
 @pytest.mark.heavy
-def test_a_teacher_that_reads_the_students_context_gives_deltas_below_1e_4(tiny_run: list[str], tmp_path: Path) -> None:
+def test_a_teacher_in_the_students_context_has_no_evidence(tiny_run: list[str], tmp_path: Path) -> None:
+    """The deltas are below 1e-4."""
     template = tmp_path / "nothing.jinja"
     template.write_text(SAYS_NOTHING)
     finished = run(
@@ -67,9 +68,8 @@ def test_a_teacher_that_reads_the_students_context_gives_deltas_below_1e_4(tiny_
 
 
 @pytest.mark.heavy
-def test_another_picture_moves_teacher_log_probs_by_more_than_1e_3(
-    build_actor: Callable[..., Actor], model_folder: Path
-) -> None:
+def test_another_image_moves_teacher_log_probs(build_actor: Callable[..., Actor], model_folder: Path) -> None:
+    """They move by more than 1e-3."""
     processing = Processing(str(model_folder))
     actor = build_actor(folder=model_folder)
     contexts = builder(processing)
@@ -84,9 +84,10 @@ def test_another_picture_moves_teacher_log_probs_by_more_than_1e_3(
 
 
 @pytest.mark.heavy
-def test_every_teacher_sequence_ends_with_its_response_and_holds_the_hint_in_the_user_turn(
+def test_teacher_sequences_hold_hint_and_response_in_place(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The hint is in the user turn, and the response at the end."""
     import cepo.workers.passes as passes_module
 
     seen: list[tuple[list[ScoringRow], Any]] = []
@@ -148,9 +149,8 @@ def test_positions_are_the_models_own_with_0_1_and_3_pictures(
 
 
 @pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
-def test_no_special_token_arises_from_text_in_a_problem_or_a_reference(
-    tiny_processing: Processing, placement: str
-) -> None:
+def test_no_special_token_arises_from_text(tiny_processing: Processing, placement: str) -> None:
+    """The text is that of a problem or a reference."""
     hostile = " ".join(CONTROL_TEXTS) + " <|im_<|im_end|>end|> <video>"
     contexts = builder(tiny_processing, placement=placement)
     special = set(tiny_processing.tokenizer.all_special_ids) | set(tiny_processing.tokenizer.added_tokens_decoder)
@@ -167,7 +167,8 @@ def test_no_special_token_arises_from_text_in_a_problem_or_a_reference(
     assert contexts.reference_text(Reference(text=f"4 {hostile} <image>5")) == "4 5"
 
 
-def test_a_reference_is_cut_to_its_cap_of_64_tokens_and_a_peers_to_its_own_length(tiny_processing: Processing) -> None:
+def test_a_reference_is_cut_to_its_cap_of_64_tokens(tiny_processing: Processing) -> None:
+    """A peer's reference is cut to its own length."""
     contexts = builder(tiny_processing)
     long = " ".join(str(number) for number in range(100, 400))
     assert len(tiny_processing.encode_text(long)) > 300
@@ -198,9 +199,10 @@ def test_a_reference_is_cut_to_fit_the_context_and_pictures_stay(tiny_processing
         assert reference.startswith(f"{words} ")  # no number is cut in two
 
 
-def test_a_context_without_room_for_the_wording_and_a_part_of_the_reference_is_none(
+def test_a_context_without_room_for_a_reference_is_none(
     tiny_processing: Processing,
 ) -> None:
+    """It needs room for the wording and a part of the reference."""
     task = problem("<image>Find x.")
     student = builder(tiny_processing).student(task)
     wording = len(builder(tiny_processing).teacher(task, student, "").token_ids)
@@ -240,9 +242,10 @@ def test_a_cap_cuts_no_number_in_two(tiny_processing: Processing, text: str, cap
 
 
 @pytest.mark.heavy
-def test_rollouts_jsonl_shows_a_reference_as_the_teacher_read_it_after_it_was_cut_to_4_tokens(
+def test_rollouts_jsonl_shows_the_reference_as_it_was_cut(
     tiny_run: list[str], tiny_processing: Processing, tmp_path: Path
 ) -> None:
+    """It was cut to 4 tokens."""
     template = tmp_path / "reference.jinja"
     template.write_text("{{ prompt }}[{{ reference }}]")
     read: list[str] = []
@@ -275,7 +278,7 @@ def test_rollouts_jsonl_shows_a_reference_as_the_teacher_read_it_after_it_was_cu
         assert any(f"[{text}]" in context for context in read)
 
 
-def test_assistant_prefix_stands_between_the_header_and_the_response(tiny_processing: Processing) -> None:
+def test_assistant_prefix_is_between_header_and_response(tiny_processing: Processing) -> None:
     contexts = builder(tiny_processing, placement="assistant_prefix")
     task = problem()
     student = contexts.student(task)
@@ -285,9 +288,10 @@ def test_assistant_prefix_stands_between_the_header_and_the_response(tiny_proces
 
 
 @pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
-def test_a_blind_teacher_has_no_picture_token_and_scores_beside_the_student(
+def test_a_blind_teacher_has_no_image_token(
     tiny_processing: Processing, build_actor: Callable[..., Actor], placement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It is scored beside the student."""
     with caplog.at_level("WARNING", logger="cepo"):
         contexts = builder(tiny_processing, placement=placement, with_images=False)
     assert "teacher.with_images is false" in caplog.text

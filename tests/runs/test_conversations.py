@@ -51,9 +51,8 @@ def rendered(processing: Processing, problem: Any) -> str:
     return processing.tokenizer.decode(encoded.engine_ids)
 
 
-def test_messages_with_a_system_turn_and_images_in_two_turns_are_templated_in_their_order(
-    read: Reader, tiny_processing: Processing
-) -> None:
+def test_messages_are_templated_in_their_order(read: Reader, tiny_processing: Processing) -> None:
+    """They have a system turn, and images in two turns."""
     problems = read([TURNS, [{"role": "user", "content": "What is 2 + 3?"}]], [2, 0])
     first, second = problems[0], problems[1]
     assert first.text == "And this? <image>"
@@ -83,9 +82,8 @@ def test_one_user_message_gives_the_tokens_of_the_same_text(read: Reader, tiny_p
     )
 
 
-def test_the_format_prompt_stands_around_the_question_alone_and_lengths_count_every_turn(
-    read: Reader, tmp_path: Path
-) -> None:
+def test_the_format_prompt_is_around_the_question_alone(read: Reader, tmp_path: Path) -> None:
+    """Lengths count every turn."""
     (tmp_path / "format.jinja").write_text("{{ content }} Answer in a box.")
     problem = read([TURNS], [2], format_prompt=str(tmp_path / "format.jinja"))[0]
     assert problem.text == "And this? <image> Answer in a box."
@@ -95,9 +93,8 @@ def test_the_format_prompt_stands_around_the_question_alone_and_lengths_count_ev
     assert len(read([TURNS[-1:]], [1], max_prompt_length=30)) == 1
 
 
-def test_a_teachers_context_differs_from_the_students_in_the_last_turn_alone(
-    read: Reader, tiny_processing: Processing
-) -> None:
+def test_contexts_differ_in_the_last_turn_alone(read: Reader, tiny_processing: Processing) -> None:
+    """They are a teacher's and the student's contexts."""
     problem = read([TURNS], [2])[0]
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
     student = contexts.student(problem)
@@ -126,7 +123,7 @@ def test_a_teachers_context_differs_from_the_students_in_the_last_turn_alone(
         ([{"role": "user", "content": " "}], 0, "is empty"),
     ],
 )
-def test_messages_that_are_none_are_refused_with_what_is_accepted(
+def test_bad_messages_are_refused_with_what_is_accepted(
     read: Reader, messages: list[Any], num_images: int, words: str
 ) -> None:
     with pytest.raises(DataError) as caught:

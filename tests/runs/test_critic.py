@@ -111,9 +111,10 @@ def reference_states(folder: Path, row: ScoringRow, image_token_id: int) -> Tens
     return states[len(row.context.token_ids) - 1 : -1].float()
 
 
-def test_values_are_the_head_on_plain_transformers_hidden_states_to_1e_6_and_start_below_a_tenth(
+def test_values_are_the_head_on_plain_hidden_states(
     build_critic: BuildCritic, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
 ) -> None:
+    """They agree to 1e-6 and start below a tenth."""
     critic = build_critic()
     image_token = tiny_processing.image_token_id
     assert image_token is not None
@@ -163,9 +164,10 @@ def test_gradient_loss_and_update_do_not_depend_on_micro_batches(
         assert float(moved.mean()) < 1e-6
 
 
-def test_the_heads_gradient_is_the_mean_error_times_the_hidden_state_and_reaches_the_whole_body(
+def test_the_critics_gradient_reaches_the_whole_body(
     build_critic: BuildCritic, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
 ) -> None:
+    """The head's is the mean error times the hidden state."""
     critic = build_critic(max_grad_norm=1e6)
     batch = critic_batch(rows, rising, critic.values(rows))
     image_token = tiny_processing.image_token_id
@@ -180,9 +182,8 @@ def test_the_heads_gradient_is_the_mean_error_times_the_hidden_state_and_reaches
     assert not any("lm_head" in name for name in found)
 
 
-def test_the_loss_of_a_step_is_the_hand_made_mean_over_tokens_and_over_2_optimizer_steps(
-    build_critic: BuildCritic, rows: list[ScoringRow]
-) -> None:
+def test_a_critics_loss_is_the_mean_worked_out_by_hand(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
+    """It is the mean over tokens and over 2 optimizer steps."""
     critic = build_critic(optim__lr=0.0)
     values = critic.values(rows)
     near = critic_batch(rows, lambda value: value + 0.2, values)
@@ -194,9 +195,8 @@ def test_the_loss_of_a_step_is_the_hand_made_mean_over_tokens_and_over_2_optimiz
     assert metrics["critic/lr"].result == 0.0
 
 
-def test_a_value_more_than_0_5_above_its_old_one_gets_no_push_further_up_and_full_push_down(
-    build_critic: BuildCritic, rows: list[ScoringRow]
-) -> None:
+def test_a_clipped_value_gets_no_push_further_up(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
+    """The value is more than 0.5 above its old one; it gets the full push down."""
     critic = build_critic(cliprange_value=0.5)
     values = critic.values(rows)
     before = parameters_of(critic)
@@ -214,9 +214,8 @@ def test_a_value_more_than_0_5_above_its_old_one_gets_no_push_further_up_and_ful
     assert metrics["critic/grad_norm"].result > 0.1
 
 
-def test_20_updates_bring_all_values_within_0_1_of_a_constant_return_of_0_75(
-    build_critic: BuildCritic, rows: list[ScoringRow]
-) -> None:
+def test_20_updates_bring_values_within_0_1_of_the_return(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
+    """The return is a constant 0.75."""
     critic = build_critic()
     for step in range(20):
         batch = critic_batch(rows, lambda value: torch.full_like(value, 0.75), critic.values(rows))
@@ -240,9 +239,8 @@ def test_an_update_that_lasts_says_in_a_log_how_far_it_has_come(
     assert any(line.startswith(f"updating the critic: {passes} of {passes} after") for line in caplog.messages)
 
 
-def test_a_step_without_a_finite_gradient_is_skipped_and_counted_and_the_next_one_trains(
-    build_critic: BuildCritic, rows: list[ScoringRow]
-) -> None:
+def test_a_critics_step_without_a_finite_gradient_is_skipped(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
+    """It is counted, and the next one trains."""
     critic, twin = build_critic(), build_critic()
     good = critic_batch(rows, rising, critic.values(rows))
     before = parameters_of(critic)
@@ -257,9 +255,10 @@ def test_a_step_without_a_finite_gradient_is_skipped_and_counted_and_the_next_on
     assert differing(before, parameters_of(critic)) != []
 
 
-def test_a_critic_saved_after_2_updates_and_restored_goes_on_with_the_same_bits(
+def test_a_restored_critic_continues_with_the_same_bits(
     build_critic: BuildCritic, rows: list[ScoringRow], tmp_path: Path
 ) -> None:
+    """It is saved after 2 updates."""
     settings = {"optim__lr_scheduler_type": "cosine", "optim__lr_warmup_steps": 1}
     critic = build_critic(**settings)
     batch = critic_batch(rows, rising, critic.values(rows))
@@ -294,9 +293,8 @@ def test_a_body_in_bfloat16_leaves_head_and_values_in_float32(
     assert critic.module.head.weight.dtype == torch.float32
 
 
-def test_gradient_checkpointing_changes_no_gradient_and_a_frozen_tower_gets_none(
-    build_critic: BuildCritic, rows: list[ScoringRow]
-) -> None:
+def test_gradient_checkpointing_changes_no_gradient(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
+    """A frozen tower gets none."""
     found = []
     for on in (False, True):
         critic = build_critic(model__enable_gradient_checkpointing=on, model__freeze_vision_tower=True)
@@ -310,7 +308,7 @@ def test_gradient_checkpointing_changes_no_gradient_and_a_frozen_tower_gets_none
     assert largest_gap(found[0].values(), found[1].values()) / length < 1e-6
 
 
-def test_a_model_that_reads_other_tokens_than_the_actor_is_refused(build_critic: BuildCritic) -> None:
+def test_a_critic_of_other_tokens_is_refused(build_critic: BuildCritic) -> None:
     with pytest.raises(ConfigError, match=r"worker\.critic\.model\.model_path=.* reads other tokens than the actor"):
         build_critic(model__override_config="{image_token_id: 3}")
     with pytest.raises(ConfigError, match=r"worker\.critic\.model\.override_config\.no_such_entry"):

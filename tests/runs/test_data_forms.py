@@ -90,9 +90,10 @@ def sizes(problems: Sequence[Problem]) -> list[list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow", "json", "jsonl"])
-def test_rows_with_0_1_and_2_pictures_read_alike_from_each_form_with_paths(
+def test_rows_with_0_1_and_2_images_read_alike_from_each_form(
     read: Reader, tmp_path: Path, picture_folder: Path, form: str
 ) -> None:
+    """The forms hold paths."""
     problems = read(write(tmp_path, form, ROWS), image_dir=str(picture_folder))
     assert sizes(problems) == SIZES
     assert [problem.text for problem in problems] == [row["problem"] for row in ROWS]
@@ -114,7 +115,7 @@ def test_pictures_as_bytes_in_a_mapping_alone_or_in_lists(
     assert sizes(read(write(tmp_path / "single", form, single))) == [[(64, 64)], []]
 
 
-def test_pil_pictures_written_by_datasets_come_back_pixel_for_pixel(read: Reader, tmp_path: Path) -> None:
+def test_pil_images_in_datasets_come_back_pixel_for_pixel(read: Reader, tmp_path: Path) -> None:
     from datasets import Dataset, DatasetDict, Features, List, Value
     from datasets import Image as ImageFeature
 
@@ -165,9 +166,8 @@ def test_one_path_in_a_row_and_lists_of_paths_in_others(read: Reader, tmp_path: 
     assert sizes(problems) == [[(64, 64)], [(96, 64), (64, 64)], [(96, 64)]]
 
 
-def test_columns_go_by_their_keys_and_a_set_without_pictures_needs_no_column_for_them(
-    read: Reader, tmp_path: Path, picture_folder: Path
-) -> None:
+def test_columns_go_by_their_keys(read: Reader, tmp_path: Path, picture_folder: Path) -> None:
+    """A set without images needs no column for them."""
     rows = [{"question": "<image>?", "label": 7, "figure": "a.png", "proof": "By sight."}]
     file = write(tmp_path, "parquet", rows)
     keys = {"prompt_key": "question", "answer_key": "label", "image_key": "figure", "solution_key": "proof"}
@@ -182,13 +182,15 @@ def test_columns_go_by_their_keys_and_a_set_without_pictures_needs_no_column_for
     assert text[0].solution is None
 
 
-def test_a_single_message_in_the_prompt_column_is_refused_with_its_type(read: Reader, tmp_path: Path) -> None:
+def test_a_single_message_as_prompt_is_refused_with_its_type(read: Reader, tmp_path: Path) -> None:
     rows = [{"problem": {"role": "user", "content": "1 + 1?"}, "answer": "2"}]
     with pytest.raises(DataError, match="row 0: column 'problem' holds a dict; accepted: text, a number, or a list"):
         read(write(tmp_path, "jsonl", rows))
 
 
-def test_a_split_is_the_files_or_the_folder_named_after_it_and_may_be_a_slice(tmp_path: Path) -> None:
+def test_a_split_is_the_files_or_folder_named_after_it(tmp_path: Path) -> None:
+    """It may be a slice."""
+
     def rows(start: int, count: int) -> list[dict[str, Any]]:
         return [{"problem": str(number), "answer": "0"} for number in range(start, start + count)]
 
@@ -272,9 +274,8 @@ def test_a_picture_of_each_kind_value_opens_to_the_same_size(picture_folder: Pat
     assert {open_image(value, str(picture_folder)).size for value in values} == {(96, 64)}
 
 
-def test_min_and_max_pixels_of_2048_and_3000_bring_pictures_of_4096_and_1024_within_and_lengths_follow(
-    read: Reader, tmp_path: Path, tiny_processing: Processing
-) -> None:
+def test_min_and_max_pixels_bound_images_and_lengths(read: Reader, tmp_path: Path, tiny_processing: Processing) -> None:
+    """Bounds of 2048 and 3000 pixels apply to images of 4096 and 1024."""
     picture(1, (64, 64)).save(tmp_path / "large.png")
     picture(2, (32, 32)).save(tmp_path / "small.png")
     rows = [{"problem": "<image>?", "images": [name], "answer": "1"} for name in ("large.png", "small.png")]

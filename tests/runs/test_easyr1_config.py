@@ -26,9 +26,10 @@ OURS = [
 
 
 @pytest.mark.heavy
-def test_easyr1s_config_file_with_its_lora_and_bf16_overrides_trains_a_step_of_10_responses(
+def test_easyr1s_config_with_its_lora_overrides_trains_a_step(
     tmp_path: Path, tiny_model_folder: Path, problem_file: Path, parity_reward: str
 ) -> None:
+    """It has its bf16 overrides too, and the step has 10 responses."""
     theirs = [easyr1s_file(tmp_path), *LORA_SCRIPT]
     theirs += ["worker.actor.optim.strategy=adamw_bf16", "worker.actor.fsdp.torch_dtype=bf16"]
     data = [f"data.train_files={problem_file}", f"data.val_files={problem_file}"]
@@ -66,9 +67,10 @@ From examples/ of hiyouga/EasyR1 (Apache-2.0), read on 2026-11-22."""
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_easyr1s_script_trains_two_steps_with_a_tiny_model_of_the_family_it_names(
+def test_easyr1s_script_trains_two_steps_with_its_family(
     script: str, tmp_path: Path, problem_file: Path, parity_reward: str
 ) -> None:
+    """The model is a tiny one of the family that the script names."""
     family, overrides = SCRIPTS[script]
     model = write_checkpoint(family, tmp_path / "model")
     data = problem_file if family in VISION_FAMILIES else text_problems(tmp_path)

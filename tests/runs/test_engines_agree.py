@@ -34,7 +34,9 @@ def test_vllm_and_the_trainer_agree_to_1e_3_at_each_of_3_steps(tiny_run: list[st
     assert len(moved) == len(start)
 
 
-def test_an_engine_that_misses_synchronisations_shows_as_a_gap_above_1e_3(tiny_run: list[str], tmp_path: Path) -> None:
+def test_missed_synchronisations_show_as_a_gap(tiny_run: list[str], tmp_path: Path) -> None:
+    """The gap is above 1e-3."""
+
     def prepare(trainer: Trainer) -> None:
         synchronise = trainer.backend.synchronise_rollout
         calls = iter([synchronise, *[lambda: None] * 3])

@@ -51,9 +51,8 @@ def total(finished: FinishedRun, name: str) -> float:
     return sum(row[name] for row in finished.metrics)
 
 
-def test_cepo_with_lambda_0_is_grpo_bit_for_bit_after_2_steps_without_a_teacher_pass(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_cepo_with_lambda_0_is_grpo_without_a_teacher_pass(tiny_run: list[str], tmp_path: Path) -> None:
+    """The weights are equal bit for bit after 2 steps."""
     passes: dict[str, list[int]] = {"none": [], "some": []}
     cepo = [*tiny_run, "algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES]
     grpo = run(tiny_run, "algorithm.adv_estimator=grpo", folder=tmp_path / "grpo")
@@ -72,9 +71,10 @@ def test_cepo_with_lambda_0_is_grpo_bit_for_bit_after_2_steps_without_a_teacher_
 
 @pytest.mark.parametrize("method", ["cepo", "grpo"])
 @pytest.mark.parametrize("loss_avg_mode", ["token", "seq"])
-def test_skipping_rows_without_a_signal_is_the_dense_computation_bit_for_bit(
+def test_skipping_rows_is_the_dense_computation_bit_for_bit(
     tiny_run: list[str], tmp_path: Path, method: str, loss_avg_mode: str
 ) -> None:
+    """The rows that are skipped have no signal."""
     options = [*ROW_BY_ROW, f"algorithm.adv_estimator={method}", EVERY_WRONG_ROLLOUT_TEACHES]
     options.append(f"worker.actor.loss_avg_mode={loss_avg_mode}")
     skipping = run(tiny_run, *options, folder=tmp_path / "skipping")
@@ -84,7 +84,7 @@ def test_skipping_rows_without_a_signal_is_the_dense_computation_bit_for_bit(
     assert differing(skipping.parameters, everything.parameters) == []
 
 
-def test_cepo_is_rlsd_bit_for_bit_where_no_group_has_a_wrong_answer(tiny_run: list[str], tmp_path: Path) -> None:
+def test_cepo_without_wrong_answers_is_rlsd_bit_for_bit(tiny_run: list[str], tmp_path: Path) -> None:
     runs = {
         method: run(tiny_run, f"algorithm.adv_estimator={method}", folder=tmp_path / method)
         for method in ("rlsd", "cepo")
@@ -102,9 +102,7 @@ def test_cepo_is_rlsd_bit_for_bit_where_no_group_has_a_wrong_answer(tiny_run: li
     assert total(neutral, "work/teacher_rows") == 0
 
 
-def test_the_embedded_model_is_taught_by_the_wrong_answers_of_its_own_groups(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_the_embedded_model_learns_from_its_groups_wrong_answers(tiny_run: list[str], tmp_path: Path) -> None:
     from cepo.microgeo.world import ASSETS
 
     if not (ASSETS / "model.safetensors").is_file():

@@ -117,7 +117,8 @@ def plain_log_probs(model: Any, inputs: dict[str, Tensor], response: tuple[int, 
     return logits.log_softmax(dim=1).gather(1, torch.tensor(response)[:, None])[:, 0]
 
 
-def test_each_supported_model_type_has_a_tiny_checkpoint_or_shares_a_page_with_one() -> None:
+def test_each_model_type_has_a_tiny_checkpoint_or_shares_one() -> None:
+    """A model type may share a page with one that has a checkpoint."""
     tried = {family.title for family in SUPPORTED if set(family.model_types) & set(FAMILIES)}
     assert {family.title for family in SUPPORTED} - tried <= {"Qwen2-MoE, Qwen3-MoE"}
 
@@ -161,9 +162,10 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", FAMILIES)
-def test_on_a_base_in_4_bits_log_probs_are_those_of_plain_transformers_with_the_engines_weights(
+def test_on_a_4_bit_base_log_probs_are_those_of_engine_weights(
     family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor
 ) -> None:
+    """Plain transformers computes them with the engine's weights."""
     folder = checkpoint(family)
     processing = Processing(str(folder))
     rows = rows_of(family, processing)
@@ -185,9 +187,10 @@ def test_on_a_base_in_4_bits_log_probs_are_those_of_plain_transformers_with_the_
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", VISION_FAMILIES)
-def test_another_image_or_hint_changes_log_probs_and_an_empty_hint_does_not(
+def test_another_image_or_hint_changes_log_probs(
     family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor
 ) -> None:
+    """An empty hint does not."""
     folder = checkpoint(family)
     processing, actor = Processing(str(folder)), build_actor(folder=folder)
     question = "<image>How long is AB?"
@@ -253,7 +256,7 @@ RUNS = [
 @pytest.mark.heavy
 @pytest.mark.parametrize(("engine", "setting"), RUNS)
 @pytest.mark.parametrize("family", VISION_FAMILIES)
-def test_two_steps_with_images_train_and_the_engine_samples_from_the_trained_weights(
+def test_two_steps_train_and_the_engine_gets_the_weights(
     family: str,
     engine: str,
     setting: str,
@@ -262,6 +265,7 @@ def test_two_steps_with_images_train_and_the_engine_samples_from_the_trained_wei
     tmp_path: Path,
     record_property: Record,
 ) -> None:
+    """The prompts have images."""
     reward = tmp_path / "reward.py"
     reward.write_text(ALTERNATING, encoding="utf-8")
     in_bf16 = engine == "vllm" and family in ONE_TYPE_ON_A_CPU
@@ -294,9 +298,10 @@ def test_two_steps_with_images_train_and_the_engine_samples_from_the_trained_wei
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_merged_folder_has_the_weights_names_and_shapes_of_the_checkpoint_it_came_from(
+def test_a_merged_folder_has_the_checkpoints_names_and_shapes(
     family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, tmp_path: Path
 ) -> None:
+    """They are those of the checkpoint that it came from."""
     folder = checkpoint(family)
     actor = build_actor(folder=folder)
     save_actor(actor, tmp_path / "step")

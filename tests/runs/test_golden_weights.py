@@ -122,7 +122,8 @@ def test_two_steps_end_with_the_weights_that_were_recorded(method: str, tiny_run
     assert digest(after) == entry["digests"][machine()]
 
 
-def test_projections_tell_an_update_from_its_negative_and_from_one_of_its_length() -> None:
+def test_projections_tell_an_update_from_its_negative() -> None:
+    """They also tell it from another update of its length."""
     generator = torch.Generator().manual_seed(1)
     before = {"a": torch.zeros(1000), "b": torch.zeros(20, 30)}
     after = {name: torch.randn(tensor.shape, generator=generator) for name, tensor in before.items()}

@@ -48,7 +48,7 @@ def asked(requests_seen: list[GenerationRequest]) -> Callable[[Trainer], None]:
     return prepare
 
 
-def test_a_problem_that_is_asked_again_within_a_step_gets_other_noise(
+def test_a_problem_asked_again_within_a_step_gets_other_noise(
     tiny_run: list[str], never_right: str, tmp_path: Path
 ) -> None:
     seen: list[GenerationRequest] = []
@@ -60,7 +60,7 @@ def test_a_problem_that_is_asked_again_within_a_step_gets_other_noise(
     assert len({request.seed for request in seen}) == 24
 
 
-def test_a_step_without_a_limit_on_its_rounds_ends_where_no_problem_is_mixed(
+def test_unlimited_rounds_end_where_no_problem_is_mixed(
     tiny_run: list[str], never_right: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = ["algorithm.online_filtering=true", "trainer.max_try_make_batch=0", never_right, *ONE_STEP]
@@ -79,9 +79,10 @@ def test_the_work_of_a_validation_is_no_part_of_the_steps(
     assert {name: other[name] for name in names} == {name: row[name] for name in names}
 
 
-def test_the_same_rollouts_have_the_same_entropy_and_clip_fraction_under_methods_that_update_other_rows(
+def test_entropy_and_clip_fraction_do_not_depend_on_the_method(
     plain: FinishedRun, tiny_run: list[str], tmp_path: Path
 ) -> None:
+    """The same rollouts are given to methods that update other rows."""
     distilled = run(tiny_run, *ONE_STEP, "algorithm.adv_estimator=opsd", folder=tmp_path)
     row, other = step_row(plain), step_row(distilled)
     assert row["work/live_fraction"] < other["work/live_fraction"] == 1
@@ -90,7 +91,7 @@ def test_the_same_rollouts_have_the_same_entropy_and_clip_fraction_under_methods
     assert "actor/entropy_loss" not in row
 
 
-def test_engine_and_trainer_are_compared_at_another_temperature_too(tiny_run: list[str], tmp_path: Path) -> None:
+def test_engines_are_compared_at_another_temperature_too(tiny_run: list[str], tmp_path: Path) -> None:
     finished = run(tiny_run, "worker.rollout.temperature=1.3", folder=tmp_path)
     gaps = [row["rollout/log_prob_gap_max"] for row in finished.metrics if "reward/mean" in row]
     assert len(gaps) == 2
@@ -118,7 +119,8 @@ def test_rows_that_no_reference_is_found_for_get_no_update_pass(
     assert row["distillation/demonstrated_rollouts"] == row["work/live_fraction"] == row["actor/distillation_loss"] == 0
 
 
-def test_records_show_each_rollout_the_reference_that_its_own_teacher_read(tiny_run: list[str], tmp_path: Path) -> None:
+def test_records_show_the_reference_that_each_teacher_read(tiny_run: list[str], tmp_path: Path) -> None:
+    """Each rollout has its own."""
     options = ["algorithm.adv_estimator=sdpo", "algorithm.sdpo.positive.source=peer_full"]
     finished = run(tiny_run, *options, "algorithm.sdpo.positive.exclude_self=true", *ONE_STEP, folder=tmp_path)
     several = [group for group in finished.rollouts if sum(one["accuracy"] for one in group["rollouts"]) >= 2]
@@ -150,7 +152,7 @@ def test_an_answer_without_room_is_counted_and_gives_no_evidence(tiny_run: list[
 
 
 @pytest.mark.parametrize(("fallback", "taught"), [("student", True), ("neutral", False)])
-def test_a_wrong_side_of_which_nothing_is_left_is_as_if_there_were_none(
+def test_an_emptied_wrong_side_is_as_if_there_were_none(
     tiny_run: list[str], tmp_path: Path, fallback: str, taught: bool
 ) -> None:
     """And a right one leaves no evidence at all, whatever the wrong side shows."""
@@ -179,9 +181,8 @@ def test_a_wrong_side_of_which_nothing_is_left_is_as_if_there_were_none(
     assert rows["correct"]["evidence/positive_fraction"] == rows["correct"]["evidence/negative_fraction"] == 0.0
 
 
-def test_a_problem_that_stands_twice_among_those_asked_together_gets_other_noise_each_time(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_a_problem_asked_twice_together_gets_other_noise(tiny_run: list[str], tmp_path: Path) -> None:
+    """It gets other noise each time."""
     seen: list[GenerationRequest] = []
 
     def prepare(trainer: Trainer) -> None:

@@ -88,9 +88,10 @@ def folder_logits(folder: Path, row: ScoringRow) -> Tensor:
 
 
 @pytest.mark.parametrize("options", [LORA, FULL, FROZEN_TOWER], ids=["lora", "full", "frozen-tower"])
-def test_a_merged_folders_logits_are_the_trained_models_to_1e_5_and_0_1_from_the_bases(
+def test_a_merged_folder_has_the_trained_models_logits(
     train: Train, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow, options: tuple[str, ...]
 ) -> None:
+    """They agree to 1e-5, and differ by 0.1 from the base's."""
     finished = train(*options)
     assert merge("--checkpoint", finished.folder / "global_step_2", "--out", tmp_path / "merged") == 0
     logits = folder_logits(tmp_path / "merged", row)
@@ -98,9 +99,10 @@ def test_a_merged_folders_logits_are_the_trained_models_to_1e_5_and_0_1_from_the
     assert (logits - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
 
 
-def test_an_adapter_alone_in_easyr1s_layout_merges_into_the_base_it_names_and_into_a_given_one(
+def test_an_adapter_alone_merges_into_its_or_a_given_base(
     train: Train, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow
 ) -> None:
+    """The folder has EasyR1's layout."""
     finished = train(*LORA)
     adapter = tmp_path / "global_step_9" / "actor" / "lora_adapter"
     shutil.copytree(finished.folder / "global_step_2" / "actor" / "lora_adapter", adapter)
@@ -114,9 +116,10 @@ def test_an_adapter_alone_in_easyr1s_layout_merges_into_the_base_it_names_and_in
         assert_close(logits, trained_logits(finished, row))
 
 
-def test_an_adapter_that_peft_itself_wrote_as_easyr1_does_merges_to_pefts_logits_to_1e_5(
+def test_an_adapter_written_by_peft_merges_to_pefts_logits(
     tiny_model_folder: Path, tmp_path: Path, row: ScoringRow
 ) -> None:
+    """The adapter is written as EasyR1 writes it, and the logits agree to 1e-5."""
     from peft import LoraConfig, TaskType, get_peft_model
 
     settings = LoraConfig(
@@ -142,7 +145,7 @@ def test_an_adapter_that_peft_itself_wrote_as_easyr1_does_merges_to_pefts_logits
     assert (logits - folder_logits(tiny_model_folder, row)).abs().max() > 0.1
 
 
-def test_an_upload_that_cannot_work_is_refused_before_anything_is_merged(
+def test_an_impossible_upload_is_refused_before_the_merge(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = train(*LORA).folder / "global_step_2"
@@ -164,9 +167,10 @@ def test_an_upload_that_cannot_work_is_refused_before_anything_is_merged(
 
 
 @pytest.mark.parametrize("options", [LORA, FULL], ids=["lora", "full"])
-def test_both_end_tokens_the_template_and_the_picture_settings_are_kept(
+def test_end_tokens_template_and_image_settings_are_kept(
     train: Train, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
+    """Both end tokens are kept."""
     checkpoint = train(*options).folder / "global_step_2"
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
     kept = (tmp_path / "merged" / "generation_config.json").read_bytes()
@@ -200,9 +204,7 @@ def test_a_run_with_its_own_chat_template_hands_it_on(
     assert merged.decode(merged.template_ids("2 + 2?")) == "Q: 2 + 2? A:"
 
 
-def test_a_checkpoint_of_weights_alone_merges_and_is_refused_by_the_run_that_would_go_on_from_it(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_weights_alone_merge_and_are_refused_by_a_resume(tiny_run: list[str], tmp_path: Path) -> None:
     folder, out = tmp_path / "run", tmp_path / "merged"
     options = [*FULL, "worker.actor.fsdp.mp_param_dtype=fp32", "trainer.save_model_only=true"]
     finished = run(tiny_run, *options, folder=folder)
@@ -223,7 +225,8 @@ def test_a_checkpoint_of_weights_alone_merges_and_is_refused_by_the_run_that_wou
     assert checkpoint_to_load(config, checkpoint_store(config), lost) is None, "a restart begins again"
 
 
-def test_weights_come_in_the_bases_own_type_and_in_bfloat16_where_asked(train: Train, tmp_path: Path) -> None:
+def test_weights_have_the_bases_type_or_bfloat16(train: Train, tmp_path: Path) -> None:
+    """They are bfloat16 where that is asked for."""
     checkpoint = train(*FULL).folder / "global_step_2"
     for name, options, dtype in [("own", (), "float32"), ("short", ("--dtype", "bf16"), "bfloat16")]:
         assert merge("--checkpoint", checkpoint, "--out", tmp_path / name, *options) == 0
@@ -234,9 +237,10 @@ def test_weights_come_in_the_bases_own_type_and_in_bfloat16_where_asked(train: T
 
 
 @pytest.mark.parametrize("options", [LORA, FULL], ids=["lora", "full"])
-def test_vllm_serves_a_merged_folder_with_the_trained_models_log_probs_to_1e_4(
+def test_vllm_serves_a_merged_folder_with_the_trained_scores(
     train: Train, tmp_path: Path, tiny_processing: Processing, options: tuple[str, ...]
 ) -> None:
+    """The log-probs agree to 1e-4."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     finished = train(*options)
     assert merge("--checkpoint", finished.folder / "global_step_2", "--out", tmp_path / "merged") == 0
@@ -271,9 +275,10 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().err
 
 
-def test_what_cannot_be_merged_ends_with_one_message_and_writes_nothing(
+def test_what_cannot_be_merged_ends_with_one_message(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Nothing is written."""
     finished = train(*LORA)
     checkpoint, out = finished.folder / "global_step_2", tmp_path / "merged"
     (tmp_path / "empty").mkdir()
@@ -302,9 +307,10 @@ def test_a_checkpoint_that_says_nothing_of_its_base_asks_for_it(
     assert "--base" in message
 
 
-def test_an_adapter_with_1_weight_too_few_too_many_or_of_another_shape_is_refused_and_not_left_out(
+def test_an_adapter_of_other_weights_is_refused(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It has 1 weight too few, 1 too many or one of another shape; none is left out."""
     actor = tmp_path / "actor"
     shutil.copytree(train(*LORA).folder / "global_step_2" / "actor", actor)
     file = actor / "lora_adapter" / "adapter_model.safetensors"

@@ -51,7 +51,7 @@ def test_each_method_trains_two_steps_by_its_name_alone(method: str, tiny_run: l
     assert [row["step"] for row in finished.metrics if "reward/mean" in row] == [1, 2]
 
 
-def test_the_opsd_update_has_the_gradient_of_the_dense_forward_kl(
+def test_the_opsd_update_has_the_dense_forward_kls_gradient(
     build_actor: Any, tiny_model_folder: Path, tiny_processing: Any
 ) -> None:
     actor, model = build_actor(), reference_model(tiny_model_folder)
@@ -122,9 +122,8 @@ def test_rows_without_a_teacher_have_zero_distillation_gradient(build_actor: Any
     assert metrics["actor/distillation_loss"].result == 0.0
 
 
-def test_kl_in_the_loss_is_zero_at_the_first_step_and_positive_after_an_update(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_kl_in_the_loss_is_zero_first_and_positive_later(tiny_run: list[str], tmp_path: Path) -> None:
+    """It is positive after an update."""
     settings = ["algorithm.disable_kl=false", "algorithm.use_kl_loss=true", "algorithm.kl_penalty=low_var_kl"]
     finished = run(tiny_run, *settings, "trainer.max_steps=2", "worker.actor.optim.lr=1e-3", folder=tmp_path)
     first, second = (row for row in finished.metrics if "actor/kl_loss" in row)
@@ -133,9 +132,8 @@ def test_kl_in_the_loss_is_zero_at_the_first_step_and_positive_after_an_update(
     assert first["work/live_fraction"] == 1.0
 
 
-def test_an_adaptive_coefficient_moves_with_the_kl_in_the_reward_and_survives_a_resume(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_an_adaptive_coefficient_moves_and_survives_a_resume(tiny_run: list[str], tmp_path: Path) -> None:
+    """The KL is in the reward."""
     settings = [
         "algorithm.disable_kl=false",
         "algorithm.kl_type=adaptive",
@@ -150,7 +148,8 @@ def test_an_adaptive_coefficient_moves_with_the_kl_in_the_reward_and_survives_a_
     assert coefficients == pytest.approx([0.1, 0.1 * (1 - 0.2 * 16 / 160)])
 
 
-def test_online_filtering_asks_again_and_keeps_mixed_groups_alone(tiny_run: list[str], tmp_path: Path) -> None:
+def test_online_filtering_keeps_mixed_groups_alone(tiny_run: list[str], tmp_path: Path) -> None:
+    """Other problems are sampled in place of flat groups."""
     settings = ["algorithm.online_filtering=true", "data.mini_rollout_batch_size=2", "trainer.max_steps=1"]
     finished = run(tiny_run, *settings, NO_KL, folder=tmp_path)
     (row,) = (row for row in finished.metrics if "filter/rounds" in row)
@@ -159,7 +158,7 @@ def test_online_filtering_asks_again_and_keeps_mixed_groups_alone(tiny_run: list
     assert finished.trainer.state.rounds == row["filter/rounds"]
 
 
-def test_online_filtering_fills_the_batch_where_every_group_is_flat(
+def test_online_filtering_fills_the_batch_with_flat_groups(
     tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     reward = tmp_path / "never.py"
@@ -196,7 +195,8 @@ def test_the_leak_probe_is_logged_for_a_method_without_teachers(
     assert all(abs(row["leak/log_likelihood_gap"]) > 1e-4 for row in measured)
 
 
-def test_equal_references_on_both_sides_train_as_grpo_does_bit_for_bit(tiny_run: list[str], tmp_path: Path) -> None:
+def test_equal_references_on_both_sides_train_as_grpo(tiny_run: list[str], tmp_path: Path) -> None:
+    """The weights are equal bit for bit."""
     # One optimizer batch a step: nothing then depends on log-probs that a pass with other rows has scored.
     one = "worker.actor.global_batch_size=4"
     same = [one, "algorithm.adv_estimator=cepo", "algorithm.cepo.negative.source=ground_truth"]
@@ -228,9 +228,10 @@ def test_two_epochs_over_a_batch_consult_the_teachers_once(tiny_run: list[str], 
     assert row["work/teacher_rows"] <= 2 * 16
 
 
-def test_the_full_kl_is_that_of_plain_transformers_over_the_whole_vocabulary(
+def test_the_full_kl_is_that_of_plain_transformers(
     build_actor: Any, tiny_model_folder: Path, tiny_processing: Any
 ) -> None:
+    """The sum is over the whole vocabulary."""
     actor, model = build_actor(optim__lr=1e-2), reference_model(tiny_model_folder)
     actor.reference_weights = TeacherWeights(actor.module, TeacherConfig(source="reference"))
     context = encoded(tiny_processing, "Find x.", picture(1))

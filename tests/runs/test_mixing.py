@@ -27,7 +27,7 @@ def sets_of(arguments: list[str], processing: Processing) -> ProblemSet | MixedP
     return read_training_sets(load_config(arguments).data, processing)
 
 
-def test_2_files_are_one_set_whose_pass_asks_each_of_11_rows_once(
+def test_2_files_are_one_set_that_asks_each_of_11_rows_once(
     tiny_run: list[str], tiny_processing: Processing, problem_file: Path, text_file: Path
 ) -> None:
     problems = sets_of([*tiny_run, f"data.train_files=[{problem_file}, {text_file}]"], tiny_processing)
@@ -42,9 +42,10 @@ def test_2_files_are_one_set_whose_pass_asks_each_of_11_rows_once(
     assert probe.data == str(problem_file)
 
 
-def test_with_weights_every_step_has_its_share_of_each_file_and_commas_separate_as_a_list_does(
+def test_with_weights_every_step_has_its_share_of_each_file(
     tiny_run: list[str], tiny_processing: Processing, problem_file: Path, text_file: Path
 ) -> None:
+    """Commas separate files as a list does."""
     problems = sets_of(
         [*tiny_run, f"data.train_files={text_file},{problem_file}@train[:6]", "data.train_weights=[1,3]"],
         tiny_processing,
@@ -64,9 +65,10 @@ def test_one_file_is_read_as_without_mixing(
 
 
 @pytest.mark.heavy
-def test_a_run_over_2_weighted_files_resumes_with_the_same_problems(
+def test_a_weighted_run_resumes_with_the_same_problems(
     tiny_run: list[str], problem_file: Path, text_file: Path, tmp_path: Path
 ) -> None:
+    """The run has 2 files."""
     options = [
         f"data.train_files=[{problem_file}, {text_file}]",
         "data.train_weights=[1, 1]",

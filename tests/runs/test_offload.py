@@ -18,7 +18,7 @@ from cepo.workers.offload import move_state
 pytestmark = pytest.mark.heavy
 
 
-def test_offloading_settings_have_no_effect_on_a_cpu_and_are_reported_once_each(
+def test_offloading_on_a_cpu_does_nothing_and_is_reported_once(
     build_actor: Callable[..., Actor], tiny_processing: Processing, caplog: pytest.LogCaptureFixture
 ) -> None:
     row = ScoringRow(context=encoded(tiny_processing, "Find x."), response_ids=random_response(6, 3))
@@ -35,7 +35,8 @@ def test_offloading_settings_have_no_effect_on_a_cpu_and_are_reported_once_each(
     assert all(torch.equal(before[name], weight) for name, weight in parameters_of(actor).items())
 
 
-def test_moving_an_optimizers_state_takes_its_moments_and_leaves_the_count_of_steps() -> None:
+def test_moving_an_optimizers_state_takes_its_moments_alone() -> None:
+    """The count of steps stays."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight])
     weight.grad = torch.ones(3)

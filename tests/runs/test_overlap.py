@@ -34,9 +34,8 @@ def seconds_until_there(file: Path) -> float:
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
-def test_the_first_groups_reward_begins_before_the_last_groups_generation_ends(
-    tiny_run: list[str], tmp_path: Path, engine: str
-) -> None:
+def test_the_first_reward_begins_before_generation_ends(tiny_run: list[str], tmp_path: Path, engine: str) -> None:
+    """The first group's reward begins before the last group's generation ends."""
     if engine == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
     (tmp_path / "marking.py").write_text(MARKING_REWARD, encoding="utf-8")
@@ -66,9 +65,9 @@ def test_the_first_groups_reward_begins_before_the_last_groups_generation_ends(
     assert 0 < finished.metrics[0]["work/rollout_prefix_hits"] <= 3 / 4
 
 
-def test_a_backend_that_announces_no_group_ends_with_the_same_rollouts_rewards_and_parameters(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_a_backend_without_announcements_ends_alike(tiny_run: list[str], tmp_path: Path) -> None:
+    """It ends with the same rollouts, rewards and parameters."""
+
     def silent(trainer: Trainer) -> None:
         generate = trainer.backend.generate
         trainer.backend.generate = lambda requests, settings, _=None: generate(requests, settings)  # type: ignore[method-assign]
@@ -81,7 +80,7 @@ def test_a_backend_that_announces_no_group_ends_with_the_same_rollouts_rewards_a
     assert not differing(early.parameters, late.parameters)
 
 
-def test_a_capped_validation_asks_the_same_problems_every_time_and_no_more(
+def test_a_capped_validation_asks_the_same_problems_each_time(
     tiny_run: list[str], problem_file: Path, tmp_path: Path
 ) -> None:
     asked: list[tuple[int, ...]] = []

@@ -146,7 +146,8 @@ def test_a_budget_of_tokens_cuts_passes_and_changes_no_log_prob(
     assert largest_gap(actor.score(rows), whole_pass) < 1e-5
 
 
-def test_equal_pictures_in_two_objects_are_encoded_once_and_their_prompts_shared(tiny_processing: Processing) -> None:
+def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processing) -> None:
+    """Their prompts are shared."""
     one, other = (encoded(tiny_processing, "Find x in this figure, please.", picture(1)) for _ in range(2))
     rows = [ScoringRow(context=context, response_ids=(5, 6, 7)) for context in (one, other)]
     batch = collate_packed(rows, processing=tiny_processing, device=torch.device("cpu"))
@@ -155,9 +156,10 @@ def test_equal_pictures_in_two_objects_are_encoded_once_and_their_prompts_shared
 
 
 @pytest.mark.heavy
-def test_a_frozen_tower_sees_each_picture_once_a_step_and_a_trained_one_in_every_pass(
+def test_a_frozen_tower_sees_each_image_once_a_step(
     build_actor: BuildActor, tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A trained tower sees it in every pass."""
     from cepo.models.families.grid import GridFamily
 
     seen: list[int] = []
@@ -183,12 +185,13 @@ def test_a_frozen_tower_sees_each_picture_once_a_step_and_a_trained_one_in_every
 
 
 @pytest.mark.heavy
-def test_the_first_rows_are_checked_once_and_a_gap_above_1e_minus_4_pads_the_rest_of_the_run(
+def test_a_gap_of_the_first_rows_pads_the_rest_of_the_run(
     build_actor: BuildActor,
     tiny_processing: Processing,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """The gap is above 1e-4, and the rows are checked once."""
     import cepo.models.segments as segments
 
     rows = mixed_rows(tiny_processing, num_contexts=2, size=3)
@@ -208,9 +211,10 @@ def test_the_first_rows_are_checked_once_and_a_gap_above_1e_minus_4_pads_the_res
 
 
 @pytest.mark.heavy
-def test_filling_a_packed_row_to_whole_blocks_of_128_changes_no_log_prob(
+def test_filling_a_packed_row_to_blocks_changes_no_log_prob(
     build_actor: BuildActor, tiny_processing: Processing
 ) -> None:
+    """The blocks have 128 tokens."""
     actor = build_actor()
     rows = mixed_rows(tiny_processing, num_contexts=2, size=3)
     plain, filled = (

@@ -82,9 +82,10 @@ def expected(model: Any, rows: list[ScoringRow]) -> list[Tensor]:
     return [reference_log_probs(model, row, model.config.image_token_id) for row in rows]
 
 
-def test_a_trained_checkpoints_log_probs_are_those_of_transformers_bitsandbytes_and_peft_to_1e_5(
+def test_a_qlora_checkpoint_scores_as_plain_peft_does(
     trained: FinishedRun, tiny_model_folder: Path, rows: list[ScoringRow]
 ) -> None:
+    """Transformers, bitsandbytes and PEFT give the same log-probs to 1e-5."""
     from peft import PeftModel
 
     adapter = trained.folder / "global_step_2" / "actor" / "lora_adapter"
@@ -98,9 +99,10 @@ def test_a_trained_checkpoints_log_probs_are_those_of_transformers_bitsandbytes_
     assert largest_gap(without, expected(reference_model(tiny_model_folder), rows)) > 0.01
 
 
-def test_only_the_adapter_is_trained_and_the_engines_log_probs_are_the_trainers_after_an_update(
+def test_only_the_adapter_is_trained_and_the_engine_follows(
     trained: FinishedRun,
 ) -> None:
+    """The engine's log-probs are the trainer's after an update."""
     packed = quantised_weights(trained.actor.module)
     assert len(packed) == 28  # 4 layers with 7 linear ones
     assert all(".language_model.layers." in name and weight.dtype is torch.uint8 for name, weight in packed.items())
@@ -110,9 +112,8 @@ def test_only_the_adapter_is_trained_and_the_engines_log_probs_are_the_trainers_
     assert [row["rollout/log_prob_gap_max"] < 1e-4 for row in trained.metrics] == [True, True]
 
 
-def test_a_pass_with_gradient_finds_the_log_probs_of_one_without_and_a_gradient_of_every_factor(
-    build_actor: BuildActor, rows: list[ScoringRow]
-) -> None:
+def test_a_pass_with_gradient_scores_as_one_without(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
+    """Every factor of the adapter gets a gradient."""
     actor = build_actor(model__lora__rank=4, model__lora__quantization="nf4")
     scores = torch.cat(actor.score(rows))
     log_probs, _ = actor.module.train()(actor.passes.collate(rows))
@@ -123,9 +124,8 @@ def test_a_pass_with_gradient_finds_the_log_probs_of_one_without_and_a_gradient_
 
 
 @pytest.mark.parametrize("double", [True, False])
-def test_packed_weights_and_their_scales_take_the_bytes_that_the_memory_estimate_counts(
-    tiny_model_folder: Path, double: bool
-) -> None:
+def test_packed_weights_take_the_bytes_that_are_estimated(tiny_model_folder: Path, double: bool) -> None:
+    """Their scales are counted as well."""
     settings = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -140,7 +140,7 @@ def test_packed_weights_and_their_scales_take_the_bytes_that_the_memory_estimate
 
 
 @pytest.mark.parametrize("dora", ["false", "true"])
-def test_weights_for_the_engine_are_the_dequantised_ones_before_any_training(
+def test_an_untrained_engine_gets_the_dequantised_weights(
     build_actor: BuildActor, tiny_model_folder: Path, dora: str
 ) -> None:
     lora = {"rank": 4, "quantization": "fp4", "double_quantization": "false", "use_dora": dora}
@@ -162,9 +162,10 @@ def test_weights_for_the_engine_are_the_dequantised_ones_before_any_training(
         torch.testing.assert_close(weights.tensors[name], tensor.detach(), rtol=0, atol=1e-6)
 
 
-def test_a_merged_folder_computes_what_was_trained_not_the_adapter_on_the_base_before_quantization(
+def test_a_merged_qlora_folder_computes_what_was_trained(
     trained: FinishedRun, tiny_model_folder: Path, rows: list[ScoringRow], tmp_path: Path
 ) -> None:
+    """It does not compute the adapter on the base before its quantisation."""
     checkpoint = trained.folder / "global_step_2"
     assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "merged"), "--dtype", "fp32"]) == 0
     assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())

@@ -89,7 +89,7 @@ def here(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Finis
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_1_and_2_workers_sample_the_same_responses_as_this_process_and_learn_the_same(
+def test_1_and_2_workers_sample_and_learn_as_this_process(
     tiny_run: list[str], here: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))  # where the counting workers' own module is found
@@ -104,9 +104,10 @@ def test_1_and_2_workers_sample_the_same_responses_as_this_process_and_learn_the
     assert all((bytes_sent > 0) == (number > 1) for bytes_sent in sent["counted"].values())
 
 
-def test_vllm_on_2_workers_trains_on_after_a_worker_was_killed_with_every_step_accounted_for(
+def test_vllm_trains_on_after_a_worker_was_killed(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The run has 2 workers, and every step is accounted for."""
     killed = kill_rank_1(monkeypatch, method="update", call=2, with_signal=signal.SIGKILL)
     options = ["worker.rollout.name=vllm", "trainer.max_steps=3", "trainer.save_freq=1"]
     caplog.set_level("INFO", logger="cepo")
@@ -140,9 +141,8 @@ def shared_memory() -> set[str]:
     return {file.name for file in folder.glob("*cpushm*")} if folder.is_dir() else set()
 
 
-def test_an_engine_that_2_workers_share_samples_what_one_process_samples_and_leaves_no_memory_behind(
-    tiny_run: list[str], here: FinishedRun, tmp_path: Path
-) -> None:
+def test_a_shared_engine_samples_as_one_process_does(tiny_run: list[str], here: FinishedRun, tmp_path: Path) -> None:
+    """2 workers share it, and it leaves no shared memory behind."""
     before = shared_memory()
     options = ["trainer.max_steps=1", "worker.rollout.name=vllm", "worker.rollout.tensor_parallel_size=2"]
     train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, *options, folder=tmp_path))
@@ -152,9 +152,10 @@ def test_an_engine_that_2_workers_share_samples_what_one_process_samples_and_lea
     assert shared_memory() <= before
 
 
-def test_a_rank_that_hangs_is_found_by_the_time_limit_and_without_restarts_left_the_run_ends(
+def test_a_hanging_rank_is_found_by_the_time_limit(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without restarts left the run ends."""
     stopped = kill_rank_1(monkeypatch, method="score", call=1, with_signal=signal.SIGSTOP)
     options = ["trainer.stage_timeout_seconds=10", "trainer.max_restarts=0"]
     with pytest.raises(WorkerLostError, match=r"rank 1 \(machine .*\): not done with .* after 10 s"):
@@ -163,9 +164,10 @@ def test_a_rank_that_hangs_is_found_by_the_time_limit_and_without_restarts_left_
         os.kill(stopped[0], 0)
 
 
-def test_a_model_that_a_worker_cannot_load_ends_the_run_with_its_error(
+def test_a_model_that_a_worker_cannot_load_ends_the_run(
     tiny_run: list[str], tiny_model_folder: Path, tmp_path: Path
 ) -> None:
+    """The run ends with the worker's error."""
     shutil.copytree(tiny_model_folder, tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
@@ -176,7 +178,7 @@ def test_a_model_that_a_worker_cannot_load_ends_the_run_with_its_error(
         train(config_of(tiny_run, "trainer.launcher=ray", model, folder=tmp_path / "run"))
 
 
-def test_more_devices_than_the_machine_has_are_refused_at_once_with_what_there_is(
+def test_more_devices_than_there_are_is_refused_at_once(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from cepo.runtime.ray.cluster import Share

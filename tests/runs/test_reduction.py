@@ -44,9 +44,8 @@ class Passes:
 
 
 @pytest.mark.parametrize(("once", "seen"), [(True, [None, None, 6.0]), (False, [1.0, 3.0, 6.0])])
-def test_gradients_of_1_2_and_3_reach_the_shard_as_6_with_the_last_pass_or_one_after_the_other(
-    once: bool, seen: list[float | None]
-) -> None:
+def test_gradients_of_three_passes_reach_the_shard_summed(once: bool, seen: list[float | None]) -> None:
+    """1, 2 and 3 give 6, with the last pass or one after the other."""
     passes = Passes(once=once)
     assert passes.reduction.over(PASSES, passes) == [{}, {}, {}]
     assert passes.seen == seen
@@ -55,9 +54,8 @@ def test_gradients_of_1_2_and_3_reach_the_shard_as_6_with_the_last_pass_or_one_a
     assert passes.gradient() == 12.0
 
 
-def test_after_an_interrupted_update_gradients_are_reduced_again_and_held_ones_are_not_added_to_another_update() -> (
-    None
-):
+def test_an_interrupted_updates_gradients_are_not_added_later() -> None:
+    """Gradients are reduced again afterwards."""
     passes = Passes(once=True, fails_at=1)
     with pytest.raises(ArithmeticError):
         passes.reduction.over(PASSES, passes)
@@ -69,7 +67,7 @@ def test_after_an_interrupted_update_gradients_are_reduced_again_and_held_ones_a
     assert passes.gradient() == 4.0  # with the 1 of the first pass, which was held
 
 
-def test_an_interrupted_update_that_holds_nothing_can_be_made_again() -> None:
+def test_an_interrupted_update_that_holds_nothing_is_repeatable() -> None:
     passes = Passes(once=False, fails_at=1)
     with pytest.raises(ArithmeticError):
         passes.reduction.over(PASSES, passes)

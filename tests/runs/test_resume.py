@@ -80,9 +80,10 @@ def assert_same_run(one: FinishedRun, other: FinishedRun) -> None:
 
 
 @pytest.mark.parametrize("options", [FULL, LORA, AVERAGE, [*LORA, *SNAPSHOT]], ids=["full", "lora", "ema", "snapshot"])
-def test_a_run_stopped_in_step_3_and_resumed_ends_with_the_same_bits(
+def test_a_stopped_and_resumed_run_ends_with_the_same_bits(
     tiny_run: list[str], tmp_path: Path, options: list[str]
 ) -> None:
+    """The run is stopped in step 3."""
     whole = run(tiny_run, *FOUR_STEPS, *options, folder=tmp_path / "whole")
     resumed = stopped_and_resumed(tiny_run, *FOUR_STEPS, *options, folder=tmp_path / "stopped", step=3)
     assert resumed.first_step == 2
@@ -90,7 +91,7 @@ def test_a_run_stopped_in_step_3_and_resumed_ends_with_the_same_bits(
 
 
 @pytest.mark.parametrize("batches", ["pictures, then text", "text alone"])
-def test_resuming_before_a_batch_without_pictures_ends_with_the_same_bits(
+def test_resuming_before_an_imageless_batch_gives_the_same_bits(
     tiny_run: list[str], tmp_path: Path, batches: str
 ) -> None:
     from datasets import Dataset, Features, Image, List, Value
@@ -122,9 +123,8 @@ def test_what_an_interrupted_write_leaves_behind_is_passed_over(tiny_run: list[s
     assert json.loads((tmp_path / "global_step_2" / STATE_FILE).read_text())["global_step"] == 2
 
 
-def test_the_last_2_checkpoints_are_kept_and_a_finished_run_does_nothing_more(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_the_last_2_checkpoints_stay(tiny_run: list[str], tmp_path: Path) -> None:
+    """A finished run does nothing more."""
     options = ["trainer.max_steps=3", "trainer.save_freq=1", "trainer.save_limit=2"]
     first = run(tiny_run, *options, folder=tmp_path)
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_2", "global_step_3"]
@@ -134,9 +134,8 @@ def test_the_last_2_checkpoints_are_kept_and_a_finished_run_does_nothing_more(
     assert [row["step"] for row in again.metrics] == [1, 2, 3]
 
 
-def test_a_new_start_in_an_old_folder_is_never_resumed_from_the_older_runs_checkpoints(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_a_new_start_never_resumes_from_an_older_run(tiny_run: list[str], tmp_path: Path) -> None:
+    """The new run starts in an old folder."""
     options = ["trainer.save_freq=1", "trainer.save_limit=1"]
     run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path)
     run(tiny_run, *options, "trainer.max_steps=1", "trainer.find_last_checkpoint=false", folder=tmp_path)
@@ -158,13 +157,15 @@ def test_a_new_start_in_an_old_folder_is_never_resumed_from_the_older_runs_check
         ("trainer.save_checkpoint_path={folder}/metrics.jsonl", "cannot be written"),
     ],
 )
-def test_a_checkpoint_or_run_folder_that_does_not_fit_is_refused_before_a_model_is_loaded(
+def test_a_checkpoint_that_does_not_fit_is_refused_early(
     tiny_run: list[str],
     finished_step: Path,
     monkeypatch: pytest.MonkeyPatch,
     override: str,
     words: str,
 ) -> None:
+    """A run folder that does not fit is refused too, before a model is loaded."""
+
     def not_reached(*_: Any) -> Any:
         raise AssertionError("models were loaded")
 
@@ -190,9 +191,8 @@ def finished_step(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-def test_a_resumed_run_takes_moments_from_the_checkpoint_and_weight_decay_and_betas_from_its_own_settings(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_a_resumed_run_takes_moments_but_its_own_settings(tiny_run: list[str], tmp_path: Path) -> None:
+    """The settings are weight_decay and betas."""
     run(tiny_run, "trainer.max_steps=1", folder=tmp_path)
     changed = ["worker.actor.optim.weight_decay=0.25", "worker.actor.optim.betas=[0.8,0.95]"]
     seen: dict[str, Any] = {}
@@ -210,7 +210,7 @@ def test_a_resumed_run_takes_moments_from_the_checkpoint_and_weight_decay_and_be
     assert seen["moments"] > 0
 
 
-def test_a_checkpoint_named_by_its_path_starts_a_run_in_another_folder(tiny_run: list[str], tmp_path: Path) -> None:
+def test_a_checkpoint_by_path_starts_a_run_in_another_folder(tiny_run: list[str], tmp_path: Path) -> None:
     options = ["trainer.save_freq=1", "trainer.max_steps=2"]
     first = run(tiny_run, *options, folder=tmp_path / "first")
     path = f"trainer.load_checkpoint_path={tmp_path / 'first' / 'global_step_1'}"
@@ -219,7 +219,7 @@ def test_a_checkpoint_named_by_its_path_starts_a_run_in_another_folder(tiny_run:
     assert differing(first.parameters, second.parameters) == []
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
+def test_a_damaged_checkpoint_is_passed_over_for_the_last_good(
     tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = ["trainer.max_steps=2", "trainer.save_freq=1"]
@@ -238,7 +238,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it(
         run(tiny_run, *options, f"trainer.load_checkpoint_path={tmp_path}/global_step_2", folder=tmp_path / "other")
 
 
-def test_a_checkpoint_without_room_leaves_the_one_before_it_whole_and_is_tried_again(
+def test_a_checkpoint_without_room_is_tried_again(
     tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Files above 100 kB are refused by the system from step 2 to step 3, as on a full disk."""
@@ -264,9 +264,8 @@ def test_a_checkpoint_without_room_leaves_the_one_before_it_whole_and_is_tried_a
     assert [row["step"] for row in finished.metrics] == [1, 2, 3, 4]
 
 
-def test_the_last_checkpoint_without_room_ends_the_run_with_the_one_before_it_whole(
-    tiny_run: list[str], tmp_path: Path
-) -> None:
+def test_a_last_checkpoint_without_room_ends_the_run(tiny_run: list[str], tmp_path: Path) -> None:
+    """The one before it stays whole."""
     run(tiny_run, "trainer.max_steps=1", folder=tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 

@@ -37,9 +37,10 @@ def equal(left: list[Tensor], right: list[Tensor]) -> bool:
 
 @pytest.mark.parametrize("full_shard", [True, False])
 @pytest.mark.parametrize("rank", [0, 4])
-def test_the_reference_teacher_scores_as_at_step_0_after_3_updates(
+def test_the_reference_teacher_scores_as_at_step_0(
     build_actor: BuildActor, rows: list[ScoringRow], rank: int, full_shard: bool
 ) -> None:
+    """It does so after 3 updates."""
     actor = build_actor(
         teacher=TeacherConfig(source="reference"),
         model__lora__rank=rank,
@@ -57,7 +58,7 @@ def test_the_reference_teacher_scores_as_at_step_0_after_3_updates(
 
 
 @pytest.mark.parametrize("full_shard", [True, False])
-def test_the_adapter_trains_also_where_the_first_pass_of_all_was_the_reference_teachers(
+def test_the_adapter_trains_after_a_first_reference_pass(
     build_actor: BuildActor, rows: list[ScoringRow], full_shard: bool
 ) -> None:
     settings = {
@@ -75,7 +76,7 @@ def test_the_adapter_trains_also_where_the_first_pass_of_all_was_the_reference_t
 
 
 @pytest.mark.parametrize("full_shard", [True, False])
-def test_a_snapshot_every_2_steps_is_the_actor_after_steps_2_and_4(
+def test_a_snapshot_every_2_steps_is_the_actor_at_2_and_4(
     build_actor: BuildActor, rows: list[ScoringRow], full_shard: bool
 ) -> None:
     actor = build_actor(
@@ -99,9 +100,10 @@ def test_the_actor_as_its_own_teacher_scores_the_same_bits(build_actor: BuildAct
 
 
 @pytest.mark.parametrize(("dtype", "decay"), [("fp32", 0.9), ("bf16", 0.999)])
-def test_the_average_after_n_steps_beside_a_constant_student_is_decay_to_n_of_the_start(
+def test_the_average_decays_geometrically_from_the_start(
     build_actor: BuildActor, rows: list[ScoringRow], dtype: str, decay: float
 ) -> None:
+    """After n steps beside a constant student it has decay^n of the start."""
     actor = build_actor(teacher=TeacherConfig(source="ema", ema_decay=decay), fsdp__torch_dtype=dtype, optim__lr="1e-2")
     start = {name: whole(copy) for name, copy in actor.teacher_weights.state_dict().items()}
     actor.update([optimizer_batch(actor, rows, ADVANTAGES)], step=0)
@@ -119,7 +121,7 @@ def test_the_average_after_n_steps_beside_a_constant_student_is_decay_to_n_of_th
 
 
 @pytest.mark.parametrize("full_shard", [True, False])
-def test_a_pass_of_the_average_uses_the_average_and_gives_the_students_bits_back(
+def test_a_pass_of_the_average_restores_the_students_bits(
     build_actor: BuildActor, rows: list[ScoringRow], full_shard: bool
 ) -> None:
     actor = build_actor(

@@ -24,9 +24,8 @@ def validated_run(tiny_run: list[str], problem_file: Path) -> list[str]:
     ]
 
 
-def test_before_training_and_at_each_step_2_greedy_samples_of_5_problems_and_2_problems_recorded_also_after_a_resume(
-    validated_run: list[str], tmp_path: Path
-) -> None:
+def test_validation_asks_2_greedy_samples_of_5_problems(validated_run: list[str], tmp_path: Path) -> None:
+    """It runs before training and at each step. 2 problems are recorded, also after a resume."""
     greedy = ["worker.rollout.val_override_config.n=2", "worker.rollout.val_override_config.temperature=0"]
     run(validated_run, *greedy, "trainer.max_steps=1", folder=tmp_path)
     resumed = run(validated_run, *greedy, folder=tmp_path)
@@ -45,7 +44,8 @@ def test_before_training_and_at_each_step_2_greedy_samples_of_5_problems_and_2_p
     assert {row["step"] for row in json_lines(tmp_path / "rollouts.jsonl")} == {1, 2}
 
 
-def test_validation_in_batches_of_2_measures_what_one_batch_measures(validated_run: list[str], tmp_path: Path) -> None:
+def test_validation_in_batches_measures_what_one_batch_does(validated_run: list[str], tmp_path: Path) -> None:
+    """The batches have 2 problems."""
     only = ["trainer.val_only=true", "worker.rollout.val_override_config.n=3"]
     whole = run(validated_run, *only, folder=tmp_path / "whole")
     parts = run(validated_run, *only, "data.val_batch_size=2", folder=tmp_path / "parts")
@@ -56,7 +56,8 @@ def test_validation_in_batches_of_2_measures_what_one_batch_measures(validated_r
     assert json_lines(whole.folder / "generations.jsonl") == json_lines(parts.folder / "generations.jsonl")
 
 
-def test_validation_alone_trains_nothing_and_writes_no_checkpoint(validated_run: list[str], tmp_path: Path) -> None:
+def test_validation_alone_trains_nothing(validated_run: list[str], tmp_path: Path) -> None:
+    """It writes no checkpoint."""
     finished = run(
         validated_run, "trainer.val_only=true", "trainer.val_before_train=false", "trainer.save_freq=1", folder=tmp_path
     )

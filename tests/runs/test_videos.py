@@ -79,9 +79,8 @@ def two(video_folder: Path) -> tuple[Video, Video]:
 
 
 @pytest.mark.parametrize(("fps", "numbers"), [(2.0, (0, 4, 7, 11)), (3.0, (0, 2, 4, 7, 9, 11)), (0.5, (0, 4, 7, 11))])
-def test_of_12_frames_in_2_seconds_fps_chooses_evenly_an_even_number_and_at_least_4(
-    video_folder: Path, fps: float, numbers: tuple[int, ...]
-) -> None:
+def test_fps_chooses_frames_evenly(video_folder: Path, fps: float, numbers: tuple[int, ...]) -> None:
+    """Of 12 frames in 2 seconds it takes an even number, and at least 4."""
     rules = FrameRules(fps=fps, min_pixels=4096, max_pixels=None, factor=32)
     video = load_video("a.mp4", str(video_folder), rules)
     assert video.frame_numbers == numbers
@@ -96,7 +95,8 @@ def test_a_videos_times_are_the_middles_of_its_pairs_of_frames(two: tuple[Video,
     assert two[0].times(2) == pytest.approx((4 / 2 / 6, (7 + 11) / 2 / 6))
 
 
-def test_min_and_max_pixels_hold_for_a_frame_and_without_them_qwen_vl_utils_own_128_tokens(video_folder: Path) -> None:
+def test_pixel_bounds_hold_for_a_frame(video_folder: Path) -> None:
+    """Without bounds a frame has qwen-vl-utils' own 128 tokens."""
     sizes = []
     for least, most in ((4096, None), (None, 20000), (16384, 20000), (None, None)):
         rules = FrameRules(fps=2.0, min_pixels=least, max_pixels=most, factor=32)
@@ -108,7 +108,8 @@ def test_min_and_max_pixels_hold_for_a_frame_and_without_them_qwen_vl_utils_own_
     assert all(side % 32 == 0 for size in sizes for side in size)
 
 
-def test_bytes_a_mapping_and_a_path_give_the_same_frames_and_a_list_of_3_frames_becomes_4(video_folder: Path) -> None:
+def test_bytes_a_mapping_and_a_path_give_the_same_frames(video_folder: Path) -> None:
+    """A list of 3 frames becomes 4."""
     content = (video_folder / "a.mp4").read_bytes()
     by_path = load_video("a.mp4", str(video_folder), RULES)
     for value in (content, {"bytes": content, "path": None}, {"bytes": None, "path": str(video_folder / "a.mp4")}):
@@ -165,9 +166,10 @@ def asked(processing: Processing, videos: Sequence[Video], *images: Image.Image)
     return processing.encode(text, processing.load_visuals(images, videos))
 
 
-def test_tokens_pixels_and_positions_of_2_videos_and_a_picture_are_transformers_own(
+def test_inputs_of_2_videos_and_an_image_are_transformers_own(
     tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
 ) -> None:
+    """Tokens, pixels and positions are compared."""
     image = picture(5, (64, 96))
     prompt = asked(tiny_processing, two, image)
     theirs = transformers_inputs(tiny_processing, two, [image])
@@ -200,13 +202,14 @@ def plain_log_probs(model: Any, processing: Processing, row: ScoringRow, visuals
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("padding_free", [True, False], ids=["packed", "padded"])
-def test_scores_of_rows_with_videos_pictures_and_text_are_a_plain_forwards_to_1e_5(
+def test_scores_of_video_rows_are_a_plain_forwards_to_1e_5(
     build_actor: Callable[..., Actor],
     tiny_model_folder: Path,
     tiny_processing: Processing,
     two: tuple[Video, Video],
     padding_free: bool,
 ) -> None:
+    """Rows of images and of text are scored alike."""
     image = picture(5, (64, 96))
     both, one = asked(tiny_processing, two, image), asked(tiny_processing, two[:1])
     pictured = tiny_processing.encode("<image>Find x.", tiny_processing.load_visuals([image], ()))
@@ -255,9 +258,11 @@ def video_file(video_folder: Path) -> Path:
     return file
 
 
-def test_rows_with_videos_are_measured_as_they_are_encoded_and_overlong_or_mismatched_ones_left_out(
+def test_rows_with_videos_are_measured_as_they_are_encoded(
     video_file: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
+    """Overlong or mismatched ones are left out."""
+
     def read(file: Path, **settings: Any) -> ProblemSet:
         folder = str(video_file.parent)
         usual = {"train_files": str(file), "prompt_key": "problem", "image_dir": folder, "min_pixels": 4096}
@@ -284,9 +289,10 @@ def test_rows_with_videos_are_measured_as_they_are_encoded_and_overlong_or_misma
         read(odd)
 
 
-def test_the_row_that_stands_for_readable_pictures_is_the_first_with_pictures_alone(
+def test_the_probe_for_readable_images_has_images_alone(
     video_file: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
+    """The probe is the first such row."""
     settings = DataConfig(
         train_files=str(video_file), prompt_key="problem", image_dir=str(video_file.parent), min_pixels=4096
     )
@@ -317,13 +323,14 @@ def on_videos(video_file: Path) -> list[str]:
 
 
 @pytest.mark.heavy
-def test_2_workers_under_ray_are_sent_the_videos_and_learn_what_one_process_learns(
+def test_2_ray_workers_learn_from_videos_as_one_process_does(
     tiny_run: list[str],
     video_file: Path,
     two: tuple[Video, Video],
     tiny_processing: Processing,
     tmp_path: Path,
 ) -> None:
+    """They are sent the videos."""
     ray = pytest.importorskip("ray", reason="Ray is not installed")
     here = run(tiny_run, *on_videos(video_file), folder=tmp_path / "local")
     try:
@@ -347,9 +354,10 @@ def test_2_workers_under_ray_are_sent_the_videos_and_learn_what_one_process_lear
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("generator", ["transformers", "vllm"])
-def test_a_run_on_videos_samples_with_the_log_probs_it_trains_on_to_1e_3_and_shows_teachers_the_same_frames(
+def test_a_video_run_samples_with_the_log_probs_it_trains_on(
     tiny_run: list[str], video_file: Path, tmp_path: Path, generator: str
 ) -> None:
+    """The log-probs agree to 1e-3, and teachers see the same frames."""
     if generator == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
     finished = run(

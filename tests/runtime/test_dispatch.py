@@ -50,9 +50,10 @@ def optimizer_batch(rows: Sequence[ScoringRow], *, first: int = 0, view: str | N
     num_ranks=st.integers(1, 5),
     per_update=st.integers(1, 4),
 )
-def test_every_row_goes_to_one_rank_prompts_stay_together_and_results_come_back_in_order(
+def test_rows_go_to_one_rank_and_results_return_in_order(
     prompts: list[int], lengths: list[int], num_ranks: int, per_update: int
 ) -> None:
+    """Prompts stay together."""
     rows = [row(prompt, length) for prompt, length in zip(prompts, lengths, strict=False)]
     assignment = dispatch.Assignment(num_ranks, prompts_per_update=per_update)
     places = assignment.places(rows)
@@ -65,7 +66,7 @@ def test_every_row_goes_to_one_rank_prompts_stay_together_and_results_come_back_
     assert {(rows[::-1][index].prompt, rank) for rank, indices in enumerate(later) for index in indices} == homes
 
 
-def test_tokens_are_balanced_within_each_optimizer_step_not_only_over_the_whole() -> None:
+def test_tokens_are_balanced_within_each_optimizer_step() -> None:
     """Prompts of 8, 2, 2, 8 tokens, two per update: over the whole 0+1 against 2+3 would be even, and within no update."""
     rows = [row(0, 8), row(1, 2), row(2, 2), row(3, 8)]
     places = dispatch.Assignment(2, prompts_per_update=2).places(rows)
@@ -80,7 +81,8 @@ def test_prompts_seen_later_go_to_the_rank_with_less_work() -> None:
     assert assignment.places([row(2, 3), row(1, 2), row(0, 2)]) == [[1], [0, 2]]
 
 
-def test_an_optimizer_batch_is_cut_along_the_ranks_with_its_totals_left_whole() -> None:
+def test_an_optimizer_batch_is_cut_along_the_ranks() -> None:
+    """Its totals stay whole."""
     rows = [row(0, 5), row(1, 5), row(0, 5), row(1, 5)]
     batch = optimizer_batch(rows)
     (first,), (second,) = dispatch.split_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
@@ -92,7 +94,7 @@ def test_an_optimizer_batch_is_cut_along_the_ranks_with_its_totals_left_whole() 
     assert first.denominators == second.denominators == batch.denominators
 
 
-def test_a_rank_without_rows_gets_an_empty_part_of_the_same_width() -> None:
+def test_a_rank_without_rows_gets_an_empty_part() -> None:
     _, (empty,) = dispatch.split_batches(
         [optimizer_batch([row(0, 5)])], dispatch.Assignment(2, prompts_per_update=1), 2
     )
@@ -100,7 +102,8 @@ def test_a_rank_without_rows_gets_an_empty_part_of_the_same_width() -> None:
     assert empty.advantages.shape == (0, 1)
 
 
-def test_rows_that_are_distilled_keep_their_names_weights_and_view_on_their_rank() -> None:
+def test_distilled_rows_keep_names_and_weights_on_their_rank() -> None:
+    """They keep their view as well."""
     rows = [dataclasses.replace(row(prompt, 5), row=number) for prompt, number in ((1, 3), (0, 2), (0, 0))]
     batch = optimizer_batch(rows, view="hinted")
     (first,), (second,) = dispatch.split_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
@@ -142,7 +145,8 @@ def test_requests_are_spread_by_the_tokens_they_may_come_to() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
-def test_tensors_arrive_bit_for_bit_and_a_slice_without_what_it_was_cut_from(dtype: torch.dtype) -> None:
+def test_tensors_arrive_bit_for_bit_and_slices_alone(dtype: torch.dtype) -> None:
+    """A slice travels without what it was cut from."""
     whole = torch.arange(4000).reshape(1000, 4).to(dtype)
     sent = {"slice": whole[3:5], "empty": whole[:0], "scalar": whole[1, 1], "column": whole[:3, 1]}
     message = encode(sent)
@@ -170,9 +174,10 @@ def store(config: RunConfig) -> ImageStore:
     return ImageStore(config.data, _Reading())  # type: ignore[arg-type]
 
 
-def test_pictures_that_are_sent_travel_once_per_step_whatever_the_number_of_rows_and_passes(
+def test_sent_images_travel_once_per_step(
     store: ImageStore,
 ) -> None:
+    """This holds whatever the number of rows and passes."""
     images = ImageInputs(pixel_values=torch.zeros(100, 1000), grid_thw=torch.ones(1, 3))
     sender, receiver = Sender(by_source=False), Receiver(store)
     score = sender.encode([row(0, 5, images) for _ in range(8)])
@@ -186,7 +191,8 @@ def test_pictures_that_are_sent_travel_once_per_step_whatever_the_number_of_rows
     assert len(sender.encode([row(0, 5, images)])) > 400_000
 
 
-def test_pictures_of_a_data_set_travel_as_a_handle_and_are_read_there(store: ImageStore, tmp_path: Path) -> None:
+def test_images_of_a_dataset_travel_as_a_handle(store: ImageStore, tmp_path: Path) -> None:
+    """They are read where they arrive."""
     from datasets import Dataset, Features, List, Value
     from datasets import Image as ImageFeature
 
@@ -210,9 +216,8 @@ def test_pictures_of_a_data_set_travel_as_a_handle_and_are_read_there(store: Ima
 
 
 @pytest.mark.parametrize("by_source", [True, False])
-def test_videos_travel_by_value_with_their_times_and_frames_also_to_a_worker_that_reads_pictures(
-    store: ImageStore, by_source: bool
-) -> None:
+def test_videos_travel_by_value_with_times_and_frames(store: ImageStore, by_source: bool) -> None:
+    """They do so also to a worker that reads images itself."""
     video = Video(
         frames=numpy.arange(4 * 2 * 2 * 3, dtype=numpy.uint8).reshape(4, 2, 2, 3),
         frame_numbers=(0, 4, 7, 11),

@@ -39,16 +39,18 @@ def test_workers_get_the_engines_variables_and_no_secret(monkeypatch: pytest.Mon
         ([{"CPU": 1.0}, {"CPU": 6.0, "GPU": 8.0}], 8, 0.75, 1),  # a head without a GPU does not count
     ],
 )
-def test_workers_share_the_cores_of_the_smallest_machine_and_take_a_gpu_each(
+def test_workers_share_the_smallest_machines_cores(
     monkeypatch: pytest.MonkeyPatch, machines: list[dict[str, float]], devices: int, cpus: float, gpus: int
 ) -> None:
+    """Each takes a GPU."""
     nodes = [{"Alive": True, "Resources": resources} for resources in machines]
     monkeypatch.setattr("ray.nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 0.1}}])
     share = _share(devices)
     assert (share.cpus, share.gpus) == (cpus, gpus)
 
 
-def test_folders_of_killed_clusters_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
+def test_folders_of_killed_clusters_are_removed(tmp_path: Path) -> None:
+    """Those of living ones stay."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     living, dead = tmp_path / f"cepo-ray-{os.getpid()}-a", tmp_path / f"cepo-ray-{ended.pid}-b"

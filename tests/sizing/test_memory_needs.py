@@ -42,7 +42,8 @@ from cepo.sizing.shape import shape_of
 from cepo.sizing.table import RESPONSES, memory_table
 
 
-def test_qwen3_vl_2b_has_2_127_532_032_parameters_406_957_056_of_them_in_its_vision_tower() -> None:
+def test_qwen3_vl_2b_has_its_known_number_of_parameters() -> None:
+    """It has 2,127,532,032 parameters, of which 406,957,056 in its vision tower."""
     layer = 3 * 2048 * 2048 + 3 * 2048 * 6144 + 2 * 2048 + 2 * 128  # q, o and k with v; MLP; norms; q and k norms
     text = 151936 * 2048 + 28 * layer + 2048
     block = 4 * 1024 + (1024 * 3072 + 3072) + (1024 * 1024 + 1024) + (1024 * 4096 + 4096) + (4096 * 1024 + 1024)
@@ -55,14 +56,16 @@ def test_qwen3_vl_2b_has_2_127_532_032_parameters_406_957_056_of_them_in_its_vis
     assert shape.outside_blocks == text + vision - 28 * layer - 24 * block
 
 
-def test_qwen3_vl_2b_gets_17_432_576_adapter_parameters_at_rank_16_on_196_layers() -> None:
+def test_qwen3_vl_2b_has_17_432_576_adapter_parameters() -> None:
+    """The rank is 16, on 196 layers."""
     shape = qwen3_vl_2b(LoraConfig(rank=16))
     per_layer = 2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144)  # q, o; k, v; gate, up, down
     assert len(shape.adapted) == 7 * 28
     assert adapter_parameters(shape.adapted, 16) == 16 * 28 * per_layer == 17_432_576
 
 
-def test_qwen3_vl_2b_with_lora_needs_4_3_gb_of_weights_and_at_most_3_5_gb_of_activations_at_4_rows_of_3072() -> None:
+def test_qwen3_vl_2b_with_lora_needs_4_3_gb_of_weights() -> None:
+    """It needs at most 3.5 GB of activations at 4 rows of 3072."""
     shape = qwen3_vl_2b(LoraConfig(rank=16))
     estimate = training_memory(shape, training(lora_rank=16, compute_type="bf16"))
     assert estimate.weights == 2 * 2_127_532_032 + 4 * 17_432_576 == 4_324_794_368
@@ -76,7 +79,8 @@ def test_qwen3_vl_2b_with_lora_needs_4_3_gb_of_weights_and_at_most_3_5_gb_of_act
     assert estimate.total == 8_906_044_416
 
 
-def test_qwen3_vl_2b_with_qlora_needs_2_2_gb_of_weights_and_1_0_gb_more_for_each_further_device() -> None:
+def test_qwen3_vl_2b_with_qlora_needs_2_2_gb_of_weights() -> None:
+    """Each further device needs 1.0 GB more."""
     shape = qwen3_vl_2b(LoraConfig(rank=16, quantization="nf4"))
     in_4_bits = 28 * (3 * 2048 * 2048 + 3 * 2048 * 6144)
     assert shape.text_linear == in_4_bits == 1_409_286_144
@@ -94,7 +98,8 @@ def test_qwen3_vl_2b_with_qlora_needs_2_2_gb_of_weights_and_1_0_gb_more_for_each
     assert one.optimizer == 8 * 17_432_576
 
 
-def test_full_fine_tuning_of_qwen3_vl_2b_needs_16_bytes_per_weight_and_half_of_that_on_2_devices() -> None:
+def test_full_fine_tuning_needs_16_bytes_per_weight() -> None:
+    """The model is Qwen3-VL-2B; on 2 devices it needs half of that."""
     shape = qwen3_vl_2b(LoraConfig())
     one, two = (training_memory(shape, training(compute_type="bf16", devices=devices)) for devices in (1, 2))
     assert one.weights + one.gradients + one.optimizer == 16 * 2_127_532_032
@@ -111,7 +116,7 @@ def test_full_fine_tuning_of_qwen3_vl_2b_needs_16_bytes_per_weight_and_half_of_t
         (LoraConfig(rank=16, exclude_modules=None), False),  # its layers get adapters too
     ],
 )
-def test_a_vision_tower_without_gradient_is_whole_on_each_of_8_devices(lora: LoraConfig, vision_is_whole: bool) -> None:
+def test_a_frozen_vision_tower_is_whole_on_each_of_8_devices(lora: LoraConfig, vision_is_whole: bool) -> None:
     shape = qwen3_vl_2b(lora)
     assert shape.adapts_vision == (not vision_is_whole)
     estimate = training_memory(shape, training(lora_rank=16, compute_type="bf16", devices=8))
@@ -120,7 +125,8 @@ def test_a_vision_tower_without_gradient_is_whole_on_each_of_8_devices(lora: Lor
     assert estimate.weights == 2 * whole - (-(2 * (2_127_532_032 - whole) + 4 * adapter) // 8)
 
 
-def test_adamw_bf16_takes_8_bytes_per_weight_where_bf16_moments_take_4() -> None:
+def test_adamw_bf16_takes_8_bytes_per_weight() -> None:
+    """Moments in bf16 take 4."""
     shape = qwen3_vl_2b(LoraConfig(rank=16))
     settings = {"lora_rank": 16, "trained_type": "bf16", "compute_type": "bf16"}
     plain, compensated = (
@@ -130,7 +136,8 @@ def test_adamw_bf16_takes_8_bytes_per_weight_where_bf16_moments_take_4() -> None
     assert checkpoint_bytes(1000, "bf16", 0, "adamw_bf16") == 10_000
 
 
-def test_the_embedded_model_has_1_315_392_parameters_and_trains_in_21_mb_of_weights_gradients_and_moments() -> None:
+def test_the_embedded_model_trains_in_21_mb() -> None:
+    """Its 1,315,392 parameters take 21 MB of weights, gradients and moments."""
     shape = shape_of(model_config(build_tokenizer()), lora=LoraConfig(rank=4))
     layer = 3 * 128 * 128 + 3 * 128 * 384 + 2 * 128 + 2 * 32
     assert shape.parameters - shape.vision_parameters == 500 * 128 + 4 * layer + 128 == 851_840
@@ -144,7 +151,8 @@ def test_the_embedded_model_has_1_315_392_parameters_and_trains_in_21_mb_of_weig
     assert estimate.activations == text + tower + (4 + 2) * (2 * 20 * 500)
 
 
-def test_a_forward_pass_keeps_between_half_and_all_of_the_activations_bound() -> None:
+def test_a_forward_pass_keeps_half_to_all_of_its_bound() -> None:
+    """The bound is that of activations."""
     import transformers
 
     config = model_config(build_tokenizer())
@@ -186,7 +194,8 @@ class LargestLive(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("compute_type", ["bf16", "fp32"])
-def test_a_pass_without_gradient_holds_between_half_and_all_of_the_scoring_bound(compute_type: str) -> None:
+def test_a_gradientless_pass_holds_half_to_all_of_its_bound(compute_type: str) -> None:
+    """The bound is that of scoring."""
     import transformers
 
     config = model_config(build_tokenizer())
@@ -200,7 +209,8 @@ def test_a_pass_without_gradient_holds_between_half_and_all_of_the_scoring_bound
     assert 0.5 * bound < live.most <= bound
 
 
-def test_scoring_16_rows_of_3072_with_qwen3_vl_2b_takes_at_most_3_5_gb_and_without_rows_nothing() -> None:
+def test_scoring_with_qwen3_vl_2b_takes_at_most_3_5_gb() -> None:
+    """The pass has 16 rows of 3072 tokens; without rows it takes nothing."""
     shape = qwen3_vl_2b(LoraConfig(rank=16))
     attention = 2 * (4 * 2048 + 5 * 1024) + 12 * 2048
     assert passing_bytes_per_token(shape.text, 2) == 2 * 5 * 2048 + attention == 71_680
@@ -209,7 +219,8 @@ def test_scoring_16_rows_of_3072_with_qwen3_vl_2b_takes_at_most_3_5_gb_and_witho
     assert scoring_bytes(shape, training(**settings)) == 0
 
 
-def test_at_8192_tokens_per_row_scoring_16_rows_of_2b_takes_more_than_updating_1() -> None:
+def test_scoring_long_rows_takes_more_than_updating_one() -> None:
+    """The pass has 16 rows of 8192 tokens of the 2B model."""
     lengths = {"lora_rank": 16, "compute_type": "bf16", "rows": 1, "response_tokens": 7168}
     shape = qwen3_vl_2b(LoraConfig(rank=16))
     update = training_memory(shape, training(**lengths))
@@ -221,7 +232,8 @@ def test_at_8192_tokens_per_row_scoring_16_rows_of_2b_takes_more_than_updating_1
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rank", [0, 16])
-def test_the_known_shape_of_each_size_is_that_of_the_model_that_transformers_builds(size: str, rank: int) -> None:
+def test_known_shapes_are_those_that_transformers_builds(size: str, rank: int) -> None:
+    """This holds for each size."""
     lora = LoraConfig(rank=rank)
     built = qwen3_vl(size, lora)
     assert known_shape(size, lora) == dataclasses.replace(built, adapted=known_shape(size, lora).adapted)
@@ -237,9 +249,10 @@ def test_the_known_shape_of_each_size_is_that_of_the_model_that_transformers_bui
         ({"offload_params": True, "offload_optimizer": True}, 24, 16),
     ],
 )
-def test_what_is_offloaded_between_phases_leaves_8_bytes_per_float32_moment_pair_and_4_per_weight(
+def test_offloading_between_phases_leaves_its_known_bytes(
     offloaded: dict[str, bool], sampling: int, scoring: int
 ) -> None:
+    """It leaves 8 bytes per float32 pair of moments and 4 per weight."""
     shape = qwen3_vl_2b(LoraConfig())
     estimate = training_memory(shape, training(compute_type="bf16", devices=2, **offloaded))
     share = 2_127_532_032 // 2
@@ -252,24 +265,28 @@ def test_what_is_offloaded_between_phases_leaves_8_bytes_per_float32_moment_pair
     assert away.gathered == estimate.gathered
 
 
-def test_a_generator_of_qwen3_vl_2b_with_one_request_of_3072_tokens_needs_4_6_gb_in_bf16() -> None:
+def test_a_generator_of_qwen3_vl_2b_needs_4_6_gb() -> None:
+    """It has one request of 3072 tokens in bf16."""
     shape = qwen3_vl_2b(LoraConfig())
     assert generator_memory(shape, "bf16", 3072) == 2 * (2_127_532_032 + 2 * 28 * 1024 * 3072) == 4_607_385_600
 
 
-def test_a_checkpoint_of_1000_float32_weights_has_12_kb_and_16_with_a_teachers_copy() -> None:
+def test_a_checkpoint_of_1000_weights_has_12_kb() -> None:
+    """The weights are float32; with a teacher's copy it has 16 kB."""
     assert (checkpoint_bytes(1000, "fp32", 0), checkpoint_bytes(1000, "fp32", 1)) == (12_000, 16_000)
     assert checkpoint_bytes(1000, "bf16", 1, weights_only=True) == 2_000
 
 
-def test_memory_fails_at_11_of_10_gib_warns_where_only_the_bound_exceeds_it_and_passes_below() -> None:
+def test_memory_fails_at_11_of_10_gib() -> None:
+    """It warns where only the bound exceeds it, and passes below."""
     marks = [fits(certain * GIB, 4 * GIB, 10 * GIB, "memory").mark for certain in (11, 7, 6)]
     assert marks == ["fail", "warn", "ok"]
     assert "lora.rank" in fits(11 * GIB, 0, 10 * GIB, "memory").remedy
     assert [engine_share(5 * GIB, share * GIB, 0).mark for share in (4, 5)] == ["fail", "ok"]
 
 
-def test_beside_vllm_qwen3_vl_2b_fits_an_80_gib_card_at_a_share_of_0_6_and_not_at_0_95() -> None:
+def test_beside_vllm_qwen3_vl_2b_fits_80_gib_at_0_6() -> None:
+    """It does not fit at a share of 0.95."""
     card = Gpu(name="H100", capability=(9, 0), total=80 * GIB, free=80 * GIB)
     shape = qwen3_vl_2b(LoraConfig(rank=16))
     needs = Needs(
@@ -304,14 +321,16 @@ def on_a_card(size: str, gigabytes: float, *settings: str) -> tuple[Phases, str]
     return phases_on(config, needs, **card), settings_that_fit(config, **card, shape_of_path=shapes)
 
 
-def test_training_all_weights_of_2b_on_80_gb_sleeps_and_fits_because_gradients_are_freed_before_vllm_wakes_up() -> None:
+def test_full_fine_tuning_of_2b_on_80_gb_sleeps_and_fits() -> None:
+    """It fits because gradients are freed before vLLM wakes up."""
     phases, _ = on_a_card("2B", 80, "worker.actor.model.lora.rank=0")
     assert phases.in_words == "sleeps"
     gradients = 4 * 2_127_532_032
     assert 0 < phases.sampling_left < gradients, "with the gradients of the last update there the wake-up would fail"
 
 
-def test_training_all_weights_of_2b_on_48_gb_is_refused_by_name_with_the_share_that_would_fit() -> None:
+def test_full_fine_tuning_of_2b_on_48_gb_is_refused() -> None:
+    """The message names the share that would fit."""
     phases, fitting = on_a_card("2B", 48, "worker.actor.model.lora.rank=0")
     assert phases.refused is not None
     assert "while responses are sampled" in phases.refused
@@ -331,7 +350,8 @@ def test_training_all_weights_of_2b_on_48_gb_is_refused_by_name_with_the_share_t
         ),
     ],
 )
-def test_a_refused_run_of_4b_on_80_gb_names_one_change_that_makes_it_fit(settings: list[str], fitting: str) -> None:
+def test_a_refused_run_names_one_change_that_makes_it_fit(settings: list[str], fitting: str) -> None:
+    """The model is 4B on 80 GB."""
     phases, found = on_a_card("4B", 80, *settings)
     assert not phases.fits
     assert found == fitting
@@ -339,7 +359,8 @@ def test_a_refused_run_of_4b_on_80_gb_names_one_change_that_makes_it_fit(setting
     assert on_a_card("4B", 80, *kept, *found.split())[0].fits
 
 
-def test_a_larger_card_never_trains_less_and_longer_responses_never_more() -> None:
+def test_a_larger_card_never_trains_less() -> None:
+    """Longer responses never train more."""
     marks = {"refused": 0, "sleeps": 1, "fits": 2}
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in memory_table()[2:]]
     assert len(rows) == len(SIZES) * 3 * len(RESPONSES)
@@ -353,14 +374,14 @@ def test_a_larger_card_never_trains_less_and_longer_responses_never_more() -> No
                     assert int(short_cell.split()[-1]) >= int(long_cell.split()[-1])
 
 
-def test_50_steps_saved_every_10_keep_5_checkpoints_or_4_under_a_limit_of_3_and_the_last_alone_without_a_frequency() -> (
-    None
-):
+def test_checkpoints_on_disk_are_counted_from_the_settings() -> None:
+    """50 steps saved every 10 keep 5, or 4 under a limit of 3, and the last alone without a frequency."""
     assert (checkpoints_kept(10, -1, 50), checkpoints_kept(10, 3, 50), checkpoints_kept(-1, 3, 50)) == (5, 4, 1)
     assert (checkpoints_kept(10, 3, None), checkpoints_kept(10, 9, 50)) == (4, 5)
 
 
-def test_a_checkpoint_folder_that_lacks_1_of_2_shards_or_all_weights_fails(tmp_path: Path) -> None:
+def test_a_checkpoint_folder_without_all_shards_fails(tmp_path: Path) -> None:
+    """It lacks 1 of 2 shards, or all weights."""
     assert weights_finding(str(tmp_path)).mark == "fail"
     (tmp_path / "a.safetensors").touch()
     assert weights_finding(str(tmp_path)).mark == "ok"
@@ -386,7 +407,8 @@ def test_without_a_gpu_4_workers_need_4_times_the_memory_of_one() -> None:
     assert mark(4, 4 * (certain + actor.activations)) == "ok"
 
 
-def test_the_head_holds_6_bytes_per_logit_of_its_chunk_and_a_divergence_56_of_its_own() -> None:
+def test_the_head_holds_6_bytes_per_logit_of_its_chunk() -> None:
+    """A divergence holds 56 bytes of its own."""
     shape = qwen3_vl_2b(LoraConfig(rank=16))
     chunks = {"head_chunk_elements": 2**28, "divergence_chunk_elements": 2**26}
     many = 4 * 2048  # tokens of 4 rows

@@ -21,7 +21,8 @@ DEMAND = Demand(loaded=5 * GIB, kept=2 * GIB, certain=8 * GIB, bound=12 * GIB, e
 
 
 @pytest.mark.heavy
-def test_training_on_a_gpu_of_40_mb_ends_with_code_2_before_anything_is_written(tmp_path: Path) -> None:
+def test_training_on_a_gpu_of_40_mb_ends_with_code_2(tmp_path: Path) -> None:
+    """It ends before anything is written."""
     small = card("a small card", (9, 0), 0.04) | {"free": 39_000_000}
     command = [
         sys.executable, "-m", "cepo.train", f"config={REPOSITORY}/configs/microgeo/quickstart.yaml",
@@ -49,7 +50,7 @@ def decides(
     return worker._sleeps(config, facts)
 
 
-def test_a_worker_decides_by_what_is_free_once_its_models_are_loaded(
+def test_a_worker_decides_by_what_is_free_after_loading(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = load_config(["config=configs/geo3k/cepo.yaml", "worker.rollout.name=vllm"])

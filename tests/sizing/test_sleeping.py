@@ -17,7 +17,8 @@ def phases(free: int, share: int = 40 * GIB, sleep: str = "auto", **changes: int
     return plan_phases(dataclasses.replace(DEMAND, **changes), free=free, share=share, sleep=sleep)
 
 
-def test_auto_sleeps_only_where_scoring_or_update_needs_more_than_is_free_beside_the_engine() -> None:
+def test_auto_sleeps_only_where_memory_beside_vllm_is_short() -> None:
+    """Scoring or update needs more than is free."""
     assert not phases(52 * GIB).sleeps
     assert phases(52 * GIB - 1).sleeps
     assert [phases(free * GIB).in_words for free in (60, 52, 51)] == ["fits", "fits", "sleeps"]
@@ -29,7 +30,7 @@ def test_always_and_never_do_not_look_at_memory() -> None:
     assert not phases(20 * GIB, share=0, sleep="always").sleeps, "only vLLM can sleep"
 
 
-def test_what_stays_from_the_second_step_on_must_fit_beside_the_engine_that_wakes_up() -> None:
+def test_what_stays_must_fit_beside_the_waking_engine() -> None:
     """Where the optimizer's state is not counted, the engine starts, step 1 passes, and step 2 has no memory to wake up."""
     assert phases(42 * GIB).in_words == "sleeps"
     late = phases(42 * GIB - 1)
@@ -39,7 +40,8 @@ def test_what_stays_from_the_second_step_on_must_fit_beside_the_engine_that_wake
     assert phases(41 * GIB, kept=-3 * GIB).refused is None, "weights that leave the device make room"
 
 
-def test_a_certain_part_that_exceeds_the_device_is_refused_and_an_upper_bound_alone_is_tight() -> None:
+def test_a_certain_excess_is_refused_and_a_bound_is_tight() -> None:
+    """A certain part that exceeds the device is refused; where the upper bound alone exceeds it, memory is tight."""
 
     def asleep(free: int) -> Phases:
         return phases(free, share=4 * GIB, kept=0, engine=0)
@@ -61,9 +63,8 @@ def test_a_share_below_the_engines_weights_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("scoring", "total"), [(28, 1797), (2000, 500 + 1000 + 60 + 200 + 8 + 2000)])
-def test_a_step_takes_the_larger_of_an_update_and_of_a_scoring_pass_which_has_no_gradients(
-    scoring: int, total: int
-) -> None:
+def test_a_step_takes_the_larger_of_update_and_scoring(scoring: int, total: int) -> None:
+    """Scoring has no gradients."""
     estimate = Estimate(
         weights=1000, gathered=200, gradients=30, optimizer=60, copies=500, activations=7, scoring=scoring, swapped=8
     )
@@ -72,7 +73,7 @@ def test_a_step_takes_the_larger_of_an_update_and_of_a_scoring_pass_which_has_no
     assert estimate.certain == 1500 + 60 + 30 + 200
 
 
-def test_a_step_takes_the_larger_of_a_backward_pass_and_of_the_optimizers_arithmetic() -> None:
+def test_a_step_takes_the_larger_of_backward_and_optimizer() -> None:
     estimate = Estimate(
         weights=100, gathered=20, gradients=30, optimizer=60, copies=0, activations=7, reducing=5, stepping=33
     )
@@ -81,7 +82,8 @@ def test_a_step_takes_the_larger_of_a_backward_pass_and_of_the_optimizers_arithm
     assert dataclasses.replace(estimate, stepping=31).total == 100 + 30 + 60 + 20 + 5 + 7
 
 
-def test_state_that_leaves_the_device_is_not_kept_while_sampling_nor_while_scoring() -> None:
+def test_state_that_leaves_the_device_is_not_counted() -> None:
+    """It is counted neither while sampling nor while scoring."""
     estimate = Estimate(
         weights=100, gathered=20, gradients=0, optimizer=60, copies=0, activations=0, scoring=500,
         leaves_while_sampling=160, leaves_while_scoring=60,

@@ -54,9 +54,8 @@ def identifier(folder: Path, name: str) -> str:
     return json.loads((folder / "trackers.json").read_text())[name]
 
 
-def test_wandb_offline_keeps_two_parts_of_1_run_with_4_rows_and_the_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_offline_keeps_two_parts_of_1_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run has 4 rows and the settings."""
     needed("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -75,9 +74,8 @@ def test_wandb_offline_keeps_two_parts_of_1_run_with_4_rows_and_the_settings(
     assert [json.loads(table.read_text())["data"] for table in tables] == [[["a", "the_answer_is_24", "1.0"]]]
 
 
-def test_mlflow_keeps_1_run_with_4_values_its_settings_and_its_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_keeps_1_run_with_values_settings_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has 4 values."""
     needed("mlflow", "sqlalchemy", "alembic")
     from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
@@ -124,9 +122,7 @@ def test_swanlab_offline_keeps_two_parts_of_1_run(tmp_path: Path, monkeypatch: p
     assert all("12345" in path.read_text() for path in tmp_path.rglob("files/config.yaml"))
 
 
-def test_a_new_run_in_a_used_folder_is_a_second_run_beside_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_run_in_a_used_folder_is_a_second_tracked_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed("mlflow", "sqlalchemy", "alembic")
     from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
@@ -152,15 +148,14 @@ def without_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow", "swanlab"])
 @pytest.mark.usefixtures("without_libraries")
-def test_a_sink_without_its_library_is_an_error_that_names_the_extra(name: str, tmp_path: Path) -> None:
+def test_a_sink_without_its_library_names_the_extra(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"'{name}' needs {name}.*pip install 'cepo\[trackers\]'"):
         build_tracker(["file", name], run_in(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_named_wandb_in_the_working_directory_is_not_taken_for_the_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_named_wandb_is_not_taken_for_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is in the working directory."""
     name = "folder_that_is_no_library"
     (tmp_path / name).mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))

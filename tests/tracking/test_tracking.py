@@ -68,7 +68,8 @@ def group_at(step: int, **changes: Any) -> GroupRecord:
     return GroupRecord(**(settings | changes))
 
 
-def test_a_group_reads_back_with_numbers_of_6_significant_digits_and_nan_for_null(tmp_path: Path) -> None:
+def test_a_group_reads_back_with_6_significant_digits(tmp_path: Path) -> None:
+    """null is read as NaN."""
     sink = build_sink("file", run_in(tmp_path))
     sink.log_rollouts([group_at(3)])
     sink.close()
@@ -102,7 +103,8 @@ def test_a_rollout_with_2_tokens_and_3_deltas_is_refused() -> None:
         )
 
 
-def test_text_with_line_separators_and_a_lone_surrogate_stays_on_one_line(tmp_path: Path) -> None:
+def test_text_with_odd_separators_stays_on_one_line(tmp_path: Path) -> None:
+    """The text has line separators and a lone surrogate."""
     text = "a\u2028b\x85c\n\udc80 °"
     file = LineFile(tmp_path / "lines.jsonl")
     file.append({"text": text})
@@ -130,7 +132,8 @@ def test_two_calls_for_one_step_give_one_row_with_both_metrics(tmp_path: Path) -
     assert math.isnan(rows[1].values["actor/grad_norm"])
 
 
-def test_a_shorter_replacement_of_the_last_row_leaves_no_rest_of_the_longer_one(tmp_path: Path) -> None:
+def test_a_shorter_replacement_leaves_no_rest_of_the_longer(tmp_path: Path) -> None:
+    """The replacement is that of the last row."""
     file = LineFile(tmp_path / "lines.jsonl")
     file.append({"step": 1})
     file.append({"step": 2, "value": 0.123456789})
@@ -140,7 +143,8 @@ def test_a_shorter_replacement_of_the_last_row_leaves_no_rest_of_the_longer_one(
     assert [row["step"] for row in read_objects(tmp_path / "lines.jsonl")] == [1, 2, 3]
 
 
-def test_a_torn_last_line_is_passed_over_by_the_reader_and_cut_by_the_writer(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_skipped_and_then_cut(tmp_path: Path) -> None:
+    """The reader skips it, and the writer cuts it."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "reward/mean": 0.5}\n{"step": 2, "reward/me')
     assert [row.step for row in read_metrics(tmp_path)] == [1]
@@ -151,7 +155,8 @@ def test_a_torn_last_line_is_passed_over_by_the_reader_and_cut_by_the_writer(tmp
 
 
 @pytest.mark.parametrize("length", [1, 65_535, 65_536, 65_537, 200_000])
-def test_a_torn_line_of_any_length_is_cut_to_the_2_whole_lines_before_it(tmp_path: Path, length: int) -> None:
+def test_a_torn_line_of_any_length_is_cut(tmp_path: Path, length: int) -> None:
+    """The 2 whole lines before it stay."""
     path = tmp_path / "lines.jsonl"
     path.write_bytes(b'{"step": 1}\n{"step": 2}\n' + b"{" * length)
     file = LineFile(path)
@@ -160,13 +165,15 @@ def test_a_torn_line_of_any_length_is_cut_to_the_2_whole_lines_before_it(tmp_pat
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
 
 
-def test_a_broken_line_in_the_middle_is_an_error_that_names_file_and_line_2(tmp_path: Path) -> None:
+def test_a_broken_line_in_the_middle_names_file_and_line(tmp_path: Path) -> None:
+    """The line is 2."""
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\nnot json\n{"step": 3}\n')
     with pytest.raises(DataError, match=r"metrics\.jsonl, line 2"):
         read_metrics(tmp_path)
 
 
-def test_resuming_after_step_2_drops_rows_and_rollouts_of_steps_3_and_4(tmp_path: Path) -> None:
+def test_resuming_after_step_2_drops_steps_3_and_4(tmp_path: Path) -> None:
+    """Rows and rollouts are dropped."""
     first = build_tracker(["file"], run_in(tmp_path))
     for step in range(5):
         first.log_metrics(step, {"reward/mean": 0.1 * step})
@@ -190,7 +197,7 @@ def test_resuming_after_step_2_drops_rows_and_rollouts_of_steps_3_and_4(tmp_path
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_a_new_run_in_a_used_folder_sets_the_earlier_records_aside(tmp_path: Path) -> None:
+def test_a_new_run_sets_a_used_folders_records_aside(tmp_path: Path) -> None:
     for step in (3, 1):
         tracker = build_tracker(["file"], run_in(tmp_path))
         tracker.log_metrics(step, {"reward/mean": 0.5})
@@ -218,7 +225,7 @@ def test_the_environment_names_versions_command_and_devices(tmp_path: Path) -> N
     assert entry["threads"]["processors"] >= 1
 
 
-def test_the_commit_is_recorded_only_for_a_package_that_the_checkout_tracks(tmp_path: Path) -> None:
+def test_the_commit_is_recorded_for_a_tracked_package_alone(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
         done = subprocess.run(
@@ -238,7 +245,8 @@ def test_the_commit_is_recorded_only_for_a_package_that_the_checkout_tracks(tmp_
     assert code_version(tmp_path / "package") == {"commit": git("rev-parse", "HEAD"), "dirty": True}
 
 
-def test_the_console_line_of_step_3_of_10_says_what_an_operator_asks(tmp_path: Path) -> None:
+def test_the_console_line_says_what_an_operator_asks(tmp_path: Path) -> None:
+    """It is step 3 of 10."""
     output = io.StringIO()
     sink = build_sink("console", run_in(tmp_path, console=Console(file=output, width=40)))
     sink.log_metrics(3, STEP_METRICS)
@@ -248,7 +256,8 @@ def test_the_console_line_of_step_3_of_10_says_what_an_operator_asks(tmp_path: P
     )
 
 
-def test_the_console_shows_validation_of_96_of_256_with_a_standard_error_of_3_points(tmp_path: Path) -> None:
+def test_the_console_shows_validation_with_its_error(tmp_path: Path) -> None:
+    """96 of 256 are right, with a standard error of 3 points."""
     output = io.StringIO()
     sink = build_sink("console", run_in(tmp_path, console=Console(file=output, width=40)))
     sink.log_metrics(0, {"val/accuracy": 0.375, "val/num_samples": 256, "timing_s/validate": 12.34})
@@ -278,7 +287,7 @@ def test_tensorboard_shows_after_resume_at_step_1_each_step_once(tmp_path: Path)
     assert seen == [(0, 0.25), (1, 0.25), (2, 0.75), (3, 0.75)]
 
 
-def test_an_unknown_sink_is_an_error_with_the_nearest_of_the_6_known_names(tmp_path: Path) -> None:
+def test_an_unknown_sink_names_the_nearest_of_6(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=r"'tensorbord' is unknown. Did you mean 'tensorboard'\? Known: console, file, mlflow, swanlab, tensorboard, wandb",
@@ -313,9 +322,8 @@ class RequiredFailingSink(FailingSink):
     required: ClassVar[bool] = True
 
 
-def test_a_failing_optional_sink_is_dropped_with_1_warning_and_the_file_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_optional_sink_is_dropped_with_1_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The file continues."""
     failing = FailingSink()
     tracker = Tracker({"failing": failing, "file": build_sink("file", run_in(tmp_path))})
     with caplog.at_level(logging.WARNING):

@@ -15,9 +15,10 @@ def warned(caplog: pytest.LogCaptureFixture, *steps: list[float]) -> list[str]:
     return [record.getMessage() for record in caplog.records]
 
 
-def test_three_steps_of_4_equal_rewards_are_told_with_their_number_and_their_value(
+def test_three_steps_of_equal_rewards_are_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Each step has 4 rewards; the report has the number of steps and the value."""
     (message,) = warned(caplog, *[[0.5] * 4] * 5)
     assert message.startswith("all 12 responses of the first 3 steps got the reward 0.5, so that nothing can be learnt")
     assert "data.answer_key" in message
@@ -27,7 +28,8 @@ def test_three_steps_of_4_equal_rewards_are_told_with_their_number_and_their_val
     "steps",
     [[[0.0] * 4] * 2, [[0.0] * 4, [0.0] * 4, [0.0, 0.0, 0.0, 1.0]], [[0.0, 1.0], [0.0] * 2, [0.0] * 2, [0.0] * 2]],
 )
-def test_two_steps_or_one_other_reward_among_the_first_three_are_no_reason(
+def test_two_equal_steps_or_one_other_reward_say_nothing(
     steps: list[list[float]], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The steps are the first three."""
     assert warned(caplog, *steps) == []

@@ -47,7 +47,8 @@ def group_of(
     return group
 
 
-def test_an_answer_that_the_verifier_refuses_and_the_grader_finds_equal_is_no_wrong_reference(pool: RewardPool) -> None:
+def test_an_answer_equal_to_the_truth_is_no_wrong_reference(pool: RewardPool) -> None:
+    """The verifier refuses it and the grader finds it equal."""
     # A stricter verifier than the grader, one that wants another format or a proof.
     group = group_of(pool, "0.5", [(r"\boxed{0.5}", True), (r"\boxed{1/2}", False), (r"\boxed{3}", False)])
     assert [rollout.answer_equals_ground_truth for rollout in group.rollouts] == [True, True, False]
@@ -71,7 +72,7 @@ def test_a_response_without_an_answer_is_wrong_and_no_candidate(pool: RewardPool
     assert [rollout.index for rollout in wrong_candidates(group)] == [2]
 
 
-def test_responses_are_shown_to_peers_without_any_of_the_tokens_that_end_them(pool: RewardPool) -> None:
+def test_peers_see_responses_without_their_end_tokens(pool: RewardPool) -> None:
     responses = [(r"\boxed{6}", False), (r"\boxed{5}", True), ("cut", False)]
     group = group_of(pool, "5", responses, ids=[(1, 2, END), (3, STOP, END), (4, 5, 6)])
     assert [rollout.response_ids for rollout in group.rollouts] == [(1, 2), (3,), (4, 5, 6)]

@@ -42,9 +42,8 @@ def rounds_mixed_from(first: int) -> Callable[[int], Rollouts]:
         (0, 9, 26, 0), (-1, 9, 26, 0), (0, 8, 24, 2),
     ],
 )  # fmt: skip
-def test_rounds_are_asked_up_to_the_limit_and_without_one_as_long_as_3_passes_over_the_data_keep_a_group(
-    max_rounds: int, rounds_per_pass: int, rounds: int, filled: int
-) -> None:
+def test_rounds_are_asked_up_to_the_limit(max_rounds: int, rounds_per_pass: int, rounds: int, filled: int) -> None:
+    """Without one, as long as 3 passes over the data keep a group."""
     rollouts = ask_until_enough(
         rounds_mixed_from(25),
         AlgorithmConfig(),

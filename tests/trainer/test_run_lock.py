@@ -38,9 +38,8 @@ def holder(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_a_second_run_is_refused_by_the_holders_name_and_leaves_the_folder_as_it_was(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_second_run_is_refused_by_the_holders_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It leaves the folder as it was."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     process = holder(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -55,9 +54,8 @@ def test_a_second_run_is_refused_by_the_holders_name_and_leaves_the_folder_as_it
     RunLock(tmp_path).acquire()
 
 
-def test_the_lock_of_a_killed_process_is_taken_over_and_a_released_one_leaves_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_killed_processs_lock_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A released one leaves nothing."""
     process = holder(tmp_path)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)

@@ -11,7 +11,8 @@ from cepo.rewards.contract import ContractError, validate_score
 from cepo.trainer.health import SkippedUpdates
 
 
-def test_the_first_step_is_told_and_the_third_in_a_row_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_third_skipped_step_in_a_row_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    """The first is reported."""
     watch = SkippedUpdates(3)
     for step, (skipped, updates) in enumerate(
         [(0, 2), (1, 2), (2, 2), (2, 2), (0, 0), (1, 2), (2, 2), (2, 2)], start=1

@@ -45,7 +45,8 @@ def test_the_gpu_with_most_prompts_has_the_ceiling_of_their_mean() -> None:
     assert heaviest(0.1 * 3 * 10, 1) == 3  # 3.0000000000000004
 
 
-def test_two_responses_of_at_most_two_tokens_are_decoded_in_the_time_worked_out_by_hand() -> None:
+def test_two_short_responses_decode_in_the_computed_time() -> None:
+    """They have at most two tokens each, and the time is worked out by hand."""
     batch = Batch(prompt_tokens=10, mean_response=1 / math.log(2), longest_response=2)
     decoding = Decoding(weights=100.0, cache_per_token=3.0)
     # First token: both are there, 10 tokens each. Second: each with probability 1/2, so one of them with 3/4; 11 tokens.
@@ -53,7 +54,8 @@ def test_two_responses_of_at_most_two_tokens_are_decoded_in_the_time_worked_out_
     assert decode_seconds(2, batch, decoding, memory=4.0) == pytest.approx(read / 4)
 
 
-def test_a_step_of_4_prompts_on_1_2_and_16_gpus_takes_the_seconds_worked_out_by_hand() -> None:
+def test_a_step_on_1_2_and_16_gpus_takes_the_computed_time() -> None:
+    """The step has 4 prompts, and the time is worked out by hand."""
     batch = Batch(
         prompts=4, group_size=1, live_share=0.75, prompts_per_update=2, mean_response=1e12, longest_response=1
     )
@@ -80,11 +82,13 @@ def test_a_step_of_4_prompts_on_1_2_and_16_gpus_takes_the_seconds_worked_out_by_
     assert seconds(16) == pytest.approx(many | {"step": 790.29, "communication": 787.5})
 
 
-def test_communication_is_none_on_one_gpu_and_takes_the_slower_link_beyond_a_machine() -> None:
+def test_communication_takes_the_slower_link_beyond_a_machine() -> None:
+    """There is none on one GPU."""
     assert [communication_seconds(2, 800.0, gpus, GPU) for gpus in (1, 8, 16)] == [0.0, 14.0, 150.0]
 
 
-def test_qwen3_vl_2b_costs_14_tflop_to_score_a_prompt_23_for_two_teachers_and_38_to_update() -> None:
+def test_qwen3_vl_2b_costs_14_23_and_38_tflop_a_prompt() -> None:
+    """They are the cost to score, of two teachers, and to update."""
     costs = costs_from_operations(MODEL, Batch(), GPU, teachers=2, hint=20)
     operations = {name: seconds * 200 for name, seconds in vars(costs).items()}  # in 1e12
     # Picture 0.931; 3,600 tokens of 2.8535e-3, 3,200 through the head of 0.6223e-3, 2.0e6 pairs of 229,376e-12.
@@ -95,7 +99,8 @@ def test_qwen3_vl_2b_costs_14_tflop_to_score_a_prompt_23_for_two_teachers_and_38
     assert operations["prefill"] == pytest.approx(0.931 + 400 * 2.8535e-3 + 0.0184, rel=2e-3)
 
 
-def test_qwen3_vl_2b_decodes_256_responses_in_9_seconds_and_32_in_3_6_at_1_79_terabytes_per_second() -> None:
+def test_qwen3_vl_2b_decodes_256_responses_in_9_seconds() -> None:
+    """It decodes 32 in 3.6 seconds, at 1.79 TB/s."""
     decoding = decoding_of(MODEL)
     assert (decoding.weights, decoding.cache_per_token) == (3_440_902_144, 114_688)
     # 256: 256 (400 x 400 + 400 x 400) cached tokens without the cut, and about 2,000 readings of the weights.
@@ -103,7 +108,8 @@ def test_qwen3_vl_2b_decodes_256_responses_in_9_seconds_and_32_in_3_6_at_1_79_te
     assert decode_seconds(32, Batch(), decoding, GPU.memory) == pytest.approx(3.6, abs=0.1)
 
 
-def test_an_update_pass_gathers_layers_twice_and_embeddings_once_and_an_optimizer_step_reduces_adapters() -> None:
+def test_an_update_gathers_layers_twice_and_embeddings_once() -> None:
+    """An optimizer step reduces adapters."""
     layers, adapters, embeddings = 28 * 50_331_648, 17_432_576, 2048 * 151_936
     traffic = traffic_of(MODEL)
     assert traffic.scoring_pass == 2 * (layers + adapters + embeddings)
@@ -112,7 +118,7 @@ def test_an_update_pass_gathers_layers_twice_and_embeddings_once_and_an_optimize
     assert traffic.reduction < 0.012 * traffic.update_pass
 
 
-def test_a_file_of_measured_stages_gives_the_packed_seconds_of_one_prompt() -> None:
+def test_measured_stages_give_the_packed_seconds_of_a_prompt() -> None:
     stages = {
         name: {"packed": {"seconds": seconds}, "padded": {"seconds": 99}}
         for name, seconds in (("score student", 4.0), ("score all", 10.0), ("teachers", 7.0), ("update", 10.0))
@@ -121,7 +127,8 @@ def test_a_file_of_measured_stages_gives_the_packed_seconds_of_one_prompt() -> N
     assert measured_costs(record, prefill=0.5) == PromptCosts(prefill=0.5, score=2.0, teachers=3.0, update=5.0)
 
 
-def test_a_rank_of_4_sends_three_quarters_of_what_its_passes_gather_and_reduce() -> None:
+def test_a_rank_of_4_sends_three_quarters() -> None:
+    """They are three quarters of what its passes gather and reduce."""
     sharding = Sharding(
         blocks=WeightBytes(gathered=400, reduced=40), outside=WeightBytes(gathered=80, reduced=0), synchronised=48
     )
@@ -131,7 +138,8 @@ def test_a_rank_of_4_sends_three_quarters_of_what_its_passes_gather_and_reduce()
     assert set(expected_bytes(sharding, calls, 1).values()) == {0}
 
 
-def test_gradients_that_are_reduced_once_are_sent_once_for_3_passes_of_an_optimizer_step() -> None:
+def test_once_reduced_gradients_are_sent_once_for_3_passes() -> None:
+    """The passes are those of one optimizer step."""
     weights = WeightBytes(gathered=400, reduced=40), WeightBytes(gathered=80, reduced=0)
     calls = Calls(update_passes=3, optimizer_steps=1)
     for once, reductions in ((True, 1), (False, 3)):

@@ -37,7 +37,7 @@ def test_names_and_ends_of_paths_fit(names: list[str]) -> None:
         (["qkv"], ".*visual.*", ["'qkv' fits only layers that exclude_modules '.*visual.*' leaves out"]),
     ],
 )
-def test_one_name_that_fits_nothing_is_refused_with_the_layers_that_there_are(
+def test_a_name_that_fits_nothing_is_refused_with_the_layers(
     names: list[str], excluded: str | None, parts: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -34,7 +34,8 @@ def test_the_first_step_is_worked_out_by_hand() -> None:
     assert float(weight) == pytest.approx(1.8, abs=1e-6)
 
 
-def test_float32_weights_follow_torchs_adamw_to_the_rounding_of_a_bf16_momentum() -> None:
+def test_float32_weights_follow_torchs_adamw() -> None:
+    """They follow it to the rounding of a bf16 momentum."""
     start, steps = torch.linspace(-1, 1, 64), gradients(50, 64)
     settings = {"lr": 1e-3, "weight_decay": 0.01}
     ours = trained(CompensatedAdamW, start, steps, **settings)
@@ -43,7 +44,8 @@ def test_float32_weights_follow_torchs_adamw_to_the_rounding_of_a_bf16_momentum(
     assert (ours - theirs).abs().max() < 0.01 * moved
 
 
-def test_400_updates_of_a_thousandth_of_the_rounding_step_move_a_bf16_weight_as_in_float32() -> None:
+def test_tiny_updates_move_a_bf16_weight_as_in_float32() -> None:
+    """The case has 400 updates of a thousandth of the rounding step."""
     start, steps = torch.ones(8), [torch.ones(8)] * 400
     settings = {"lr": 1e-5, "weight_decay": 0.0}
     exact = trained(torch.optim.AdamW, start, steps, **settings)
@@ -63,7 +65,7 @@ def test_a_variance_falls_once_gradients_are_small() -> None:
     assert float(optimizer.state[weight]["exp_avg_sq"]) == pytest.approx(1e-3 * 0.999**100, rel=1e-4)
 
 
-def test_a_checkpoint_restores_its_state_so_that_the_next_step_is_the_same() -> None:
+def test_a_restored_state_takes_the_same_next_step() -> None:
     def model() -> tuple[nn.Linear, torch.optim.Optimizer]:
         torch.manual_seed(3)
         module = nn.Linear(4, 4, bias=False).bfloat16()

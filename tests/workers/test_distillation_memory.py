@@ -63,9 +63,10 @@ def held(benchmark: ModuleType, way: str, tokens: int) -> tuple[int, float, torc
 
 
 @pytest.mark.heavy
-def test_chunks_of_7_tokens_of_512_hold_below_an_eighth_of_the_dense_update_with_its_loss_and_gradient(
+def test_chunks_hold_below_an_eighth_of_the_dense_update(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The chunks have 7 tokens of 512, and loss and gradient are the same."""
     # The share of a response that a chunk has at 2,048 tokens of a vocabulary of 151,936.
     monkeypatch.setattr("cepo.models.head.DIVERGENCE_CHUNK_ELEMENTS", 7 * VOCABULARY)
     chunked, loss, gradient = held(benchmark, "chunked", 512)
@@ -79,18 +80,18 @@ def test_chunks_of_7_tokens_of_512_hold_below_an_eighth_of_the_dense_update_with
 
 
 @pytest.mark.heavy
-def test_256_more_tokens_add_the_layers_own_activations_below_a_fifteenth_of_one_distribution(
-    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_tokens_add_the_layers_own_activations(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 more tokens add less than a fifteenth of one distribution."""
     monkeypatch.setattr("cepo.models.head.DIVERGENCE_CHUNK_ELEMENTS", 7 * VOCABULARY)
     shorter, longer = (held(benchmark, "chunked", tokens)[0] for tokens in (256, 512))
     assert longer - shorter < 256 * VOCABULARY * 4 / 15
 
 
 @pytest.mark.heavy
-def test_the_benchmark_measures_both_ways_in_processes_of_their_own_and_records_sizes_and_versions(
+def test_the_benchmark_measures_both_ways_in_processes(
     tmp_path: Path,
 ) -> None:
+    """It records sizes and versions."""
     out = tmp_path / "results" / "memory.json"
     sizes = ["--vocabulary", "8192", "--tokens", "256", "--hidden", "32"]
     done = subprocess.run(
@@ -108,7 +109,8 @@ def test_the_benchmark_measures_both_ways_in_processes_of_their_own_and_records_
     assert "| dense |" in done.stdout
 
 
-def test_the_recorded_figure_is_of_2048_tokens_at_a_vocabulary_of_151936_and_below_an_eighth() -> None:
+def test_the_recorded_figure_is_below_an_eighth() -> None:
+    """It was measured with 2048 tokens at a vocabulary of 151936."""
     record = json.loads(RESULT.read_text(encoding="utf-8"))
     assert record["sizes"]["vocabulary"] == 151_936
     assert record["sizes"]["response_tokens"] == 2_048

@@ -31,7 +31,8 @@ def path(forest: TokenForest, rows: list[TokenRow], row: int) -> tuple[int, ...]
     return tokens
 
 
-def test_three_contexts_of_a_prompt_compute_the_prompt_once_and_each_tail_once() -> None:
+def test_three_contexts_compute_the_prompt_once() -> None:
+    """Each tail is computed once."""
     prompt = tuple(range(1, 41))
     rows = rows_of([(*prompt, 50), (*prompt, 51, 52, 53), (*prompt, 61, 52, 53)], num_responses=8, length=5)
     forest = plan_forest(rows)
@@ -55,7 +56,7 @@ def test_15_common_tokens_are_repeated_and_16_are_shared() -> None:
         assert plan_forest(rows_of([(*prompt, 50), (*prompt, 51)], num_responses=1)).num_tokens == expected
 
 
-def test_equal_tokens_in_front_of_different_pictures_are_not_shared() -> None:
+def test_equal_tokens_before_different_images_are_not_shared() -> None:
     context = (1, PICTURE, PICTURE, *range(2, 40))
     rows = [TokenRow(context=context, response=(5, 6, 7), images=picture) for picture in ("a", "b", "a")]
     forest = plan_forest(rows, placeholders=(PICTURE,))
@@ -95,9 +96,8 @@ row_lists = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(rows=row_lists, min_shared=st.integers(1, 4), placeholders=st.sampled_from([(), (1,)]))
-def test_every_row_is_read_off_its_path_and_descendants_follow_their_segment(
-    rows: list[TokenRow], min_shared: int, placeholders: tuple[int, ...]
-) -> None:
+def test_every_row_is_read_off_its_path(rows: list[TokenRow], min_shared: int, placeholders: tuple[int, ...]) -> None:
+    """Descendants follow their segment."""
     forest = plan_forest(rows, placeholders=placeholders, min_shared=min_shared)
     for index, row in enumerate(rows):
         assert path(forest, rows, index) == (*row.context, *row.response)[:-1]
@@ -118,9 +118,8 @@ def test_every_row_is_read_off_its_path_and_descendants_follow_their_segment(
 
 @settings(max_examples=200, deadline=None)
 @given(rows=row_lists, budget=st.integers(1, 60))
-def test_packs_hold_each_row_once_and_keep_to_the_budget_unless_a_row_alone_is_above_it(
-    rows: list[TokenRow], budget: int
-) -> None:
+def test_packs_hold_each_row_once_within_the_budget(rows: list[TokenRow], budget: int) -> None:
+    """Unless a row alone is above it."""
     packs = pack_rows(plan_forest(rows, min_shared=2), budget=budget)
     assert sorted(row for pack in packs for row in pack) == list(range(len(rows)))
     for pack in packs:

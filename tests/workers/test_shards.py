@@ -43,7 +43,8 @@ def saved(folder: Path, content: dict[str, Any]) -> Path:
     return folder
 
 
-def test_shards_come_back_bit_for_bit_with_the_values_that_are_no_tensors(tmp_path: Path) -> None:
+def test_shards_come_back_bit_for_bit_with_other_values(tmp_path: Path) -> None:
+    """The other values are no tensors."""
     folder = saved(tmp_path / "shards", state())
     loaded = state()
     for tensor in loaded["model"].values():
@@ -55,7 +56,8 @@ def test_shards_come_back_bit_for_bit_with_the_values_that_are_no_tensors(tmp_pa
     assert loaded["optimizer"]["param_groups"] == state()["optimizer"]["param_groups"]
 
 
-def test_metadata_that_asks_for_code_is_refused_by_name_and_runs_nothing(tmp_path: Path) -> None:
+def test_metadata_that_asks_for_code_is_refused_by_name(tmp_path: Path) -> None:
+    """It runs nothing."""
     folder = saved(tmp_path / "shards", state())
     trace = tmp_path / "it_ran"
     metadata = pickle.loads((folder / METADATA).read_bytes())
@@ -69,7 +71,8 @@ def test_metadata_that_asks_for_code_is_refused_by_name_and_runs_nothing(tmp_pat
     assert trace.exists(), "the payload is one"
 
 
-def test_an_entry_of_a_shard_that_asks_for_code_is_refused_by_name_and_runs_nothing(tmp_path: Path) -> None:
+def test_a_shards_entry_that_asks_for_code_is_refused(tmp_path: Path) -> None:
+    """It is refused by name and runs nothing."""
     trace = tmp_path / "it_ran"
     hostile = state()
     hostile["optimizer"]["param_groups"][0]["lr"] = Payload(trace)
@@ -79,7 +82,8 @@ def test_an_entry_of_a_shard_that_asks_for_code_is_refused_by_name_and_runs_noth
     assert not trace.exists()
 
 
-def test_a_random_state_that_asks_for_code_is_refused_by_name_and_runs_nothing(tmp_path: Path) -> None:
+def test_a_random_state_that_asks_for_code_is_refused(tmp_path: Path) -> None:
+    """It is refused by name and runs nothing."""
     trace, file = tmp_path / "it_ran", tmp_path / "random_state.pt"
     torch.save({"torch": torch.get_rng_state(), "python": Payload(trace), "cuda": []}, file)
     with pytest.raises(CheckpointError, match=r"random_state\.pt is refused, because it asks for \w+\.mkdir"):
