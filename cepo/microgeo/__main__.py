@@ -1,4 +1,4 @@
-"""`cepo microgeo`, or `python3 -m cepo.microgeo`: builds the embedded world, or ships its model."""
+"""`cepo microgeo`, or `python3 -m cepo.microgeo`: builds the embedded world, and may make its model the shipped one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cepo.microgeo.world import ASSETS, World, build_world
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 2 where the arguments or folders cannot be used."""
+    """Runs the command; returns 0, or 2 if the arguments or folders cannot be used."""
     parser = argparse.ArgumentParser(prog="cepo microgeo", description="Builds the embedded world microgeo.")
     parser.add_argument("--folder", type=Path, help="where to build it (default: the user's cache folder)")
     parser.add_argument("--seed", type=int, default=0, help="of the problems, and of the weights with --retrain")

@@ -1,9 +1,9 @@
-"""Solutions with human-like noise, and hints that may be right or wrong: what the embedded model is warm-started on.
+"""Makes the demonstrations for the embedded model's warm start: noisy solutions, with hints that may be right or wrong.
 
-The noise gives the model its difficulty: sometimes it misreads the image, sometimes it slips in a computed result,
-and in each family it makes a systematic mistake with the family's own rate. The hints teach it what `Here is a sample
-answer` means: mostly the demonstration's own answer, so that a right hint pulls towards the right reading of the
-image and a wrong one away from it.
+The noise gives the model its difficulty: sometimes a demonstration misreads the image, sometimes a computed result is
+off, and each family has a systematic mistake with its own rate. The hints teach the model what `Here is a sample
+answer` means. They mostly state the demonstration's own answer, so a right hint makes the right reading of the image
+more likely and a wrong hint makes it less likely.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LAST_RESULT = re.compile(r"=(-?\d+)\.? *\\boxed\{")
 
 @dataclass(frozen=True)
 class NoiseRates:
-    """Probabilities: per demonstration, except `slip`, which is per computed result.
+    """Probabilities of the mistakes: per demonstration, except `slip`, which is per computed result.
 
-    Hinted demonstrations misread more often: the model learns from these how a hint tells what was seen.
+    Hinted demonstrations misread more often, which teaches the model that a hint tells what was seen.
     """
 
     misread: float = 0.12
@@ -39,7 +39,7 @@ class NoiseRates:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """What the model shall write for a problem, and the hint it is shown (None: no hint)."""
+    """The response that the model learns for a problem, and the hint it is shown (None: no hint)."""
 
     problem: Problem
     response: str
@@ -47,7 +47,7 @@ class Demonstration:
 
 
 def demonstrate(problem: Problem, rates: NoiseRates, *, seed: int) -> Demonstration:
-    """A noisy solution of `problem`; a pure function of the problem, the rates and the seed."""
+    """Returns a noisy solution of `problem`, a pure function of the problem, the rates and the seed."""
     rng = random.Random(f"demonstration/{seed}/{problem.id}")
     family = FAMILIES[problem.family]
     seen = problem.seen
@@ -69,7 +69,7 @@ def demonstrate(problem: Problem, rates: NoiseRates, *, seed: int) -> Demonstrat
 
 
 def wrong_answer(problem: Problem, *, seed: int) -> str:
-    """A wrong answer as the model gives it: from a misread image or the family's misconception, without slips."""
+    """Returns a typical wrong answer: from a misread image or the family's misconception, without slips."""
     rng = random.Random(f"wrong/{seed}/{problem.id}")
     family = FAMILIES[problem.family]
     solutions: list[Steps] = [family.solve(problem.seen, problem.numbers, True, no_slip)]
@@ -79,7 +79,7 @@ def wrong_answer(problem: Problem, *, seed: int) -> str:
 
 
 def answer_bearing_positions(response: str, offsets: Sequence[tuple[int, int]]) -> list[int]:
-    """The response tokens that decide the answer: the first, which states what is seen, and those of the last computed result.
+    r"""Returns the response tokens that decide the answer: the first (what is seen) and those of the last computed result.
 
     The digits inside the box copy that result and decide nothing.
 
@@ -88,7 +88,8 @@ def answer_bearing_positions(response: str, offsets: Sequence[tuple[int, int]]) 
         offsets: per token its (start, end) in `response`, as a fast tokenizer's `return_offsets_mapping` gives them.
 
     Returns:
-        Ascending token positions. Only the first token where the response has no `=RESULT. \\boxed{`; none where it has no token.
+        Ascending token positions; only the first token if the response has no `=RESULT. \boxed{`, none if it has no
+            token.
 
     Raises:
         DataError: an offset lies outside the text.
@@ -113,7 +114,6 @@ def _slips(rng: random.Random, probability: float) -> Slip:
 
 
 def _near_number(rng: random.Random, number: int) -> int:
-    """A positive number that is off by a typical slip of the pen."""
     return rng.choice(
         [near for near in (number - 10, number - 2, number - 1, number + 1, number + 2, number + 10) if near > 0]
     )

@@ -1,7 +1,7 @@
-"""The 64x64 images: thick solid shapes with small random turns, so that a vision tower of two layers can read them.
+"""Draws the 64x64 images: thick solid shapes with small random rotations, readable by a vision tower of two layers.
 
-Everything that does not matter for the answer (colours, place, turn, size) is drawn at random; the quantity that the text leaves
-out is what the shape shows.
+Everything irrelevant to the answer (colours, place, rotation, size) is random. The shape shows the quantity that the
+text leaves out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Point = tuple[float, float]
 
 
 def draw_figure(problem: Problem) -> Image.Image:
-    """The image of a problem, RGB, 64x64; a pure function of the problem."""
+    """Draws the image of a problem (RGB, 64x64), a pure function of the problem."""
     rng = random.Random(f"figure/{problem.stream}/{problem.seed}/{problem.index}")
     side = IMAGE_SIDE * _OVERSAMPLING
     image = Image.new("RGB", (side, side), rng.choice(_PAPER))
@@ -41,7 +41,7 @@ def draw_figure(problem: Problem) -> Image.Image:
 
 
 def figure_png(problem: Problem) -> bytes:
-    """The image as PNG bytes."""
+    """Returns the image as PNG bytes."""
     buffer = io.BytesIO()
     draw_figure(problem).save(buffer, format="PNG")
     return buffer.getvalue()
@@ -58,7 +58,6 @@ def _disc(draw: ImageDraw.ImageDraw, centre: Point, radius: float, colour: tuple
 
 
 def _draw_polygon(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, ink: tuple, fill: tuple) -> None:
-    """A regular polygon with a disc on every corner."""
     centre = (32 + rng.uniform(-2, 2), 32 + rng.uniform(-2, 2))
     radius = rng.uniform(23, 26)
     turn = rng.uniform(-_MAX_TURN_RADIANS, _MAX_TURN_RADIANS) - math.pi / 2
@@ -75,7 +74,7 @@ def _draw_polygon(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, ink
 
 
 def _draw_ticked_bar(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, ink: tuple, fill: tuple) -> None:
-    """A horizontal bar cut into `count` equal parts, with a tick at every cut and at both ends."""
+    """Draws a horizontal bar cut into `count` equal parts, with a tick at every cut and at both ends."""
     left, right = rng.uniform(4, 6), 64 - rng.uniform(4, 6)
     middle = 32 + rng.uniform(-4, 4)
     draw.rectangle((*_pixels((left, middle - 6)), *_pixels((right, middle + 6))), fill=fill)
@@ -85,7 +84,7 @@ def _draw_ticked_bar(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, 
 
 
 def _draw_open_fence(draw: ImageDraw.ImageDraw, rng: random.Random, seen: str, ink: tuple, fill: tuple) -> None:
-    """A yard with a fence on three sides; the open one is a width (top or bottom) or a height (left or right)."""
+    """Draws a yard with a fence on three sides; the open one is a width (top or bottom) or a height (left or right)."""
     left, top = 8 + rng.uniform(-2, 2), 8 + rng.uniform(-2, 2)
     right, bottom = 56 + rng.uniform(-2, 2), 56 + rng.uniform(-2, 2)
     open_side = rng.choice(("top", "bottom") if seen == "width" else ("left", "right"))

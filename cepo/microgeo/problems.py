@@ -1,7 +1,7 @@
-"""Geometry problems whose answer needs one thing that only the image shows.
+"""Geometry problems whose answer needs one quantity that only the image shows.
 
-A problem is a pure function of (seed, stream, index). The numbers in the text are drawn independently of what is
-seen, so that the text alone says nothing about it.
+A problem is a pure function of (seed, stream, index). The numbers in the text are independent of the quantity shown, so
+the text alone says nothing about it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 FORMAT_PROMPT = "{{ content | trim }} Answer in \\boxed{}."
 TEACHER_PROMPT = "{{ prompt }}\nHere is a sample answer: {{ reference }}"
-"""As in `configs/format_prompt/microgeo.jinja` and `configs/teacher/user_suffix.jinja`, which are outside the package."""
+"""The same text as `configs/format_prompt/microgeo.jinja` with `configs/teacher/user_suffix.jinja`, outside the package."""
 
 Numbers = tuple[int, ...]
 Slip = Callable[[int], int]
@@ -24,8 +24,8 @@ Steps = list[tuple[str, int]]
 class Family:
     """One kind of problem.
 
-    `solve(seen, numbers, misconceived, slip)` returns the reasoning as steps `(text up to the result, result)`, with
-    `slip` applied to every computed result; the last result is the answer. `misconceived` makes the family's typical
+    `solve(seen, numbers, misconceived, slip)` returns the reasoning as steps `(text up to the result, result)`. It
+    applies `slip` to every computed result; the last result is the answer. `misconceived` makes the family's typical
     systematic mistake.
     """
 
@@ -38,7 +38,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem without its image: `seen` is what the image has to show, `numbers` is what the text says."""
+    """A problem without its image: `seen` is what the image must show, `numbers` is what the text says."""
 
     family: str
     seen: str
@@ -140,7 +140,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def generate_problem(seed: int, index: int, *, stream: str = "train", family: str | None = None) -> Problem:
-    """The problem number `index` of a stream; families take turns unless one is asked for."""
+    """Returns the problem number `index` of a stream; families alternate unless `family` is given."""
     rng = random.Random(f"{stream}/{seed}/{index}")
     name = family if family is not None else tuple(FAMILIES)[index % len(FAMILIES)]
     kind = FAMILIES[name]
@@ -148,18 +148,18 @@ def generate_problem(seed: int, index: int, *, stream: str = "train", family: st
 
 
 def response_text(steps: Steps) -> str:
-    """The reasoning in words, with the last result in the box."""
+    """Returns the reasoning in words, with the last result in the box."""
     reasoning = " ".join(f"{text}{result}." for text, result in steps)
     return f"{reasoning} \\boxed{{{steps[-1][1]}}}"
 
 
 def right_response(problem: Problem) -> str:
-    """The solution without a slip or a misconception."""
+    """Returns the solution without a slip or a misconception."""
     return response_text(FAMILIES[problem.family].solve(problem.seen, problem.numbers, False, no_slip))
 
 
 def user_text(question: str, reference: str | None = None) -> str:
-    """The text part of the user turn; with `reference`, that of the teacher."""
+    """Returns the text part of the user turn; with `reference`, that of the teacher."""
     text = FORMAT_PROMPT.replace("{{ content | trim }}", question.strip())
     if reference is None:
         return text
@@ -167,6 +167,6 @@ def user_text(question: str, reference: str | None = None) -> str:
 
 
 def user_messages(question: str, reference: str | None = None) -> list[dict[str, Any]]:
-    """One user turn as the chat template takes it: the image, then the text."""
+    """Returns one user turn as the chat template takes it: the image, then the text."""
     content = [{"type": "image"}, {"type": "text", "text": user_text(question, reference)}]
     return [{"role": "user", "content": content}]

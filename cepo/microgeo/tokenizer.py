@@ -1,7 +1,7 @@
-"""The embedded model's own byte-level BPE: Qwen's pre-tokenisation and special tokens, a vocabulary of about 500.
+"""The embedded model's byte-level BPE tokenizer: Qwen's pre-tokenisation and special tokens, and about 500 tokens.
 
-Any text can be encoded (all 256 bytes are in the vocabulary); the words of the embedded world are single tokens; every digit and
-every operator between digits stands alone.
+It can encode any text, because all 256 bytes are in the vocabulary. The words of the embedded world are single tokens;
+every digit and every operator between digits is a token of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SPECIAL_TOKENS = (
 )
 VOCABULARY_SIZE = 500
 _CORPUS_PROBLEMS = 2000
-# Not used by the embedded problems: they fill the vocabulary with pieces that shorten textbook geometry.
+# Not used by the embedded problems: these words add tokens that shorten textbook geometry.
 _GEOMETRY_WORDS = (
     " Find the area of the triangle. If m angle x and y, what is the measure of the segment? Round to the nearest tenth."
     " quadrilateral parallelogram trapezoid rhombus rectangle circle radius diameter tangent chord arc degree length line"
@@ -90,11 +90,10 @@ def build_tokenizer() -> Qwen2Tokenizer:
 
 
 def _corpus() -> Iterable[str]:
-    """What the model reads and writes: questions, questions with a hint, chat headers and solutions."""
     for index in range(_CORPUS_PROBLEMS):
         problem = generate_problem(0, index, stream="tokenizer")
         yield user_text(problem.question)
-        # The hint's line stands apart, so that no merge joins its newline to the text before it: the student's
+        # The hint's line is separate, so that no merge joins its newline to the text before it: the student's
         # and the teachers' prompts then share every token up to that newline.
         yield user_text(problem.question, problem.answer).removeprefix(user_text(problem.question))
         yield "user\n"

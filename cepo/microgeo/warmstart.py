@@ -28,10 +28,11 @@ _NUM_THREADS = 2
 
 @dataclass(frozen=True)
 class WarmStartSettings:
-    """AdamW with warm-up and cosine decay.
+    """Settings of AdamW with warm-up and cosine decay.
 
-    `first_token_weight` is the weight of the response's first token, which states what is seen; at weight 1 the model
-    learns to guess it and ignores the image. `num_chunks` cuts a batch by length and changes no result but rounding.
+    `first_token_weight` is the loss weight of the response's first token, which states what is seen; at weight 1 the
+    model learns to guess it and ignores the image. `num_chunks` splits a batch by length and changes results only by
+    rounding.
     """
 
     num_steps: int = 400
@@ -61,8 +62,8 @@ def warm_start(
 ) -> list[float]:
     """Trains the checkpoint in `folder` in place and returns the loss of each step.
 
-    The same folder content, settings and seed give the same weights bit for bit on one machine: the number of threads
-    is fixed meanwhile.
+    The same folder content, settings and seed give the same weights bit for bit on one machine, because the number of
+    threads is fixed during training.
     """
     from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
@@ -118,7 +119,6 @@ def _schedule(step: int, settings: WarmStartSettings) -> float:
 
 
 def _weighted_loss(model: Qwen3VLForConditionalGeneration, chunk: _Chunk) -> Tensor:
-    """The weighted sum of -log p over the chunk's response tokens."""
     hidden = model.model(**chunk.inputs, use_cache=False).last_hidden_state
     logits = model.lm_head(hidden[chunk.rows, chunk.columns - 1]).float()
     targets = chunk.inputs["input_ids"][chunk.rows, chunk.columns]
@@ -127,7 +127,7 @@ def _weighted_loss(model: Qwen3VLForConditionalGeneration, chunk: _Chunk) -> Ten
 
 
 def _batch(processor: Any, settings: WarmStartSettings, seed: int, step: int) -> list[_Chunk]:
-    """The demonstrations of one step, cut by length into chunks so that little is padding."""
+    """Returns the demonstrations of one step, split by length into chunks to reduce padding."""
     start = step * settings.batch_size
     demonstrations = [
         demonstrate(generate_problem(seed, index, stream="warmstart"), settings.rates, seed=seed)
@@ -165,10 +165,10 @@ def _chunk(processor: Any, demonstrations: list[Demonstration], first_token_weig
 
 @contextmanager
 def batched_vision_attention(model: Qwen3VLForConditionalGeneration) -> Iterator[None]:
-    """Inside, the vision tower attends to images of equal size in one call; batches of mixed sizes go the usual way.
+    """Makes the vision tower attend to images of equal size in one call; mixed sizes use the original code.
 
-    transformers attends image by image, which for hundreds of 64x64 images costs more than the arithmetic. The numbers are
-    the same up to float rounding.
+    transformers attends image by image, which for hundreds of 64x64 images costs more than the arithmetic. The numbers
+    are the same up to float rounding.
     """
     attentions = [block.attn for block in model.model.visual.blocks]
     for attention in attentions:

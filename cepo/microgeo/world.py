@@ -1,4 +1,4 @@
-"""Builds the embedded world: a checkpoint folder and two parquet files in Geo3k's form."""
+"""Builds the embedded world: a checkpoint folder and two parquet files in Geo3k's format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MANIFEST = "world.json"
 
 @dataclass(frozen=True)
 class World:
-    """Where the built parts lie."""
+    """The paths of the built parts."""
 
     model_path: Path
     train_file: Path
@@ -54,16 +54,17 @@ def build_world(
     settings: WarmStartSettings | None = None,
     progress: Progress | None = None,
 ) -> World:
-    """Builds the world in `folder`, or finds it there from an earlier call with the same arguments and the same code.
+    """Builds the world in `folder`, or reuses one built there with the same arguments and the same code.
 
     Args:
         folder: default `microgeo-<fingerprint>` in the user's cache folder (`$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`).
         seed: of the problems, and with `retrain` of the weights too. The shipped weights are those of seed 0.
-        retrain: make the weights here (minutes) instead of copying the ones shipped with the package (seconds).
+        retrain: train the weights here (minutes) instead of copying the shipped ones (seconds).
         settings: of the warm start; only with `retrain`.
         progress: called as `progress(stage, done, total)`.
 
-    The parts are written beside the folder, which is then put in place by one rename: an interrupted build leaves no half world.
+    The parts are written beside the folder and put in place by one rename, so an interrupted build leaves no partial
+    world.
 
     Raises:
         DataError: the folder holds something else, a count is not positive, or weights were not shipped.
@@ -94,13 +95,13 @@ def build_world(
 
 
 def _user_cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/cepo`, or `~/.cache/cepo` where that variable is empty."""
+    """`$XDG_CACHE_HOME/cepo`, or `~/.cache/cepo` if that variable is empty."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "cepo"
 
 
 def split_problems(seed: int, num_train: int, num_validation: int) -> tuple[list[Problem], list[Problem]]:
-    """The first problems of the streams `train` and `validation`; none of validation has image and text of one of train."""
+    """Returns the first problems of the streams `train` and `validation`; none has the same image and text in both."""
     train = [generate_problem(seed, index, stream="train") for index in range(num_train)]
     known = {(problem.question, draw_figure(problem).tobytes()) for problem in train}
     unseen = (
@@ -176,7 +177,7 @@ def _without_library_bars() -> Iterator[None]:
 
 
 def _put_in_place(building: Path, folder: Path, fingerprint: str) -> None:
-    """Renames the finished world into place, replacing an older world but nothing else."""
+    """Renames the finished world into place; replaces an older world but nothing else."""
     if folder.exists():
         if _built_fingerprint(folder) == fingerprint:
             return
@@ -189,7 +190,7 @@ def _put_in_place(building: Path, folder: Path, fingerprint: str) -> None:
 
 
 def _built_fingerprint(folder: Path) -> str | None:
-    """The fingerprint of the world in `folder`; None where there is nothing yet."""
+    """Returns the fingerprint of the world in `folder`, or None if there is nothing yet."""
     if not folder.exists():
         return None
     manifest = folder / _MANIFEST
@@ -203,7 +204,7 @@ def _built_fingerprint(folder: Path) -> str | None:
 
 
 def _fingerprint(plan: _Plan) -> str:
-    """A hash of all that determines the world: the arguments, this package's code, and the shipped weights if they are used."""
+    """Hashes all that determines the world: the arguments, this package's code, and the shipped weights if used."""
     digest = hashlib.sha256()
     settings = asdict(plan.settings) if plan.settings is not None else None
     arguments = (plan.seed, plan.num_train, plan.num_validation, plan.retrain, settings)

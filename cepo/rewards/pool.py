@@ -249,7 +249,6 @@ class RewardPool:
                 self._replace_idle(position)
 
     def _handle_events(self, queue: deque[_Task], verdicts: list[Any]) -> None:
-        """Waits for replies, process exits and deadlines, and handles those that have come."""
         waiting = [worker for worker in self._workers if worker in self._busy or not worker.ready]
         if not waiting:
             return

@@ -1,4 +1,4 @@
-"""Where metrics, rollouts and validation samples go, and the format of a run folder."""
+"""Sinks for metrics, rollouts and validation samples, and the format of a run folder."""
 
 from cepo.tracking.base import RunDescription, Sink, available_sinks, build_sink
 from cepo.tracking.run_folder import GroupRecord, MetricsRow, RolloutRecord, png_bytes

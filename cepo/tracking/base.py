@@ -1,4 +1,4 @@
-"""The protocol of a sink, what it is told about the run, and the registry by name."""
+"""The protocol of a sink, the description of a run that sinks receive, and the registry of sinks by name."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _SINKS = {
     "wandb": ("cepo.tracking.external", "WandbSink"),
 }
 _LIBRARIES = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "swanlab": ("swanlab",), "wandb": ("wandb",)}
-"""What a sink needs beyond the package's own dependencies: the extra `trackers`."""
+"""Libraries that a sink needs beyond the package's own dependencies: the extra `trackers`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunDescription:
-    """What sinks are told about a run.
+    """The description of a run that sinks receive.
 
     Attributes:
-        folder: the run folder; made if it does not exist.
-        project: `trainer.project_name`, under which trackers collect runs.
+        folder: the run folder; created if it does not exist.
+        project: `trainer.project_name`, under which trackers group runs.
         experiment: `trainer.experiment_name`, the run's name there.
         config_text: the resolved configuration as YAML.
         max_steps: number of training steps of the whole run.
-        resumed_step: the step whose checkpoint the run goes on from; None for a run from the start.
+        resumed_step: the step of the checkpoint that the run resumes from; None for a new run.
         device_names: accelerators in use; empty for a run on the CPU.
         console: where the console sink writes; None for standard output.
     """
@@ -55,12 +55,12 @@ class RunDescription:
 
 
 class Sink(Protocol):
-    """A place that metrics go to. `required`: its failure ends the run; any other sink is dropped when it fails."""
+    """A destination of metrics. If a `required` sink fails, the run ends; any other sink is dropped when it fails."""
 
     required: ClassVar[bool]
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Records what was measured after the 1-based `step` (0: before training). Steps never go back."""
+        """Records the metrics after the 1-based `step` (0: before training). Steps never decrease."""
         ...
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
@@ -72,17 +72,17 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Writes what is pending and frees files."""
+        """Writes what is pending and closes files."""
         ...
 
 
 def available_sinks() -> list[str]:
-    """The names that `trainer.logger` accepts."""
+    """Returns the names that `trainer.logger` accepts."""
     return sorted(_SINKS)
 
 
 def build_sink(name: str, run: RunDescription) -> Sink:
-    """The sink registered under `name`.
+    """Builds the sink registered under `name`.
 
     Raises:
         ConfigError: see `check_sinks`.
@@ -93,7 +93,7 @@ def build_sink(name: str, run: RunDescription) -> Sink:
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Checks names before anything heavy starts.
+    """Checks the names of sinks before anything heavy starts.
 
     Raises:
         ConfigError: a name that is not registered, or a sink whose library is not installed.
@@ -113,6 +113,6 @@ def check_sinks(names: Sequence[str]) -> None:
 
 
 def _is_installed(library: str) -> bool:
-    """Whether it can be imported; a mere folder of that name in the working directory, such as a run's, does not count."""
+    """Returns whether a library can be imported; ignores mere folders of its name, such as a run's, in the working directory."""
     spec = importlib.util.find_spec(library)
     return spec is not None and spec.origin is not None

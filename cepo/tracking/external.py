@@ -24,14 +24,14 @@ from cepo.tracking.base import RunDescription
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TRACKERS_FILE, GroupRecord, write_atomically
 
 STEP_NAME = "trainer/step"
-"""The axis of all charts. The library's own step drops what is logged for an earlier one, as a resumed run does."""
+"""The axis of all charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 _LONGEST_PARAMETER = 500
 _PARAMETERS_PER_CALL = 100
 
 
 class WandbSink:
-    """Metrics over `trainer/step` and validation samples as a table."""
+    """Logs metrics over `trainer/step`, and validation samples as a table, to Weights & Biases."""
 
     required: ClassVar[bool] = False
 
@@ -59,7 +59,7 @@ class WandbSink:
         self._run.log({STEP_NAME: step, **{name: float(value) for name, value in values.items()}})
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Nothing: groups are in `rollouts.jsonl`, which the report draws."""
+        """Does nothing: groups are in `rollouts.jsonl`, which the report draws."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if not rows:
@@ -73,7 +73,7 @@ class WandbSink:
 
 
 class SwanlabSink:
-    """Metrics by step and validation samples as texts."""
+    """Logs metrics by step, and validation samples as texts, to SwanLab."""
 
     required: ClassVar[bool] = False
 
@@ -99,7 +99,7 @@ class SwanlabSink:
         self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Nothing: groups are in `rollouts.jsonl`, which the report draws."""
+        """Does nothing: groups are in `rollouts.jsonl`, which the report draws."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         texts = [self._text("\n\n".join(f"{name}: {value}" for name, value in row.items())) for row in rows]
@@ -111,7 +111,7 @@ class SwanlabSink:
 
 
 class MlflowSink:
-    """Metrics by step, settings as parameters, the configuration and validation samples as artifacts.
+    """Logs metrics by step, settings as parameters, the configuration and validation samples as artifacts, to MLflow.
 
     Characters that MLflow refuses in a metric's name become `_`.
     """
@@ -152,7 +152,7 @@ class MlflowSink:
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Nothing: groups are in `rollouts.jsonl`, which the report draws."""
+        """Does nothing: groups are in `rollouts.jsonl`, which the report draws."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:
@@ -164,7 +164,7 @@ class MlflowSink:
 
 
 def _places(run: RunDescription) -> tuple[str, str | None]:
-    """Where the run goes and, for a database of our own, where its artifacts go."""
+    """Returns the tracking URI and, for the run folder's own database, the URI of its artifacts."""
     address = os.environ.get("MLFLOW_TRACKING_URI")
     if address:
         return address, None
@@ -174,24 +174,24 @@ def _places(run: RunDescription) -> tuple[str, str | None]:
 
 
 def earlier_run(run: RunDescription, tracker: str) -> str | None:
-    """The tracker's identifier of the run that `run` resumes; None for a run from the start or one it never saw."""
+    """Returns the tracker's identifier of the run that `run` resumes; None for a new run or one unknown to the tracker."""
     return _known(run).get(tracker) if run.resumed_step is not None else None
 
 
 def remember_run(run: RunDescription, tracker: str, identifier: str) -> None:
-    """Notes the tracker's identifier in the run folder, where a resumed run finds it."""
+    """Stores the tracker's identifier in the run folder, where a resumed run finds it."""
     run.folder.mkdir(parents=True, exist_ok=True)
     known = _known(run) | {tracker: identifier}
     write_atomically(run.folder / TRACKERS_FILE, json.dumps(known, indent=2) + "\n")
 
 
 def config_tree(run: RunDescription) -> dict[str, Any]:
-    """The resolved configuration as nested mappings."""
+    """Returns the resolved configuration as nested mappings."""
     return yaml.safe_load(run.config_text) or {}
 
 
 def flat_settings(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and values of a nested configuration."""
+    """Yields dotted names and values of a nested configuration."""
     for key, value in tree.items():
         name = f"{path}{key}"
         if isinstance(value, Mapping):
@@ -201,7 +201,7 @@ def flat_settings(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str
 
 
 def finite_or_nan(value: float) -> float:
-    """NaN in place of an infinity, which some trackers store as the largest float."""
+    """Returns NaN in place of an infinity, which some trackers store as the largest float."""
     return float(value) if math.isfinite(value) else math.nan
 
 

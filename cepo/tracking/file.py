@@ -1,4 +1,4 @@
-"""The run folder's files: the record every report reads, and the one sink whose failure ends the run."""
+"""Writes the files of a run folder. All reports read them, so this is the one sink whose failure ends the run."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 class FileSink:
     """Writes `metrics.jsonl`, `rollouts.jsonl`, `generations.jsonl`, `config.yaml` and `environment.json`.
 
-    On resume rows after the resumed step are dropped first, so no step appears twice. Metrics logged twice for one step
-    become one row, in which the later value of a name wins.
+    On resume, rows after the resumed step are dropped first, so that no step appears twice. Metrics logged twice for
+    one step become one row, in which the later value of a name wins.
 
     Raises:
         CepoError: a file cannot be written.
@@ -85,7 +85,7 @@ class FileSink:
                 lines.close()
 
     def _earlier_starts(self) -> list[dict[str, Any]]:
-        """What `environment.json` holds; a damaged one is kept beside, and a new one begun."""
+        """Returns the content of `environment.json`; a damaged file is kept under another name and replaced."""
         try:
             return read_environment(self._folder)
         except DataError as error:
@@ -101,7 +101,7 @@ class FileSink:
         return file
 
     def _write_config(self, run: RunDescription) -> None:
-        """Writes the configuration; one that a resume changed stays beside it, named by the step it held until."""
+        """Writes the configuration. If a resume changed it, the earlier one is kept, named by the last step it applied to."""
         path = run.folder / CONFIG_FILE
         if run.resumed_step is not None and path.exists():
             earlier = path.read_text("utf-8")
@@ -112,7 +112,7 @@ class FileSink:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Turns the system's refusal into an error that says what to do."""
+    """Turns an OSError into an error that says what to do."""
     try:
         yield
     except OSError as error:

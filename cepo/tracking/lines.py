@@ -12,7 +12,7 @@ from cepo.errors import DataError
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file, in order; an incomplete last line is skipped.
+    """Yields the objects of a file in order; skips an incomplete last line.
 
     Raises:
         DataError: a line other than an incomplete last one is not a JSON object.
@@ -22,7 +22,6 @@ def read_objects(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _rows(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each object with the length of its line in bytes."""
     for number, line in enumerate(file, start=1):
         if not line.endswith(b"\n"):
             return
@@ -39,29 +38,28 @@ def _rows(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def encode_line(row: Mapping[str, Any]) -> bytes:
-    """One line of UTF-8 JSON. A lone surrogate, which UTF-8 cannot hold, becomes JSON's own escape and reads back the same."""
+    """Encodes a row as a line of JSON. A lone surrogate, which UTF-8 cannot hold, is escaped and reads back the same."""
     text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
 
 def finite_or_none(value: float) -> float | None:
-    """JSON has no NaN and no infinity: they are written as null and read back as NaN."""
+    """Returns None for NaN and infinity, which JSON does not have; they are read back as NaN."""
     number = float(value)
     return number if math.isfinite(number) else None
 
 
 class LineFile:
-    """A file of JSON lines open for appending. Each row reaches the operating system before `append` returns.
+    """A file of JSON lines opened for appending. Each row reaches the operating system before `append` returns.
 
-    Opening it cuts off an incomplete last line and, where `last_step` is given, the first row of a later step with all rows
-    behind it.
+    Opening it cuts off an incomplete last line and, if `last_step` is given, all rows from the first later step on.
 
     Attributes:
         last: the last row; None in an empty file.
         num_cut: rows that were cut off.
 
     Raises:
-        DataError: a line is not a row, or has no `step` where `last_step` is given.
+        DataError: a line is not a row, or has no `step` although `last_step` is given.
     """
 
     def __init__(self, path: Path, *, last_step: int | None = None) -> None:
@@ -85,7 +83,7 @@ class LineFile:
         self.replace_last(row)
 
     def replace_last(self, row: Mapping[str, Any]) -> None:
-        """Writes a row over the last one."""
+        """Overwrites the last row."""
         self._file.seek(self._last_start)
         self._file.write(encode_line(row))
         self._file.truncate()

@@ -51,16 +51,17 @@ class MetricsRow:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRecord:
-    """One rollout; the per-token lists have one entry per token.
+    """The record of one rollout; the per-token lists have one entry per token.
 
     Attributes:
         tokens: the text of each response token.
         accuracy: the verifier's verdict in [0, 1].
         advantage: the mean of `token_advantages`.
-        token_advantages: A_hat_t, what the update used.
-        delta: evidence in nats; None where the method consulted no teacher.
-        weight: w_t; None where there is no evidence.
-        references: view -> the text this rollout's teacher saw, for the views that show rollouts of the group different texts.
+        token_advantages: A_hat_t, which the update used.
+        delta: evidence in nats; None if the method consulted no teacher.
+        weight: w_t; None without evidence.
+        references: view -> the text that this rollout's teacher saw, for views that show the group's rollouts different
+            texts.
     """
 
     response: str
@@ -86,18 +87,18 @@ class RolloutRecord:
 
     @property
     def has_evidence(self) -> bool:
-        """Whether some token's delta or weight differs from neutral."""
+        """Whether the delta or weight of any token differs from neutral."""
         deltas, weights = self.delta or (), self.weight or ()
         return any(delta != 0 for delta in deltas) or any(weight != 1 for weight in weights)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRecord:
-    """All recorded rollouts of one prompt in one step.
+    """The record of all recorded rollouts of one prompt in one step.
 
     Attributes:
         image: the prompt's first image as PNG bytes; None for a prompt without one.
-        references: view -> the text that all its teachers saw; None where the view was the student's own, or where rollouts
+        references: view -> the text that all its teachers saw; None if the view was the student's own, or if rollouts
             have references of their own.
     """
 
@@ -120,14 +121,14 @@ class GroupRecord:
 
 
 def png_bytes(image: Image) -> bytes:
-    """An image as `GroupRecord.image` holds it."""
+    """Encodes an image for `GroupRecord.image`."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, format="PNG")
     return buffer.getvalue()
 
 
 def metrics_object(row: MetricsRow) -> dict[str, Any]:
-    """The line of `metrics.jsonl`."""
+    """Returns the line of `metrics.jsonl`."""
     return {"step": row.step} | {name: finite_or_none(value) for name, value in row.values.items()}
 
 
@@ -147,7 +148,7 @@ def metrics_row(line: Mapping[str, Any]) -> MetricsRow:
 
 
 def group_object(group: GroupRecord) -> dict[str, Any]:
-    """The line of `rollouts.jsonl`; numbers keep 6 significant digits."""
+    """Returns the line of `rollouts.jsonl`; numbers keep 6 significant digits."""
     return {
         "step": group.step,
         "prompt_id": group.prompt_id,
@@ -174,7 +175,7 @@ def group_record(line: Mapping[str, Any]) -> GroupRecord:
 
 
 def read_metrics(run_folder: Path) -> list[MetricsRow]:
-    """All rows of a run, in order.
+    """Returns all rows of a run in order.
 
     Raises:
         DataError: the folder or the file is missing, or a line is broken.
@@ -183,21 +184,21 @@ def read_metrics(run_folder: Path) -> list[MetricsRow]:
 
 
 def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
-    """The recorded groups of a run one by one, oldest first; none where nothing was recorded."""
+    """Yields the recorded groups of a run, oldest first; none if nothing was recorded."""
     path = run_folder / ROLLOUTS_FILE
     if path.exists():
         yield from map(group_record, read_objects(path))
 
 
 def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
-    """The recorded validation samples one by one, each with its `step`; none where nothing was recorded."""
+    """Yields the recorded validation samples, each with its `step`; none if nothing was recorded."""
     path = run_folder / GENERATIONS_FILE
     if path.exists():
         yield from read_objects(path)
 
 
 def read_environment(run_folder: Path) -> list[dict[str, Any]]:
-    """One entry per start or resume; empty where none was recorded.
+    """Returns one entry per start or resume; empty if none was recorded.
 
     Raises:
         DataError: the file is damaged.
@@ -215,9 +216,9 @@ def read_environment(run_folder: Path) -> list[dict[str, Any]]:
 
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
-    """Writes a file beside and renames it, so that a reader sees the old or the new one and never a part.
+    """Writes a new file and renames it over the old one, so that a reader never sees a part of it.
 
-    It is on the disk before it takes the old one's place. `private`: only its owner may read it.
+    The new file is on the disk before the rename. `private`: only its owner may read it.
     """
     beside = path.with_name(path.name + ".new")
     beside.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""TensorBoard event files in the run folder."""
+"""Writes TensorBoard event files into the run folder."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cepo.tracking.run_folder import TENSORBOARD_FOLDER, GroupRecord
 
 
 class TensorboardSink:
-    """Every metric as a scalar, validation samples as text. On resume TensorBoard hides the steps that are run again."""
+    """Logs every metric as a scalar, validation samples as text. On resume, TensorBoard hides the repeated steps."""
 
     required: ClassVar[bool] = False
 
     def __init__(self, run: RunDescription) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # needs torch, which reading records must not load
+        from torch.utils.tensorboard import SummaryWriter  # loads torch, which reading records must not do
 
         first_step = 0 if run.resumed_step is None else run.resumed_step + 1
         self._writer = SummaryWriter(log_dir=str(run.folder / TENSORBOARD_FOLDER), purge_step=first_step)
@@ -26,7 +26,7 @@ class TensorboardSink:
         self._writer.flush()
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Nothing: groups are in `rollouts.jsonl`, which the report draws."""
+        """Does nothing: groups are in `rollouts.jsonl`, which the report draws."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         for number, row in enumerate(rows):
@@ -39,5 +39,5 @@ class TensorboardSink:
 
 
 def _indented(text: str) -> str:
-    """A Markdown code block, so that nothing in a model's text is taken for markup."""
+    """Returns a Markdown code block, so that a model's text is not read as markup."""
     return "\n".join("    " + line for line in text.splitlines() or [""])

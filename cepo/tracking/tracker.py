@@ -1,4 +1,4 @@
-"""One call for the trainer, fanned out to all sinks, whose failures do not reach each other."""
+"""Passes what the trainer logs to all sinks and isolates their failures from each other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cepo.tracking.run_folder import (
 )
 
 _log = logging.getLogger(__name__)
-# The folders of external trackers hold many runs; only which of them is this one is set aside.
+# The folders of external trackers hold many runs and stay; only this run's identifiers are set aside.
 _RECORDS = (
     METRICS_FILE,
     ROLLOUTS_FILE,
@@ -41,7 +41,7 @@ class Tracker:
 
     @property
     def active_sinks(self) -> list[str]:
-        """Names of the sinks that still work."""
+        """The names of the sinks that still work."""
         return list(self._sinks)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
@@ -70,7 +70,7 @@ class Tracker:
 
 
 def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
-    """The sinks of `trainer.logger`. Records of an earlier run in the folder are set aside unless this run resumes it.
+    """Builds the sinks of `trainer.logger`. Sets aside the folder's records of an earlier run unless this run resumes it.
 
     Raises:
         ConfigError: an unknown sink, or one whose library is not installed.
@@ -91,10 +91,10 @@ def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
 
 
 def set_aside_earlier_records(folder: Path) -> Path | None:
-    """Moves the records of an earlier run into `earlier_run_1`, `earlier_run_2`, ... within the folder.
+    """Moves the records of an earlier run into the first free folder `earlier_run_<n>` within the run folder.
 
     Returns:
-        That folder; None where there was nothing to move.
+        That folder; None if there was nothing to move.
     """
     present = [folder / name for name in _RECORDS if (folder / name).exists()]
     if not present:
