@@ -1,1 +1,1 @@
-"""Where workers run. `local`: in this process, on one device. `ray`: one process per device, on one machine or many."""
+"""Runs workers: `local` in this process on one device, `ray` in one process per device, on one or many machines."""

@@ -1,4 +1,4 @@
-"""Which rank works on which rows, and how their results come together again. Pure: no process is asked here."""
+"""Assigns rows to ranks and merges the ranks' results. Pure: this module starts no process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Result = TypeVar("Result")
 Batch = TypeVar("Batch", OptimizerBatch, CriticBatch)
 
 Places = Sequence[Sequence[int]]
-"""For each rank the indices of its rows, ascending."""
+"""For each rank, the indices of its rows in ascending order."""
 
 
 class Assignment:
-    """Prompts to ranks, for one step: whatever pass comes first decides, and all later ones follow it.
+    """Assigns the prompts of one step to ranks. The first pass decides, and all later passes follow it.
 
-    So the rows of a prompt share their prefix and their images on one device, and an update finds the hidden states that an
-    earlier pass kept there. Tokens are balanced within each optimizer step's prompts, because ranks wait for each other there.
+    All rows of a prompt then share their prefix and images on one device, and an update finds the hidden states that an
+    earlier pass kept there. Tokens are balanced within the prompts of each optimizer step, after which ranks wait for each other.
 
     Args:
         prompts_per_update: prompts of one optimizer step; prompt `p` belongs to optimizer step `p // prompts_per_update`.
@@ -33,7 +33,7 @@ class Assignment:
         self._loads = [0] * num_ranks
 
     def places(self, rows: Sequence[ScoringRow]) -> Places:
-        """Indices of `rows` for each rank; prompts seen for the first time are given to ranks by their tokens."""
+        """Returns the indices of `rows` for each rank. Prompts seen for the first time are assigned by their token counts."""
         self._assign(rows)
         places: list[list[int]] = [[] for _ in range(self._num_ranks)]
         for index, row in enumerate(rows):
@@ -60,15 +60,15 @@ class Assignment:
 
 
 def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Indices of the groups for each rank, ascending, so that the ranks' total costs are close to one another.
+    """Returns the indices of the groups for each rank, in ascending order, with balanced total costs.
 
-    Longest processing time first: groups by falling cost, each to the rank that has least so far; equal loads to the rank
-    with fewer groups, then to the lower rank. The result is a function of the arguments alone. The largest load is at most
-    `(4/3 - 1 / (3 num_ranks))` of the smallest one possible, and at most `mean load + (1 - 1 / num_ranks) max cost`.
-    A group is never split; with fewer groups than ranks some ranks get none.
+    Longest processing time first: groups are taken by falling cost, and each goes to the rank with the least load so far. Equal
+    loads go to the rank with fewer groups, then to the lower rank. The result depends on the arguments alone. The largest load
+    is at most `(4/3 - 1 / (3 num_ranks))` of the smallest possible one, and at most
+    `mean load + (1 - 1 / num_ranks) max cost`. A group is never split; with fewer groups than ranks some ranks get none.
 
     Args:
-        costs: of each group, for example its tokens; not negative.
+        costs: the cost of each group, for example its tokens; not negative.
         num_ranks: at least 1.
     """
     assert num_ranks >= 1, f"{num_ranks} ranks"
@@ -83,18 +83,18 @@ def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 
 def request_places(requests: Sequence[GenerationRequest], settings: SamplingSettings, num_ranks: int) -> Places:
-    """Indices of the requests for each rank, balanced by the tokens each may come to."""
+    """Returns the indices of the requests for each rank, balanced by the largest number of tokens each may reach."""
     longest = settings.max_response_length * settings.num_samples
     return balance_groups([request.num_prompt_tokens + longest for request in requests], num_ranks)
 
 
 def take(items: Sequence[Result], places: Places) -> list[list[Result]]:
-    """Each rank's items."""
+    """Returns the items of each rank."""
     return [[items[index] for index in indices] for indices in places]
 
 
 def in_order(parts: Sequence[Sequence[Result]], places: Places) -> list[Result]:
-    """The ranks' results, each back in its item's place."""
+    """Merges the ranks' results into the order of the items."""
     found = {
         index: result
         for indices, part in zip(places, parts, strict=True)
@@ -104,9 +104,9 @@ def in_order(parts: Sequence[Sequence[Result]], places: Places) -> list[Result]:
 
 
 def split_batches(batches: Sequence[Batch], assignment: Assignment, num_ranks: int) -> list[list[Batch]]:
-    """Each rank's part of every batch; denominators stay totals over all ranks.
+    """Returns each rank's part of every batch; denominators stay totals over all ranks.
 
-    A batch that repeats, in another epoch, is split once.
+    A batch that repeats in another epoch is split once.
     """
     split: dict[int, list[Batch]] = {}
     for batch in batches:

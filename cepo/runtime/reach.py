@@ -1,4 +1,4 @@
-"""Whether a Ray cluster answers at an address, without Ray: joining where none is takes minutes of silence."""
+"""Tests whether a Ray cluster answers at an address, without Ray, which would wait minutes for a missing one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ ANSWER_SECONDS = 3.0
 _ADDRESS = re.compile(r"(?:ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
 _SETTINGS = 4
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
-"""What a client of HTTP/2 begins with (RFC 9113, section 3.4): a fixed text, and a frame of settings, here an empty one."""
+"""The greeting of an HTTP/2 client (RFC 9113, section 3.4): a fixed text and an empty frame of settings."""
 
 
 def why_no_answer(address: str) -> str | None:
-    """Why no Ray cluster can be at `host:port` or `ray://host:port`; None where one can be, or for another form.
+    """Returns why no Ray cluster can be at `host:port` or `ray://host:port`; None if one can, or for another form.
 
     Ray's ports speak gRPC, whose server answers a greeting with a frame of settings (three bytes of length, then the
-    frame's type). Under TLS nothing is asked beyond the connection.
+    frame's type). Under TLS only the connection is tested.
     """
     found = _ADDRESS.fullmatch(address)
     if found is None:

@@ -1,4 +1,4 @@
-"""What travels between the trainer and a worker, as bytes: images at most once per step, or as a handle only."""
+"""Serialises messages between the trainer and a worker. Images travel at most once per step, or as a reference only."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cepo.rollout.base import GenerationRequest
 
 
 class Sender:
-    """Encodes for one receiver and remembers which images it has, until `forget`.
+    """Encodes messages for one receiver and remembers which images it has received, until `forget`.
 
     Args:
-        by_source: the receiver reads images itself, wherever an image says where it stands.
+        by_source: the receiver reads images itself where an image names its source.
     """
 
     def __init__(self, *, by_source: bool) -> None:
@@ -28,12 +28,12 @@ class Sender:
         self._forgets = False
 
     def forget(self) -> None:
-        """A new step: with the next message the receiver forgets its images too."""
+        """Begins a new step; with the next message the receiver forgets its images too."""
         self._sent.clear()
         self._forgets = True
 
     def encode(self, value: Any) -> bytes:
-        """`value` as bytes for `Receiver.decode`."""
+        """Returns `value` as bytes for `Receiver.decode`."""
         buffer = io.BytesIO()
         _Pickler(buffer, self._by_source, self._sent).dump((self._forgets, value))
         self._forgets = False
@@ -41,32 +41,32 @@ class Sender:
 
 
 class Receiver:
-    """Decodes what one `Sender` encoded, message by message."""
+    """Decodes the messages of one `Sender`."""
 
     def __init__(self, store: ImageStore) -> None:
         self._store = store
         self._received: dict[int, ImageInputs] = {}
 
     def decode(self, message: bytes) -> Any:
-        """The value that was sent. Images of a step are the same objects in all of its messages.
+        """Returns the value that was sent. Images of a step are the same objects in all of its messages.
 
         Raises:
-            ConfigError, DataError: an image that was sent as a handle cannot be read here.
+            ConfigError, DataError: an image that was sent as a reference cannot be read here.
         """
         unpickler = _Unpickler(io.BytesIO(message), self._store, self._received)
         forgets, value = unpickler.load()
-        if forgets:  # the message's own images are kept by `value`; later messages of the step send a handle for them
+        if forgets:  # `value` keeps the message's own images; later messages of the step only refer to them
             unpickler.keep_only_new()
         return value
 
 
 def encode(value: Any) -> bytes:
-    """`value` as bytes for `decode`, without images: what a worker answers."""
+    """Encodes a worker's answer, which has no images, as bytes for `decode`."""
     return Sender(by_source=False).encode(value)
 
 
 def decode(message: bytes) -> Any:
-    """What `encode` encoded."""
+    """Decodes what `encode` encoded."""
     _, value = pickle.loads(message)
     return value
 
@@ -77,21 +77,21 @@ class _Pickler(pickle.Pickler):
         self._by_source, self._sent = by_source, sent
 
     def persistent_id(self, obj: Any) -> Any:
-        """Images by handle; anything else by value."""
+        """Sends images by reference and anything else by value."""
         if isinstance(obj, ImageInputs):
             if self._by_source and obj.source is not None:
                 return ("source", obj.source)
             key = id(obj)
             if key in self._sent:
                 return ("sent", key)
-            self._sent[key] = obj  # kept alive, so that no other image gets its identity
+            self._sent[key] = obj  # keeps the image alive, so that no other object gets its id
             return ("new", key, {each.name: getattr(obj, each.name) for each in dataclasses.fields(obj)})
         if isinstance(obj, GenerationRequest) and self._by_source and obj.images and obj.image_source is not None:
             return ("request", dataclasses.replace(obj, images=()))
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """A tensor with its own elements alone: pickled as it is, a slice would bring the storage it was cut from."""
+        """Pickles only a tensor's own elements; by default a slice would bring the whole storage it was cut from."""
         if isinstance(obj, Tensor):
             flat = obj.detach().cpu().contiguous().reshape(-1)
             return _tensor, (flat.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape))
@@ -123,7 +123,6 @@ class _Unpickler(pickle.Unpickler):
         return self._received[content[0]]
 
     def keep_only_new(self) -> None:
-        """Forgets what earlier messages brought."""
         self._received.clear()
         self._received.update(self._new)
         self._store.keep(self._used)

@@ -1,1 +1,1 @@
-"""How much memory a run needs, by arithmetic over the model's shape, and what follows from it: fits, sleeps, or is refused."""
+"""Estimates a run's memory from the model's shape and decides whether it fits, needs a sleeping engine, or is refused."""

@@ -1,4 +1,4 @@
-"""What a device makes of a configuration, and which other setting would fit where it is refused."""
+"""Plans a step's phases on a device, and finds a setting that fits where a configuration is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHARE_STEPS = 20  # shares of 0.05
 
 
 def phases_on(config: RunConfig, needs: Needs, *, free: int, total: int, with_vllm: bool) -> Phases:
-    """The phases of a run's step on a device of `total` bytes of which `free` are free before anything is loaded."""
+    """Returns the phases of a step on a device with `total` bytes, of which `free` are free before anything is loaded."""
     rollout = config.worker.rollout
     demand = needs.demand(with_vllm=with_vllm)
     share = int(rollout.gpu_memory_utilization * total) if with_vllm else 0
@@ -25,10 +25,10 @@ def phases_on(config: RunConfig, needs: Needs, *, free: int, total: int, with_vl
 def settings_that_fit(
     config: RunConfig, *, free: int, total: int, with_vllm: bool, shape_of_path: ShapeOf | None = None
 ) -> str:
-    """The first change to a refused configuration that makes it fit by itself, as the settings to write.
+    """Returns the first change to a refused configuration that makes it fit, as the settings to write.
 
-    Tried in this order: another share of vLLM, freeing its memory between phases, the optimizer's state or all that is
-    trained in host memory, LoRA. Each of the first ones is tried with every share.
+    It tries, in this order: another share of memory for vLLM, freeing vLLM's memory between phases, the optimizer's
+    state or all trained weights in host memory, and LoRA. Each is tried with every share.
     """
     for written, changed in _alternatives(config):
         needs = estimate_needs(changed, cpu_engine=False, shape_of_path=shape_of_path)
@@ -42,7 +42,7 @@ def settings_that_fit(
 def what_would_fit(
     config: RunConfig, *, free: int, total: int, with_vllm: bool, shape_of_path: ShapeOf | None = None
 ) -> str:
-    """`settings_that_fit` as a sentence for the user."""
+    """Returns `settings_that_fit` as a sentence for the user."""
     found = settings_that_fit(config, free=free, total=total, with_vllm=with_vllm, shape_of_path=shape_of_path)
     if found:
         return f"what would fit: {found}"
@@ -50,7 +50,7 @@ def what_would_fit(
 
 
 def _alternatives(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """Settings to write with the configuration they make, the least intrusive first."""
+    """Yields settings to write with the configuration they make, the least intrusive first."""
     yield "", config
     rollout, actor = config.worker.rollout, config.worker.actor
     if rollout.sleep != "auto":
@@ -83,7 +83,7 @@ def _alternatives(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
 
 
 def _with_shares(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """The configuration as it is, and with every other share of vLLM, the nearest first."""
+    """Yields the configuration unchanged, then with every other share of vLLM, the nearest first."""
     yield "", config
     rollout = config.worker.rollout
     shares = (round(step / _SHARE_STEPS, 2) for step in range(_SHARE_STEPS - 1, 0, -1))

@@ -12,7 +12,7 @@ _HEAD = 128
 _KEYS = 8 * _HEAD
 _PIXELS = 3 * 2 * 16 * 16  # of a patch: colours, two frames, 16 x 16
 _PATCH_POSITIONS = 2304
-_MERGED = 4  # patches behind one token
+_MERGED = 4  # patches merged into one token
 _DEEPSTACK = 3  # layers of the tower that give features to the language model besides the last one
 
 
@@ -50,7 +50,7 @@ SIZES = tuple(_KNOWN)
 
 
 def known_shape(size: str, lora: LoraConfig) -> ModelShape:
-    """The shape of Qwen3-VL-`size`; under LoRA with adapters on all linear layers of the language model."""
+    """Returns the shape of Qwen3-VL-`size`; under LoRA with adapters on all linear layers of the language model."""
     text, vision, tied = _KNOWN[size].text, _KNOWN[size].vision, _KNOWN[size].tied
     linear = (
         (text.hidden, text.queries),
@@ -82,7 +82,7 @@ def known_shape(size: str, lora: LoraConfig) -> ModelShape:
 
 
 def _tower(vision: Layers, out: int) -> tuple[int, int]:
-    """Parameters of one block, and of what is outside of them: patches, positions, mergers."""
+    """Returns the parameters of one block, and those outside of all blocks: patches, positions, mergers."""
     width, inner = vision.hidden, vision.intermediate
     attention = (width * 3 * width + 3 * width) + (width * width + width)
     block = 4 * width + attention + (width * inner + inner) + (inner * width + width)

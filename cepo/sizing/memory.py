@@ -1,4 +1,4 @@
-"""How much memory a run needs, by arithmetic over the model's shape. No weight is loaded."""
+"""Estimates the memory of a trained model from its shape. No weight is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Layers:
     """A stack of equal transformer blocks.
 
     Attributes:
-        depth: blocks; hidden: H; queries: heads x head size; keys: key heads x head size; intermediate: the MLP's width.
+        depth: blocks; hidden: H; queries: heads x head size; keys: key heads x head size; intermediate: MLP width.
     """
 
     depth: int
@@ -25,20 +25,20 @@ class Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What the estimate needs to know of a model.
+    """The sizes of a model that the estimate needs.
 
     Attributes:
-        parameters: all, tied weights once.
-        vision_parameters: those of the vision tower, merger included.
+        parameters: all, with tied weights counted once.
+        vision_parameters: those of the vision tower, including the merger.
         largest_block: parameters of the largest block that FSDP gathers by itself.
         outside_blocks: parameters in no such block (embeddings, merger, head), which stay gathered.
         adapted: (inputs, outputs) of each linear layer that gets an adapter; empty without one.
         text, vision: the two stacks; vision is None for a text model.
         vocabulary: rows of the output head.
-        patches_per_token: patches of an image behind one of its tokens.
+        patches_per_token: image patches that are merged into one token.
         vision_outside_blocks: those of `outside_blocks` in the vision tower.
         adapts_vision: whether a layer of the vision tower is among `adapted`.
-        text_linear: parameters of the language model's linear layers without the head: what QLoRA keeps in 4 bits.
+        text_linear: parameters of the language model's linear layers without the head, which QLoRA keeps in 4 bits.
     """
 
     parameters: int
@@ -57,14 +57,14 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingShape:
-    """What the estimate needs to know of a training setting.
+    """The training settings that the estimate needs.
 
     Attributes:
         lora_rank: 0 for full fine-tuning.
-        use_dora: the adapter has a magnitude for each output of an adapted layer too.
-        bytes_in_4_bits: of a weight of the language model's linear layers under QLoRA, its scale included; 0: not in 4 bits.
+        use_dora: the adapter also has a magnitude for each output of an adapted layer.
+        bytes_in_4_bits: per weight of the language model's linear layers under QLoRA, with its scale; 0: not in 4 bits.
         trained_type, compute_type: `fp32`, `bf16` or `fp16`: of the trained weights, and of forward and backward.
-        optimizer: `adamw`, or `adamw_bf16` with its bf16 momentum and compensation beside a float32 second moment.
+        optimizer: `adamw`, or `adamw_bf16` with bf16 momentum and compensation beside a float32 second moment.
         freeze_vision_tower: its weights get no gradient.
         full_shard: gathered blocks are freed after their forward pass.
         gradient_checkpointing: only the blocks' inputs outlive the forward pass.
@@ -72,11 +72,11 @@ class TrainingShape:
         head_chunk_elements: logits held at once.
         divergence_chunk_elements: the same where whole distributions are compared; 0 where none are.
         weight_copies: copies of the trained weights kept beside them (teacher, reference).
-        devices: over which FSDP shards weights, gradients, optimizer and copies, but not a vision tower without gradient.
+        devices: FSDP shards weights, gradients, optimizer and copies over them, but no vision tower without gradient.
         scoring_rows: of a micro-batch that is scored without gradient, each row at its longest.
-        prompts: of a step on one device, whose images' features are kept under a vision tower without gradient.
+        prompts: of a step on one device; their image features are kept if the vision tower has no gradient.
         offload_params: weights leave the device while responses are sampled.
-        offload_optimizer: the optimizer's state is on the device during updates alone.
+        offload_optimizer: the optimizer's state is on the device during updates only.
         cpu_offload: weights, gradients, optimizer and copies are in host memory.
     """
 
@@ -105,22 +105,22 @@ class TrainingShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Bytes a trained model needs on its device.
+    """The bytes that a trained model needs on its device.
 
-    `activations`, `scoring` and `features` are rough upper bounds, the rest follows from the shape.
+    `activations`, `scoring` and `features` are rough upper bounds; the rest follows from the shape.
 
     Attributes:
-        weights, copies: there from the start; copies are the teacher's and the reference's.
-        gathered: what FSDP holds in the type of the computation during a pass.
-        gradients, optimizer: there from the first update on; gradients are freed after each.
-        reducing: beside the gathered weights while a backward pass adds up gradients.
-        stepping: what the optimizer's step holds for its own arithmetic.
+        weights, copies: on the device from the start; copies are the teacher's and the reference's.
+        gathered: what FSDP holds in the compute type during a pass.
+        gradients, optimizer: on the device from the first update on; gradients are freed after each.
+        reducing: beside the gathered weights while a backward pass sums gradients.
+        stepping: temporary tensors of the optimizer's step.
         swapped: live weights set aside while a copy of the teacher's takes their place.
         activations: of an update's forward and backward pass.
         scoring: of a pass without gradient.
-        features: of the images of a step, where they are kept.
-        leaves_while_sampling: of `weights` and `optimizer`, what host memory holds while responses are sampled.
-        leaves_while_scoring: of `optimizer`, what host memory holds while rows are scored.
+        features: of the images of a step, if they are kept.
+        leaves_while_sampling: the part of `weights` and `optimizer` that is in host memory while responses are sampled.
+        leaves_while_scoring: the part of `optimizer` that is in host memory while rows are scored.
     """
 
     weights: int
@@ -139,24 +139,24 @@ class Estimate:
 
     @property
     def loaded(self) -> int:
-        """What is on the device when the rollout engine starts."""
+        """Bytes on the device when the rollout engine starts."""
         return self.weights + self.copies
 
     @property
     def kept(self) -> int:
-        """What stays beyond `loaded` while responses are sampled, from the second step on; below 0 where weights leave."""
+        """Bytes beyond `loaded` while responses are sampled, from step 2 on; below 0 if weights leave the device."""
         return self.optimizer - self.leaves_while_sampling
 
     @property
     def certain(self) -> int:
-        """What an update or a scoring pass needs whatever the lengths of prompts and responses."""
+        """Bytes that an update or a scoring pass needs whatever the lengths of prompts and responses."""
         update = self.gradients + self.optimizer + max(self.gathered + self.reducing, self.stepping)
         scoring = self.optimizer - self.leaves_while_scoring + self.gathered + self.swapped
         return self.loaded + max(update, scoring)
 
     @property
     def total(self) -> int:
-        """With the upper bounds: the larger of an update and of a scoring pass."""
+        """Bytes with the upper bounds: the larger of an update and of a scoring pass."""
         backward = self.gathered + self.reducing + self.activations + self.features
         update = self.gradients + self.optimizer + max(backward, self.stepping)
         passing = self.gathered + self.swapped + self.scoring + self.features
@@ -164,12 +164,12 @@ class Estimate:
 
 
 def adapter_parameters(adapted: Sequence[tuple[int, int]], rank: int) -> int:
-    """`sum of rank (inputs + outputs)`: the two factors of each adapted layer."""
+    """Returns `sum of rank (inputs + outputs)`, the size of the two factors of each adapted layer."""
     return rank * sum(inputs + outputs for inputs, outputs in adapted)
 
 
 def trained_parameters(model: ModelShape, training: TrainingShape) -> int:
-    """The adapter's under LoRA, else all, without a frozen vision tower."""
+    """Counts the trained parameters: the adapter's under LoRA, else all, without a frozen vision tower."""
     if training.lora_rank > 0:
         magnitudes = sum(outputs for _, outputs in model.adapted) if training.use_dora else 0
         return adapter_parameters(model.adapted, training.lora_rank) + magnitudes
@@ -177,27 +177,28 @@ def trained_parameters(model: ModelShape, training: TrainingShape) -> int:
 
 
 def whole_parameters(model: ModelShape, training: TrainingShape) -> int:
-    """Those of a vision tower without gradient, which is not sharded."""
+    """Counts the parameters of a vision tower without gradient, which is not sharded."""
     adapted = training.lora_rank > 0 and not model.adapts_vision
     return model.vision_parameters if training.freeze_vision_tower or adapted else 0
 
 
 def bytes_in_4_bits(*, double_quantization: bool) -> float:
-    """Of one weight: half a byte, and its share of a scale for each 64 weights.
+    """Returns the bytes of one weight in 4 bits: half a byte, and its share of a scale for each 64 weights.
 
-    A scale is a float32 number; or, quantised too, one byte and a share of a float32 number for each 256 scales.
+    A scale is a float32 number, or with double quantization one byte and a share of a float32 number per 256 scales.
     """
     scale = 1 + 4 / 256 if double_quantization else 4
     return 0.5 + scale / 64
 
 
 def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
-    """Bytes for one trained model on one device.
+    """Returns the bytes for one trained model on one device.
 
-    - weights: a share of all in the trained type; under LoRA of the base in the compute type and of the adapter in the trained
-      type. A vision tower without gradient is whole, in the compute type, and so are weights in 4 bits.
-    - gathered: what FSDP holds in the compute type: the weights outside the blocks, and two blocks (the one at work and the
-      next), or all of them without full sharding. Of weights in 4 bits, the largest one, dequantised for its product.
+    - weights: a share of all in the trained type; under LoRA of the base in the compute type and of the adapter in the
+      trained type. A vision tower without gradient is whole, in the compute type, and so are weights in 4 bits.
+    - gathered: what FSDP holds in the compute type: the weights outside the blocks, and two blocks (the current one and
+      the next), or all of them without full sharding. Of weights in 4 bits, the largest one, dequantised for its
+          product.
     - gradients: one per trained weight, in the trained type; optimizer: see `optimizer_bytes_per_weight`.
     - reducing: see `reducing_bytes`; stepping: see `stepping_bytes`.
     - copies: of the trained weights, in float32; swapped: one more of them, while a copy computes.
@@ -239,10 +240,10 @@ def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
 
 
 def reducing_bytes(model: ModelShape, training: TrainingShape) -> int:
-    """What a backward pass through all weights holds of gradients before they are those of the shards.
+    """Returns the bytes of gradients that a backward pass through all weights holds before they are sharded.
 
-    The gradients outside the blocks (embeddings, head) and of one block, in the compute type and in float32 for their
-    reduction; the head's own is summed in float32 before that. An adapter's are small and not counted.
+    These are the gradients outside the blocks (embeddings, head) and of one block, in the compute type and in float32
+    for their reduction; the head's own is summed in float32 before that. An adapter's small gradients are not counted.
     """
     if training.lora_rank > 0:
         return 0
@@ -252,9 +253,10 @@ def reducing_bytes(model: ModelShape, training: TrainingShape) -> int:
 
 
 def stepping_bytes(model: ModelShape, training: TrainingShape) -> int:
-    """torch's AdamW holds the square roots of all second moments at once on a GPU; `adamw_bf16` six float32 numbers for each
+    """Returns the bytes of the temporary tensors in an optimizer step.
 
-    weight of one tensor at a time, of which the embeddings are the largest.
+    torch's AdamW holds the square roots of all second moments at once on a GPU. `adamw_bf16` holds six float32 numbers
+    for each weight of one tensor at a time, of which the embeddings are the largest.
     """
     shares = -(-trained_parameters(model, training) // training.devices)
     if training.optimizer == "adamw_bf16":
@@ -263,14 +265,14 @@ def stepping_bytes(model: ModelShape, training: TrainingShape) -> int:
 
 
 def optimizer_bytes_per_weight(trained_type: str, optimizer: str) -> int:
-    """Adam's two moments in the trained type; 2 + 4 + 2 bytes for `adamw_bf16`."""
+    """Returns the bytes of Adam's two moments in the trained type, or 2 + 4 + 2 bytes for `adamw_bf16`."""
     return 8 if optimizer == "adamw_bf16" else 2 * VALUE_BYTES[trained_type]
 
 
 def activation_bytes(model: ModelShape, training: TrainingShape) -> int:
-    """A rough upper bound: every row as long as the settings allow, and every prompt token part of an image of its own.
+    """Returns an upper bound: every row as long as the settings allow, and every prompt token part of its own image.
 
-    Attention's scores are not kept (SDPA). The vision tower counts where it is trained.
+    Attention scores are not kept (SDPA). The vision tower counts where it is trained.
     """
     tokens = training.rows * (training.prompt_tokens + training.response_tokens)
     total = stack_bytes(model.text, tokens, training)
@@ -280,8 +282,10 @@ def activation_bytes(model: ModelShape, training: TrainingShape) -> int:
 
 
 def head_bytes(model: ModelShape, training: TrainingShape, rows: int) -> int:
-    """What the head holds at once for `rows` of the longest response: a chunk of logits in float32 and their gradient in 16 bits,
-    or of a divergence 14 tensors, counted on a CPU: logits and distributions of both models, their mixture, their gradients.
+    """Returns the bytes that the head holds at once for `rows` of the longest response.
+
+    A chunk holds logits in float32 and their gradient in 16 bits. A divergence holds 14 tensors, counted on a CPU:
+    logits and distributions of both models, their mixture, their gradients.
     """
     logits = rows * training.response_tokens * model.vocabulary
     return max(
@@ -290,7 +294,7 @@ def head_bytes(model: ModelShape, training: TrainingShape, rows: int) -> int:
 
 
 def scoring_bytes(model: ModelShape, training: TrainingShape) -> int:
-    """A rough upper bound of a pass without gradient, rows as in `activation_bytes`: the inside of a block, or the head's chunk.
+    """Returns an upper bound for a pass without gradient, rows as in `activation_bytes`: one block or the head's chunk.
 
     The vision tower runs before the language model, on every image once.
     """
@@ -311,9 +315,9 @@ def scoring_bytes(model: ModelShape, training: TrainingShape) -> int:
 
 
 def feature_bytes(model: ModelShape, training: TrainingShape) -> int:
-    """Of a vision tower without gradient: what it gives to the language model's input and to three of its layers is kept
+    """Returns the bytes of image features kept for a step under a vision tower without gradient.
 
-    for the step, every prompt token counted as part of an image.
+    These are its inputs to the language model and to three of its layers; every prompt token counts as an image token.
     """
     if model.vision is None or not whole_parameters(model, training):
         return 0
@@ -321,12 +325,12 @@ def feature_bytes(model: ModelShape, training: TrainingShape) -> int:
 
 
 def passing_bytes_per_token(layers: Layers, compute_bytes: int) -> int:
-    """The most that one block holds of one token at a time in a pass without gradient.
+    """Returns the most bytes that one block holds per token in a pass without gradient.
 
-    The model's input, the block's, the residual and its normalised state stay, with the rotations (5 hidden states). Beside
-    them stand, one after the other: the norm's float32 copies (3); attention's queries before and after norm and rotation
-    with its output (4), keys and values likewise (5), and the float32 copies of the queries' norm (3); the MLP's
-    activation, its other branch and their product (3).
+    The model's input, the block's, the residual and its normalised state stay, with the rotations (5 hidden states). In
+    addition there are, one after the other: the norm's float32 copies (3); attention's queries before and after norm
+    and rotation with its output (4), keys and values likewise (5), and the float32 copies of the queries' norm (3); the
+    MLP's activation, its other branch and their product (3).
     """
     normed = 4 * 3 * layers.hidden
     attention = compute_bytes * (4 * layers.queries + 5 * layers.keys) + 4 * 3 * layers.queries
@@ -335,7 +339,7 @@ def passing_bytes_per_token(layers: Layers, compute_bytes: int) -> int:
 
 
 def stack_bytes(layers: Layers, tokens: int, training: TrainingShape) -> int:
-    """What a stack of blocks keeps for the backward pass: under checkpointing the inputs of all and the inside of one."""
+    """Returns the bytes a stack keeps for backward; with checkpointing all inputs and the inside of one block."""
     compute_bytes = VALUE_BYTES[training.compute_type]
     inside = tokens * block_bytes_per_token(layers, compute_bytes)
     if not training.gradient_checkpointing:
@@ -344,12 +348,12 @@ def stack_bytes(layers: Layers, tokens: int, training: TrainingShape) -> int:
 
 
 def block_bytes_per_token(layers: Layers, compute_bytes: int) -> int:
-    """What one block keeps of one token, with the count of tensors of each width in the forward pass.
+    """Returns the bytes that one block keeps per token, from the count of tensors of each width in the forward pass.
 
-    hidden: block input, two normalised states, attention's input to the residual, sum, and the MLP's output (6).
-    queries: before and after norm and rotation, attention's output (4); keys and values likewise (3 and 1, counted as 5).
-    intermediate: gate, its activation, up, product (4).
-    Norms run in float32: two of the hidden state with two tensors each, and two each of queries and keys.
+    - hidden: block input, two normalised states, attention's input to the residual, sum, and the MLP's output (6).
+    - queries: before and after norm and rotation, attention's output (4); keys and values likewise (3 + 1, as 5).
+    - intermediate: gate, its activation, up, product (4).
+    - norms run in float32: two of the hidden state with two tensors each, and two each of queries and keys.
     """
     computed = 6 * layers.hidden + 4 * layers.queries + 5 * layers.keys + 4 * layers.intermediate
     normalised = 4 * layers.hidden + 2 * (layers.queries + layers.keys)
@@ -357,7 +361,7 @@ def block_bytes_per_token(layers: Layers, compute_bytes: int) -> int:
 
 
 def generator_memory(model: ModelShape, dtype: str, cache_tokens: int) -> int:
-    """Bytes of a generator's own weights in `dtype` and of keys and values for `cache_tokens` tokens."""
+    """Returns the bytes of a generator's own weights in `dtype` and of the KV cache for `cache_tokens` tokens."""
     size = VALUE_BYTES[dtype]
     return size * (model.parameters + 2 * model.text.depth * model.text.keys * cache_tokens)
 
@@ -365,7 +369,7 @@ def generator_memory(model: ModelShape, dtype: str, cache_tokens: int) -> int:
 def checkpoint_bytes(
     trained: int, trained_type: str, weight_copies: int, optimizer: str = "adamw", *, weights_only: bool = False
 ) -> int:
-    """Bytes of one checkpoint on disk: trained weights and, unless alone, the optimizer's state and the copies in float32."""
+    """Returns the bytes of a checkpoint: trained weights and, unless alone, optimizer state and copies in float32."""
     if weights_only:
         return trained * VALUE_BYTES[trained_type]
     state = optimizer_bytes_per_weight(trained_type, optimizer)

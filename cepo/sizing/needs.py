@@ -1,4 +1,4 @@
-"""What a configuration needs of each device: the arithmetic that `cepo doctor` prints and that `cepo train` decides by."""
+"""Computes the memory that a configuration needs on each device, for `cepo doctor` and `cepo train`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cepo.sizing.memory import (
 from cepo.sizing.phases import Demand
 
 ShapeOf = Callable[[str, bool, Mapping[str, Any], LoraConfig], ModelShape]
-"""The shape of a model from its path, trust_remote_code, override_config and adapter."""
+"""A function that returns a model's shape from its path, trust_remote_code, override_config and adapter settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a run needs on one device, in bytes, and the checkpoints it writes."""
+    """The memory that a run needs on one device, in bytes, and the checkpoints it writes."""
 
     model: ModelShape
     actor: Estimate
@@ -39,21 +39,21 @@ class Needs:
 
     @property
     def trained(self) -> tuple[Estimate, ...]:
-        """Of the actor, and of the critic where there is one."""
+        """The estimates of the actor and, if there is one, of the critic."""
         return (self.actor,) if self.critic is None else (self.actor, self.critic)
 
     @property
     def certain(self) -> int:
-        """Of the trained models, whatever the lengths; one works at a time."""
+        """Bytes that the trained models need whatever the lengths; one model works at a time."""
         return self._loaded + max(each.certain - each.loaded + self._beside(each) for each in self.trained)
 
     @property
     def total(self) -> int:
-        """With the upper bounds of the activations."""
+        """Bytes that the trained models need, with the upper bounds of the activations."""
         return self._loaded + max(each.total - each.loaded + self._beside(each) for each in self.trained)
 
     def demand(self, *, with_vllm: bool) -> Demand:
-        """For `plan_phases`. A generator other than vLLM has its own weights on the device all the time."""
+        """Returns the input of `plan_phases`. A generator other than vLLM keeps its own weights on the device all the time."""
         other = 0 if with_vllm else self.generator
         return Demand(
             loaded=self._loaded,
@@ -69,14 +69,15 @@ class Needs:
         return sum(each.loaded for each in self.trained)
 
     def _beside(self, working: Estimate) -> int:
-        """What the models that do not work have on the device beyond what was loaded."""
+        """Returns the bytes that the other models hold on the device beyond `loaded` while one works."""
         return sum(each.optimizer - each.leaves_while_scoring for each in self.trained if each is not working)
 
 
 def estimate_needs(config: RunConfig, *, cpu_engine: bool, shape_of_path: ShapeOf | None = None) -> Needs:
-    """What a run needs on each device; with `cpu_engine` vLLM's keys and values are set aside in the machine's memory.
+    """Returns the memory that a run needs on each device.
 
     Args:
+        cpu_engine: vLLM's KV cache is in host memory.
         shape_of_path: where models' shapes come from; by default from their configuration files.
 
     Raises:
@@ -131,7 +132,7 @@ def _shape_from_file(path: str, trust: bool, override: Mapping[str, Any], lora: 
 
 
 def _critic_estimate(config: RunConfig, look_up: ShapeOf) -> Estimate:
-    """The value model's: all its weights are trained."""
+    """Returns the estimate of the value model, whose weights are all trained."""
     settings = resolved_critic(config.worker)
     assert settings.model.model_path is not None
     training = TrainingShape(
@@ -163,7 +164,7 @@ def _lengths(config: RunConfig) -> dict[str, Any]:
 
 
 def _divergence_chunk(config: RunConfig, estimator: Any) -> int:
-    """0 where the update compares no whole distributions."""
+    """Returns 0 if the update compares no whole distributions."""
     algorithm = config.algorithm
     over_vocabulary = algorithm.kl_penalty == "full" and not algorithm.disable_kl
     return DIVERGENCE_CHUNK_ELEMENTS_ON_GPU if estimator.distilled_view is not None or over_vocabulary else 0
@@ -181,7 +182,7 @@ def _types(fsdp: FsdpConfig, offload: OffloadConfig) -> dict[str, Any]:
 
 
 def _weight_copies(config: RunConfig, estimator: Any) -> int:
-    """Copies of the trained weights: the teacher's, unless it is the actor, and the reference's; LoRA turns its adapter off."""
+    """Counts copies of the trained weights: the teacher's, unless it is the actor, and without LoRA the reference's."""
     with_adapter = config.worker.actor.model.lora.rank > 0
     sources = [estimator.teacher.source] if estimator.views else []
     sources += [] if config.algorithm.disable_kl else ["reference"]
@@ -189,10 +190,10 @@ def _weight_copies(config: RunConfig, estimator: Any) -> int:
 
 
 def _cache_tokens(config: RunConfig) -> int:
-    """Keys and values that one request at its longest needs, the least an engine starts with."""
+    """Returns the tokens of the longest possible request, the smallest KV cache an engine starts with."""
     return config.worker.rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length
 
 
 def _cpu_cache_bytes() -> int:
-    """What vLLM sets aside for keys and values where there is no GPU."""
+    """Returns the bytes that vLLM allocates for the KV cache where there is no GPU."""
     return int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * 2**30)

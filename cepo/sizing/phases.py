@@ -1,24 +1,24 @@
-"""Whether a step's phases fit on a device beside the rollout engine, and whether the engine sleeps between them."""
+"""Decides whether a step's phases fit on a device beside the rollout engine, and whether the engine sleeps between them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 ASLEEP_BYTES = 2 * 2**30
-"""What a sleeping engine keeps of its device: CUDA graphs and working buffers. An estimate, not yet measured."""
+"""Device memory that a sleeping engine keeps: CUDA graphs and working buffers. An estimate, not yet measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Bytes of the trained models on one device, of all of them together.
+    """The bytes that all trained models together need on one device.
 
     Attributes:
-        loaded: weights and copies, there when the engine starts.
-        kept: beyond them while responses are sampled, from the second step on.
-        certain: beyond them at the worst moment of scoring and update, whatever the lengths.
+        loaded: weights and copies, on the device when the engine starts.
+        kept: what remains beyond `loaded` while responses are sampled, from the second step on.
+        certain: the peak beyond `loaded` during scoring and update, whatever the lengths.
         bound: the same with the upper bounds of the activations.
-        engine: the least that the engine needs: its weights, and keys and values of one request.
-        with_vllm: vLLM samples. Another generator has its weights on the device all the time, and they are in the sums above.
+        engine: the least that the engine needs: its weights and the KV cache of one request.
+        with_vllm: vLLM samples. Another generator keeps its weights on the device all the time, and `loaded` includes them.
     """
 
     loaded: int
@@ -31,12 +31,12 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Phases:
-    """What follows for a device.
+    """The result of `plan_phases` for a device.
 
     Attributes:
         sleeps: the engine frees its memory while rows are scored and weights are updated.
-        sampling_left, training_left: what remains free in the two phases, with the upper bounds; below 0: it may not fit.
-        refused: why the run cannot go on; None where it can.
+        sampling_left, training_left: free bytes in the two phases, with the upper bounds; below 0 the phase may not fit.
+        refused: why the run cannot start; None if it can.
     """
 
     sleeps: bool
@@ -51,22 +51,22 @@ class Phases:
 
     @property
     def in_words(self) -> str:
-        """`fits`, `sleeps`, `tight` (the certain part fits, the upper bound does not) or `refused`."""
+        """The verdict: `fits`, `sleeps`, `tight` (the certain part fits, the upper bound does not) or `refused`."""
         if self.refused is not None:
             return "refused"
         return ("sleeps" if self.sleeps else "fits") if self.fits else "tight"
 
 
 def plan_phases(demand: Demand, *, free: int, share: int, sleep: str) -> Phases:
-    """The phases of a step on a device.
+    """Plans the phases of a step on a device.
 
-    Sampling: the engine's share and `kept`. Training: `bound`, beside the engine's share, or beside a sleeping engine's rest.
-    Sleeping costs a copy of the engine's weights over the bus twice per step, so `auto` does it only where training would
-    not fit beside the engine's share.
+    Sampling needs the engine's share and `kept`. Training needs `bound`, beside the engine's share or what a sleeping engine
+    keeps. Sleeping copies the engine's weights over the bus twice per step, so `auto` sleeps only if training would not fit
+    beside the engine's share.
 
     Args:
         free: bytes of the device once the trained models are loaded, before the engine takes its share.
-        share: bytes of vLLM's share of the device; 0 where another generator samples, which cannot sleep.
+        share: bytes of vLLM's share of the device; 0 for another generator, which cannot sleep.
         sleep: `worker.rollout.sleep`.
     """
     beside = free - share
@@ -76,7 +76,7 @@ def plan_phases(demand: Demand, *, free: int, share: int, sleep: str) -> Phases:
         sleeps=sleeps,
         sampling_left=beside - demand.kept,
         training_left=training - demand.bound,
-        # How much a sleeping engine keeps is too uncertain to refuse a run for.
+        # What a sleeping engine keeps is too uncertain to refuse a run for it.
         refused=_refused(demand, beside=beside, training=free if sleeps else beside, share=share, sleeps=sleeps),
     )
 
@@ -99,5 +99,5 @@ def _refused(demand: Demand, *, beside: int, training: int, share: int, sleeps: 
 
 
 def gib(num_bytes: float) -> str:
-    """Bytes in words: MiB below one GiB, else GiB."""
+    """Formats bytes as MiB below one GiB, else as GiB."""
     return f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"

@@ -1,4 +1,4 @@
-"""A model's shape from its configuration file, on the meta device: no weight is read or allocated."""
+"""Finds a model's shape from its configuration file, on the meta device: no weight is read or allocated."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cepo.sizing.memory import Layers, ModelShape
 def model_shape(
     path: str, *, trust_remote_code: bool, override_config: Mapping[str, Any], lora: LoraConfig
 ) -> ModelShape:
-    """The shape of the model that `path` (a folder or hub name) describes.
+    """Returns the shape of the model at `path` (a folder or hub name).
 
     Raises:
-        ConfigError: no configuration can be read there, or it describes no model that this transformers can build.
+        ConfigError: no configuration can be read there, or this version of transformers cannot build the model.
     """
     import transformers
 
@@ -34,10 +34,10 @@ def model_shape(
 
 
 def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) -> ModelShape:
-    """The shape of the model that a transformers configuration describes.
+    """Returns the shape of the model that a transformers configuration describes.
 
     Raises:
-        ConfigError: the configuration describes no model that this transformers can build.
+        ConfigError: this version of transformers cannot build a model from the configuration.
     """
     import torch
     import transformers
@@ -82,7 +82,7 @@ def _size(module: Any) -> int:
 
 
 def _adapted(model: Any, lora: LoraConfig) -> list[Any]:
-    """The linear layers that PEFT would adapt under these settings; none where the rank is 0."""
+    """Returns the linear layers that PEFT would adapt under these settings; none where the rank is 0."""
     import torch
 
     if lora.rank == 0:
@@ -115,7 +115,7 @@ def _text_layers(config: Any) -> Layers:
 
 
 def _vision_layers(config: Any) -> Layers | None:
-    """None where the tower calls its sizes other names; it then counts with its weights alone."""
+    """Returns None if the tower's sizes have other names; then only its weights are counted."""
     depth = getattr(config, "depth", None) or getattr(config, "num_hidden_layers", None)
     if depth is None or not hasattr(config, "intermediate_size"):
         return None

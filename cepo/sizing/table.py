@@ -1,4 +1,4 @@
-"""`cepo doctor table=memory`: which cards train which models in the paper's setting, by arithmetic alone."""
+"""Builds the table of `cepo doctor table=memory`: which cards can train which models in the paper's setting."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SHARE = "worker.rollout.gpu_memory_utilization="
 
 
 def memory_table() -> list[str]:
-    """The table as Markdown."""
+    """Returns the table as lines of Markdown."""
     lines = [
         f"| model | trained | longest response | {' | '.join(f'{card} GB' for card in CARDS)} |",
         f"| --- | --- | --- |{' --- |' * len(CARDS)}",
@@ -45,11 +45,11 @@ def memory_table() -> list[str]:
 
 
 def cell(config: RunConfig, shapes: ShapeOf, gigabytes: float) -> str:
-    """What a card makes of a configuration.
+    """Returns whether and how a configuration fits on a card.
 
-    `fits N`: with the default micro-batches vLLM keeps its memory, and up to N rows per update pass; `sleeps N`: it frees it
-    between the phases, and N is the largest micro-batch then; in front another share of vLLM where the default of
-    0.6 is refused; `refused`: no share fits.
+    `fits N`: vLLM keeps its memory with the default micro-batches, and an update pass takes up to N rows. `sleeps N`: vLLM frees
+    its memory between the phases, and N is the largest micro-batch then. A share of vLLM is written in front if the default
+    of 0.6 is refused. `refused`: no share fits.
     """
     total = int(gigabytes * 1e9)
     free = total - _TAKEN_BY_THE_DRIVER
@@ -67,7 +67,7 @@ def cell(config: RunConfig, shapes: ShapeOf, gigabytes: float) -> str:
 
 
 def _verdict(config: RunConfig, shapes: ShapeOf, free: int, total: int) -> str | None:
-    """None where not even one row per pass fits."""
+    """Returns None if not even one row per pass fits."""
 
     def words(rows: int) -> str:
         changed = _with_rows(config, rows)

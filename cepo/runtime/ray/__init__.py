@@ -1,4 +1,4 @@
-"""One worker process per device under Ray, on one machine or many; the trainer stays on the driver."""
+"""Runs one worker process per device under Ray, on one or many machines; the trainer stays in the driver process."""
 
 from cepo.runtime.ray.backend import RayBackend
 

@@ -1,4 +1,4 @@
-"""The backend of many devices: the trainer's calls, spread over the ranks and put together again."""
+"""The backend of many devices: distributes the trainer's calls over the ranks and merges the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class RayBackend:
-    """`cepo.trainer.protocol.Backend` over one worker process per device.
+    """Implements `cepo.trainer.protocol.Backend` with one worker process per device.
 
     Args:
         image_probe: one row of the training set; ranks that can read it read all images themselves. None: no data set.
@@ -125,7 +125,7 @@ class RayBackend:
         self.ranks.end()
 
     def _begin_step(self) -> None:
-        """Prompts get numbers anew: nothing of the last step's is kept, images included."""
+        """Forgets the last step's assignment and images, because prompts are numbered anew in each step."""
         number = self.ranks.number
         self._assignment = dispatch.Assignment(number, prompts_per_update=self._prompts_per_update)
         for sender in self._senders:
@@ -148,17 +148,17 @@ class RayBackend:
         arrived: Callable[[int, Any], None] | None = None,
         **keywords: Any,
     ) -> list[Any]:
-        """Each rank's result of a worker method, with its own arguments and common keywords; see `Ranks.call`."""
+        """Calls a worker method on every rank with its own arguments and common keywords; see `Ranks.call`."""
         messages = [sender.encode((part, keywords)) for sender, part in zip(self._senders, arguments, strict=True)]
         self._bytes = [sent + len(message) for sent, message in zip(self._bytes, messages, strict=True)]
         try:
             return self.ranks.call(method, messages, what=_STAGES.get(method, method), arrived=arrived)
-        except BaseException:  # ranks may be in the middle of anything: nothing more is asked of them
+        except BaseException:  # the ranks' state is unknown: no further call is made
             self._is_whole = False
             raise
 
     def _work(self) -> Metrics:
-        """What each rank was sent and scored since the last update."""
+        """Returns the bytes sent to each rank and the tokens scored by each since the last update."""
         metrics = {
             "work/bytes_sent_per_rank": _mean(self._bytes),
             "work/bytes_sent_max": max_value(max(self._bytes)),
@@ -170,7 +170,6 @@ class RayBackend:
 
 
 def _mean(counts: Sequence[int]) -> Metric:
-    """The mean over ranks."""
     return mean_value(sum(counts) / len(counts))
 
 

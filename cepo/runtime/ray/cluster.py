@@ -1,4 +1,4 @@
-"""The cluster: joined where one runs, else started here; and the devices of it that a run reserves."""
+"""Joins or starts the Ray cluster of a run and reserves its devices."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _SAY_AGAIN_SECONDS = 15.0
 
 _own: OwnCluster | None = None
-"""The cluster that this process has started."""
+"""The cluster that this process has started, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one worker takes of its machine."""
+    """The CPUs and GPUs that one worker takes."""
 
     cpus: float
     gpus: int
@@ -40,20 +40,20 @@ class Share:
 
 @dataclass(frozen=True)
 class Reservation:
-    """A run's devices: one bundle per machine. Worker `rank` lives in bundle `rank // devices per machine`."""
+    """The reserved devices of a run, one bundle per machine. Worker `rank` is in bundle `rank // devices per machine`."""
 
     group: PlacementGroup
     share: Share
 
     def release(self) -> None:
-        """Gives the devices back."""
+        """Releases the devices."""
         remove_placement_group(self.group)
 
 
 def connect(trainer: TrainerConfig) -> None:
-    """Joins the cluster of `trainer.ray_address` or RAY_ADDRESS, or starts one here that ends with this process.
+    """Joins the cluster at `trainer.ray_address` or RAY_ADDRESS, or starts one on this machine that ends with this process.
 
-    A process that is connected already stays so, unless its own cluster has lost a process: then another one is started.
+    An existing connection is kept, unless this process's own cluster has lost a process: then a new cluster is started.
 
     Raises:
         ConfigError: no cluster answers at the address.
@@ -66,7 +66,7 @@ def connect(trainer: TrainerConfig) -> None:
 
 
 def is_alive() -> bool:
-    """Whether the cluster answers: always taken for granted of one that was joined."""
+    """Returns whether the cluster answers; a joined cluster is assumed to."""
     try:
         require_alive()
     except WorkerLostError:
@@ -75,7 +75,7 @@ def is_alive() -> bool:
 
 
 def require_alive() -> None:
-    """Looks whether the cluster that this process has started still runs.
+    """Checks that the cluster that this process has started still runs.
 
     Raises:
         WorkerLostError: one of its processes has ended.
@@ -120,7 +120,7 @@ def _join(address: str, common: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _signals_left_alone() -> Iterator[None]:
-    """Ray ends the process on SIGTERM in its own way; the run's way says how to resume."""
+    """Keeps the run's own handler of SIGTERM, which says how to resume; Ray would install another one."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -130,10 +130,10 @@ def _signals_left_alone() -> Iterator[None]:
 
 
 def reserve(trainer: TrainerConfig) -> Reservation:
-    """Waits until every machine of the run has its devices free, and takes them.
+    """Waits until every machine of the run has its devices free, and reserves them.
 
     Raises:
-        EngineError: they were not free within `trainer.start_timeout_seconds`, with what the cluster has.
+        EngineError: they were not free within `trainer.start_timeout_seconds`; the message lists the cluster's resources.
     """
     machines, devices = trainer.nnodes, trainer.n_gpus_per_node
     share = _share(devices)
@@ -158,7 +158,7 @@ def reserve(trainer: TrainerConfig) -> Reservation:
 
 
 def worker_environment(devices_per_machine: int) -> dict[str, str]:
-    """Variables that worker processes get from this one. Secrets stay here: give those to `ray start`."""
+    """Returns the environment variables that workers inherit. Secrets are left out: give those to `ray start`."""
     passed = {
         name: value
         for name, value in os.environ.items()
@@ -173,7 +173,7 @@ def worker_environment(devices_per_machine: int) -> dict[str, str]:
 
 
 def _share(devices_per_machine: int) -> Share:
-    """A whole core for each worker where every machine has so many, else an equal part of what it has."""
+    """Returns a whole core per worker if every machine has enough cores, else an equal part of them."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     with_gpus = [resources for resources in nodes if resources.get("GPU", 0) > 0]
     fewest = min((resources.get("CPU", 0.0) for resources in with_gpus or nodes), default=1.0)
@@ -182,7 +182,7 @@ def _share(devices_per_machine: int) -> Share:
 
 
 def _never_fits(machines: int, bundle: dict[str, float], trainer: TrainerConfig) -> bool:
-    """Whether nothing can change any more: a cluster that was started here gets no further machine."""
+    """Returns whether waiting is useless: a cluster that was started here never gets another machine."""
     joined = trainer.ray_address or os.environ.get("RAY_ADDRESS")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     fitting = [node for node in nodes if all(node.get(name, 0.0) >= amount - 1e-6 for name, amount in bundle.items())]

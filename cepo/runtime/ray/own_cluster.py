@@ -1,4 +1,4 @@
-"""The Ray cluster that a run starts for itself: on this machine alone, reachable through loopback alone, with a token."""
+"""Starts a Ray cluster for one run: on this machine only, reachable through loopback only, protected by a token."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ logger = logging.getLogger(__name__)
 
 _FOLDER = "cepo-ray-"
 _SHUTDOWN_SECONDS = 20.0
-# Ray's switch for laptops. Where it is 0, all servers of a cluster listen on loopback; ray.init has no argument for that.
+# Ray's switch for laptops: at 0, all servers of a cluster listen on loopback. ray.init has no argument for this.
 _REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 class OwnCluster:
-    """Starts a cluster that ends with this process.
+    """A Ray cluster that this process starts, and that ends with it.
 
-    Other users of the machine can reach a port on loopback, but run nothing: the token's file has mode 0600. A user's own
-    RAY_AUTH_MODE, RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH are left as they are.
+    Other users of the machine can reach a port on loopback, but cannot run anything: the token's file has mode 0600. A user's
+    own RAY_AUTH_MODE, RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH are left unchanged.
 
     Args:
         options: further arguments of `ray.init`.
@@ -68,17 +68,17 @@ class OwnCluster:
         logger.info("started Ray on this machine, its files in %s", self._folder)
 
     def require_alive(self) -> None:
-        """Looks whether the cluster's own processes run.
+        """Checks that the cluster's own processes run.
 
         Raises:
-            WorkerLostError: one has ended. Ray's calls would wait for it in vain, and Ray would end this process later.
+            WorkerLostError: one has ended. Ray's calls would wait for it forever, and Ray would end this process later.
         """
         for process, name in self._processes.items():
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
                 raise WorkerLostError(f"the Ray cluster of this run has lost its {name} (process {process.pid})")
 
     def end(self) -> None:
-        """Ends the cluster within a minute, also one whose processes hang or are gone."""
+        """Ends the cluster within a minute, even if its processes hang or have already ended."""
         atexit.unregister(self.end)
         try:
             self.require_alive()
@@ -96,7 +96,7 @@ class OwnCluster:
 
 
 def remove_left_behind(parent: Path) -> None:
-    """Removes the folders of clusters whose process was killed and could not tidy up."""
+    """Removes the folders of clusters whose process was killed before it could clean up."""
     for folder in parent.glob(f"{_FOLDER}*"):
         number = folder.name.removeprefix(_FOLDER).partition("-")[0]
         if number.isdecimal() and folder.stat().st_uid == os.getuid() and not psutil.pid_exists(int(number)):
@@ -104,7 +104,7 @@ def remove_left_behind(parent: Path) -> None:
 
 
 def _ask_for_token(file: Path) -> dict[str, str]:
-    """Sets the variables by which Ray's processes and this one know the token; returns those that were not set before."""
+    """Sets the variables that give Ray's processes and this one the token; returns those that were not set before."""
     settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
     if any(name in os.environ for name in (*settings, "RAY_AUTH_TOKEN")):
         return {}
@@ -116,7 +116,7 @@ def _ask_for_token(file: Path) -> dict[str, str]:
 
 
 def _read_token_settings() -> None:
-    """Ray's library has read the variables when it was imported, and keeps the token of an earlier cluster."""
+    """Makes Ray's library read the variables again; it reads them at import and keeps an earlier cluster's token."""
     library: Any = ray._raylet  # compiled, without type information
     library.Config.initialize("")
     library.AuthenticationTokenLoader.instance().reset_cache()
@@ -124,7 +124,7 @@ def _read_token_settings() -> None:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """What is started inside listens on loopback."""
+    """Makes Ray's servers that start inside this context listen on loopback."""
     before = os.environ.get(_REACHABLE)
     os.environ[_REACHABLE] = "0"
     constants: Any = sys.modules["ray._private.ray_constants"]
@@ -141,7 +141,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _shut_down() -> bool:
-    """Whether Ray's library has left the cluster within the time limit; it waits for stopped processes without one."""
+    """Returns whether Ray's library left the cluster in time; it waits without a limit for stopped processes."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     leaving.join(_SHUTDOWN_SECONDS)

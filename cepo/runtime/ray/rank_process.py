@@ -1,4 +1,4 @@
-"""The process of one device: torch.distributed, a worker, and calls to it by name."""
+"""The Ray actor of one device: starts torch.distributed, builds a worker, and calls its methods by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cepo.workers.worker import Worker, load_processing
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a rank's process is."""
+    """The machine and process of a rank."""
 
     machine: str
     node_id: str
@@ -31,7 +31,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """How the ranks find each other."""
+    """The address and rank numbers with which the ranks start torch.distributed."""
 
     rank: int
     num_ranks: int
@@ -42,7 +42,7 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An exception that a call raised. `error` is the exception itself where the user is meant to see it."""
+    """An exception that a call raised. `error` is the exception itself if it is meant for the user."""
 
     message: str
     details: str = field(repr=False)
@@ -50,11 +50,11 @@ class Failure:
 
 
 class RankProcess:
-    """Built by Ray on its device. Every answer is bytes of `cepo.runtime.wire`: a result, or a `Failure`.
+    """The process of one device, started by Ray. It answers with bytes of `cepo.runtime.wire`: a result or a `Failure`.
 
     Args:
-        folder: the driver's working directory, from which relative paths of the configuration are read.
-        log_file: where the process writes what it has to say, its libraries' own last words included.
+        folder: the driver's working directory, to which relative paths of the configuration refer.
+        log_file: file for the output of the process, including that of its libraries.
     """
 
     def __init__(self, folder: str, log_file: str) -> None:
@@ -65,24 +65,24 @@ class RankProcess:
         self._receiver: Receiver | None = None
 
     def place(self) -> Place:
-        """This process's machine and number."""
+        """Returns this process's machine and process number."""
         import ray
 
         context = ray.get_runtime_context()
         return Place(machine=ray.util.get_node_ip_address(), node_id=context.get_node_id(), process=os.getpid())
 
     def free_port(self) -> int:
-        """A port of this machine that nothing listens on."""
+        """Returns a port of this machine that nothing listens on."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return probe.getsockname()[1]
 
     def sees(self, file: str) -> bool:
-        """Whether a file that the driver wrote is there for this process too."""
+        """Returns whether this process sees a file that the driver wrote."""
         return os.path.isfile(file)
 
     def build(self, content: bytes, meeting: Meeting) -> bytes:
-        """Meets the other ranks and builds the worker; answers the generator's name and whether it can read the data."""
+        """Joins the other ranks and builds the worker; answers the generator's name and whether it can read the data."""
         return self._answered(lambda: self._build(content, meeting))
 
     def call(self, method: str, message: bytes) -> bytes:
@@ -91,7 +91,7 @@ class RankProcess:
 
     def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
         self._speak_into_log()
-        require_wanted_device()  # before the ranks meet: one that is refused would keep the others waiting
+        require_wanted_device()  # before the ranks meet: if this fails later, the others would wait
         config, facts, probe = decode(content)
         _meet(meeting)
         _hide_loading_bars()
@@ -126,7 +126,6 @@ class RankProcess:
 
 
 def _meet(meeting: Meeting) -> None:
-    """Starts torch.distributed over all ranks."""
     import torch
     import torch.distributed as dist
 
@@ -141,7 +140,7 @@ def _meet(meeting: Meeting) -> None:
     }
     os.environ.update({name: str(value) for name, value in names.items()})
     if torch.cuda.is_available():
-        torch.cuda.set_device(0)  # Ray shows each worker its own GPU alone
+        torch.cuda.set_device(0)  # Ray shows each worker only its own GPU
     try:
         dist.init_process_group(
             process_group_backend(this_device()),
@@ -158,20 +157,20 @@ def _meet(meeting: Meeting) -> None:
 
 
 def _hide_loading_bars() -> None:
-    """A log file holds the last words, not the bars that libraries draw."""
+    """Turns off progress bars of libraries, so that the end of a log file shows the last messages."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
 
 
 def _receiver(config: RunConfig, probe: Any, processing: Any) -> tuple[Receiver, bool]:
-    """What decodes messages, and whether it can read the run's images: `probe` stands for one of them."""
+    """Returns the decoder of messages and whether it can read the run's images; `probe` is one of them."""
     from cepo.data.image_store import ImageStore
 
     store = ImageStore(config.data, processing)
     try:
         reads = probe is not None and store.images(probe) is not None
-    except Exception as error:  # whatever stands in the way, images are then sent
+    except Exception as error:  # whatever the reason is, images are then sent
         logging.getLogger("cepo").warning("%s cannot be read here (%s): its images are sent", probe, error)
         reads = False
     return Receiver(store), reads

@@ -1,4 +1,4 @@
-"""All ranks' processes as one thing to call: started together, called together, watched, and ended whatever state they are in."""
+"""Starts, calls, watches and ends the processes of all ranks together."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from cepo.runtime.wire import decode
 logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 20.0
-"""After one rank's exception: how long others may take to show whether the cause was the death of one of them."""
+"""Time after one rank's exception in which the death of another rank may show as its cause."""
 _STORAGE_SECONDS = 60.0
-"""How long a network file system may take to show a new file."""
+"""Time that a network file system may take to show a new file."""
 _LOOK_SECONDS = 5.0
-"""How often to look whether the cluster itself still runs."""
+"""Interval between checks that the cluster itself still runs."""
 _LAST_LINES = 8
 
 
 class Ranks:
-    """One process per device of a reservation.
+    """The worker processes of a reservation, one per device.
 
     Args:
         run_folder: on storage that all machines share; logs of the processes go to `logs/rank_<N>.log` in it.
@@ -76,11 +76,11 @@ class Ranks:
 
     @property
     def places(self) -> Sequence[Place]:
-        """Where each rank's process is."""
+        """The machine and process of each rank."""
         return self._places
 
     def build(self, contents: Sequence[bytes]) -> list[Any]:
-        """Lets the ranks meet and build their workers; each rank's answer."""
+        """Connects the ranks, builds their workers and returns each rank's answer."""
         logger.info(
             "%d workers load the model and start their engines; what they say is in %s",
             self.number,
@@ -94,7 +94,7 @@ class Ranks:
                 num_ranks=self.number,
                 address=address,
                 port=port,
-                # Longer than the driver waits: its error names who hangs, a collective's only who waited for it.
+                # Longer than the driver waits, because only the driver's error names the rank that hangs.
                 timeout_seconds=self._trainer.stage_timeout_seconds + _GRACE_SECONDS,
             )
             for rank in range(self.number)
@@ -110,10 +110,13 @@ class Ranks:
     def call(
         self, method: str, messages: Sequence[bytes], *, what: str, arrived: Callable[[int, Any], None] | None = None
     ) -> list[Any]:
-        """Calls a worker method on all ranks; each rank's result, which `arrived` gets with the rank as soon as it is there.
+        """Calls a worker method on all ranks and returns each rank's result.
+
+        Args:
+            arrived: called with the rank and its result as soon as the result arrives.
 
         Raises:
-            WorkerLostError: a process died, or was not done within `trainer.stage_timeout_seconds`.
+            WorkerLostError: a process died, or did not finish within `trainer.stage_timeout_seconds`.
             CepoError: what the method raised.
         """
         calls = [
@@ -122,14 +125,14 @@ class Ranks:
         return self._answers(calls, what=what, seconds=self._trainer.stage_timeout_seconds, arrived=arrived)
 
     def end(self) -> None:
-        """Ends all processes, also hung ones, and waits until they are gone; the devices are given back."""
+        """Kills all processes, including hung ones, waits until they are gone, and releases the devices."""
         if is_alive():
             for process in self._processes:
                 ray.kill(process, no_restart=True)
             for place in self._places:
                 _kill(place)
             self._reservation.release()
-        else:  # its calls would wait in vain; a cluster of this process's own has no other machine
+        else:  # Ray's calls would wait forever; this process's own cluster has no other machine
             for place in self._places:
                 _kill_here(place.process)
         self._processes, self._places = [], []
@@ -159,7 +162,7 @@ class Ranks:
                     raise self._lost(rank, what, error) from error
                 if isinstance(answer, Failure):
                     failures[rank] = answer
-                    # What a rank raises may be the echo of another one's death, which Ray reports a little later.
+                    # The exception may be caused by the death of another rank, which Ray reports a little later.
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
                 else:
                     results[rank] = answer
@@ -176,9 +179,9 @@ class Ranks:
         return [results[rank] for rank in range(self.number)]
 
     def _failed(self, failures: dict[int, Failure], what: str, *, waiting: Sequence[int]) -> CepoError:
-        """What to raise for the exceptions of living ranks: the user's own error first, then that of all ranks alike.
+        """Chooses the exception to raise for failures of living ranks: the user's own error first, then one common to all.
 
-        `waiting` ranks wait for the failed ones in vain, and with them the run cannot go on.
+        If `waiting` ranks still wait for the failed ones, the run cannot go on.
         """
         for failure in failures.values():
             if failure.error is not None and (not waiting or not self._is_built):
@@ -244,7 +247,7 @@ class Ranks:
 
 
 def _kill(place: Place) -> None:
-    """SIGKILL, which ends a stopped or hung process too, and waits until it is gone."""
+    """Kills a process with SIGKILL, which also ends a stopped or hung one, and waits until it is gone."""
     if place.node_id == ray.get_runtime_context().get_node_id():
         _kill_here(place.process)
         return
@@ -257,7 +260,7 @@ def _kill(place: Place) -> None:
 
 
 def _kill_here(process: int) -> None:
-    """Ray has asked the process to end; a healthy one does so at once."""
+    """Waits for the process, which Ray has asked to end, and kills it if it is still there after 2 seconds."""
     for number in range(150):
         try:
             os.kill(process, 0 if number < 20 else signal.SIGKILL)
