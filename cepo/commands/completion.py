@@ -1,6 +1,6 @@
-"""`cepo completion bash|zsh|fish`: what the Tab key knows, written out from the commands and the schema.
+"""Implements `cepo completion bash|zsh|fish`: prints a script that completes commands and settings with the Tab key.
 
-The script holds every word, so that no Python starts at the Tab key. Settings of plugins are not among them.
+The script holds every word, so that the Tab key starts no Python. It does not have the settings of plugins.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "merge": ("--checkpoint", "--out", "--base", "--dtype", "--trust-remote-code", "--upload", "--public"),
     "microgeo": ("--folder", "--seed", "--num-train", "--num-validation", "--retrain", "--ship"),
 }
-"""Options of the commands that take some, but `--help`, which all of them take."""
+"""Options of the commands that have some, except `--help`, which all have."""
 OWN_KEYS: dict[str, tuple[str, ...]] = {
     "evaluate": ("checkpoint", "data", "n", "temperature", "top_p", "top_k", "out", "dry_run", "compare")
 }
-"""Keys of a command that are no settings."""
+"""Arguments `key=value` of a command that are not settings."""
 
 
 def run_completion_command(argv: Sequence[str], commands: Mapping[str, str]) -> int:
-    """Prints the script of the shell that `argv` names; `commands` are the commands with what they do.
+    """Prints the script of the shell that `argv` names; `commands` maps each command to its description.
 
     Returns:
         0, or 2 with a message on standard error for another shell.
@@ -55,7 +55,7 @@ def run_completion_command(argv: Sequence[str], commands: Mapping[str, str]) -> 
 
 
 def _choices() -> dict[str, tuple[str, ...]]:
-    """The words of every setting that takes nothing else."""
+    """Returns the accepted values of every setting that has a fixed list of them."""
     methods = {"algorithm.adv_estimator": tuple(available_estimators()), "dry_run": ("true",)}
     return {setting.key: setting.choices for setting in all_settings() if setting.choices} | methods
 
@@ -178,7 +178,7 @@ def _fish(commands: Mapping[str, str]) -> str:
 
 
 def _quoted(words: Sequence[str]) -> str:
-    """The words as one argument of a shell."""
+    """Quotes the words as one argument of a shell."""
     return "'" + " ".join(words).replace("'", "'\\''") + "'"
 
 

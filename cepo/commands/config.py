@@ -14,10 +14,10 @@ from cepo.errors import ConfigError
 
 
 def run_config_command(argv: Sequence[str]) -> int:
-    """Print the resolved YAML and, as comments, the plan to stdout; return 0. With `--help` how it is used,
-    with `--schema` the JSON schema of its file.
+    """Prints the resolved YAML and, as comments, the plan; with `--help` the usage, with `--schema` its file's JSON schema.
 
-    A faulty configuration prints one message to stderr and returns 2.
+    Returns:
+        0, or 2 with one message on standard error for a faulty configuration.
     """
     try:
         if asked_for_help(argv):

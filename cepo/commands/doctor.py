@@ -1,4 +1,4 @@
-"""`cepo doctor`: the machine, and with a config whether its training could start."""
+"""Implements `cepo doctor`: checks the machine and, with a config, whether its training could start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Exit code: 0 yes, 1 no (the remedy is printed), 2 the config is faulty.
 
 
 def run_doctor_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """Prints the findings; returns 0 where training could start, 1 where it could not, 2 for a faulty config."""
+    """Prints the findings; returns 0 if training could start, 1 if it could not, 2 for a faulty config."""
     if any(argument in ("-h", "--help") for argument in argv):
         sys.stdout.write(_USAGE)
         return 0
@@ -62,7 +62,7 @@ def _print_table(argv: Sequence[str], console: Console) -> int:
 
 
 def _checks(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    """What is to be looked at, and the settings."""
+    """Returns the checks to run and the settings."""
     from cepo.doctor.run_checks import CHECKS
 
     named = [argument.removeprefix(_CHECKS) for argument in argv if argument.startswith(_CHECKS)]
@@ -74,7 +74,7 @@ def _checks(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
 
 
 def _findings(config: RunConfig | None, checks: Sequence[str]) -> list[Finding]:
-    """All that can be found out; where a library is missing, that is all."""
+    """Returns all findings; if a library is missing, only those about versions."""
     from cepo.doctor.versions import installed_versions, version_findings
 
     installed = installed_versions()

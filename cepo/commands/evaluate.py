@@ -1,4 +1,4 @@
-"""`cepo evaluate`: accuracy of a model, a merged folder or a checkpoint on problems and benchmarks."""
+"""Implements `cepo evaluate`: the accuracy of a model, a merged folder or a checkpoint on problems and benchmarks."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Plan:
     """A checked command line.
 
     Attributes:
-        config: its model is the one that the engine loads first.
-        actor: folder of trained weights to put into that model; None: the model as it is.
+        config: names the model that the engine loads first.
+        actor: folder of trained weights to load into that model; None: the model unchanged.
         sources: as the user named them.
     """
 
@@ -67,7 +67,7 @@ class Plan:
     out: Path
 
     def lines(self) -> Iterator[str]:
-        """What will be done, one fact per line."""
+        """Yields what will be done, one fact per line."""
         from cepo.trainer.asking import validation_settings
 
         settings = validation_settings(self.config)
@@ -88,8 +88,8 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
     """`cepo evaluate [config=FILE] [checkpoint=...] [data=...] ... [a.b.c=value ...]`; see `--help`.
 
     Returns:
-        0; 2 with a message on standard error for a mistake in the command, the config, the data or the checkpoint; 130 after
-        Ctrl-C.
+        0; 2 with a message on standard error for a mistake in the command, the config, the data or the checkpoint; 130
+        after Ctrl-C.
     """
     console = console or Console()
     if any(argument in ("-h", "--help") for argument in argv):
@@ -121,7 +121,7 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
 
 
 def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """This command's own arguments, and the settings."""
+    """Separates this command's own arguments from the settings."""
     own: dict[str, str] = {}
     settings: list[str] = []
     for argument in argv:
@@ -144,7 +144,7 @@ def make_plan(own: Mapping[str, str], settings: Sequence[str]) -> Plan:
     """Resolves and checks a command line without loading a model.
 
     Raises:
-        ConfigError, CheckpointError: it names what does not exist, or asks for what contradicts itself.
+        ConfigError, CheckpointError: something named does not exist, or arguments contradict each other.
     """
     checkpoint = own.get("checkpoint")
     actor, model = _resolve_checkpoint(checkpoint)
@@ -173,7 +173,7 @@ def make_plan(own: Mapping[str, str], settings: Sequence[str]) -> Plan:
 
 
 def _resolve_checkpoint(checkpoint: str | None) -> tuple[Path | None, str | None]:
-    """The folder of trained weights, or else the model to load; both None without a checkpoint."""
+    """Returns the folder of trained weights, or else the model to load; both None without a checkpoint."""
     if checkpoint is None:
         return None, None
     path = Path(checkpoint).expanduser()
@@ -198,7 +198,7 @@ def _config_of_run(actor: Path | None) -> Path:
 
 
 def _with_base(config: RunConfig, actor: Path, *, chosen: bool) -> RunConfig:
-    """The configuration with the model that the checkpoint was trained from, as its run or its adapter names it."""
+    """Returns the configuration with the checkpoint's base model, which its run or its adapter names."""
     from cepo.commands.merge import find_base
 
     model = config.worker.actor.model
@@ -225,10 +225,11 @@ def _free_folder(name: str) -> Path:
 
 
 def evaluate(plan: Plan) -> dict[str, Any]:
-    """Samples, grades and writes; returns what evaluation.json holds.
+    """Samples, grades and writes; returns the content of evaluation.json.
 
     Raises:
-        ConfigError, DataError, CheckpointError, EngineError, RewardError: as its parts; before the engine starts where possible.
+        ConfigError, DataError, CheckpointError, EngineError, RewardError: from its steps; before the engine starts if
+            possible.
     """
     from cepo.data.dataset import most_visuals
     from cepo.evaluation.accuracy import benchmark_figures
@@ -270,7 +271,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
 
 
 def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
-    """The configuration with embedded names replaced, tokenizer and template, and all problems, read and checked."""
+    """Prepares the run: the configuration without embedded names, tokenizer and template, and all problems, checked."""
     from cepo.evaluation.run import read_task
     from cepo.microgeo.world import with_embedded_world
     from cepo.models.processing import Processing
@@ -297,7 +298,7 @@ def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
 
 
 def _name(task: Task, source: str, taken: Sequence[str]) -> str:
-    """The benchmark's name, or the source's without folders and ending; numbered where two are alike."""
+    """Returns the benchmark's name, or the source's without folders and ending, numbered if it is taken."""
     path, _, split = source.partition("@")
     stem = path.rpartition(":")[2] if path.startswith("microgeo:") else Path(path).stem
     name = task.name if task.is_benchmark else f"{stem}@{split}" if split else stem
@@ -307,7 +308,7 @@ def _name(task: Task, source: str, taken: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _progress(task: Task) -> Iterator[Any]:
-    """Counts problems on a bar, or without a terminal in the log."""
+    """Shows progress in problems as a bar or, without a terminal, in the log."""
     total = len(task.problems)
     if sys.stderr.isatty():
         from rich.progress import Progress
@@ -327,7 +328,7 @@ def _progress(task: Task) -> Iterator[Any]:
 
 
 def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Describes the settings that the results depend on."""
     import cepo
     from cepo.tracking.environment import code_version, installed_version
     from cepo.trainer.asking import validation_settings

@@ -1,4 +1,4 @@
-"""`cepo merge`: a checkpoint as a Hugging Face folder."""
+"""Implements `cepo merge`: exports a checkpoint as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ def run_merge_command(argv: Sequence[str], *, console: Console | None = None) ->
     [--upload ORG/NAME [--public]]`.
 
     Returns:
-        0, or 2 with a message on standard error where the checkpoint or its base cannot be read, the folder not written
-        or the hub not reached.
+        0, or 2 with a message on standard error if the checkpoint or its base cannot be read, the folder cannot be
+            written or
+        the hub cannot be reached.
     """
     parser = argparse.ArgumentParser(prog="cepo merge", description="A checkpoint as a Hugging Face folder.")
     parser.add_argument(
@@ -73,12 +74,12 @@ def _merge(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def prepare_repository(name: str, *, private: bool) -> None:
-    """Makes the model repository `name` on the hub, so that what stands in the way is known before anything is merged.
+    """Creates the model repository `name` on the hub before the merge, so that obstacles show before the work.
 
-    One that exists already is taken as it is, public or private.
+    An existing repository is used unchanged, public or private.
 
     Raises:
-        ConfigError: `name` is not of the form org/name, or no token is at hand.
+        ConfigError: `name` is not of the form org/name, or there is no token.
         CheckpointError: the hub cannot be reached, or refuses.
     """
     import huggingface_hub
@@ -99,7 +100,7 @@ def prepare_repository(name: str, *, private: bool) -> None:
 
 
 def upload_folder(folder: Path, name: str) -> str:
-    """Puts a merged folder into the repository `name`, and returns the address of the commit.
+    """Uploads a merged folder to the repository `name` and returns the address of the commit.
 
     Raises:
         CheckpointError: the hub cannot be reached, or refuses; the folder stays.
@@ -123,12 +124,13 @@ def _hub_errors(situation: str) -> Iterator[None]:
 
 
 def find_base(actor: Path, *, path: str | None = None, trust_remote_code: bool = False) -> BaseModel:
-    """The base of an actor's folder: `path`, else the run's config.yaml, else what the adapter names.
+    """Finds the base model of an actor's folder: `path`, else the one in the run's config.yaml, else the adapter's.
 
-    Tokenizer, chat template and changed entries of the model's configuration come from the run's config.yaml, if there is one.
+    Tokenizer, chat template and changed entries of the model's configuration come from the run's config.yaml, if there
+    is one.
 
     Raises:
-        CheckpointError: nothing names a base model, or a file that the configuration names is not there.
+        CheckpointError: nothing names a base model, or a file that the configuration names does not exist.
     """
     from cepo.workers.merged_model import BaseModel, adapter_base
 
@@ -149,10 +151,10 @@ def find_base(actor: Path, *, path: str | None = None, trust_remote_code: bool =
 
 
 def _trained_with(config_file: Path, given: Collection[str]) -> tuple[Mapping[str, Any], str | None]:
-    """`worker.actor.model` and the text of `data.override_chat_template`; nothing where there is no file.
+    """Returns `worker.actor.model` and the text of `data.override_chat_template`; both empty without a file.
 
-    The rest is not looked at: reward files, plugins and data need not be where the merge runs. Consent to remote code and
-    references to the environment are the user's own to give.
+    Other settings are ignored: reward files, plugins and data need not exist where the merge runs. Consent to remote
+    code and references to environment variables must come from the user.
     """
     if not config_file.is_file():
         return {}, None

@@ -1,4 +1,4 @@
-"""`cepo report` and `cepo compare`."""
+"""Implements `cepo report` and `cepo compare`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _USAGE_ERROR = 2
 
 
 def run_report_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo report RUN [--out FILE]`: prints the run's summary and draws its picture.
+    """`cepo report RUN [--out FILE]`: prints the run's summary and draws its figure.
 
     Returns:
-        0, or 2 with a message on standard error where the run cannot be read or the picture not written.
+        0, or 2 with a message on standard error if the run cannot be read or the figure cannot be written.
     """
     parser = argparse.ArgumentParser(prog="cepo report", description="Summary table and picture of one run.")
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder, the one with metrics.jsonl")
@@ -26,10 +26,10 @@ def run_report_command(argv: Sequence[str], *, console: Console | None = None) -
 
 
 def run_compare_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo compare RUN... [--out FILE.md] [--plot FILE.png]`: runs grouped by method, with their spread.
+    """`cepo compare RUN... [--out FILE.md] [--plot FILE.png]`: groups runs by method and shows their spread.
 
     Returns:
-        0, or 2 with a message on standard error where a run cannot be read or a file not written.
+        0, or 2 with a message on standard error if a run cannot be read or a file cannot be written.
     """
     parser = argparse.ArgumentParser(prog="cepo compare", description="Runs grouped by method, with their spread.")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders; runs of one method are repeats")
@@ -65,7 +65,7 @@ def _compare(arguments: argparse.Namespace, console: Console) -> None:
 def _guarded(
     parser: argparse.ArgumentParser, argv: Sequence[str], command: Callable[[argparse.Namespace], None]
 ) -> int:
-    """Runs a command; a bad command line or a run that cannot be read ends in a message and exit code 2."""
+    """Runs a command; a bad command line or an unreadable run ends in a message and exit code 2."""
     try:
         arguments = parser.parse_args(argv)
     except SystemExit as stop:  # argparse has printed its message, or the help

@@ -1,1 +1,1 @@
-"""`cepo doctor`: whether training could start on this machine, and what to do where it could not."""
+"""Implements `cepo doctor`: checks whether training can start on this machine, and says what to do where it cannot."""

@@ -1,4 +1,4 @@
-"""What the doctor found: one line each, with a mark and, where something is wrong, a remedy."""
+"""The doctor's findings: one line each, with a mark and, where something is wrong, a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 DEVICES = "this config's devices"
-"""The heading of what a run would run on."""
+"""The heading of the devices that a run would use."""
 
 Mark = Literal["ok", "info", "warn", "fail"]
 _STYLES: dict[Mark, str] = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
@@ -21,11 +21,11 @@ class Finding:
     """One fact about the machine or the run.
 
     Attributes:
-        section: the heading it stands under.
-        subject: what was looked at.
-        mark: `fail` means that training could not start; `warn` that it could, with a drawback or a risk.
+        section: the heading in the table.
+        subject: what was checked.
+        mark: `fail`: training cannot start; `warn`: it can, with a drawback or a risk.
         found: the fact.
-        remedy: what to do about it; a failure has one.
+        remedy: how to fix it; every failure has one.
     """
 
     section: str
@@ -39,12 +39,12 @@ class Finding:
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """1 where anything failed, else 0."""
+    """Returns 1 if any finding failed, else 0."""
     return int(any(finding.mark == "fail" for finding in findings))
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """All findings under their sections, remedies below the facts they belong to."""
+    """Lays out all findings under their sections, with each remedy below its fact."""
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     table.add_column("what", overflow="fold", max_width=30)
     table.add_column("mark", no_wrap=True)

@@ -1,4 +1,4 @@
-"""Looks at the machine: processors, memory, shared memory, disks, GPUs. Reads, and changes nothing."""
+"""Inspects the machine: processors, memory, shared memory, disks, GPUs. It only reads."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SECTION = "machine"
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _KERNELS = "vllm download-kernels (compiled kernels of FlashInfer), with this environment's vllm"
 _SMALLEST_CAPABILITY = (8, 0)
-"""Tensor cores with bf16 come with it."""
+"""The first compute capability whose tensor cores support bf16."""
 SHARED_MEMORY = Path("/dev/shm")
 _SMALLEST_SHARED_MEMORY = 2 * 2**30
 GPU_INSTALL_GB = 10
-"""What the extra for GPUs takes on the disk, 4 GB of wheels in pip's cache left out; scripts/common.sh says it too."""
+"""Disk space of the GPU extra, without 4 GB of wheels in pip's cache; scripts/common.sh has the same number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One device as torch sees it; sizes in bytes."""
+    """One GPU as torch sees it; sizes in bytes."""
 
     name: str
     capability: Capability
@@ -41,16 +41,16 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a run can use. Sizes in bytes; None where the system does not say.
+    """The resources of this machine. Sizes in bytes; None where the system does not report them.
 
     Attributes:
         torch_cuda: the CUDA version torch was built for; None for a CPU build.
         compiled: architectures in torch's build.
-        driver: of the NVIDIA GPUs, whether or not torch can use them.
-        mismatched: CUDA builds beside a CPU torch, such as "torchvision".
+        driver: version of the NVIDIA driver, whether or not torch can use the GPUs.
+        mismatched: packages that are CUDA builds beside a CPU torch, such as "torchvision".
         hidden: CUDA_VISIBLE_DEVICES is set and shows no GPU.
         tools: compilers and headers; None where they were not looked for.
-        environment_free: of the disk on which this Python's packages are.
+        environment_free: of the disk that holds this Python's packages.
     """
 
     processors: int
@@ -69,7 +69,7 @@ class Machine:
 
 
 def look_at_machine() -> Machine:
-    """The machine as it is now."""
+    """Inspects the machine in its present state."""
     import torch
 
     total, free = usable_memory(
@@ -102,9 +102,9 @@ def look_at_machine() -> Machine:
 
 
 def usable_memory(meminfo: str | None, limit: str | None, used: str | None) -> tuple[int | None, int | None]:
-    """(total, free) bytes from the texts of /proc/meminfo and of a container's memory.max and memory.current.
+    """Returns (total, free) bytes from the texts of /proc/meminfo and of a container's memory.max and memory.current.
 
-    A container's limit counts where it is below the machine's own memory; (None, None) where nothing is known.
+    A container's limit counts if it is below the machine's own memory; (None, None) if nothing is known.
     """
     values = dict(line.split(":", 1) for line in (meminfo or "").splitlines() if ":" in line)
     if "MemTotal" not in values or "MemAvailable" not in values:
@@ -116,7 +116,7 @@ def usable_memory(meminfo: str | None, limit: str | None, used: str | None) -> t
 
 
 def machine_findings(machine: Machine) -> list[Finding]:
-    """Processors, memory, shared memory, torch's build, and each GPU with what serves its attention."""
+    """Reports processors, memory, shared memory, torch's build, and each GPU with its attention backend."""
     findings = [Finding(SECTION, "processors", "ok", f"{machine.processors} usable")]
     if machine.memory_total is None or machine.memory_free is None:
         findings.append(Finding(SECTION, "memory", "info", "not reported by this system"))
@@ -173,7 +173,7 @@ def _torch_build(machine: Machine) -> Finding:
 
 
 def driver_finding(driver: str, cuda: str) -> Finding:
-    """Whether a driver is new enough for a torch built for that CUDA."""
+    """Checks that a driver is new enough for a torch built for that CUDA version."""
     problem, smallest = driver_problem(driver, cuda), smallest_driver(cuda)
     if problem is not None:
         return Finding(SECTION, "driver", "fail", problem.found, remedy=problem.remedy)
@@ -184,7 +184,7 @@ def driver_finding(driver: str, cuda: str) -> Finding:
 
 
 def gpu_findings(index: int, gpu: Gpu, compiled: Sequence[str]) -> list[Finding]:
-    """The card, whether torch has code for it, and which attention it gets."""
+    """Reports the GPU, whether torch has code for it, and which attention backend it gets."""
     subject = f"GPU {index}"
     capability = f"{gpu.capability[0]}.{gpu.capability[1]}"
     found = f"{gpu.name}, compute capability {capability}, {gib(gpu.free)} free of {gib(gpu.total)}"
@@ -203,10 +203,10 @@ def gpu_findings(index: int, gpu: Gpu, compiled: Sequence[str]) -> list[Finding]
 
 
 def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
-    """Whether a build whose `torch.cuda.get_arch_list()` is `compiled` has code that runs on the card.
+    """Returns whether a torch build with the architectures `compiled` (`torch.cuda.get_arch_list()`) runs on the GPU.
 
-    `sm_XY` is machine code: it runs on the same major number from Y on; with a letter behind it, on XY alone. `compute_XY` is
-    PTX, which the driver translates for every later card.
+    `sm_XY` is machine code: it runs on major version X from minor version Y on, or with a letter suffix on XY only.
+    `compute_XY` is PTX, which the driver translates for every later card.
     """
     for entry in compiled:
         matched = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", entry)
@@ -226,10 +226,11 @@ def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
 
 
 def tool_findings(tools: BuildTools, *, with_vllm: bool, flashinfer_first: bool) -> list[Finding]:
-    """One finding for each tool.
+    """Returns one finding for each build tool.
 
-    Triton compiles a launcher in C for each of its kernels: vLLM's model runner cannot start without, training alone goes on
-    with slower paths. FlashInfer's tools matter for cards on which vLLM prefers it, and even there FLASH_ATTN stands in.
+    Triton compiles a launcher in C for each of its kernels: vLLM's model runner cannot start without a C compiler;
+    training itself continues on slower paths. FlashInfer's tools matter on cards where vLLM prefers it; without them
+    vLLM uses FLASH_ATTN.
 
     Args:
         with_vllm: vLLM's CUDA build is installed.

@@ -1,4 +1,4 @@
-"""Which family the model belongs to, how its rows are computed, which engine samples from it, and how that is started."""
+"""Checks the model's family and which generator samples from it, and reports the options of vLLM."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENGINE = "this config's engine"
 
 
 def family_of_run(config: RunConfig) -> Family:
-    """The family of the run's model, from its configuration file alone.
+    """Returns the family of the run's model, from its configuration file only.
 
     Raises:
         ConfigError: no configuration can be read, or the architecture is not supported.
@@ -39,7 +39,7 @@ def family_of_run(config: RunConfig) -> Family:
 
 
 def family_finding(config: RunConfig) -> Finding:
-    """Whether the architecture is supported, and on which path."""
+    """Reports whether the architecture is supported, and how its rows are computed."""
     try:
         family = family_of_run(config)
     except ConfigError as error:
@@ -50,10 +50,10 @@ def family_finding(config: RunConfig) -> Finding:
 
 
 def generator_finding(config: RunConfig, machine: Machine) -> Finding:
-    """Which generator a run would take; fails where it asks for one that cannot run here."""
+    """Reports which generator a run would choose; fails if it asks for one that cannot run here."""
     generators_log = logging.getLogger("cepo.rollout.factory")
     before = generators_log.level
-    generators_log.setLevel(logging.ERROR)  # its choice is reported here, as a finding
+    generators_log.setLevel(logging.ERROR)  # the choice is reported here, as a finding
     try:
         name = choose_generator(
             config.worker.rollout.name,
@@ -69,7 +69,7 @@ def generator_finding(config: RunConfig, machine: Machine) -> Finding:
 
 
 def _unserved(config: RunConfig, *, on_gpu: bool) -> str | None:
-    """Why vLLM cannot serve the model; None where it can, or where the model is not known, which another finding says."""
+    """Returns why vLLM cannot serve the model; None if it can, or if the model is unknown, which another finding reports."""
     try:
         family = family_of_run(config)
     except ConfigError:
@@ -84,7 +84,7 @@ def _unserved(config: RunConfig, *, on_gpu: bool) -> str | None:
 
 
 def engine_findings(config: RunConfig, machine: Machine, *, sleeps: bool) -> list[Finding]:
-    """vLLM's attention, options and environment, as a run's own start has them; nothing without a GPU."""
+    """Reports vLLM's attention, options and environment as a run starts it; returns nothing without a GPU."""
     if not machine.gpus or machine.tools is None:
         return []
     settings = engine_settings_of_run(config, most_visuals=(1, 0), sleeps=sleeps)

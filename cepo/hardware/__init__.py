@@ -1,1 +1,1 @@
-"""What this machine offers to torch and vLLM, found out without loading either's kernels."""
+"""Finds out what this machine offers to torch and vLLM, without loading the kernels of either."""

@@ -1,4 +1,4 @@
-"""The devices of this machine in words, whether a run's number of them is there, and why a GPU cannot be used."""
+"""Describes this machine's devices, checks that there are enough for a run, and explains why a GPU cannot be used."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _SMALLEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """NVIDIA's minimum driver for each major version of CUDA."""
 
 _HIDDEN = ("", "-1")
-"""Values of CUDA_VISIBLE_DEVICES that show no GPU to a process."""
+"""Values of CUDA_VISIBLE_DEVICES that hide every GPU from a process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is wrong, and what to do about it."""
+    """A fault of the machine and how to fix it."""
 
     found: str
     remedy: str
 
 
 def driver_version() -> str | None:
-    """The NVIDIA driver's version; None where no driver answers."""
+    """Returns the NVIDIA driver's version; None where no driver answers."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -40,12 +40,12 @@ def driver_version() -> str | None:
 
 
 def smallest_driver(cuda: str) -> int | None:
-    """The least major version of the driver for a torch built for that CUDA; None where no rule is known."""
+    """Returns the lowest major version of the driver for a torch built for that CUDA version; None if it is unknown."""
     return _SMALLEST_DRIVER.get(int(cuda.split(".")[0]))
 
 
 def driver_problem(driver: str, cuda: str) -> Problem | None:
-    """A driver that is too old for a torch built for that CUDA; None where it is new enough, or no rule is known."""
+    """Returns the fault of a driver too old for a torch built for that CUDA version; None if there is none or it is unknown."""
     smallest = smallest_driver(cuda)
     if smallest is None or int(driver.split(".")[0]) >= smallest:
         return None
@@ -56,7 +56,7 @@ def driver_problem(driver: str, cuda: str) -> Problem | None:
 
 
 def unseen_gpu_problem(driver: str | None, cuda: str) -> Problem:
-    """Why a torch built for that CUDA sees no GPU."""
+    """Explains why a torch built for that CUDA version sees no GPU."""
     old = None if driver is None else driver_problem(driver, cuda)
     if old is not None:
         return old
@@ -68,17 +68,17 @@ def unseen_gpu_problem(driver: str | None, cuda: str) -> Problem:
 
 
 def gpus_are_hidden(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES is set and shows no GPU: the processors are wanted then."""
+    """Returns whether CUDA_VISIBLE_DEVICES is set and hides every GPU, which asks for the CPU."""
     return (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES") in _HIDDEN
 
 
 def require_wanted_device() -> None:
-    """Raises where torch is a CUDA build that sees no GPU, unless `CUDA_VISIBLE_DEVICES=` asks for the processors.
+    """Raises if torch is a CUDA build that sees no GPU, unless `CUDA_VISIBLE_DEVICES=` asks for the CPU.
 
-    A run would else go on without a word on the processors, hundreds of times slower.
+    Otherwise a run would silently continue on the CPU, hundreds of times slower.
 
     Raises:
-        ConfigError: with what `cepo doctor` says about it.
+        ConfigError: with the advice that `cepo doctor` gives.
     """
     import torch
 
@@ -93,7 +93,7 @@ def require_wanted_device() -> None:
 
 
 def device_in_words() -> str:
-    """What this process's training would run on: the GPUs by name and memory, or the processors and why they."""
+    """Describes where this process would train: the GPUs by name and memory, or the CPU and why no GPU is used."""
     import torch
 
     if torch.cuda.is_available():
@@ -104,12 +104,12 @@ def device_in_words() -> str:
 
 
 def require_devices(per_machine: int) -> None:
-    """Raises where this machine has fewer devices than a run asks of it.
+    """Raises if this machine has fewer devices than a run asks of it.
 
-    Without a GPU they are worker processes, for each of which there must be a processor.
+    Without a GPU, devices are worker processes, each of which needs a processor.
 
     Raises:
-        ConfigError: with what there is.
+        ConfigError: with the devices that are there.
     """
     import torch
 
@@ -130,7 +130,7 @@ def require_devices(per_machine: int) -> None:
 
 
 def num_processors() -> int:
-    """Those that this process may use."""
+    """Returns the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

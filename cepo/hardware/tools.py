@@ -1,4 +1,4 @@
-"""The compilers and headers that kernels are built with while a run starts, looked for as the libraries look for them."""
+"""Finds the compilers and headers for kernels that are built while a run starts, as the libraries find them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _DEFAULT_CUDA = "/usr/local/cuda"
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTools:
-    """Programs by their place, None where they are missing.
+    """The build tools of this machine by path; None where they are missing.
 
     Attributes:
-        c_compiler: for Triton's launchers: vLLM's kernels, FlexAttention and the language head's kernel take it.
-        cpp_compiler, ninja, nvcc: for FlashInfer, which compiles what is not there in compiled form.
+        c_compiler: for Triton's launchers, which vLLM's kernels, FlexAttention and the language head's kernel use.
+        cpp_compiler, ninja, nvcc: for FlashInfer, which compiles kernels that are not installed in compiled form.
         python_headers: the folder with Python.h, which Triton's launchers include.
         flashinfer_kernels: whether FlashInfer's compiled kernels (flashinfer-jit-cache) are installed.
     """
@@ -36,12 +36,12 @@ class BuildTools:
 
     @property
     def serves_flashinfer(self) -> bool:
-        """Whether FlashInfer's kernels are there, or can be compiled."""
+        """Whether FlashInfer's kernels are installed or can be compiled."""
         return self.flashinfer_kernels or None not in (self.ninja, self.nvcc, self.cpp_compiler)
 
 
 def look_for_tools(environment: Mapping[str, str] | None = None) -> BuildTools:
-    """What is on the path of `environment` (by default this process's), and beside the Python that runs."""
+    """Looks on the PATH of `environment` (by default this process's) and beside the running Python."""
     variables = os.environ if environment is None else environment
     path = path_with(program_folder(), variables.get("PATH", ""))
 
@@ -50,7 +50,7 @@ def look_for_tools(environment: Mapping[str, str] | None = None) -> BuildTools:
 
     headers = Path(sysconfig.get_path("include"))
     home = variables.get("CUDA_HOME") or variables.get("CUDA_PATH")
-    # FlashInfer asks these three, and nothing of what pip installed below site-packages/nvidia.
+    # FlashInfer looks in these three places, and not in pip's packages below site-packages/nvidia.
     nvcc = None if home else program("nvcc")
     return BuildTools(
         c_compiler=program(variables["CC"]) if variables.get("CC") else program("gcc", "clang"),
@@ -63,11 +63,11 @@ def look_for_tools(environment: Mapping[str, str] | None = None) -> BuildTools:
 
 
 def program_folder() -> str:
-    """The folder of the Python that runs, where pip puts the programs it installs."""
+    """Returns the folder of the running Python, where pip puts the programs it installs."""
     return str(Path(sys.executable).parent)
 
 
 def path_with(folder: str, path: str) -> str:
-    """`path` with `folder` in front, unless it is among its folders. An environment that was not activated is not on it."""
+    """Returns `path` with `folder` in front unless it has it already; an environment that is not activated lacks it."""
     folders = [part for part in path.split(os.pathsep) if part]
     return path if folder in folders else os.pathsep.join([folder, *folders])
