@@ -15,4 +15,4 @@ if sys.version_info < (3, 11):  # noqa: UP036
 
 import _cepo_cpu_torch
 
-_cepo_cpu_torch.watch(and_children=True)  # of effect where no start-up file has called it: see there
+_cepo_cpu_torch.watch(and_children=True)  # only has an effect if no start-up file has called it: see there

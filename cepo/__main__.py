@@ -1,4 +1,4 @@
-"""`python3 -m cepo` is the console script `cepo`."""
+"""Runs the console script `cepo` for `python3 -m cepo`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console script `cepo`: one line per command, each importing only what it needs."""
+"""The console script `cepo`: dispatches to its commands, each of which imports only what it needs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Dispatches to a command; 2 for an unknown one, 130 after Ctrl-C."""
+    """Dispatches to a command; returns 2 for an unknown one, 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else None
     if name in COMMANDS:
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def script() -> None:
-    """The console script."""
+    """Runs the console script."""
     interrupts.exit_process(main())
 
 

@@ -1,4 +1,4 @@
-"""The library's errors. Each is also a standard-library type, so that callers may catch either."""
+"""The exceptions of this library. Each is also a standard-library type, so that callers may catch either."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class CepoError(Exception):
-    """Base of all errors that `cepo` raises on purpose."""
+    """The base of all errors that `cepo` raises on purpose."""
 
 
 class ConfigError(CepoError, ValueError):
@@ -15,7 +15,7 @@ class ConfigError(CepoError, ValueError):
 
 
 class DataError(CepoError, ValueError):
-    """A dataset, a row or an image cannot be used as it is."""
+    """A dataset, a row or an image cannot be used."""
 
 
 class RewardError(CepoError, ValueError):
@@ -23,7 +23,7 @@ class RewardError(CepoError, ValueError):
 
 
 class CheckpointError(CepoError, ValueError):
-    """A checkpoint is missing, incomplete, or does not fit the run that asks for it."""
+    """A checkpoint is missing, incomplete, or does not fit the run that loads it."""
 
 
 class EngineError(CepoError, RuntimeError):
@@ -31,7 +31,7 @@ class EngineError(CepoError, RuntimeError):
 
 
 class WorkerLostError(EngineError):
-    """A worker died or hangs. The run can go on from its last checkpoint with new workers."""
+    """A worker died or hangs. The run can continue from its last checkpoint with new workers."""
 
 
 def require(condition: bool, name: str, value: object, accepted: str) -> None:
@@ -47,6 +47,6 @@ def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The sentence fragment that names the nearest known spelling; empty where nothing is near."""
+    """Returns a sentence fragment with the nearest known spelling; empty if none is near."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{nearest[0]}'?" if nearest else ""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: they end a run at once while libraries are being imported, and are never lost afterwards."""
+"""Handles Ctrl-C and SIGTERM: they end a run at once while libraries are imported, and are never lost afterwards."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _is_pending = False
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM are handled as this module says; the caller's handlers come back afterwards.
+    """Handles SIGINT and SIGTERM inside this context; the caller's handlers return afterwards.
 
-    Without effect outside of the main thread, which is the only one that gets signals. A signal that is ignored stays so: that is
-    how a shell starts what runs in the background.
+    It does nothing outside the main thread, which alone gets signals. An ignored signal stays ignored, because a shell
+    starts background jobs that way.
     """
     global _has_begun, _is_pending
     if threading.current_thread() is not threading.main_thread():
@@ -42,7 +42,7 @@ def handled() -> Iterator[None]:
 
 
 def work_has_begun() -> None:
-    """From now on there is something to tidy up, so that an interruption is an exception even within an import."""
+    """Declares that there is something to clean up, so that an interruption raises even within an import."""
     global _has_begun
     _has_begun = True
 
@@ -56,8 +56,8 @@ def raise_if_lost() -> None:
 def exit_process(code: int) -> NoReturn:
     """Ends the process with `code`.
 
-    After an interruption nothing but the registered clean-up runs: libraries that were stopped half-way can crash while the
-    interpreter takes them down.
+    After an interruption only the registered clean-up runs: libraries that were stopped half-way can crash while the
+    interpreter shuts them down.
     """
     if code == EXIT_INTERRUPTED:
         atexit._run_exitfuncs()

@@ -1,4 +1,4 @@
-"""Metrics as values that carry their reduction, so that parts of a batch, ranks and micro-batches combine exactly."""
+"""Metrics that carry their reduction, so that parts of a batch, ranks and micro-batches combine exactly."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Reduction = Literal["mean", "sum", "max", "min"]
 
 @dataclass(frozen=True)
 class Metric:
-    """A partial result: `mean` keeps a weighted sum and its weight, the others keep the value alone.
+    """A partial result: `mean` keeps a weighted sum and its weight, the other reductions keep only the value.
 
-    An empty mean (weight 0) and an empty extreme are absent: `result` is None, so that no made-up 0 gets plotted.
+    For an empty mean (weight 0) or an empty extreme `result` is None, so that no invented 0 is plotted.
     """
 
     value: float
@@ -25,7 +25,7 @@ class Metric:
 
     @property
     def result(self) -> float | None:
-        """The reduced number, None where nothing was counted."""
+        """The reduced number, None if nothing was counted."""
         if self.reduction == "sum":
             return self.value
         if self.weight == 0:
@@ -48,43 +48,43 @@ Metrics = dict[str, Metric]
 
 
 def mean_of(values: Tensor, where: Tensor | None = None) -> Metric:
-    """The mean of `values` over the entries where `where` is True (all entries if None), accumulated in float64."""
+    """Returns the mean of `values` over the entries where `where` is True (all if None), accumulated in float64."""
     kept = values.double() if where is None else values.double()[where]
     return Metric(float(kept.sum()), float(kept.numel()), "mean")
 
 
 def fraction(count: float, total: float) -> Metric:
-    """`count / total`, absent where the total is 0; merged fractions weigh by their totals."""
+    """Returns `count / total`, absent if the total is 0; merged fractions are weighted by their totals."""
     return Metric(float(count), float(total), "mean")
 
 
 def mean_value(value: float, weight: float = 1.0) -> Metric:
-    """One number as a mean of weight `weight`."""
+    """Returns one number as a mean of weight `weight`."""
     return Metric(float(value) * weight, float(weight), "mean")
 
 
 def share_of_mean(value: float) -> Metric:
-    """A part of observations whose number comes with `observations`: a loss that micro-batches and ranks add up."""
+    """Returns a part of a mean whose weight comes with `observations`: losses that micro-batches and ranks add up."""
     return Metric(float(value), 0.0, "mean")
 
 
 def observations(count: float = 1.0) -> Metric:
-    """What the parts of `share_of_mean` are divided by; with no part their mean is 0."""
+    """Returns the divisor of the parts of `share_of_mean`; with no part their mean is 0."""
     return Metric(0.0, float(count), "mean")
 
 
 def sum_value(value: float) -> Metric:
-    """A count or an amount that adds up."""
+    """Returns a count or an amount whose parts are added."""
     return Metric(float(value), 1.0, "sum")
 
 
 def max_value(value: float) -> Metric:
-    """A largest value."""
+    """Returns a value of which the largest is kept."""
     return Metric(float(value), 1.0, "max")
 
 
 def min_value(value: float) -> Metric:
-    """A smallest value."""
+    """Returns a value of which the smallest is kept."""
     return Metric(float(value), 1.0, "min")
 
 
@@ -98,5 +98,5 @@ def merge_metrics(parts: Iterable[Mapping[str, Metric]]) -> Metrics:
 
 
 def results(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """The reduced numbers of all metrics that counted something."""
+    """Returns the reduced numbers of all metrics that counted something."""
     return {name: value for name, metric in metrics.items() if (value := metric.result) is not None}

@@ -1,4 +1,4 @@
-"""What a run looks at before it loads a library or a model, so that a mistake costs a second."""
+"""Checks a run before it loads a library or a model, so that a mistake costs a second."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ logger = logging.getLogger("cepo.train")
 
 
 def check_before_imports(config: RunConfig) -> None:
-    """Looks at what needs neither torch nor an engine.
+    """Checks what needs neither torch nor an engine.
 
     Raises:
-        RewardError: the reward file is no Python, or imports what is not installed.
+        RewardError: the reward file is no valid Python, or imports a package that is not installed.
         ConfigError: no Ray cluster answers at the address.
     """
     from cepo.rewards.functions import require_imports, resolve_reward_path
@@ -43,10 +43,10 @@ def check_before_imports(config: RunConfig) -> None:
 
 
 def check_hub_names(config: RunConfig) -> None:
-    """Looks whether models and data sets with hub names can be had.
+    """Checks that models and data sets with hub names are available.
 
     Raises:
-        ConfigError: neither from the hub nor from the cache.
+        ConfigError: one is available neither from the hub nor from the cache.
     """
     actor, critic, data = config.worker.actor.model, config.worker.critic.model, config.data
     models = [
@@ -59,7 +59,7 @@ def check_hub_names(config: RunConfig) -> None:
 
 
 def check_devices(config: RunConfig) -> str:
-    """Looks whether the run's devices are there, and says where training runs. Imports torch.
+    """Checks that the run's devices are available and describes where training runs. Imports torch.
 
     Raises:
         ConfigError: a GPU that cannot be used, or fewer devices than the run asks of this machine.
@@ -73,18 +73,18 @@ def check_devices(config: RunConfig) -> str:
 
 
 def runs_on_this_machine(config: RunConfig) -> bool:
-    """Whether all workers live on this machine: not in a cluster that is joined, where each looks for its own device."""
+    """Returns whether all workers run on this machine; in a joined cluster each worker looks for its own device."""
     elsewhere = ray_address(config) is not None or config.trainer.nnodes > 1
     return chosen_launcher(config) == "local" or not elsewhere
 
 
 def ray_address(config: RunConfig) -> str | None:
-    """The Ray cluster that a run joins; None for one that is started on this machine."""
+    """Returns the address of the Ray cluster that a run joins; None if it starts one on this machine."""
     return config.trainer.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 def check_before_loading(config: RunConfig, rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
-    """Looks whether the reward function gives a score, and whether the adapter's settings name layers of the model.
+    """Checks that the reward function returns a score and that the adapter's settings name layers of the model.
 
     Raises:
         RewardError, ConfigError: they do not.
@@ -96,12 +96,12 @@ def check_before_loading(config: RunConfig, rewards: RewardPool, problems: Probl
 
 
 def try_reward(rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
-    """Asks the reward function about a first problem, with its own answer as the response.
+    """Calls the reward function with a first problem, and the problem's own answer as the response.
 
-    A function that raises is only warned of: it may be meant to, for such a response.
+    If the function raises, this only warns: it may be meant to, for such a response.
 
     Raises:
-        RewardError: what it returns is no score.
+        RewardError: its result is not a score.
     """
     from cepo.trainer.asking import reward_input
 

@@ -1,4 +1,4 @@
-"""How far work has come: a bar on a terminal once the work lasts, and one line a minute in a log."""
+"""Shows progress: as a bar on a terminal if the work lasts, and as one line a minute in a log."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _Item = TypeVar("_Item")
 
 
 class Progress:
-    """Progress of `total` pieces of work; a context manager.
+    """Shows the progress of `total` pieces of work; a context manager.
 
     Args:
-        what: the work, as a log line begins with it.
-        draws: whether a bar may be drawn; None: where standard error is a terminal.
+        what: the work, as the beginning of a log line.
+        draws: whether a bar may be drawn; None: if standard error is a terminal.
     """
 
     def __init__(self, what: str, total: int, *, draws: bool | None = None) -> None:
@@ -33,7 +33,7 @@ class Progress:
         self._bar: Any = None
 
     def update(self, count: int = 1) -> None:
-        """So many more pieces are done."""
+        """Counts finished pieces of work."""
         self._done += count
         now = time.monotonic()
         if self._draws:
@@ -67,7 +67,7 @@ class Progress:
 
 
 def shown(items: Sequence[_Item], what: str) -> Iterator[_Item]:
-    """The items, with progress while the work on them lasts."""
+    """Yields the items and shows progress while the work on them lasts."""
     with Progress(what, len(items)) as progress:
         for item in items:
             yield item

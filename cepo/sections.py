@@ -1,4 +1,4 @@
-"""How a section of settings is declared, and the one reader of sections, whose errors name key, value and what is accepted."""
+"""Declares sections of settings and reads them; errors name the key, its value and the accepted values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic_core.core_schema import CoreSchema
 from cepo.errors import ConfigError, did_you_mean
 
 Tree = dict[str, Any]
-"""Keys and values as YAML gives them; a JSON schema is such a tree too."""
+"""Keys and values as YAML gives them, or a JSON schema."""
 
 _Section = TypeVar("_Section")
 _RULES = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -37,17 +37,17 @@ _WRONG_LENGTH = ("too_short", "too_long")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field, dataclasses.field))
 def section(declared: type[_Section]) -> type[_Section]:
-    """Class decorator of a section of settings: a frozen pydantic dataclass, checked whenever an instance is made.
+    """Class decorator of a section of settings: a frozen pydantic dataclass that checks every new instance.
 
-    Types are strict (3.0 is no integer, true is no number), numbers are finite, unknown keys are refused. `Field` takes the
-    default, the bounds and the description of a setting.
+    Types are strict (3.0 is no integer, true is no number), numbers are finite, unknown keys are refused. `Field` takes
+    the default, the bounds and the description of a setting.
     """
 
     def read_from_mapping(cls: type[_Section], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = inner = cast("Tree", handler(source))
-        while inner["type"] != "dataclass":  # validators of the whole section stand around it
+        while inner["type"] != "dataclass":  # validators of the whole section are around it
             inner = inner["schema"]
-        inner["strict"] = False  # else a strict section takes instances alone
+        inner["strict"] = False  # a strict section would accept only instances
         return cast("CoreSchema", schema)
 
     setattr(declared, "__get_pydantic_core_schema__", classmethod(read_from_mapping))  # noqa: B010
@@ -56,13 +56,13 @@ def section(declared: type[_Section]) -> type[_Section]:
 
 
 def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
-    """The settings of a section by name, in the order in which they are declared."""
+    """Returns the settings of a section by name, in the order of their declaration."""
     return kind.__pydantic_fields__
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What is wrong with one key. `rank` orders faults: unknown keys, then values, then what is missing."""
+    """An error of one key. `rank` orders errors: unknown keys, then values, then missing settings."""
 
     key: str
     message: str
@@ -70,7 +70,7 @@ class Fault:
 
 
 class SectionError(ConfigError):
-    """A section cannot be read; one line for each fault."""
+    """A section cannot be read; the message has one line for each fault."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         super().__init__("\n".join(fault.message for fault in faults))
@@ -86,14 +86,14 @@ def read_section(
     schema: Callable[[], Tree] | None = None,
     elsewhere: Sequence[str] = (),
 ) -> _Section:
-    """The section `kind` from a mapping. A key that is not given keeps its default, inside nested sections too.
+    """Reads the section `kind` from a mapping. Missing keys keep their defaults, also inside nested sections.
 
     Text that spells a number or a truth value is read as one; nothing else changes its type.
 
     Args:
         path: the dotted key of the section itself.
-        texts: what was written for a key before YAML took it for a number.
-        schema: the JSON schema that messages are worded by; by default that of `kind`.
+        texts: the text of a key before YAML read it as a number.
+        schema: the JSON schema that words the messages; by default that of `kind`.
         elsewhere: dotted keys to suggest in place of an unknown one, beside those of the schema.
 
     Raises:
@@ -115,7 +115,7 @@ def read_section(
 
 
 def default_tree(kind: type[Any]) -> Tree:
-    """The defaults of a section as a plain tree; settings without a default are left out."""
+    """Returns the defaults of a section as a plain tree, without the settings that have no default."""
     tree: Tree = {}
     for name, field in fields_of(kind).items():
         default = None if field.is_required() else field.get_default(call_default_factory=True)
@@ -127,7 +127,7 @@ def default_tree(kind: type[Any]) -> Tree:
 
 
 def _merged(below: Tree, above: Mapping[str, Any]) -> Tree:
-    """`above` over `below`: mappings are joined, all else is replaced."""
+    """Puts `above` over `below`: mappings are joined, everything else is replaced."""
     tree = copy.deepcopy(below)
     for name, value in above.items():
         inner = tree.get(name)
@@ -139,7 +139,7 @@ def _merged(below: Tree, above: Mapping[str, Any]) -> Tree:
 
 
 def _respelled(tree: Any, words: Wording, error: ErrorDetails, texts: Mapping[str, str]) -> bool:
-    """Puts the number, truth value or text that a value spells in its place; false where it spells none."""
+    """Replaces text by the number or truth value that it spells, or a number by its text; False if nothing fits."""
     steps, _ = words.walk(error["loc"])
     value, kind = error["input"], error["type"]
     if kind in ("int_type", "float_type") and isinstance(value, str):
@@ -162,13 +162,13 @@ def _respelled(tree: Any, words: Wording, error: ErrorDetails, texts: Mapping[st
 
 
 class Wording:
-    """Messages about the values of one section, in the words of its JSON schema."""
+    """Words the messages about the values of one section by its JSON schema."""
 
     def __init__(self, schema: Tree, path: str, elsewhere: Sequence[str]) -> None:
         self._schema, self._path, self._elsewhere = schema, path, elsewhere
 
     def walk(self, location: Sequence[int | str]) -> tuple[list[int | str], Tree]:
-        """The part of pydantic's location that is a key (the rest names a branch of a union), and that key's schema."""
+        """Returns the part of pydantic's location that is a key (the rest names a branch of a union), and that key's schema."""
         node, steps = resolved(self._schema, self._schema), list[int | str]()
         for step in location:
             inside = _main(node)
@@ -180,12 +180,12 @@ class Wording:
         return steps, node
 
     def key(self, steps: Sequence[int | str]) -> str:
-        """`a.b[0]` behind the path of the section."""
+        """Returns `a.b[0]` with the path of the section in front."""
         dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
         return f"{self._path}{dotted}" if self._path else dotted.removeprefix(".")
 
     def faults(self, errors: Sequence[ErrorDetails]) -> list[Fault]:
-        """One fault for each key: a bound that is broken says more than a type that is another branch's."""
+        """Returns one fault for each key: a broken bound is more informative than another branch's type error."""
         found: dict[str, Fault] = {}
         for error in sorted(errors, key=lambda error: error["type"] in _OUT_OF_BOUNDS):
             fault = self._fault(error)
@@ -229,7 +229,7 @@ class Wording:
 
 
 def leaves_of(schema: Tree, node: Tree | None = None, path: str = "") -> Iterator[tuple[str, Tree]]:
-    """Dotted key and schema of every setting. A mapping whose entries have no defaults is one setting, not a section."""
+    """Yields the dotted key and schema of every setting. A mapping whose entries have no defaults is one setting."""
     around = resolved(node or schema, schema)
     for name, below in around.get("properties", {}).items():
         inner = resolved(below, schema)
@@ -241,7 +241,7 @@ def leaves_of(schema: Tree, node: Tree | None = None, path: str = "") -> Iterato
 
 
 def resolved(node: Tree, schema: Tree) -> Tree:
-    """The schema that a `$ref` stands for, under what is written beside it."""
+    """Returns the schema that a `$ref` names, updated by the entries beside the reference."""
     if "$ref" not in node:
         return node
     target = schema["$defs"][node["$ref"].rpartition("/")[2]]
@@ -249,26 +249,26 @@ def resolved(node: Tree, schema: Tree) -> Tree:
 
 
 def _branches(node: Tree) -> tuple[list[Tree], bool]:
-    """The alternatives of a schema apart from null, and whether null is one of them."""
+    """Returns the alternatives of a schema except null, and whether null is one of them."""
     branches = [branch for branch in node.get("anyOf", [node]) if branch.get("type") != "null"]
     return branches, len(branches) < len(node.get("anyOf", [node]))
 
 
 def _main(node: Tree) -> Tree:
-    """The alternative that says what a setting is, beside null and a number that turns it off."""
+    """Returns the main alternative of a setting, beside null and a number that turns it off."""
     branches, _ = _branches(node)
     return next((branch for branch in branches if "const" not in branch), branches[0])
 
 
 def choices_of(node: Tree) -> tuple[str, ...]:
-    """The words of a setting that takes nothing else; empty where there are too many to list."""
+    """Returns the accepted values of a setting with a fixed list of them; empty if they are too many to list."""
     main, (_, optional) = _main(node), _branches(node)
     words = tuple(map(str, main.get("enum", ("true", "false") if main.get("type") == "boolean" else ())))
     return (*words, "null") if words and optional else words
 
 
 def accepted_type(node: Tree) -> str:
-    """What a schema accepts, in words, without its bounds."""
+    """Describes the type that a schema accepts, without its bounds."""
     main, (_, optional) = _main(node), _branches(node)
     if "enum" in main:
         words = f"one of {', '.join(map(str, main['enum']))}"
@@ -280,7 +280,7 @@ def accepted_type(node: Tree) -> str:
 
 
 def accepted_range(node: Tree) -> str:
-    """The bounds of a number, or of each number of a list, in words; empty where there are none."""
+    """Describes the bounds of a number, or of each number of a list; empty if there are none."""
     branches, _ = _branches(node)
     main = _main(node)
     if main.get("type") == "array":
@@ -291,7 +291,7 @@ def accepted_range(node: Tree) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value for an error message, with its kind where the bare value could mislead."""
+    """Formats a value for an error message, with its type if the bare value could mislead."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -304,6 +304,6 @@ def shown(value: Any) -> str:
 
 
 def shown_number(value: float) -> str:
-    """The number for a message; Python refuses to spell integers of thousands of digits."""
+    """Formats a number for a message; Python refuses to print integers of thousands of digits."""
     is_long = isinstance(value, int) and value.bit_length() > 256
     return f"an integer of {int(value).bit_length()} bits" if is_long else str(value)

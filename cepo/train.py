@@ -1,4 +1,4 @@
-"""The composition root of a training run: the one place that sees every part and puts them together."""
+"""The composition root of a training run: builds all parts and connects them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from cepo.trainer.resuming import RunHistory
     from cepo.workers.worker import WorkerFacts
 
-# Not __name__, which is __main__ under `python3 -m cepo.train`: the plan and what was resumed would not be logged there.
+# Not __name__, which is __main__ under `python3 -m cepo.train`: the plan and the resumed state would not be logged.
 logger = logging.getLogger("cepo.train")
 
 EXIT_USER_ERROR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python3 -m cepo.train config=FILE a.b.c=value ...`; returns the exit code.
+    """Implements `python3 -m cepo.train config=FILE a.b.c=value ...` and returns the exit code.
 
     0 when the run has finished, 2 for a mistake in config or data (before heavy work), 130 after Ctrl-C.
     """
@@ -115,9 +115,9 @@ def _train(config: RunConfig, history: RunHistory) -> None:
 
 
 def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | None = None) -> Trainer:
-    """Puts a run together, cheap checks first; `stack` closes what has to be closed.
+    """Builds the trainer of a run, cheap checks first; `stack` closes its resources.
 
-    With a `history` whose records are open already, the run goes on from its own last checkpoint.
+    With a `history` whose records are open already, the run continues from its own last checkpoint.
     """
     from cepo.tracking.base import check_sinks
 
@@ -142,7 +142,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     checkpoint = checkpoint_to_load(config, store, history)
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
     check_before_loading(config, rewards, problems)
-    store.require_writable()  # last of the checks: a run that is refused leaves no folder
+    store.require_writable()  # last of the checks: a refused run leaves no folder
     (history.lock or stack.enter_context(RunLock(store.folder))).acquire()
     facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=most_visuals(problems, held_out))
     backend = build_backend(config, processing, facts, problems.image_probe())
@@ -171,7 +171,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
 
 
 def _estimator(config: RunConfig) -> Estimator:
-    """The method, which a plugin may bring."""
+    """Returns the method, which a plugin may define."""
     from cepo.algorithms import build_estimator, load_plugin
 
     for plugin in config.trainer.plugins:
@@ -183,7 +183,7 @@ def _estimator(config: RunConfig) -> Estimator:
 def build_backend(
     config: RunConfig, processing: Processing, facts: WorkerFacts, image_probe: ImageSource | None
 ) -> Backend:
-    """The run's devices: this process's own, or those of a Ray cluster."""
+    """Builds the backend of the run's devices: this process's own, or those of a Ray cluster."""
     facts = dataclasses.replace(facts, demand=_demand(config, processing, facts))
     if chosen_launcher(config) == "ray":
         from cepo.runtime.ray import RayBackend
@@ -196,7 +196,7 @@ def build_backend(
 
 
 def _demand(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Demand | None:
-    """For the decision whether the run fits and whether vLLM sleeps; not estimated where no GPU can be at work."""
+    """Returns the memory demand, which decides whether the run fits and whether vLLM sleeps; None where no GPU can be used."""
     import torch
 
     from cepo.rollout.factory import vllm_samples
@@ -254,7 +254,7 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
 def _tracker(
     config: RunConfig, stack: ExitStack, store: CheckpointStore, total_steps: int, resumed_step: int | None
 ) -> Any:
-    """Sinks over the run folder, from which everything that this run does not go on with is set aside first."""
+    """Builds the tracker, after moving the records and checkpoints that this run does not continue out of the run folder."""
     import torch
 
     from cepo.tracking.base import RunDescription

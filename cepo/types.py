@@ -1,9 +1,9 @@
-"""Value types that cross package borders, and the one legend of axis names.
+"""Value types that packages exchange, and the axis names of all tensors.
 
-Axes: `B` rollouts of a batch, `T` response tokens (right-padded), `V` vocabulary, `H` hidden size, `G` rollouts of one group.
-Log-probs are natural logs in float32, of `logits / temperature` with the rollout temperature.
+Axes: `B` rollouts of a batch, `T` response tokens (right-padded), `V` vocabulary, `H` hidden size, `G` rollouts of one
+group. Log-probs are natural logs in float32, of `logits / temperature` with the rollout temperature.
 
-Torch is named in annotations only: configs and method declarations are read without importing it.
+Torch is imported for annotations only, so that configs and method declarations are read without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @section
 class DivergenceConfig:
-    """How far the student is from the teacher at a token. `b` is `jsd_weight`, P_T the teacher, P_S the student.
+    """The divergence of the student from the teacher at a token. `b` is `jsd_weight`, P_T the teacher, P_S the student.
 
     `kind`: `forward_kl` KL(P_T || P_S), `reverse_kl` KL(P_S || P_T), `jsd` b KL(P_T || M) + (1-b) KL(P_S || M) with
     M = b P_T + (1-b) P_S. The family is not continuous at its ends: `jsd` / b tends to forward KL as b tends to 0.
@@ -63,14 +63,14 @@ class DivergenceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One sampled response of a group, as the choice of references sees it.
+    """One sampled response of a group, with the facts by which references are chosen.
 
     Attributes:
         index: place in generation order within the group, fixed before any balancing or batching.
         reward: the total reward (`overall`).
         correct: whether the verifier accepts the response.
         response_ids: the response's tokens without the end-of-turn token.
-        answer: the extracted final answer, None where nothing can be extracted.
+        answer: the extracted final answer, None if nothing can be extracted.
         answer_equals_ground_truth: whether the grader judges `answer` equal to the ground truth, or a rounding of it.
     """
 
@@ -86,7 +86,7 @@ class Rollout:
 class RolloutGroup:
     """All rollouts of one prompt in one step. `seed`, `step` and `prompt_id` key every random choice made for it.
 
-    `solution` is the dataset's worked solution, None where it has none.
+    `solution` is the dataset's worked solution, None if it has none.
     """
 
     prompt_id: str
@@ -101,10 +101,9 @@ class RolloutGroup:
 class Reference:
     """Privileged material for one teacher context: a text, or a slice of some rollout's tokens.
 
-    A text without a cap of its own is an answer, which is shown whole or not at all.
-
-    Exactly one of `text` and `token_ids` is set. `source_index` is the rollout it was taken from, None for the dataset.
-    `max_tokens` caps a text; None leaves that to the teacher's settings.
+    Exactly one of `text` and `token_ids` is set. A text without its own cap is an answer, which is shown whole or not
+    at all. `source_index` is the rollout that the reference was taken from, None for the dataset. `max_tokens` caps a
+    text; None leaves the cap to the teacher's settings.
     """
 
     text: str | None = None
@@ -114,7 +113,7 @@ class Reference:
 
     @property
     def is_answer(self) -> bool:
-        """Whether it is short enough to be shown whole, and false in parts."""
+        """Whether it is an answer: short enough to be shown whole, and wrong if cut."""
         return self.text is not None and self.max_tokens is None
 
     def __post_init__(self) -> None:
@@ -123,17 +122,18 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch:
-    """What an estimator sees of one rollout batch. Nothing of it may be changed.
+    """The data of one rollout batch that an estimator reads. It must not change any of it.
 
     Attributes:
-        token_level_rewards: (B, T); the outcome reward stands on the last response token, 0 elsewhere.
+        token_level_rewards: (B, T); the outcome reward is at the last response token, 0 elsewhere.
         response_mask: (B, T); True on response tokens, end-of-turn included.
         old_log_probs: (B, T); log P_student of the sampled tokens under the weights that start the update.
         group_ids: (B,); equal for rollouts of the same prompt.
         teacher_log_probs: view -> (B, T); rows whose reference is None hold `old_log_probs`.
         correct: (B,); the verifier's verdict.
         has_reference: view -> (B,); rows whose teacher reads a reference. The others' view is the student's own.
-        reward_baselines: (B,); the reward of the greedy response to the row's prompt, for methods with `needs_baseline`.
+        reward_baselines: (B,); the reward of the greedy response to the row's prompt, for methods with
+            `needs_baseline`.
         values: (B, T); the critic's value before each token, for methods with `needs_values`.
     """
 
@@ -169,12 +169,12 @@ class Distillation:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSignal:
-    """What an estimator returns.
+    """The result of an estimator: advantages, metrics and, for some methods, further losses.
 
     Attributes:
         advantages: (B, T), constant with respect to the weights, exactly 0 on padding.
         metrics: named values, each with its reduction.
-        diagnostics: named (B, T) tensors for records and heat maps; nothing trains on them.
+        diagnostics: named (B, T) tensors for records and heat maps; they do not affect training.
         distillation: None for methods whose only loss is the policy loss.
         returns: (B, T) targets of the critic, 0 on padding; None for methods without one.
     """

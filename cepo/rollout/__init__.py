@@ -1,1 +1,1 @@
-"""Sampling responses: vLLM in process, or transformers where vLLM is not installed."""
+"""Samples responses with vLLM in this process, or with transformers if vLLM is not installed."""

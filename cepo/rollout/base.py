@@ -1,4 +1,4 @@
-"""The protocol of a generator: prompts with images in, sampled tokens with their log-probs out, weights kept in step."""
+"""The protocol of a generator: samples tokens with their log-probs from prompts with images, with weights kept in sync."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cepo.metrics import Metrics
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """How to sample. `temperature` 0 is greedy. `top_k` -1 keeps all tokens."""
+    """The sampling settings. `temperature` 0 is greedy. `top_k` -1 keeps all tokens."""
 
     num_samples: int
     max_response_length: int
@@ -34,12 +34,12 @@ class SamplingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One prompt.
+    """One prompt to sample responses for.
 
     Attributes:
         prompt_ids: token ids with ONE placeholder token per image and per video; the engine expands them.
         num_prompt_tokens: the prompt's length once every placeholder is expanded.
-        images: RGB images, already brought within the data section's pixel limits.
+        images: RGB images, already resized to the data section's pixel limits.
         videos: their chosen frames, within the same limits.
         seed: non-negative; sample i of the prompt is a function of (seed, i) and the weights only.
         image_source: where `images` can be read again; None if nowhere.
@@ -60,7 +60,7 @@ class Generation:
     Attributes:
         response_ids: sampled tokens, with the end-of-turn token if one was sampled.
         log_probs: log P of each sampled token under the whole, unfiltered distribution at temperature 1, in nats.
-        finished: False where the length limit cut the response.
+        finished: False if the length limit cut the response.
     """
 
     response_ids: tuple[int, ...]
@@ -76,7 +76,7 @@ class AdapterWeights:
     adapter_config: Mapping[str, object]
 
     def plain_config(self) -> dict[str, Any]:
-        """The content of adapter_config.json as a reader of the file gets it."""
+        """Returns the content of adapter_config.json as a reader of the file gets it."""
         return json.loads(json.dumps(dict(self.adapter_config), default=_as_json))
 
     def write(self, folder: Path) -> None:
@@ -92,10 +92,10 @@ class AdapterWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class FullWeights:
-    """All weights under their Hugging Face names; a tied `lm_head.weight` is among them.
+    """All weights under their Hugging Face names, including a tied `lm_head.weight`.
 
-    The mapping may make each tensor as it is read, and reading may be collective: an engine reads them once, in the
-    mapping's order, and keeps none. `len` and the names are free.
+    The mapping may make each tensor as it is read, and reading may be collective: an engine reads each once, in the
+    mapping's order, and keeps none. `len` and the names cost nothing.
     """
 
     tensors: Mapping[str, Tensor] = field(repr=False)
@@ -105,11 +105,11 @@ Weights = AdapterWeights | FullWeights
 
 
 OnFinished = Callable[[int, "list[Generation]"], None]
-"""Gets a request's index and its responses, in the caller's thread, while others are still being sampled."""
+"""Called with a request's index and its responses, in the caller's thread, while others are still being sampled."""
 
 
 class Sampler(Protocol):
-    """Whatever samples responses: an engine, or a backend with engines on many devices."""
+    """Anything that samples responses: an engine, or a backend with engines on many devices."""
 
     def generate(
         self,
@@ -117,16 +117,16 @@ class Sampler(Protocol):
         settings: SamplingSettings,
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
-        """`settings.num_samples` responses for each request, in order.
+        """Samples `settings.num_samples` responses for each request, in the order of the requests.
 
-        `on_finished` is called once per request, as soon as all its responses are there; a backend may leave it out. What
-        it raises ends the call, and the engine goes on serving.
+        `on_finished` is called once per request, as soon as all its responses are complete; a backend may leave it out.
+        An exception from it ends the call, and the engine stays usable.
         """
         ...
 
 
 class Generator(Sampler, Protocol):
-    """An engine that samples. `name` is what the log and the records call it."""
+    """An engine that samples. `name` is its name in logs and records."""
 
     name: str
 
@@ -135,11 +135,11 @@ class Generator(Sampler, Protocol):
         ...
 
     def drain_metrics(self) -> Metrics:
-        """What the engine counted since the last call: `work/rollout_prefix_hits`, the share of prompt tokens not computed."""
+        """Returns the counts since the last call: `work/rollout_prefix_hits`, the share of prompt tokens not computed."""
         ...
 
     def rest(self) -> None:
-        """Nothing is sampled for now: an engine that sleeps between phases frees its memory until its next call."""
+        """Ends a phase of sampling: an engine that sleeps between phases frees its memory until its next call."""
         ...
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class Generator(Sampler, Protocol):
 
 
 def _as_json(value: object) -> object:
-    """PEFT keeps target modules as a set and its kind as an enumeration member."""
+    """Converts PEFT's target modules, a set, and its kind, an enumeration member, for JSON."""
     if isinstance(value, set | frozenset | tuple):
         return sorted(value)
     return value.value if isinstance(value, Enum) else str(value)
@@ -157,10 +157,10 @@ def _as_json(value: object) -> object:
 def check_image_counts(
     requests: Sequence[GenerationRequest], image_token_id: int | None, video_token_id: int | None = None
 ) -> None:
-    """Each prompt must hold one placeholder per image and one per video.
+    """Checks that each prompt has one placeholder per image and one per video.
 
     Raises:
-        EngineError: a prompt with another number of placeholders than images or videos.
+        EngineError: a prompt has another number of placeholders than images or videos.
     """
     for index, request in enumerate(requests):
         kinds = (("image", image_token_id, len(request.images)), ("video", video_token_id, len(request.videos)))
@@ -174,9 +174,9 @@ def check_image_counts(
 
 
 def sampling_seed(seed: int, step: int, prompt_id: str, *, attempt: int = 0) -> int:
-    """A 31-bit seed that depends on (seed, step, attempt, prompt) and on nothing else: no two steps share their noise.
+    """Returns a 31-bit seed that depends only on (seed, step, attempt, prompt): no two steps share their noise.
 
-    `attempt` counts the rounds of sampling within a step, so that a prompt that is asked again gets other responses.
+    `attempt` counts the rounds of sampling within a step, so that a prompt sampled again gets other responses.
     """
     place = f"{step}" if attempt == 0 else f"{step}.{attempt}"
     digest = hashlib.blake2b(f"{seed}/{place}/{prompt_id}".encode(), digest_size=4).digest()

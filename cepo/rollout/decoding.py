@@ -1,4 +1,4 @@
-"""Rows in the making, and their next tokens by a transformers model's own forward pass."""
+"""Decodes the next token of unfinished responses with a transformers model's own forward pass."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Row:
-    """One response in the making. `cache` is transformers' own of the prompt, which all its samples share."""
+    """One unfinished response. `cache` is the transformers cache of the prompt, which all its samples share."""
 
     request: int
     sample: int
@@ -29,26 +29,26 @@ class Row:
 
 
 def is_plain(cache: Any) -> bool:
-    """Whether each layer keeps all keys and values, so that prompts of several lengths can be padded to one cache."""
+    """Returns whether each layer keeps all keys and values, so that prompts of several lengths can share a padded cache."""
     from transformers.cache_utils import DynamicLayer
 
     return all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
-    """Per layer, each (1, heads, prompt length, width)."""
+    """Returns keys and values per layer, each (1, heads, prompt length, width)."""
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
 def decodable_together(rows: Sequence[Row]) -> list[list[Row]]:
-    """All rows at once; by prompt where a layer keeps a window or a recurrent state, which padding would change."""
+    """Returns all rows together, or grouped by prompt if a layer has a window or a recurrent state, which padding changes."""
     if not rows or is_plain(rows[0].cache):
         return [list(rows)] if rows else []
     return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.request)]
 
 
 class PlainDecoding:
-    """Decoding by the model's own forward pass, prompts padded on the left."""
+    """Decodes with the model's own forward pass, with prompts padded on the left."""
 
     def __init__(self, model: Any, rows: Sequence[Row], *, three_axes: bool) -> None:
         self._model, self._three_axes = model, three_axes
@@ -56,7 +56,7 @@ class PlainDecoding:
         self._cache, self._mask = _join(rows, model.config.get_text_config())
 
     def logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Reads one token per row, at its position; the logits of the next, (rows, vocabulary)."""
+        """Reads one token per row at its position and returns the logits of the next, (rows, vocabulary)."""
         import torch
 
         if self._mask is not None:
@@ -71,13 +71,13 @@ class PlainDecoding:
         return output.logits[:, -1]
 
     def select(self, rows: Tensor) -> None:
-        """Goes on with these rows alone."""
+        """Continues with these rows only."""
         self._cache.reorder_cache(rows)
         self._mask = None if self._mask is None else self._mask[rows]
 
 
 class SamplesDecoding(PlainDecoding):
-    """Decoding of one prompt's samples by the model's own forward pass, without padding: for any kind of cache."""
+    """Decodes one prompt's samples with the model's own forward pass, without padding: works for any kind of cache."""
 
     def __init__(self, model: Any, rows: Sequence[Row], *, three_axes: bool) -> None:
         import torch
@@ -89,7 +89,7 @@ class SamplesDecoding(PlainDecoding):
 
 
 def _join(rows: Sequence[Row], text_config: Any) -> tuple[Any, Tensor]:
-    """The rows' prompt caches as one, padded on the left, and its attention mask (rows, longest prompt)."""
+    """Joins the rows' prompt caches, padded on the left, and returns them with their mask (rows, longest prompt)."""
     import torch
     from transformers import DynamicCache
 

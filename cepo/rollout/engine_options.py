@@ -1,4 +1,4 @@
-"""What vLLM is started with: its options and environment, as a function of the settings and of the machine alone."""
+"""Chooses vLLM's options and environment variables from the settings and the machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CPU_BLOCK_TOKENS = 32  # the smallest that its CPU build has fast kernels for
 
 FLOAT32_HEAD = {"head_dtype": "float32"}
-"""For vLLM's `hf_overrides`. On a GPU it takes a product of 16-bit operands that returns float32; elsewhere it casts both."""
+"""For vLLM's `hf_overrides`: a float32 head. On a GPU 16-bit operands give a float32 product; elsewhere both are cast."""
 _FIXED_OPTIONS: Mapping[str, Any] = {
     "enable_prefix_caching": True,
     # The response's log-prob must not depend on temperature, bans or filters.
@@ -29,18 +29,18 @@ _CPU_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # The default binding pins the engine's threads and takes cores away from the trainer in the same process.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # Its CPU build warns a dozen times at each start of what is chosen here on purpose (eager, no Triton, in process).
+    # The CPU build warns often at each start about options that are chosen here on purpose (eager, no Triton, in process).
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 _GPU_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
-    # FlashInfer compiles its sampler with ninja and nvcc while vLLM warms up, and vLLM asks for neither beforehand. Requests
-    # with a seed never take that sampler, and every request of a run has one.
+    # FlashInfer compiles its sampler with ninja and nvcc while vLLM warms up, and vLLM does not check for either. Requests
+    # with a seed never use that sampler, and every request of a run has one.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    # vLLM's monitor has Triton print each tuning of a kernel, the trainer's own included.
+    # vLLM's monitor has Triton print each tuning of a kernel, including those of the trainer.
     "TRITON_PRINT_AUTOTUNING": "0",
 }
 _SHARED_ENGINE_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
-    # Ranks see one device each, and these exchange memory with devices that a rank does not see. NCCL remains.
+    # Ranks see one device each, and this all-reduce uses memory of devices that a rank does not see. NCCL remains.
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
 }
@@ -48,7 +48,7 @@ _SHARED_ENGINE_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """What a caller asks of the engine; see `cepo.rollout.vllm_engine.VllmGenerator` for the meaning of each."""
+    """The settings of the engine; see `cepo.rollout.vllm_engine.VllmGenerator` for the meaning of each."""
 
     model_path: str
     dtype: str
@@ -69,12 +69,12 @@ class EngineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineMachine:
-    """What the engine's start depends on beyond the settings.
+    """The properties of the machine that determine how the engine starts.
 
     Attributes:
         capability: compute capability of the device; None without a GPU.
-        serves_flashinfer: whether FlashInfer's kernels are there in compiled form, or can be compiled.
-        num_ranks: processes of the trainer's process group, of which each sees one device.
+        serves_flashinfer: whether FlashInfer's kernels are installed in compiled form, or can be compiled.
+        num_ranks: processes of the trainer's process group, each of which sees one device.
     """
 
     capability: Capability | None
@@ -88,7 +88,7 @@ class EngineMachine:
 
 
 def engine_options(settings: EngineSettings, machine: EngineMachine) -> dict[str, Any]:
-    """The keyword arguments of `vllm.LLM`.
+    """Returns the keyword arguments of `vllm.LLM`.
 
     Raises:
         EngineError: a type or a LoRA rank that vLLM does not serve.
@@ -127,31 +127,31 @@ def engine_options(settings: EngineSettings, machine: EngineMachine) -> dict[str
     if backend is not None:
         options["attention_config"] = {"backend": backend}
     if settings.tensor_parallel_size > 1:
-        # vLLM's own all-reduce asks for devices by their number among all of a machine, and a rank sees one of them:
-        # IndexError in `device_id_to_physical_device_id`. The fused pass takes FlashInfer's, likewise between devices.
+        # vLLM's own all-reduce asks for devices by their number on the machine, but a rank sees only one of them: IndexError
+        # in `device_id_to_physical_device_id`. The fused pass uses FlashInfer's all-reduce, which has the same limit.
         options["disable_custom_all_reduce"] = True
         options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     return options
 
 
 def attention_backend(machine: EngineMachine) -> str | None:
-    """The attention backend to ask vLLM for; None where its own choice runs without a compiler.
+    """Returns the attention backend to ask vLLM for; None where its own choice runs without a compiler.
 
-    vLLM's first choice for compute capability 10.x is FlashInfer, which needs compiled kernels or ninja and nvcc, and vLLM only
-    looks whether it can be imported. FLASH_ATTN is there FlashAttention 4, which comes with a compiler of its own. On all
-    other capabilities FLASH_ATTN comes first, compiled into vLLM's wheel.
+    vLLM's first choice for compute capability 10.x is FlashInfer, which needs compiled kernels or ninja and nvcc, but
+    vLLM only checks that it can be imported. FLASH_ATTN is FlashAttention 4 there, which has a compiler of its own. On
+    all other capabilities FLASH_ATTN comes first, compiled into vLLM's wheel.
     """
     wanted = machine.capability is not None and prefers_flashinfer(machine.capability)
     return "FLASH_ATTN" if wanted and not machine.serves_flashinfer else None
 
 
 def prefers_flashinfer(capability: Capability) -> bool:
-    """Whether vLLM's first choice of attention on a card of that compute capability is FlashInfer."""
+    """Returns whether vLLM's first choice of attention on a card of that compute capability is FlashInfer."""
     return capability[0] == 10
 
 
 def engine_environment(settings: EngineSettings, machine: EngineMachine) -> dict[str, str]:
-    """Environment variables that vLLM wants set before it is imported; what the user has set wins over them."""
+    """Returns the environment variables to set before vLLM is imported, unless the user has set them."""
     found = {**_ENVIRONMENT_DEFAULTS, **(_GPU_ENVIRONMENT_DEFAULTS if machine.on_gpu else _CPU_ENVIRONMENT_DEFAULTS)}
     if machine.on_gpu and settings.tensor_parallel_size > 1:
         found |= _SHARED_ENGINE_ENVIRONMENT_DEFAULTS
@@ -165,7 +165,7 @@ def _vllm_dtype(dtype: str) -> str:
 
 
 def _served_rank(rank: int) -> int:
-    """vLLM is built for a few ranks; a smaller adapter fits in the next one."""
+    """Returns the smallest LoRA rank supported by vLLM in which an adapter of `rank` fits."""
     if rank > _SERVED_RANKS[-1]:
         raise EngineError(f"LoRA rank {rank} is above {_SERVED_RANKS[-1]}, the largest that vLLM serves")
     return next(served for served in _SERVED_RANKS if served >= rank)

@@ -1,4 +1,4 @@
-"""Which generator runs, and with what."""
+"""Chooses the generator of a run and builds it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ GENERATORS = ("auto", "vllm", "transformers")
 
 
 def choose_generator(name: str, *, device: str, unserved: str | None = None) -> str:
-    """ "vllm" or "transformers". "auto" takes vLLM where it is installed for the kind of `device`, and logs its choice.
+    """Returns "vllm" or "transformers". "auto" takes vLLM if it is installed for this kind of `device`; the choice is logged.
 
     Args:
-        unserved: why vLLM cannot serve the model; None where it can.
+        unserved: why vLLM cannot serve the model; None if it can.
 
     Raises:
         ConfigError: an unknown name, or vLLM asked for where it is not installed or cannot serve the model.
@@ -53,7 +53,7 @@ def choose_generator(name: str, *, device: str, unserved: str | None = None) -> 
 
 
 def vllm_samples(config: RunConfig, processing: Processing, most_visuals: tuple[int, int]) -> bool:
-    """Whether `generator_of_run` takes vLLM on a GPU; logs nothing, and leaves mistakes to it."""
+    """Returns whether `generator_of_run` takes vLLM on a GPU; it logs nothing and raises no errors of the configuration."""
     rollout = config.worker.rollout
     if rollout.name != "auto":
         return rollout.name == "vllm"
@@ -90,7 +90,7 @@ def build_generator(
     tensor_parallel_size: int = 1,
     processing: Processing | None = None,
 ) -> Generator:
-    """The generator `name` ("auto", "vllm" or "transformers"), with the settings that concern it.
+    """Builds the generator `name` ("auto", "vllm" or "transformers") with the settings that concern it.
 
     `batch_size` and `processing` concern transformers; `seed`, those from `lora_rank` to `max_num_batched_tokens`, the
     limits, `sleeps` and `tensor_parallel_size` concern vLLM.
@@ -139,7 +139,7 @@ def generator_of_run(
     max_num_batched_tokens: int,
     **settings: Any,
 ) -> Generator:
-    """The generator that `worker.rollout` describes, for contexts of the run's longest prompt and response.
+    """Builds the generator that `worker.rollout` describes, for contexts of the run's longest prompt and response.
 
     Args:
         most_visuals: the most images and the most videos that a prompt has.
@@ -173,7 +173,7 @@ def generator_of_run(
 
 
 def engine_settings_of_run(config: RunConfig, *, most_visuals: tuple[int, int], sleeps: bool) -> EngineSettings:
-    """What `generator_of_run` asks of vLLM in training; see there."""
+    """Returns vLLM's settings in training, as `generator_of_run` passes them."""
     rollout, model = config.worker.rollout, config.worker.actor.model
     return EngineSettings(
         model_path=model.model_path,
@@ -195,14 +195,14 @@ def engine_settings_of_run(config: RunConfig, *, most_visuals: tuple[int, int], 
 
 
 def longest_context(config: RunConfig) -> int:
-    """Tokens that the engine must hold for one sample: `worker.rollout.max_model_len`, else prompt and response."""
+    """Returns the tokens that one sample may have: `worker.rollout.max_model_len`, else longest prompt plus response."""
     return config.worker.rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length
 
 
 def _chosen(
     name: str, processing: Processing | None, device: str, dtype: str, lora_rank: int, limit_images: int
 ) -> str:
-    """See `choose_generator`; without `processing` the model counts as served."""
+    """Calls `choose_generator`; without `processing` the model counts as served."""
     on_gpu = device.startswith("cuda")
     use = EngineUse(on_gpu=on_gpu, dtype=dtype, with_adapter=lora_rank > 0, most_images=limit_images)
     unserved = None if processing is None else processing.family.why_not_vllm(use)

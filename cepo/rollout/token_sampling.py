@@ -1,4 +1,4 @@
-"""Drawing one token per row from logits and each row's own uniform number: no row's draw depends on another row."""
+"""Draws one token per row from logits and the row's own uniform number, so that rows do not affect each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cepo.errors import EngineError
 
 
 def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
-    """`count` numbers in [0, 1), float64: a function of (seed, sample) alone, and the first n are the same for any count."""
+    """Returns `count` numbers in [0, 1), float64: a function of (seed, sample); the first n are the same for any count."""
     digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
     # torch reads the low 32 bits of a CPU generator's seed.
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") & 0xFFFFFFFF)
@@ -22,10 +22,10 @@ def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
 def allowed_tokens(
     logits: Float[Tensor, "B V"], banned: Int64[Tensor, " N"], *, temperature: float, top_p: float, top_k: int
 ) -> Float[Tensor, "B V"]:
-    """Logits divided by the temperature (as they are if it is 0), with -inf where a token may not be drawn.
+    """Returns the logits divided by the temperature (unchanged if it is 0), with -inf where a token may not be drawn.
 
-    First the banned tokens go, then all but the `top_k` likeliest, then, from the likeliest down, those behind the first
-    tokens that reach the probability `top_p` together. The likeliest remaining token always stays.
+    It first excludes the banned tokens, then all but the `top_k` likeliest, then the least likely tokens beyond the
+    first ones that together reach the probability `top_p`. The likeliest remaining token always stays.
     """
     logits = logits.index_fill(1, banned, float("-inf"))
     if temperature == 0:
@@ -52,7 +52,7 @@ def draw_tokens(
     top_p: float,
     top_k: int,
 ) -> Int64[Tensor, " B"]:
-    """The token where the cumulative distribution, in the order of token ids, first exceeds the row's uniform number.
+    """Returns the token where the cumulative distribution, in token-id order, first exceeds the row's uniform number.
 
     Temperature 0 takes the likeliest allowed token. A token of probability 0 is never drawn.
 

@@ -1,4 +1,4 @@
-"""Sampling with transformers: the stand-in where vLLM is not installed, and the reproducible generator on a CPU."""
+"""Samples with transformers: replaces vLLM where it is not installed, and is the reproducible generator on a CPU."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from cepo.models.fused_decoding import FusedDecoder, FusedDecoding
 
 _SHARE_THAT_GOES_ON = 0.75
-"""Finished rows are dropped once no more than this share of the rows is unfinished: dropping copies what is kept."""
+"""Finished rows are dropped once at most this share of the rows is unfinished, because dropping copies the rest."""
 
 
 class TransformersGenerator:
-    """transformers as a `cepo.rollout.base.Generator`, with its own copy of the model.
+    """Implements `cepo.rollout.base.Generator` with transformers and its own copy of the model.
 
     Each prompt is read once and alone; its keys and values serve all its samples, which are decoded together with those
-    of other prompts, padded on the left. Each sample has its own random stream, seeded by (`request.seed`, i). So a
-    response depends on its own prompt, its seed, i and the weights; what else is in the batch changes the last bits
-    of its log-probs at most.
+    of other prompts, padded on the left. Each sample has its own random stream, seeded by (`request.seed`, i). A
+    response therefore depends on its own prompt, its seed, i and the weights; the rest of the batch changes at most the
+    last bits of its log-probs.
 
     Args:
         model_path: checkpoint folder with the processor, or a hub name.
@@ -53,7 +53,7 @@ class TransformersGenerator:
         max_model_len: longest prompt (image tokens counted) plus response; None for no limit.
         batch_size: responses decoded together.
         trust_remote_code: run the checkpoint's own modelling code.
-        fp32_logits: logits are float32 where `dtype` is a 16-bit type too.
+        fp32_logits: logits are float32 even if `dtype` is a 16-bit type.
         processing: the checkpoint's tokenizer and image processor, if they are loaded already.
         show_progress: draw a bar while sampling lasts.
 
@@ -130,7 +130,7 @@ class TransformersGenerator:
         return results
 
     def _decoded_batch(self, rows: Iterator[Row], settings: SamplingSettings) -> list[Row]:
-        """The next rows, sampled to their ends; none when all are done."""
+        """Returns the next rows, sampled to their ends; none when all are done."""
         import torch
 
         with torch.inference_mode():
@@ -164,7 +164,6 @@ class TransformersGenerator:
         """See `cepo.rollout.base.Generator`: keys and values are freed after each call, the weights stay."""
 
     def close(self) -> None:
-        """Drops the model."""
         import torch
 
         self._model = self._decoder = None
@@ -200,7 +199,7 @@ class TransformersGenerator:
     def _read_prompt(
         self, index: int, request: GenerationRequest, response_length: int
     ) -> tuple[Any, int, Tensor, int]:
-        """The prompt's cache and length, the logits behind its last token, and the next token's position."""
+        """Returns the prompt's cache and length, the logits after its last token, and the next token's position."""
         import torch
 
         processing = self._processing
@@ -260,7 +259,7 @@ class TransformersGenerator:
             logits = decoding.logits(tokens, positions + step).float()
 
     def _begin(self, rows: Sequence[Row]) -> FusedDecoding | PlainDecoding:
-        """The rows' prompts, ready for their first sampled tokens."""
+        """Prepares the rows' prompts for their first sampled tokens."""
         from cepo.models.fused_decoding import FusedDecoding, fused_decoder
 
         family = self._processing.family
@@ -274,7 +273,6 @@ class TransformersGenerator:
         return FusedDecoding(self._decoder, list(prompts.values()), [places[row.request] for row in rows])
 
     def _draw(self, rows: Sequence[Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
-        """The next token of each row."""
         from cepo.rollout.token_sampling import draw_tokens
 
         return draw_tokens(

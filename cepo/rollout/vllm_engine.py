@@ -1,4 +1,4 @@
-"""Sampling with vLLM, in this process: the CPU build and the CUDA build behind the same code."""
+"""Samples with vLLM in this process, with the same code for its CPU build and its CUDA build."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _MAX_BANNED_TOKENS = 1024
 
 
 class VllmGenerator:
-    """vLLM as a `cepo.rollout.base.Generator`.
+    """Implements `cepo.rollout.base.Generator` with vLLM.
 
     Sample i of a request is drawn with its own random stream, seeded by `request.seed` and i. Without a GPU the streams
     are those of the transformers generator, so both draw the same tokens.
@@ -51,8 +51,8 @@ class VllmGenerator:
         model_path: checkpoint folder with the processor, or a hub name.
         dtype: "bf16", "fp16" or "fp32".
         max_model_len: longest prompt (image tokens counted) plus response.
-        seed: vLLM's own seed; it decides nothing about the samples.
-        gpu_memory_utilization: vLLM's share of the GPU's memory; without a GPU the key-value cache takes
+        seed: vLLM's own seed; it does not affect the samples.
+        gpu_memory_utilization: vLLM's share of the GPU's memory; without a GPU the KV cache takes
             VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
         enforce_eager: no CUDA graphs. Without a GPU the engine is always eager.
         max_num_batched_tokens: tokens the engine handles in one pass; None for vLLM's default.
@@ -61,13 +61,13 @@ class VllmGenerator:
         banned_token_ids: tokens that are never sampled (vision and control tokens).
         eos_token_ids: tokens that end a response; they are kept in it.
         trust_remote_code: run the checkpoint's own modelling code.
-        fp32_logits: logits are float32 where `dtype` is a 16-bit type too.
+        fp32_logits: logits are float32 even if `dtype` is a 16-bit type.
         show_progress: draw a progress bar.
-        tensor_parallel_size: neighbouring ranks of the process group that serve one engine; all of them get the same calls.
+        tensor_parallel_size: neighbouring ranks of the process group that serve one engine; all get the same calls.
         sleeps: on a GPU, `rest` moves the weights to host memory and frees keys and values; untested.
 
     Raises:
-        EngineError: vLLM is missing, or could not start; with vLLM's own last words.
+        EngineError: vLLM is missing or could not start; the message has vLLM's own last lines.
     """
 
     name = "vllm"
@@ -184,7 +184,7 @@ class VllmGenerator:
             ):
                 yield from results
         except Exception as error:
-            if llm.llm_engine.has_unfinished_requests():  # it broke down at work and cannot be trusted any more
+            if llm.llm_engine.has_unfinished_requests():  # it failed during its work and cannot be trusted any more
                 self.close()
             raise EngineError(f"vLLM failed while generating: {last_words(error)}") from error
 
@@ -203,7 +203,7 @@ class VllmGenerator:
         try:
             with callers_state_kept():
                 if isinstance(weights, AdapterWeights):
-                    # A number of its own: vLLM's caches tell adapters apart by it.
+                    # Each adapter has its own number, by which vLLM's caches distinguish adapters.
                     load_adapter(llm, weights, self._adapter_id + 1)
                     self._adapter_id += 1
                 else:
@@ -226,7 +226,7 @@ class VllmGenerator:
             self._is_asleep = True
 
     def close(self) -> None:
-        """Shuts the engine down. The caller's process group stays."""
+        """Shuts the engine down and keeps the caller's process group."""
         if self._llm is not None:
             shut_down(self._llm, keep_process_group=self._group_is_the_callers)
             self._llm = None
@@ -250,14 +250,14 @@ class VllmGenerator:
         if self._is_asleep:
             import torch
 
-            torch.cuda.empty_cache()  # the engine takes its memory from the driver, past torch's pool of freed blocks
+            torch.cuda.empty_cache()  # the engine allocates from the driver, not from torch's pool of freed blocks
             with callers_state_kept():
                 self._llm.wake_up()
             self._is_asleep = False
         return self._llm
 
     def _sampling(self, request: GenerationRequest, settings: SamplingSettings, sample: int) -> SamplingParams:
-        """vLLM's settings for all samples of a request, or for the one numbered `sample` where the draw is ours."""
+        """Returns vLLM's settings for all samples of a request, or for number `sample` if the tokens are drawn here."""
         from vllm import SamplingParams
 
         own: dict[str, Any]
@@ -280,14 +280,14 @@ class VllmGenerator:
                 "temperature": settings.temperature,
                 "top_p": settings.top_p,
                 "top_k": settings.top_k,
-                # vLLM seeds sample i with seed + i: spread, so that prompts with neighbouring seeds share no noise.
+                # vLLM seeds sample i with seed + i. Spread seeds keep prompts with neighbouring seeds from sharing noise.
                 "seed": _spread_seed(request.seed),
                 # Infinite, because the -100 of vLLM's HTTP API is only a strong discouragement.
                 "logit_bias": dict.fromkeys(self._banned, float("-inf")),
             }
         return SamplingParams(
             max_tokens=settings.max_response_length,
-            # Only the given tokens end a response, whatever the checkpoint calls its end of sequence.
+            # Only the given tokens end a response, whatever end of sequence the checkpoint defines.
             ignore_eos=True,
             stop_token_ids=None if settings.ignore_eos else self._eos_token_ids,
             logprobs=0,
@@ -301,7 +301,7 @@ class VllmGenerator:
 
         if self._adapter_id == 0:
             return None
-        # vLLM wants a path and never looks there: it finds the adapter already loaded.
+        # vLLM requires a path but never reads it: it finds the adapter already loaded.
         return LoRARequest(f"adapter-{self._adapter_id}", self._adapter_id, "in-memory")
 
 

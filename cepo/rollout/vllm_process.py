@@ -1,4 +1,4 @@
-"""vLLM as a guest in this process: its environment, start and end, and what of the caller's it must leave alone."""
+"""Starts and ends vLLM in this process, sets its environment, and protects the caller's state from it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def start_engine(settings: EngineSettings) -> LLM:
-    """Starts the engine and leaves the caller's random state and torch settings as they were.
+    """Starts the engine and leaves the caller's random state and torch settings unchanged.
 
     Raises:
-        EngineError: vLLM is missing or did not start, or does not serve what is asked for.
+        EngineError: vLLM is missing or did not start, or does not support a setting.
     """
-    # Weights are handed over as tensors, which needs the engine in this very process.
+    # Weights are handed over as tensors, which requires the engine in this very process.
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
         logger.warning("VLLM_ENABLE_V1_MULTIPROCESSING is overridden with 0: the engine must live in this process")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -61,7 +61,7 @@ def start_engine(settings: EngineSettings) -> LLM:
 
 
 def require_float32_head(llm: LLM) -> None:
-    """Checks that the engine's language head returns float32, as the trainer's does: both must round their logits alike.
+    """Checks that the engine's LM head returns float32, as the trainer's does: both must round their logits alike.
 
     Raises:
         EngineError: the engine computes logits in another type.
@@ -76,7 +76,7 @@ def require_float32_head(llm: LLM) -> None:
 
 
 def _head_types(worker: Any) -> set[str]:
-    """In vLLM's worker: the types that its language heads return logits in."""
+    """Runs in vLLM's worker: returns the types of the logits of its LM heads."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
     modules = worker.model_runner.get_model().modules()
@@ -84,7 +84,7 @@ def _head_types(worker: Any) -> set[str]:
 
 
 def this_machine() -> EngineMachine:
-    """What an engine of this process would be started on."""
+    """Returns the properties of this machine that an engine of this process depends on."""
     import torch
 
     return EngineMachine(
@@ -95,7 +95,7 @@ def this_machine() -> EngineMachine:
 
 
 def prepare_environment(defaults: Mapping[str, str]) -> None:
-    """Sets what vLLM reads from the environment, unless it is set, and puts the programs beside this Python on the path."""
+    """Sets vLLM's environment variables that are not set yet, and puts the programs beside this Python on the PATH."""
     for variable, value in defaults.items():
         os.environ.setdefault(variable, value)
     os.environ["PATH"] = path_with(program_folder(), os.environ.get("PATH", ""))
@@ -103,19 +103,19 @@ def prepare_environment(defaults: Mapping[str, str]) -> None:
 
 def _silence_warnings(machine: EngineMachine) -> None:
     if machine.on_gpu:
-        # It sees Triton compile the trainer's kernels in this process, and calls that a fault of the engine's warm-up.
+        # It sees Triton compile the trainer's kernels in this process, and reports that as a fault of the engine's warm-up.
         logging.getLogger("vllm.utils.jit_monitor").setLevel(logging.ERROR)
     else:
-        # Says that Triton, which vLLM's own CPU build brings in, has no CPU part.
+        # Says that Triton, which vLLM's own CPU build installs, has no CPU part.
         logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
 
 
 @contextlib.contextmanager
 def own_shared_memory() -> Iterator[None]:
-    """Around the start of engines that ranks of a machine share, without a GPU; collective.
+    """Gives engines without a GPU their own shared memory while they start on the ranks of a machine; collective.
 
-    vLLM names the memory that they exchange data in alike for all runs of a machine: a second run, or one after ranks that
-    were killed, could not start. Here the name is the run's own, and is taken away once all ranks have the memory.
+    vLLM gives the memory for data exchange the same name in all runs of a machine: a second run, or one after killed
+    ranks, could not start. Here the name is unique to the run, and is removed once all ranks have the memory.
     """
     import torch
     from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Exchange
@@ -139,13 +139,13 @@ def own_shared_memory() -> Iterator[None]:
 
 
 def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
-    """Frees the engine; with `keep_process_group` without what vLLM does to torch.distributed at its end."""
+    """Frees the engine; with `keep_process_group` without vLLM's own shutdown of torch.distributed."""
     client: Any = llm.llm_engine.engine_core
     if not keep_process_group:
         client.shutdown()
         return
-    # vLLM's own shutdown, here and when the client is collected, ends with destroying the default process group. What it
-    # does before is done here; groups that vLLM made within the caller's would spoil the next engine's start.
+    # vLLM's own shutdown, here and when the client is collected, ends with destroying the default process group. Its
+    # earlier steps are done here; groups that vLLM made within the caller's would break the next engine's start.
     from vllm.distributed import parallel_state
 
     client._finalizer.detach()
@@ -159,14 +159,14 @@ def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
 
 
 def without_gpu() -> bool:
-    """Whether torch, and with it vLLM, is a CPU build."""
+    """Returns whether torch, and with it vLLM, is a CPU build."""
     import torch
 
     return torch.version.cuda is None
 
 
 def has_process_group() -> bool:
-    """Whether torch.distributed's default process group exists."""
+    """Returns whether torch.distributed's default process group exists."""
     import torch
 
     return torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -174,9 +174,9 @@ def has_process_group() -> bool:
 
 @contextlib.contextmanager
 def callers_state_kept() -> Iterator[None]:
-    """Around every call into vLLM, whose engine lives in this process.
+    """Keeps the caller's state around every call into vLLM, whose engine lives in this process.
 
-    It seeds and uses the global random streams, and its CPU build replaces `torch.set_num_threads`. Without a GPU its
+    vLLM seeds and uses the global random streams, and its CPU build replaces `torch.set_num_threads`. Without a GPU its
     compiled helpers run uncompiled: they would need a C++ compiler on the machine and stall the first batches.
     """
     import numpy
@@ -199,6 +199,6 @@ def callers_state_kept() -> Iterator[None]:
 
 
 def last_words(error: BaseException) -> str:
-    """The engine's own last lines, which name the cause."""
+    """Returns the last lines of the engine's error, which name the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' | '.join(lines[-3:])}" if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Requests in vLLM's engine: queued together, handed back as they finish, and how much of their prompts was shared."""
+"""Queues requests in vLLM's engine, returns them as they finish, and counts shared prompt tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 PREPARING = "cepo-prepares-images"
-"""How the names of the threads begin that prepare images."""
+"""Prefix of the names of the threads that prepare images."""
 
 _MOST_THREADS = 8
 
@@ -23,7 +23,7 @@ _MOST_THREADS = 8
 def finished_requests(
     llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams], *, lora_request: Any, show_progress: bool
 ) -> Generator[tuple[int, RequestOutput], None, None]:
-    """(index, result) of each request in the order in which they finish. Closing the iterator early drops the others."""
+    """Yields (index, result) of each request as it finishes. Closing the iterator early drops the others."""
     engine = llm.llm_engine
     identifiers = _enqueue(llm, prompts, samplings, lora_request)
     # vLLM numbers requests, appends random characters for its own use, and answers with the number.
@@ -41,7 +41,7 @@ def finished_requests(
 
 
 def _enqueue(llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams], lora_request: Any) -> list[str]:
-    """As `LLM.enqueue`, which prepares the images of one prompt after the other."""
+    """Does what `LLM.enqueue` does, but prepares images in parallel."""
     from vllm.sampling_params import RequestOutputKind
 
     engine, identifiers = llm.llm_engine, list[str]()
@@ -57,10 +57,11 @@ def _enqueue(llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParam
 
 
 def _prepared(llm: LLM, prompts: Sequence[Any]) -> Iterator[Any]:
-    """The prompts as the engine takes them, their images prepared on several threads.
+    """Yields the prompts in the engine's form, with their images prepared on several threads.
 
-    vLLM prepares them on one thread because of its cache of prepared images, whose two ends must agree on their order. Where
-    that cache is on (without a GPU), so it is here. The first prompt goes alone: what its processor builds once, it builds then.
+    vLLM prepares them on one thread because both ends of its cache of prepared images must agree on their order. If
+    that cache is on (without a GPU), one thread is used here too. The first prompt goes alone, since its processor
+    builds its own caches then.
     """
     from vllm.renderers.inputs.preprocess import parse_model_prompt
 
@@ -84,8 +85,8 @@ def _threads() -> int:
 class PrefixCounter:
     """Counts prompt tokens that the engine took from its cache instead of computing them.
 
-    vLLM keeps these counts itself, at the place where a request is admitted; only its collection of all statistics, which
-    costs time at each token, stays off.
+    vLLM keeps these counts itself where a request is admitted. Its collection of all statistics, which costs time at
+    each token, stays off.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -97,7 +98,7 @@ class PrefixCounter:
         self._manager.prefix_cache_stats = PrefixCacheStats()
 
     def drain(self) -> Metrics:
-        """`work/rollout_prefix_hits`: the share of all samples' prompt tokens since the last call; empty if there were none."""
+        """Returns `work/rollout_prefix_hits`: the share of all samples' prompt tokens since the last call; empty if none."""
         counts = self._manager.make_prefix_cache_stats()
         if not counts.queries:
             return {}

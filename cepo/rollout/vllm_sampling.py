@@ -1,8 +1,8 @@
 """Draws vLLM's tokens with `cepo.rollout.token_sampling`, for vLLM's CPU build.
 
-That build cannot seed requests by itself: where a prompt is read in several pieces it takes back the random numbers of the
-pieces, which a CPU's random stream cannot do, and the engine dies. Here the draw is made while vLLM processes the
-logits; it then finds a single token left. vLLM has computed the raw log-probs by then.
+That build cannot seed requests itself: if a prompt is read in several pieces it takes back the random numbers of the
+pieces, which a CPU's random stream cannot do, and the engine dies. Here the token is drawn while vLLM processes the
+logits, and vLLM then finds only that token left. vLLM has already computed the raw log-probs by then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEY = "cepo_draw"
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """How one request's tokens are drawn; travels in `SamplingParams.extra_args`."""
+    """The sampling settings of one request's tokens, which travel in `SamplingParams.extra_args`."""
 
     seed: int
     sample: int
@@ -37,7 +37,7 @@ class Draw:
     banned: list[int] = field(repr=False)
 
     def extra_args(self) -> dict[str, Any]:
-        """What `SeededDraws` reads."""
+        """Returns the arguments that `SeededDraws` reads."""
         return {_KEY: asdict(self)}
 
 
@@ -49,17 +49,17 @@ class _Row:
 
 
 class SeededDraws(LogitsProcessor):
-    """Leaves each row of the batch the one token that its own random stream draws."""
+    """Leaves each row of the batch only the token that its own random stream draws."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, _Row] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """The draw decides the argmax."""
+        """Returns False because the draw decides the argmax."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follows the requests as they come, go and change places in the batch."""
+        """Follows the requests as they enter, leave and move in the batch."""
         process_dict_updates(self._rows, batch_update, _new_row)
 
     def apply(self, logits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""New weights for a running vLLM engine in this process: from tensor to tensor, with no file and no second full copy."""
+"""Loads new weights into a running vLLM engine in this process, tensor by tensor, without files or a second full copy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_full(llm: LLM, weights: FullWeights) -> None:
 
 
 def load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
-    """Puts the adapter, numbered `identifier`, in the place of all earlier ones; the base weights stay as they are.
+    """Replaces all earlier adapters by this one, numbered `identifier`; the base weights stay unchanged.
 
     Raises:
         EngineError: tensors for the vision tower, for modules the model does not have, or halves of pairs.
@@ -50,7 +50,7 @@ def load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
 
 
 def clear_caches(llm: LLM) -> None:
-    """Drops keys, values and image embeddings that older weights have made.
+    """Drops keys, values and image embeddings computed with older weights.
 
     Raises:
         EngineError: vLLM keeps some because requests are still being served.
@@ -62,7 +62,7 @@ def clear_caches(llm: LLM) -> None:
 
 
 def _forget_packed_experts(worker: Any) -> None:
-    """In vLLM's worker: its CPU build packs experts for their kernel at the first load and would keep these for good."""
+    """Runs in vLLM's worker: drops packed experts, which its CPU build makes at the first load and would keep."""
     import torch
 
     if torch.cuda.is_available():
@@ -70,13 +70,13 @@ def _forget_packed_experts(worker: Any) -> None:
     for module in worker.model_runner.model.modules():
         method: Any = getattr(
             module, "quant_method", None
-        )  # vLLM's layers alone have it, and its experts' method a kernel
+        )  # only vLLM's layers have it, and only its experts' method has a kernel
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 
 
 def _load_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None:
-    """In vLLM's worker: what it does with an adapter's folder, from the tensors themselves."""
+    """Runs in vLLM's worker: loads an adapter as from a folder, but from the tensors themselves."""
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
 
