@@ -1,1 +1,1 @@
-"""Accuracy of a model on problems and benchmarks, with errors, and two such evaluations against each other."""
+"""Evaluates the accuracy of a model on problems and benchmarks, with standard errors, and compares two evaluations."""

@@ -1,4 +1,4 @@
-"""Figures of graded responses: means with standard errors that know which responses belong together."""
+"""Computes statistics of graded responses: means with standard errors clustered by problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cepo.report.compare import Spread
 from cepo.rewards.benchmark import KINDS
 
 Row = Mapping[str, Any]
-"""One graded response, as generations.jsonl has it: see `cepo.evaluation.run.graded_rows`."""
+"""One graded response of generations.jsonl; see `cepo.evaluation.run.graded_rows`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,11 @@ class Estimate:
 
 
 def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """The mean of all values; values of one cluster may depend on each other, clusters may not.
+    """Returns the mean of all values; values may depend on each other within a cluster, but not across clusters.
 
-    With residuals e_i = x_i - mean over N values in C clusters: `error^2 = C / (C - 1) * sum_c (sum_{i in c} e_i)^2 / N^2`.
-    Clusters of one size give `sd(cluster means) / sqrt(C)`; clusters of one value the ordinary `sd / sqrt(N)`.
+    With residuals e_i = x_i - mean over N values in C clusters: `error^2 = C / (C - 1) * sum_c (sum_{i in c} e_i)^2 /
+    N^2`. Clusters of equal size give `sd(cluster means) / sqrt(C)`; clusters of one value give the ordinary `sd /
+    sqrt(N)`.
 
     Raises:
         DataError: no values.
@@ -50,16 +51,16 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Est
 
 
 def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
-    """The chance that k of the n responses, drawn without replacement, hold a right one: `1 - C(n - c, k) / C(n, k)`."""
+    """Returns the chance that k of n responses, drawn without replacement, contain a right one: `1 - C(n - c, k) / C(n, k)`."""
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
 def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dict[str, Any]:
-    """The figures of one benchmark's responses, as plain values for JSON. Lengths are in tokens.
+    """Returns the statistics of one benchmark's responses as plain values for JSON. Lengths are in tokens.
 
-    `accuracy` is the mean over all responses (avg@n). `pass_at_k` appears where problems have several responses,
-    `worst_variant` where problems of one cluster are variants of one question: the mean over questions of the lowest
-    accuracy of a variant.
+    `accuracy` is the mean over all responses (avg@n). `pass_at_k` is given if problems have several responses.
+    `worst_variant` is given if problems of one cluster are variants of one question: the mean over questions of the
+    lowest accuracy of a variant.
     """
     lengths = [row["length"] for row in rows]
     figures: dict[str, Any] = {
@@ -91,12 +92,12 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dic
 
 
 def accuracy(rows: Sequence[Row]) -> Estimate:
-    """The share of right responses; responses to one problem, and to variants of it, are one cluster."""
+    """Returns the share of right responses; responses to a problem and to its variants form one cluster."""
     return clustered_mean([float(row["correct"]) for row in rows], [row["cluster"] for row in rows])
 
 
 def macro_average(estimates: Sequence[Estimate]) -> dict[str, float | int | None]:
-    """The unweighted mean over benchmarks, with `sqrt(sum of squared errors) / number`; they share no problem."""
+    """Returns the unweighted mean over benchmarks, which share no problem, with `sqrt(sum of squared errors) / number`."""
     errors = [estimate.error for estimate in estimates if estimate.error is not None]
     complete = len(errors) == len(estimates)
     return {

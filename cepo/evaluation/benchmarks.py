@@ -1,4 +1,4 @@
-"""Benchmarks by the columns they come with, and their rows as problems: text, pictures, answer and its kind."""
+"""Recognises benchmarks by their columns and converts their rows to problems: text, images, answer and its kind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cepo.models.processing import IMAGE_MARK
 from cepo.rewards.benchmark import LETTERS, kind_of, options_in_text
 
 REWARD = "cepo/rewards/benchmark.py:compute_score"
-"""What grades the rows of benchmarks; other data is graded by `worker.reward.reward_function`."""
+"""The reward function of benchmarks; other data is graded by `worker.reward.reward_function`."""
 PLAIN = "problems"
-"""What data is called that is no benchmark known here."""
+"""The name of data that is not a known benchmark."""
 
 _OPTION = re.compile(r"(?:^|;)\s*([A-J])\.\s*")
 _MMMU_MARK = re.compile(r"<image (\d)>")
@@ -24,13 +24,13 @@ _MMMU_PICTURES = [f"image_{number}" for number in range(1, 8)]
 
 @dataclass(frozen=True, kw_only=True)
 class Benchmark:
-    """One benchmark's form.
+    """The format of one benchmark.
 
     Attributes:
-        columns: those it is recognised by.
-        image_columns: those with a picture, at most one in each.
-        convert: a row as `problem`, `images`, `answer` and, for grading, `answer_kind`, `choices`, `tolerance`, and `cluster`:
-            rows with the same one are not independent of each other.
+        columns: the columns that identify it.
+        image_columns: columns that hold at most one image each.
+        convert: turns a row into `problem`, `images`, `answer`, and for grading `answer_kind`, `choices`, `tolerance`
+            and `cluster`; rows with the same cluster are not independent of each other.
         has_variants: rows of one cluster are variants of one question.
     """
 
@@ -42,12 +42,12 @@ class Benchmark:
 
 
 def recognise(columns: Sequence[str]) -> Benchmark | None:
-    """The benchmark that has these columns; None for data of no known form."""
+    """Returns the benchmark that has these columns, or None for data of no known format."""
     return next((known for known in BENCHMARKS if known.columns <= set(columns)), None)
 
 
 def converted(rows: Any, benchmark: Benchmark) -> Any:
-    """A datasets table of the benchmark's rows as problems; pictures stay undecoded.
+    """Returns a datasets table of the benchmark's rows as problems; images stay undecoded.
 
     Raises:
         DataError: a row that cannot be read, with its number.
@@ -146,7 +146,7 @@ def _pictures(row: Mapping[str, Any], *columns: str) -> list[Any]:
 
 
 def _listed(options: Sequence[str]) -> str:
-    """The options below the question, with the request for a letter; empty without options."""
+    """Lists the options, to stand below the question, and asks for a letter; empty without options."""
     if not options:
         return ""
     lines = [letter if letter == text else f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False)]
@@ -154,7 +154,7 @@ def _listed(options: Sequence[str]) -> str:
 
 
 def _with_images_in_place(text: str, row: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """MMMU's text with each picture where it is first mentioned; those that are not mentioned stand in front."""
+    """Returns MMMU's text with each image at its first mention, and unmentioned images in front, with the images in order."""
     order: list[str] = []
 
     def place(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""The engine of an evaluation: a model, with a checkpoint's weights put into it."""
+"""Builds the rollout engine of an evaluation and loads a checkpoint's weights into it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cepo.workers.merged_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BaseModel
 def engine(
     config: RunConfig, processing: Processing, actor: Path | None, most_visuals: tuple[int, int]
 ) -> Iterator[Generator]:
-    """A generator with the weights of a checkpoint's `actor` folder, or without one of the model as it is.
+    """Yields a generator with the weights of a checkpoint's `actor` folder; without one, with the model's own weights.
 
     Raises:
         ConfigError, CheckpointError, EngineError: model or checkpoint cannot be loaded.
@@ -50,7 +50,7 @@ def engine(
 
 
 def _adapter(actor: Path) -> AdapterWeights | None:
-    """The checkpoint's adapter; None where it must be merged (of DoRA, or on a base in 4 bits) or all weights were trained."""
+    """Returns the checkpoint's adapter; None if it must be merged (DoRA, or a 4-bit base) or all weights were trained."""
     folder = actor / ADAPTER
     if not (folder / ADAPTER_CONFIG).is_file() or read_quantization(folder) is not None:
         return None
@@ -67,7 +67,7 @@ def _adapter(actor: Path) -> AdapterWeights | None:
 
 
 def _merged(actor: Path, config: RunConfig, stack: contextlib.ExitStack) -> str:
-    """A temporary model folder of a checkpoint in which all weights were trained."""
+    """Makes a temporary model folder from a checkpoint in which all weights were trained."""
     model = config.worker.actor.model
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cepo-evaluate-"))) / "model"
     base = BaseModel(

@@ -1,4 +1,4 @@
-"""What an evaluation leaves in its folder, its table, and the paired comparison of two folders."""
+"""Writes the results of an evaluation, draws their table, and compares two evaluations problem by problem."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GENERATIONS_FILE = "generations.jsonl"
 
 
 def write_results(folder: Path, description: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes evaluation.json: how it was made, each benchmark's figures, and over several benchmarks their average."""
+    """Writes evaluation.json: how it was made, each benchmark's statistics, and the average over several benchmarks."""
     results = {**description, "benchmarks": dict(benchmarks)}
     if len(benchmarks) > 1:
         results["average"] = macro_average([_estimate(figures["accuracy"]) for figures in benchmarks.values()])
@@ -30,7 +30,7 @@ def write_results(folder: Path, description: Mapping[str, Any], benchmarks: Mapp
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
-    """Accuracies in percent with standard errors, lengths in tokens; by kind of answer where a benchmark has several."""
+    """Returns a table of lengths in tokens and accuracies in percent with errors, also by kind of answer if there are several."""
     benchmarks: Mapping[str, Any] = results["benchmarks"]
     num_samples = results["sampling"]["num_samples"]
     largest = [f"pass@{num_samples}"] if num_samples > 1 else []
@@ -57,13 +57,13 @@ def results_table(results: Mapping[str, Any]) -> Table:
 
 
 def percent(estimate: Mapping[str, Any], *, sign: str = "") -> str:
-    """`43.4 ± 1.2`; without the error where there is none."""
+    """Formats an estimate as `43.4 ± 1.2`, without the error if there is none."""
     shown = f"{100 * estimate['mean']:{sign}.1f}"
     return shown if estimate["error"] is None else f"{shown} ± {100 * estimate['error']:.1f}"
 
 
 def read_rows(folder: Path) -> dict[str, list[Row]]:
-    """The graded responses of an evaluation, by benchmark.
+    """Returns the graded responses of an evaluation, by benchmark.
 
     Raises:
         DataError: the folder holds no finished evaluation.
@@ -90,7 +90,7 @@ class Paired:
 
 
 def compare_evaluations(first: Path, second: Path) -> list[Paired]:
-    """The difference of accuracies, problem by problem: what the two share, such as hard problems, cancels in its error.
+    """Returns the paired difference of accuracies per benchmark; shared effects, such as hard problems, cancel in its error.
 
     Raises:
         DataError: a folder without an evaluation, no benchmark in common, or other problems under the same numbers.
@@ -103,7 +103,7 @@ def compare_evaluations(first: Path, second: Path) -> list[Paired]:
 
 
 def comparison_table(comparisons: Sequence[Paired]) -> Table:
-    """Accuracies in percent and their difference in points, with the standard error of the paired difference."""
+    """Returns a table of accuracies in percent and their difference in points, with the error of the paired difference."""
     table = Table(title="accuracy in %, difference in points ± standard error, paired by problem")
     for heading in ("", "problems", "first", "second", "difference"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
@@ -143,7 +143,7 @@ def _paired(name: str, first: Sequence[Row], second: Sequence[Row]) -> Paired:
 
 
 def _shares(rows: Sequence[Row]) -> dict[str, float]:
-    """By problem, the share of its responses that are right."""
+    """Returns, by problem, the share of its responses that are right."""
     verdicts: dict[str, list[bool]] = defaultdict(list)
     for row in rows:
         verdicts[row["problem_id"]].append(row["correct"])

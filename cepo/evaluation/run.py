@@ -1,4 +1,4 @@
-"""Sampling and grading the responses to one set of problems."""
+"""Samples and grades the responses to one set of problems."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
 logger = logging.getLogger(__name__)
 
 _PROBLEMS_AT_ONCE = 256
-"""As many as keep an engine busy; the next are sampled once these are graded and written down."""
+"""The number of problems sampled at once, enough to keep an engine busy. Each batch is graded and written before the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One source of problems.
+    """One source of problems to evaluate.
 
     Attributes:
-        name: the benchmark's, or `problems`.
-        source: as the user named it.
-        reward_function: what grades it.
-        is_benchmark: whether its rows say of what kind their answers are.
+        name: the benchmark's name, or `problems`.
+        source: the source as the user named it.
+        reward_function: the function that grades it.
+        is_benchmark: whether its rows state the kind of their answers.
         has_variants: whether problems of one cluster are variants of one question.
     """
 
@@ -48,15 +48,15 @@ class Task:
 
     @property
     def num_left_out(self) -> int:
-        """Rows that could not be asked: prompts too long, or bad rows where those are skipped."""
+        """The number of rows left out: prompts that are too long, or bad rows if those are skipped."""
         return sum(self.problems.skipped.values())
 
 
 def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
-    """The problems of `source`, a benchmark where its columns are those of one.
+    """Reads the problems of `source`, as a benchmark if its columns are those of one.
 
     Raises:
-        ConfigError, DataError: as `ProblemSet`.
+        ConfigError, DataError: see `ProblemSet`.
     """
     data = config.data
     rows = read_source(source, text_columns=(data.prompt_key, data.answer_key))
@@ -84,7 +84,7 @@ def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
 
 
 def reward_pool(task: Task, config: RunConfig) -> RewardPool:
-    """Processes that run the task's reward function; they serve every task of the same function."""
+    """Starts processes that run the task's reward function; they can serve every task with the same function."""
     reward = config.worker.reward
     return RewardPool(
         task.reward_function,
@@ -98,10 +98,10 @@ def reward_pool(task: Task, config: RunConfig) -> RewardPool:
 def graded_rows(
     task: Task, config: RunConfig, asker: Asker, generator: Generator, *, on_progress: Callable[[int], None]
 ) -> Iterator[dict[str, Any]]:
-    """One row for each response, in the problems' order; `on_progress` is told how many problems are done.
+    """Yields one row for each response, in the problems' order; calls `on_progress` with the number of finished problems.
 
     A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `sample`, `ground_truth`,
-    `response`, `answer` (as it was read, or None), `correct`, `length` in tokens, `finished` and `scores`.
+    `response`, `answer` (as extracted, or None), `correct`, `length` in tokens, `finished` and `scores`.
     """
     size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
     for start in range(0, len(task.problems), size):
@@ -132,6 +132,6 @@ def graded_rows(
 
 
 def asker_of(config: RunConfig, processing: Processing, rewards: RewardPool) -> Asker:
-    """Asks as the config's validation does."""
+    """Returns an asker that builds prompts and rewards responses as the config's validation does."""
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
     return Asker(config, contexts, processing, rewards)

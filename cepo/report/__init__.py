@@ -1,4 +1,4 @@
-"""Pictures and tables of finished runs: `write_report`, `run_summary`, `compare_runs`."""
+"""Figures and tables of finished runs: `write_report`, `run_summary`, `compare_runs`."""
 
 from cepo.report.compare import Comparison, compare_runs, plot_comparison
 from cepo.report.page import write_report

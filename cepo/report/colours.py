@@ -1,4 +1,4 @@
-"""From a token's weight to its colour, and from a token's text to something a page can show."""
+"""Turns token weights into colours, and token texts into boxes on a page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 
 Rgba = tuple[float, float, float, float]
 
-# The ends are light enough for black text (contrast above 5) and apart for red-green blind eyes.
+# The ends are light enough for black text (contrast above 5) and distinct under red-green blindness.
 RAISED: Rgba = (67 / 255, 147 / 255, 195 / 255, 1.0)
 LOWERED: Rgba = (214 / 255, 96 / 255, 77 / 255, 1.0)
 NEUTRAL: Rgba = (1.0, 1.0, 1.0, 1.0)
@@ -20,7 +20,7 @@ _GAP = 0.35
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBox:
-    """A piece of a token on the page, in character cells: one piece unless the token is longer than a row."""
+    """A piece of a token on the page, in character cells; only a token longer than a row has several pieces."""
 
     token: int
     row: int
@@ -30,7 +30,7 @@ class TokenBox:
 
 
 def shift_colour(shift: float) -> Rgba:
-    """White at 0, blue towards 1, red towards -1; clamped beyond, grey for NaN."""
+    """Returns white at 0, blue towards 1 and red towards -1; clamped outside that range, grey for NaN."""
     if math.isnan(shift):
         return _MISSING
     end = RAISED if shift > 0 else LOWERED
@@ -40,11 +40,11 @@ def shift_colour(shift: float) -> Rgba:
 
 
 def weight_colour(weight: float, *, advantage: float = 1.0, clip_radius: float = 0.5) -> Rgba:
-    """Blue where the evidence raises a token's advantage above the plain one, red where it lowers it.
+    """Returns blue if the evidence raises a token's advantage above the plain one, red if it lowers it.
 
-    The shift is `sign(A) (w - 1) / r`: `A w - A` in units of its largest possible size. On a right rollout w > 1 is blue; on a
-    wrong one w > 1 means more blame and is red. So blue always is evidence for the right answer (delta > 0). A = 0 or r = 0 is
-    white.
+    The shift is `sign(A) (w - 1) / r`: `A w - A` in units of its largest possible size. On a right rollout w > 1 is
+    blue; on a wrong one w > 1 means more blame and is red. Blue is therefore always evidence for the right answer
+    (delta > 0). A = 0 or r = 0 gives white.
     """
     if advantage == 0 or clip_radius == 0:
         return NEUTRAL
@@ -52,14 +52,14 @@ def weight_colour(weight: float, *, advantage: float = 1.0, clip_radius: float =
 
 
 def visible(text: str) -> str:
-    """A token's text with its line breaks, tabs, control and unknown characters made visible; spaces stay."""
+    """Returns a token's text with line breaks, tabs, control and unknown characters made visible; spaces stay."""
     return "".join(_visible_character(character) for character in text) or "∅"
 
 
 def lay_out(tokens: Sequence[str], columns: int, *, minimum_width: float = 1.0) -> list[TokenBox]:
     """Places tokens in rows of `columns` character cells; a token that ends in a line break ends its row.
 
-    A box is as wide as its text, `minimum_width` cells at least.
+    A box is as wide as its text, and at least `minimum_width` cells.
     """
     boxes: list[TokenBox] = []
     row, column = 0, 0.0
@@ -88,7 +88,7 @@ def _visible_character(character: str) -> str:
 
 @cache
 def has_glyph(character: str) -> bool:
-    """Whether the page's font, which comes with matplotlib, can show a character."""
+    """Returns whether the page's font, which comes with matplotlib, can show a character."""
     from matplotlib import font_manager
 
     font = font_manager.get_font(font_manager.findfont("DejaVu Sans Mono"))

@@ -1,4 +1,4 @@
-"""Methods against each other, with their runs as repeats."""
+"""Compares methods, with the runs of each method as repeats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEADINGS = ("method", "runs", "start", "best", "end", "rise in points", "each r
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """One quantity over the runs of a method."""
+    """The values of one quantity over the runs of a method."""
 
     values: tuple[float, ...]
 
@@ -33,18 +33,18 @@ class Spread:
 
     @property
     def deviation(self) -> float | None:
-        """Sample standard deviation (n - 1); None for a single run."""
+        """The sample standard deviation (n - 1); None for a single run."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
     def error(self) -> float | None:
-        """Standard error of the mean, `deviation / sqrt(n)`; None for a single run."""
+        """The standard error of the mean, `deviation / sqrt(n)`; None for a single run."""
         return None if self.deviation is None else self.deviation / math.sqrt(len(self.values))
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodResult:
-    """Held-out accuracy of a method's runs at steps that all of them measured.
+    """The held-out accuracy of a method's runs at the steps that all of them measured.
 
     Attributes:
         steps: those steps.
@@ -64,13 +64,13 @@ class MethodResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All methods in the order they were given, and what a reader must know before trusting the numbers."""
+    """The results of all methods in the order given, and remarks that a reader needs before trusting the numbers."""
 
     methods: tuple[MethodResult, ...]
     notes: tuple[str, ...]
 
     def table(self) -> Table:
-        """For the terminal."""
+        """Returns the comparison as a table for the terminal."""
         table = Table(
             title="held-out accuracy: mean ± sample standard deviation over runs (se: standard error of the mean)"
         )
@@ -83,7 +83,7 @@ class Comparison:
         return table
 
     def markdown(self) -> str:
-        """The same for a document."""
+        """Returns the same table as Markdown."""
         lines = ["Held-out accuracy: mean ± sample standard deviation over runs (se: standard error of the mean).", ""]
         lines += ["| " + " | ".join(cells) + " |" for cells in (_HEADINGS, ("---",) * len(_HEADINGS), *self._rows())]
         lines += [""] + [f"- {note}" for note in self.notes]
@@ -103,11 +103,11 @@ class Comparison:
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
-    """Groups runs by `algorithm.adv_estimator` and summarises their held-out accuracy over the runs of each method.
+    """Groups runs by `algorithm.adv_estimator` and summarises the held-out accuracy of each method over its runs.
 
     Raises:
-        DataError: a folder, its metrics or its configuration is missing, no run was given, or the runs of a method have no
-            validation step in common.
+        DataError: a folder, its metrics or its configuration is missing, no run was given, or the runs of a method have
+            no validation step in common.
     """
     if not folders:
         raise DataError("nothing to compare: give at least one run folder")

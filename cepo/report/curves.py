@@ -1,4 +1,4 @@
-"""The training curves of one run: accuracy, evidence, seconds per stage."""
+"""Draws the training curves of one run: accuracy, evidence, seconds per stage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cepo.tracking.console import STAGES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's colours, which stay apart under every common colour blindness; grey is added for a ninth stage.
+# Okabe and Ito's colours, distinct under every common colour blindness, and grey for a ninth stage.
 BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, YELLOW, BLACK, GREY = (
     "#0072B2",
     "#D55E00",
@@ -29,7 +29,7 @@ _SMOOTHED_STEPS = 5
 
 
 def draw_accuracy(axes: Axes, run: RunData) -> None:
-    """Training accuracy of each step with its running mean, validation points with one binomial standard error."""
+    """Draws each step's training accuracy with its running mean, and validation points with one binomial standard error."""
     steps, accuracy = run.series("reward/accuracy")
     if steps:
         axes.plot(steps, accuracy, color=SKY, linewidth=1, alpha=0.8, label="training, each step")
@@ -46,7 +46,7 @@ def draw_accuracy(axes: Axes, run: RunData) -> None:
 
 
 def draw_evidence(axes: Axes, run: RunData) -> None:
-    """Fractions of tokens with evidence and lambda; for a run without evidence the fractions of groups instead."""
+    """Draws fractions of tokens with evidence, and lambda; for a run without evidence, the fractions of groups instead."""
     curves = [
         ("evidence/positive_fraction", "tokens with positive evidence", BLUE, "-"),
         ("evidence/negative_fraction", "tokens with negative evidence", VERMILLION, "--"),
@@ -68,7 +68,7 @@ def draw_evidence(axes: Axes, run: RunData) -> None:
 
 
 def draw_leak(axes: Axes, run: RunData) -> None:
-    """The leak probe: what the right answer in view changes at each token of held-out responses, in nats."""
+    """Draws the leak probe: how much showing the right answer changes each token of held-out responses, in nats."""
     for name, label, colour, line in (
         ("leak/hint_gap_right", "right responses", BLUE, "o-"),
         ("leak/hint_gap_wrong", "wrong responses", VERMILLION, "s--"),
@@ -83,7 +83,7 @@ def draw_leak(axes: Axes, run: RunData) -> None:
 
 
 def draw_seconds(axes: Axes, run: RunData) -> None:
-    """Seconds per stage as stacked bars, one bar for each training step; `other` is what the stages do not cover."""
+    """Draws seconds per stage as a stacked bar for each training step; `other` is what the stages do not cover."""
     steps, totals = run.series("timing_s/step")
     if not steps:
         steps = sorted({step for stage in STAGES for step in run.series(f"timing_s/{stage}")[0] if step > 0})
@@ -103,13 +103,13 @@ def draw_seconds(axes: Axes, run: RunData) -> None:
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:
-    """The mean over the last `width` values, over fewer at the start."""
+    """Returns the mean over the last `width` values; over fewer at the start."""
     windows = (values[max(end - width, 0) : end] for end in range(1, len(values) + 1))
     return [sum(window) / len(window) for window in windows]
 
 
 def binomial_error(fraction: float, count: float | None) -> float | None:
-    """Standard error of a fraction of `count` independent samples, `sqrt(p (1 - p) / n)`; None where n is not known."""
+    """Returns the standard error of a fraction of n independent samples, `sqrt(p (1 - p) / n)`; None if n is unknown."""
     if not count or not math.isfinite(fraction):
         return None
     return math.sqrt(max(fraction * (1 - fraction), 0.0) / count)

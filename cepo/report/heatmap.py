@@ -1,4 +1,4 @@
-"""The credit heat map: which tokens of a right and a wrong rollout the evidence credits and blames."""
+"""Draws the credit heat map: which tokens of a right and a wrong rollout the evidence credits and blames."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 LINE_POINTS = 13.0
 TEXT_WIDTH_POINTS = 684.0
-"""Width of the tokens' rows and of the question."""
+"""The width of the tokens' rows and of the question."""
 PICTURE_POINTS = 118.0
 _FIRST_TOKENS, _LAST_TOKENS = 100, 160
 _SHOWN_DELTA = 0.05
-"""Smaller deltas, in nats, are not written under their token."""
+"""The smallest delta, in nats, that is written under its token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStyle:
-    """Size of the tokens' boxes. With `delta_font_size` each box also says its token's delta."""
+    """The size of the tokens' boxes. With `delta_font_size`, each box also shows its token's delta."""
 
     font_size: float
     row_points: float
@@ -35,7 +35,7 @@ class TokenStyle:
 
     @property
     def cell_points(self) -> float:
-        """Width of a character of the monospaced font."""
+        """The width of a character of the monospaced font."""
         return 0.602 * self.font_size
 
     @property
@@ -60,7 +60,7 @@ class Panel:
 
     @property
     def points(self) -> float:
-        """Height."""
+        """The height in points."""
         return LINE_POINTS + self.style.row_points * (self.boxes[-1].row + 1 if self.boxes else 1) + 8
 
 
@@ -75,15 +75,15 @@ class Block:
 
     @property
     def points(self) -> float:
-        """Height."""
+        """The height in points."""
         text = LINE_POINTS * (len(self.lines) + 1.5) + 4
         return max(text + sum(panel.points for panel in self.panels), PICTURE_POINTS + 1.5 * LINE_POINTS)
 
 
 def pick_groups(groups: Iterable[GroupRecord], count: int = 2) -> list[GroupRecord]:
-    """The most recent mixed groups with evidence, newest first; else the most recent mixed ones; else the most recent.
+    """Returns the most recent mixed groups with evidence, newest first; else the most recent mixed ones; else the most recent.
 
-    Of one step the earlier recorded group comes first.
+    Within a step, the group recorded first comes first.
     """
     ranked: list[list[GroupRecord]] = [[], [], []]
     for group in groups:
@@ -96,14 +96,14 @@ def pick_groups(groups: Iterable[GroupRecord], count: int = 2) -> list[GroupReco
 
 
 def pick_rollouts(group: GroupRecord) -> list[RolloutRecord]:
-    """The right and the wrong rollout whose tokens the evidence moves most; one of them where the group is not mixed."""
+    """Returns the right and the wrong rollout whose tokens the evidence moves most; only one if the group is not mixed."""
     right = [rollout for rollout in group.rollouts if rollout.right]
     wrong = [rollout for rollout in group.rollouts if not rollout.right]
     return [max(side, key=_mean_movement) for side in (right, wrong) if side]
 
 
 def token_colours(rollout: RolloutRecord, *, clip_radius: float, largest_advantage: float) -> list[Rgba]:
-    """One colour per token: by weight where there is evidence, else by the token's advantage over the group's largest."""
+    """Returns one colour per token: by its weight, or without evidence by its advantage over the group's largest."""
     weights = token_weights(rollout, clip_radius=clip_radius)
     if weights is not None:
         return [weight_colour(weight, advantage=rollout.advantage, clip_radius=clip_radius) for weight in weights]
@@ -113,7 +113,7 @@ def token_colours(rollout: RolloutRecord, *, clip_radius: float, largest_advanta
 
 
 def token_weights(rollout: RolloutRecord, *, clip_radius: float) -> Sequence[float] | None:
-    """The recorded weights, or `exp(clamp(sign(A) delta, log1p(-r), log1p(r)))` of the recorded deltas; None without both."""
+    """Returns the recorded weights, else `exp(clamp(sign(A) delta, log1p(-r), log1p(r)))` of the deltas, else None."""
     if rollout.weight is not None:
         return rollout.weight
     if rollout.delta is None:
@@ -124,7 +124,7 @@ def token_weights(rollout: RolloutRecord, *, clip_radius: float) -> Sequence[flo
 
 
 def prepare_block(group: GroupRecord, *, clip_radius: float, mixing: float | None) -> Block:
-    """Everything of a group's block that has a height."""
+    """Lays out all parts of a group's block, whose heights are then known."""
     largest = max((abs(rollout.advantage) for rollout in group.rollouts), default=0.0)
     panels = [_prepare_panel(rollout, clip_radius, largest) for rollout in pick_rollouts(group)]
     width = int(TEXT_WIDTH_POINTS / 5.2)  # mean width of a character at 9 points, with room to spare
@@ -139,7 +139,7 @@ def prepare_block(group: GroupRecord, *, clip_radius: float, mixing: float | Non
 
 
 def draw_block(axes: Axes, block: Block, *, text_left: float) -> None:
-    """Draws a block into axes whose unit is one point, y downwards from 0; the picture stands left of `text_left`."""
+    """Draws a block into axes whose unit is one point, y downwards from 0; the image is to the left of `text_left`."""
     axes.text(0, 0, block.title, fontsize=11, fontweight="bold", va="top", parse_math=False)
     y = 1.5 * LINE_POINTS + 4
     if block.image is not None:
@@ -155,7 +155,7 @@ def draw_block(axes: Axes, block: Block, *, text_left: float) -> None:
 
 
 def draw_legend(axes: Axes, *, clip_radius: float | None) -> None:
-    """The colour scale: weights and nats for a right and a wrong rollout, or plain advantages without evidence."""
+    """Draws the colour scale: weights and nats for a right and a wrong rollout, or plain advantages without evidence."""
     steps = 201
     axes.imshow([[shift_colour(2 * k / (steps - 1) - 1) for k in range(steps)]], extent=(-1, 1, 0, 1), aspect="auto")
     axes.set_yticks([])
@@ -180,12 +180,12 @@ def draw_legend(axes: Axes, *, clip_radius: float | None) -> None:
 
 
 def showable(text: str) -> str:
-    """Text on one line without characters the page's font lacks."""
+    """Returns a text on one line without characters that the page's font lacks."""
     return "".join(character if has_glyph(character) else "▯" for character in " ".join(text.split()))
 
 
 def _scale_label(shift: float, clip_radius: float, *, sign: int) -> str:
-    """`w 1.50, +0.41 nats`: weight and delta of a colour; at the ends of the scale the evidence may be larger."""
+    """Returns `w 1.50, +0.41 nats`, a colour's weight and delta; at the ends of the scale the evidence may be larger."""
     weight = 1 + sign * shift * clip_radius
     delta = 0.0 if shift == 0 else sign * math.log(weight)
     bound = "≥ " if shift == 1 else "≤ " if shift == -1 else ""

@@ -1,4 +1,4 @@
-"""One picture of one run: curves above, credit heat map below."""
+"""Draws one figure of a run: training curves above, the credit heat map below."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _DEFAULT_RADIUS = 0.5
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
     """Draws a run into a PNG, by default `report.png` in its folder, and returns the file's path.
 
-    Above: accuracy, evidence and seconds of each step. Below, where rollouts were recorded: for the two most recent mixed
-    groups the picture, the question, the references, and one right and one wrong rollout with every token in the colour of
-    its credit (`heatmap`).
+    Above: accuracy, evidence and seconds of each step. Below, if rollouts were recorded: for the two most recent mixed
+    groups the image, the question, the references, and one right and one wrong rollout with every token in the colour
+    of its credit (`heatmap`).
 
     Raises:
         DataError: the folder or its metrics are missing or broken.
@@ -46,7 +46,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
 
 
 def _radius(run: RunData) -> float:
-    """The run's clip radius; where it is none or 0, the paper's, so that the scale of colours exists."""
+    """Returns the run's clip radius; if it has none or 0, the paper's, so that there is a colour scale."""
     return run.clip_radius or _DEFAULT_RADIUS
 
 
@@ -87,14 +87,14 @@ def _draw(run: RunData, groups: Sequence[GroupRecord], blocks: Sequence[Block], 
 
 
 def _axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Axes at a place given in points from the upper left corner."""
+    """Adds axes at a place given in points from the upper left corner."""
     full_width, full_height = figure.get_size_inches() * 72
     place = (left / full_width, 1 - (top + height) / full_height, width / full_width, height / full_height)
     return figure.add_axes(place)
 
 
 def _save(figure: Figure, target: Path) -> None:
-    """Writes beside and renames, so that a viewer never opens half a picture."""
+    """Writes a new file and renames it, so that a viewer never opens an incomplete figure."""
     beside = target.with_name(target.name + ".new")
     figure.savefig(beside, format="png")
     os.replace(beside, target)

@@ -1,4 +1,4 @@
-"""A finished or running run as reports see it."""
+"""Reads a finished or running run for reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNKNOWN_ESTIMATOR = "unknown method"
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """Metrics and configuration of a run folder. `config` is empty where the run wrote none."""
+    """The metrics and configuration of a run folder. `config` is empty if the run wrote none."""
 
     folder: Path
     rows: Sequence[MetricsRow]
@@ -33,12 +33,12 @@ class RunData:
 
     @property
     def estimator(self) -> str:
-        """`algorithm.adv_estimator`."""
+        """The value of `algorithm.adv_estimator`."""
         return str(self._algorithm.get("adv_estimator", UNKNOWN_ESTIMATOR))
 
     @property
     def clip_radius(self) -> float | None:
-        """r of the evidence weight; None for a method without one."""
+        """The radius r of the evidence weight; None for a method without one."""
         section = self._algorithm.get(self.estimator)
         radius = section.get("clip_radius") if isinstance(section, Mapping) else None
         return float(radius) if isinstance(radius, int | float) else None
@@ -48,12 +48,12 @@ class RunData:
         return self.rows[-1].step
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Steps at which a metric was measured, and its values."""
+        """Returns the steps at which a metric was measured, and its values."""
         measured = [(row.step, row.values[name]) for row in self.rows if name in row.values]
         return [step for step, _ in measured], [value for _, value in measured]
 
     def values_by_step(self, name: str) -> dict[int, float]:
-        """The same as a mapping."""
+        """Returns a metric's values by step."""
         return dict(zip(*self.series(name), strict=True))
 
     @property
@@ -77,7 +77,7 @@ def load_run(folder: Path) -> RunData:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """The configuration as plain mappings; empty where there is none. References in it are shown as text, never looked up.
+    """Returns the configuration as plain mappings, with references left as text; empty if there is no file.
 
     Raises:
         DataError: the file is not a YAML mapping.

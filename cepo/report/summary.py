@@ -1,4 +1,4 @@
-"""The table that closes a run: what changed, how much evidence there was, where the time went."""
+"""Makes the table at the end of a run: what changed, how much evidence there was, and where the time went."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cepo.tracking.run_folder import read_generations
 
 @dataclass(frozen=True, kw_only=True)
 class AccuracyChange:
-    """Held-out accuracy at the first and the last measured step.
+    """The held-out accuracy at the first and the last measured step.
 
     Attributes:
-        num_samples: samples of each measurement; None where the run did not record it.
+        num_samples: samples of each measurement; None if the run did not record it.
         difference_error: standard error of `after - before`; None without `num_samples`.
-        paired: whether that error comes from the differences problem by problem. Otherwise it is
-            `sqrt(se_before^2 + se_after^2)`, which is too large when both measurements use the same problems.
+        paired: whether that error comes from the differences problem by problem. Otherwise it is `sqrt(se_before^2 +
+            se_after^2)`, which is too large if both measurements use the same problems.
     """
 
     before_step: int
@@ -42,7 +42,7 @@ class AccuracyChange:
 
 
 def run_summary(run_folder: Path) -> Table:
-    """The table of one run.
+    """Returns the table of one run.
 
     Raises:
         DataError: the folder or its metrics are missing or broken.
@@ -60,7 +60,7 @@ def run_summary(run_folder: Path) -> Table:
 
 
 def accuracy_change(run: RunData) -> AccuracyChange | None:
-    """The first and the last validation; None where fewer than two were made."""
+    """Returns the change from the first to the last validation; None if fewer than two were made."""
     steps, values = run.series("val/accuracy")
     if len(steps) < 2:
         return None
@@ -85,9 +85,9 @@ def accuracy_change(run: RunData) -> AccuracyChange | None:
 
 
 def tokens_per_second(run: RunData, stage: str) -> float | None:
-    """All tokens of a stage over all its seconds, over the steps that recorded both; None where none did.
+    """Returns all tokens of a stage over all its seconds, from the steps that recorded both; None if none did.
 
-    In a step without seconds for teachers these were scored together with the student, and their tokens count there.
+    In a step without seconds for teachers, these were scored together with the student, and their tokens count there.
     """
     tokens, seconds = run.values_by_step(f"tokens/{stage}"), run.values_by_step(f"timing_s/{stage}")
     if stage == "score":
@@ -155,7 +155,7 @@ def _time_rows(run: RunData) -> list[tuple[str, str]]:
 
 
 def _training_values(run: RunData, name: str) -> list[float]:
-    """The values of training steps in which the stage ran."""
+    """Returns the values of training steps in which the stage ran."""
     return [value for step, value in zip(*run.series(name), strict=True) if step > 0 and value > 0]
 
 
@@ -165,7 +165,7 @@ def _with_error(value: float, count: int | None) -> str:
 
 
 def _paired_error(run: RunData, first: int, last: int, counts: dict[int, float]) -> float | None:
-    """Standard error of the mean of per-problem differences; None unless every sample of both steps was recorded."""
+    """Returns the standard error of the mean per-problem difference; None unless every sample of both steps was recorded."""
     recorded: dict[int, dict[str, list[float]]] = {first: {}, last: {}}
     for row in read_generations(run.folder):
         if row["step"] in recorded:
