@@ -1,1 +1,1 @@
-"""Losses over response tokens. Pure: tensors in, tensors out; no model, no collective call."""
+"""Losses over response tokens. They are pure functions of tensors, without a model or a collective call."""

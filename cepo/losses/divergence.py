@@ -1,4 +1,4 @@
-"""Divergences between teacher and student at each token, with the gradient through the student alone."""
+"""Computes the divergence between teacher and student at each token; only the student gets a gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cepo.metrics import Metrics, max_value, mean_of
 from cepo.types import DivergenceConfig
 
 Head = Tensor | Callable[[Tensor], Tensor]
-"""From hidden states to logits: a function, or the weight (V, H) of a head without bias."""
+"""An LM head: a function from hidden states to logits, or the weight (V, H) of a head without bias."""
 
 
 def token_divergence(
@@ -26,25 +26,25 @@ def token_divergence(
     targets: Int64[Tensor, " n"],
     settings: DivergenceConfig,
 ) -> Float[Tensor, " n"]:
-    """The divergence of each token in nats, as `settings` says; see `DivergenceConfig` for the kinds.
+    """Computes the divergence at each token in nats; `settings` selects the kind (`DivergenceConfig`).
 
     With P = softmax(logits) and the sum over the vocabulary v, or over the top-k entries and one bucket for the rest:
     `forward_kl`: sum_v P_T (log P_T - log P_S), gradient P_S - P_T in the student's logits.
     `reverse_kl`: sum_v P_S (log P_S - log P_T), gradient P_S ((log P_S - log P_T) - KL).
     `jsd`: b KL(P_T || M) + (1-b) KL(P_S || M), M = b P_T + (1-b) P_S.
-    `sampled` (reverse KL): sg(log P_S - log P_T) log P_S at the target; its gradient's expectation under P_S is that of
-    reverse KL, its value is no divergence, and `clip` bounds the coefficient sg(.).
+    `sampled` (reverse KL): sg(log P_S - log P_T) log P_S at the target. Its expected gradient under P_S is that of reverse
+    KL, its value is not a divergence, and `clip` bounds the coefficient sg(.).
 
-    The bucket makes a coarse-graining: never above the full divergence, non-decreasing in k where the entries nest, the
-    full divergence at k >= V. Sources: GKD (Agarwal et al. 2024) for the family, SDPO (2026) for the bucket, OPSD (2026)
-    for the clip of vocabulary entries.
+    With the bucket the result never exceeds the full divergence, does not decrease in k if the entries nest, and equals the
+    full divergence for k >= V. Sources: GKD (Agarwal et al. 2024) for the family, SDPO (2026) for the bucket, OPSD (2026)
+    for clipping vocabulary entries.
 
     Args:
-        student_logits, teacher_logits: finite, already divided by the temperature; no gradient reaches the teacher's.
-        targets: the sampled tokens; read with `support="sampled"` only.
+        student_logits, teacher_logits: finite, already divided by the temperature; the teacher's get no gradient.
+        targets: the sampled tokens; used only with `support="sampled"`.
 
     Returns:
-        float32, or float64 where the student's logits are float64.
+        float32, or float64 if the student's logits are float64.
     """
     return _log_probs_and_divergence(student_logits, teacher_logits, targets, settings)[1]
 
@@ -60,11 +60,11 @@ def chunked_divergence(
     temperature: float,
     chunk_tokens: int,
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """The student's log-probs of the targets and the token divergences, from the hidden states that predict them.
+    """Computes the student's log-probs of the targets and the token divergences from hidden states, in chunks.
 
-    `logits = head(hidden) / temperature`. Runs `chunk_tokens` tokens at a time and recomputes each chunk in the backward
-    pass, so that no tensor of tokens x vocabulary outlives its chunk, forward or backward. Gradients reach the student's
-    hidden states and whatever trainable weights `student_head` holds; none reach the teacher's side.
+    `logits = head(hidden) / temperature`. `chunk_tokens` tokens are computed at a time, and the backward pass recomputes
+    each chunk, so no tensor of tokens x vocabulary outlives its chunk, forward or backward. Gradients reach the student's
+    hidden states and the trainable weights of `student_head`; the teacher gets none.
     """
 
     def chunk(student: Tensor, teacher: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def chunked_divergence(
 def importance_weight(
     log_probs: Float[Tensor, "*shape"], old_log_probs: Float[Tensor, "*shape"], clip: float
 ) -> Float[Tensor, "*shape"]:
-    """min(P_S(y_t) / P_old(y_t), clip), a constant: a truncated importance weight, not PPO's clip."""
+    """Returns the truncated importance weight min(P_S(y_t) / P_old(y_t), clip), without gradient; it is not PPO's clip."""
     return bounded_ratio((log_probs - old_log_probs).detach()).clamp(max=clip)
 
 
@@ -98,9 +98,9 @@ def distillation_losses(
     token_weight: Float[Tensor, "*shape"],
     settings: DivergenceConfig,
 ) -> Float[Tensor, "*shape"]:
-    """Token losses `token_weight * importance weight * divergence`, to be aggregated like the policy loss.
+    """Returns token losses `token_weight * importance weight * divergence`, to be aggregated like the policy loss.
 
-    Where the weight is 0 the loss is 0 and its gradient is 0 but attached, so that every rank runs the same backward pass.
+    Tokens of weight 0 have loss and gradient 0 but stay in the graph, so that every rank runs the same backward pass.
     """
     losses = divergence * token_weight
     if settings.importance_clip is None:
@@ -116,7 +116,7 @@ def distillation_metrics(
     token_weight: Float[Tensor, "*shape"],
     settings: DivergenceConfig,
 ) -> Metrics:
-    """Mean and largest divergence of the tokens that learn, and how many were clipped."""
+    """Returns the mean and largest divergence of tokens with positive weight, and the clipped fractions."""
     learning = token_weight > 0
     metrics: Metrics = {"distillation/divergence": mean_of(divergence, learning)}
     if bool(learning.any()):
@@ -167,22 +167,22 @@ def _log_probs_and_divergence(
 
 
 def _coarse(log_probs: Tensor, top: Tensor) -> Tensor:
-    """(n, k + 1): the log-probs of the entries `top`, and the log of the mass of all others.
+    """Returns (n, k + 1): the log-probs of the entries `top` and the log of the remaining mass.
 
-    That mass is summed over the others themselves: 1 - (mass of the top) has no correct digit left in float32 where the
-    top holds nearly everything.
+    The remaining mass is summed directly, because in float32 1 - (mass of the top) loses all correct digits when the top has
+    nearly all of the mass.
     """
     rest = log_probs.scatter(1, top, -math.inf).logsumexp(dim=1, keepdim=True)
     return torch.cat([log_probs.gather(1, top), rest], dim=1)
 
 
 def _entries(student: Tensor, teacher: Tensor, settings: DivergenceConfig) -> Tensor:
-    """What each vocabulary entry adds to the divergence; the parts can be negative, their sum cannot."""
+    """Returns each vocabulary entry's term of the divergence; terms can be negative, their sum cannot."""
     if settings.kind == "forward_kl":
         return teacher.exp() * (teacher - student)
     if settings.kind == "reverse_kl":
         return student.exp() * (student - teacher)
-    # log P_T - log M = -log(b + (1 - b) e^u) with u = log P_S - log P_T, and alike for P_S: nothing large cancels.
+    # log P_T - log M = -log(b + (1 - b) e^u) with u = log P_S - log P_T, and likewise for P_S, avoids cancellation.
     share, rest = settings.jsd_weight, 1.0 - settings.jsd_weight
     odds = student - teacher + math.log(rest / share)
     of_teacher = share * teacher.exp() * (_softplus(odds) + math.log(share))
@@ -190,5 +190,5 @@ def _entries(student: Tensor, teacher: Tensor, settings: DivergenceConfig) -> Te
 
 
 def _softplus(values: Tensor) -> Tensor:
-    """log(1 + e^x), exact to rounding in float64 too: above torch's own threshold of 20 it would be off by 2e-9."""
+    """log(1 + e^x), exact to rounding also in float64; torch's default threshold of 20 would give errors of 2e-9."""
     return functional.softplus(values, threshold=60.0)

@@ -1,4 +1,4 @@
-"""KL penalties against the reference policy, in the loss or in the reward, with a fixed or an adaptive coefficient."""
+"""Computes KL penalties against the reference policy, for the loss or the reward, and their fixed or adaptive coefficient."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from cepo.losses.policy import LOG_RATIO_BOUND
 KL_PENALTIES = ("kl", "abs", "mse", "low_var_kl")
 KL_TYPES = ("fixed", "adaptive")
 LOW_VARIANCE_BOUND = 10.0
-"""`low_var_kl` of a single token is cut here."""
+"""The upper bound of `low_var_kl` for a single token."""
 ADAPTIVE_ERROR_BOUND = 0.2
-"""The relative error of the observed KL is cut here before the adaptive coefficient follows it."""
+"""The bound of the observed KL's relative error in the update of the adaptive coefficient."""
 
 
 def kl_penalty(
     log_probs: Float[Tensor, "B T"], reference_log_probs: Float[Tensor, "B T"], penalty: str
 ) -> Float[Tensor, "B T"]:
-    """An estimate of KL(P_S || P_reference) at each sampled token, in nats; x = log_probs, y = reference_log_probs.
+    """Estimates KL(P_S || P_reference) at each sampled token in nats; x = log_probs, y = reference_log_probs.
 
-    `kl`: x - y. `abs`: |x - y|. `mse`: (x - y)^2 / 2. `low_var_kl`: e^z - z - 1 with z = y - x cut at +-20, the result cut
-    at 10; without bias, of low variance, never negative. Source: Schulman 2020, with EasyR1's cuts.
+    `kl`: x - y. `abs`: |x - y|. `mse`: (x - y)^2 / 2. `low_var_kl`: e^z - z - 1 with z = y - x clamped to +-20 and the result
+    clamped to 10; unbiased, of low variance, never negative. Source: Schulman 2020, with EasyR1's bounds.
     The KL over the whole vocabulary needs logits: `divergence.chunked_divergence` with kind `reverse_kl`.
 
     Raises:
@@ -48,16 +48,15 @@ def penalised_rewards(
     response_mask: Bool[Tensor, "B T"],
     coefficient: float,
 ) -> Float[Tensor, "B T"]:
-    """`r_t - coefficient * KL_t` on response tokens: the KL as part of the reward. What stands on padding stays."""
+    """Returns `r_t - coefficient * KL_t` on response tokens, the KL as part of the reward; padding is unchanged."""
     return token_level_rewards - coefficient * penalties.where(response_mask, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KLController:
-    """How the coefficient follows the observed KL. Its only state is the coefficient, so that a checkpoint holds one number.
+    """Updates the KL coefficient from the observed KL. The coefficient is the only state, one number in a checkpoint.
 
-    `fixed`: never changes. `adaptive`: `c * (1 + clip(KL / target - 1, -0.2, 0.2) * num_sequences / horizon)`,
-    never below 0.
+    `fixed`: never changes. `adaptive`: `c * (1 + clip(KL / target - 1, -0.2, 0.2) * num_sequences / horizon)`, at least 0.
     Source: Ziegler et al. 2019.
     """
 
@@ -71,7 +70,7 @@ class KLController:
         require(self.kl_horizon > 0, "algorithm.kl_horizon", self.kl_horizon, "a positive number of sequences")
 
     def next_coefficient(self, coefficient: float, observed_kl: float, *, num_sequences: int) -> float:
-        """The coefficient after a batch of `num_sequences` whose mean token KL was `observed_kl`."""
+        """Returns the coefficient after a batch of `num_sequences` with mean token KL `observed_kl`."""
         if self.kl_type == "fixed":
             return coefficient
         error = observed_kl / self.kl_target - 1.0

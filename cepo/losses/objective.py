@@ -1,4 +1,4 @@
-"""What one optimizer batch minimises: the policy loss, a KL term and a divergence, token by token."""
+"""Computes the objective of an optimizer batch: the policy loss, a KL term and a divergence for each token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cepo.types import DivergenceConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings:
-    """`kl_coefficient` is the weight of the KL in the loss; 0 where it is off or part of the reward."""
+    """The settings of the objective. `kl_coefficient` weighs the KL in the loss; 0 if it is off or part of the reward."""
 
     loss_type: str = "default"
     policy: PolicyLossSettings = field(default_factory=PolicyLossSettings)
@@ -26,10 +26,10 @@ class ObjectiveSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveTerms:
-    """Constants of the tokens of one micro-batch, all (R, T).
+    """The constant inputs of the objective for the tokens of one micro-batch, all (R, T).
 
     Attributes:
-        weight: the aggregation's weight of each token; 0 on padding.
+        weight: the weight of each token in the aggregation; 0 on padding.
         reference_log_probs: None without a KL in the loss.
         divergence_weight: the method's weight of the divergence; None for methods without one.
     """
@@ -51,13 +51,13 @@ def objective(
     divergence_settings: DivergenceConfig | None = None,
     reference_divergence: Float[Tensor, "R T"] | None = None,
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """`sum_t weight_t (policy_loss_t + kl_coefficient KL_t + divergence_weight_t divergence_t)` and its measures.
+    """Computes `sum_t weight_t (policy_loss_t + kl_coefficient KL_t + divergence_weight_t divergence_t)` and its metrics.
 
-    Losses and clip fractions are shares of the optimizer step's, to be merged with `step_metrics`.
+    Losses and clip fractions are shares of those of the optimizer step, to be merged with `step_metrics`.
 
     Args:
         log_probs: of the sampled tokens, with gradient.
-        teacher_divergence: of the student from the teacher, with gradient; None where nothing is distilled.
+        teacher_divergence: of the student from the teacher, with gradient; None without distillation.
         reference_divergence: KL(P_student || P_reference) over the vocabulary, with gradient, for the penalty `full`.
     """
     old, mask, weight = terms.old_log_probs, terms.response_mask, terms.weight
@@ -82,10 +82,10 @@ def objective(
 
 
 def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *, distils: bool) -> Metrics:
-    """Once per optimizer step, for all its micro-batches and ranks: what their shares of losses and fractions add up to.
+    """Returns the counts, once per optimizer step, to which the shares of its micro-batches and ranks add up.
 
-    Losses are means over optimizer steps, clip fractions are of all response tokens: rows without a gradient take part in
-    both, with 0.
+    Losses are means over optimizer steps, and clip fractions are over all response tokens. Rows without a gradient count
+    in both with 0.
     """
     metrics: Metrics = {"actor/pg_loss": observations()}
     if distils:
@@ -97,9 +97,9 @@ def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *,
 def agreement_metrics(
     sampled: Float[Tensor, "R T"], scored: Float[Tensor, "R T"], counted: Bool[Tensor, "R T"], temperature: float
 ) -> Metrics:
-    """|log P of the rollout engine - log P of the trainer| in nats over the counted tokens.
+    """Returns mean and maximum of |log P of the rollout engine - log P of the trainer| in nats over the counted tokens.
 
-    Comparable at temperature 1 alone: the engine's are of logits that are not divided.
+    The result is empty unless the temperature is 1, because the engine does not divide its logits by the temperature.
     """
     if temperature != 1.0 or not bool(counted.any()):
         return {}

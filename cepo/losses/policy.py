@@ -1,4 +1,4 @@
-"""Policy losses by name, and their aggregation: independent of micro-batches, padding, packing and ranks."""
+"""Policy losses by name and their aggregation, which does not depend on micro-batches, padding, packing or ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cepo.errors import require, require_choice
 from cepo.metrics import Metric, Metrics, mean_of, share_of_mean
 
 LOG_RATIO_BOUND = 20.0
-"""|log ratio| is cut here before the exponential: e^20 is far outside every clip range and far inside float32."""
+"""The bound of |log ratio| before the exponential: e^20 is far outside every clip range and far inside float32."""
 HIGHER, LOWER = "actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower"
 AGGREGATIONS = ("token", "seq", "seq_sum", "constant")
 
 
 @dataclass(frozen=True)
 class ClipRange:
-    """`1 - low` and `1 + high` bound the ratio; `dual` (> 1, None for off) bounds the loss of negative advantages."""
+    """The clip range: `1 - low` and `1 + high` bound the ratio, `dual` (> 1, None: off) the loss of negative advantages."""
 
     low: float = 0.2
     high: float = 0.28
@@ -29,7 +29,7 @@ class ClipRange:
 
 @dataclass(frozen=True)
 class LossDenominators:
-    """Totals over the whole optimizer batch on all ranks, rows without gradient included."""
+    """The totals that losses are divided by: those of the optimizer batch on all ranks, including rows without gradient."""
 
     num_tokens: int
     num_sequences: int
@@ -38,7 +38,7 @@ class LossDenominators:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLossSettings:
-    """What the policy losses read: the clip range, and the gate temperatures of `sapo`."""
+    """The settings of the policy losses: the clip range, and the gate temperatures of `sapo`."""
 
     clip: ClipRange = ClipRange()
     tau_positive: float = 1.0
@@ -55,7 +55,7 @@ def clipped_surrogate(
     advantages: Float[Tensor, "B T"],
     clip: ClipRange,
 ) -> Float[Tensor, "B T"]:
-    """Token losses of PPO's clipped objective with dual clip.
+    """Computes the token losses of PPO's clipped objective with dual clip.
 
     `ratio = exp(log_probs - old_log_probs)`, `L1 = -A ratio`, `L2 = -A clip(ratio, 1 - low, 1 + high)`, `H = max(L1, L2)`;
     the loss is H for A >= 0 and `min(H, -A dual)` for A < 0.
@@ -73,15 +73,15 @@ def policy_loss(
     response_mask: Bool[Tensor, "B T"],
     settings: PolicyLossSettings,
 ) -> Float[Tensor, "B T"]:
-    """Token losses, to be aggregated with `token_weights`; what stands on padding has weight 0 there.
+    """Computes token losses, to be aggregated with `token_weights`, which give padding weight 0.
 
-    `rho = exp(log_probs - old_log_probs)`, `clip(.)` to [1 - low, 1 + high], A the advantage, sg without gradient:
+    With `rho = exp(log_probs - old_log_probs)`, `clip(.)` to [1 - low, 1 + high], A the advantage, sg without gradient:
     `default`: PPO with dual clip, see `clipped_surrogate`.
     `gspo`: the same with one ratio for each sequence, exp(mean over its tokens of log rho). Zheng et al. 2025.
     `gspo_token`: the same value; the gradient of each token's ratio flows through its own log-prob.
     `cispo`: `-A sg(clip(rho)) log_probs`; no token loses its gradient. MiniMax 2025.
-    `sapo`: `-A (4 / tau) sigmoid(tau (rho - 1))`, tau for A >= 0 and A < 0: a soft gate for the clip. Gao et al. 2025.
-    At `log_probs = old_log_probs` all of them have the same gradient but `gspo`, whose gradient spreads over the sequence.
+    `sapo`: `-A (4 / tau) sigmoid(tau (rho - 1))`, tau by the sign of A: a soft gate in place of the clip. Gao et al. 2025.
+    At `log_probs = old_log_probs` all have the same gradient except `gspo`, whose gradient spreads over the sequence.
 
     Raises:
         ConfigError: unknown loss type; the message lists the known ones.
@@ -152,10 +152,10 @@ def _loss_function(loss_type: str) -> Callable[[Tensor, Tensor, Tensor, Tensor, 
 def token_weights(
     response_mask: Bool[Tensor, "B T"], aggregation: str, denominators: LossDenominators
 ) -> Float[Tensor, "B T"]:
-    """Weights with which the aggregated loss is `sum(token_loss * weights)` over all micro-batches and ranks.
+    """Returns the token weights of the aggregated loss, `sum(token_loss * weights)` over all micro-batches and ranks.
 
     `token`: 1 / num_tokens. `seq`: 1 / (num_sequences * length_i), the paper's formula. `seq_sum`: 1 / num_sequences.
-    `constant`: 1 / (num_sequences * max_response_length) (Dr. GRPO). Padding weighs exactly 0.
+    `constant`: 1 / (num_sequences * max_response_length) (Dr. GRPO). The weight of padding is exactly 0.
 
     Raises:
         ConfigError: unknown aggregation.
@@ -181,9 +181,9 @@ def policy_metrics(
     response_mask: Bool[Tensor, "B T"],
     settings: PolicyLossSettings,
 ) -> Metrics:
-    """What `surrogate_metrics` gives, with the ratio of the loss type; `sapo` clips nothing, `cispo` has no dual clip.
+    """Returns `surrogate_metrics` for the ratio of the loss type; `sapo` has no clip fraction, `cispo` no dual clip.
 
-    `cispo` counts the tokens with an advantage whose ratio lies outside the range.
+    `cispo` counts the tokens with an advantage other than 0 whose ratio is outside the clip range.
 
     Raises:
         ConfigError: unknown loss type.
@@ -212,8 +212,10 @@ def surrogate_metrics(
     response_mask: Bool[Tensor, "B T"],
     clip: ClipRange,
 ) -> Metrics:
-    """Shares of the clip fractions, which are of all response tokens of an optimizer step (`objective.step_metrics`); and over
-    these rows' tokens, the live ones', the k1 estimate of KL(old || new) in nats and the sampled-token entropy proxy.
+    """Returns the clip counts, the k1 estimate of KL(old || new) in nats and the sampled-token entropy proxy.
+
+    Clip counts become fractions of all response tokens of an optimizer step (`objective.step_metrics`). The other two are
+    means over the tokens of these rows, which are the live ones.
     """
     ratio = bounded_ratio(log_probs - old_log_probs)
     plain = -advantages * ratio
@@ -230,7 +232,7 @@ def surrogate_metrics(
 
 
 def clip_metrics(loss_type: str, clip: ClipRange) -> tuple[str, ...]:
-    """Names of the clip fractions that `policy_metrics` gives."""
+    """Returns the names of the clip fractions in `policy_metrics`."""
     if loss_type == "sapo":
         return ()
     return (HIGHER,) if loss_type == "cispo" or clip.dual is None else (HIGHER, LOWER)
@@ -241,7 +243,7 @@ def _count(chosen: Tensor, response_mask: Tensor) -> Metric:
 
 
 def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """exp(log_ratio), with the log ratio cut at +-20."""
+    """Returns exp(log_ratio), with the log ratio clamped to +-20."""
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 

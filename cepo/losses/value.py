@@ -1,4 +1,4 @@
-"""The critic's loss."""
+"""Computes the critic's loss and its metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def value_loss(
     returns: Float[Tensor, "B T"],
     clip: float,
 ) -> Float[Tensor, "B T"]:
-    """`max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2) / 2` at each token, to be aggregated with `token_weights`.
+    """Returns `max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2) / 2` per token, to be aggregated with `token_weights`.
 
     Source: PPO's value clip, as in EasyR1 (`worker.critic.cliprange_value`).
     """
@@ -30,7 +30,7 @@ def value_metrics(
     response_mask: Bool[Tensor, "B T"],
     clip: float,
 ) -> Metrics:
-    """The share of response tokens whose clipped value is the worse one, and the mean prediction."""
+    """Returns the share of response tokens whose clipped value has the larger error, and the mean predicted value."""
     worse = (_clipped(values, old_values, clip) - returns).square() > (values - returns).square()
     return {
         "critic/vf_clipfrac": mean_of(worse.float(), response_mask),

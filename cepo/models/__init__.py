@@ -1,1 +1,1 @@
-"""The only package that names model families: processors, image tokens, position ids, LoRA targets, attention."""
+"""Model-specific code: processors, image tokens, position ids, LoRA targets and attention. No other package names a family."""

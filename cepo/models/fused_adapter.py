@@ -1,4 +1,4 @@
-"""LoRA layers that add an adapter's part where the layer's product lies, not in passes of its own."""
+"""LoRA linear layers that accumulate the adapter's product in place (`addmm`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 
 def fuse_adapters(model: nn.Module) -> int:
-    """Makes every plain LoRA layer of `model` compute by `FusedLoraLinear`, and returns how many these are."""
+    """Turns every plain LoRA layer of `model` into a `FusedLoraLinear` and returns their number."""
     plain = [module for module in model.modules() if type(module) is Linear and type(module.base_layer) is nn.Linear]
     for module in plain:
         module.__class__ = FusedLoraLinear
@@ -18,27 +18,27 @@ def fuse_adapters(model: nn.Module) -> int:
 
 
 class FusedLoraLinear(Linear):
-    """`W x + scaling * B A x`, the second product accumulated into the first.
+    """A LoRA layer that computes `W x + scaling * B A x` by accumulating the second product into the first.
 
-    PEFT's own layer makes `B A x`, scales it and adds it, each a tensor as large as the layer's output, and scales the
-    gradient as well. Weights, names and gradients are the same here; the sum is rounded once instead of three times. What is
-    more than one active adapter without dropout is left to PEFT.
+    PEFT's layer computes, scales and adds `B A x` in three tensors of the output's size, and scales the gradient as well.
+    Weights, names and gradients are the same here, but the sum is rounded once instead of three times. Every case other
+    than one active adapter without dropout is left to PEFT.
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """As PEFT's."""
+        """See PEFT's `Linear.forward`."""
         name = self._only_adapter(x)
         if name is None or args or kwargs:
             return super().forward(x, *args, **kwargs)
         flat = x.reshape(-1, x.shape[-1])
         base, down, up = self._modules_of(name)
-        # In place on a tensor that is no view: autograd would copy the gradient of a view.
+        # The in-place sum needs a tensor that is not a view, because autograd would copy the gradient of a view.
         result: Tensor = base(flat)
         result.addmm_(linear(flat, down.weight), up.weight.t(), alpha=self.scaling[name])
         return result.view(*x.shape[:-1], result.shape[-1])
 
     def _only_adapter(self, x: Tensor) -> str | None:
-        """The adapter's name if nothing but this class's formula is asked for."""
+        """The adapter's name if this class's formula covers the call, else None."""
         if self.disable_adapters or self.merged or len(self.active_adapters) != 1 or self.lora_variant:
             return None
         name = self.active_adapters[0]
@@ -52,5 +52,4 @@ class FusedLoraLinear(Linear):
         return name if len(types) == 1 else None
 
     def _modules_of(self, name: str) -> tuple[Any, Any, Any]:
-        """The layer itself, then A and B."""
         return self.base_layer, self.lora_A[name], self.lora_B[name]

@@ -1,5 +1,4 @@
-"""One more token per row for Qwen3's and Qwen3-VL's decoders: few and large operations, and each prompt's keys read once for all
-its samples."""
+"""Fast decoding for Qwen3 and Qwen3-VL: few large operations per token, and one KV cache per prompt for all its samples."""
 
 from __future__ import annotations
 
@@ -13,19 +12,19 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu
 
 KeysAndValues = Sequence[tuple[Tensor, Tensor]]
-"""Per layer, each (1, key heads, prompt length, width)."""
+"""The keys and values of a prompt for each layer, both (1, key heads, prompt length, width)."""
 
 _FIRST_ROOM = 64
-"""Tokens per row that memory is taken for at first; it doubles as often as needed."""
+"""The initial capacity of a row's KV cache in tokens; it is doubled when it is full."""
 _POSITION_AXES = {"Qwen3Model": 0, "Qwen3VLTextModel": 3}
-"""The decoders that are known here, and how many axes of positions their rotation takes, (axes, B, T); 0: (B, T)."""
+"""The supported decoders and the number of axes of their position ids, (axes, B, T); 0 means (B, T)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Layer:
-    """Weights of one layer, (in, out), adapters added.
+    """The weights of one layer, (in, out), with the adapters added.
 
-    `scale` is (heads + key heads, width): the norms' weights of queries and keys, the queries' with 1 / sqrt(width) in them.
+    `scale` is (heads + key heads, width): the norm weights of queries and keys, those of the queries times 1 / sqrt(width).
     """
 
     norm: Tensor
@@ -38,7 +37,7 @@ class _Layer:
 
 
 class FusedDecoder:
-    """A decoder's weights as decoding wants them: a copy of the language model, made anew when weights have changed."""
+    """The decoder's weights, fused for decoding. It is a copy, so it has to be rebuilt after the weights have changed."""
 
     def __init__(self, text_model: Any, head: Tensor, layers: list[_Layer]) -> None:
         config = text_model.config
@@ -51,7 +50,7 @@ class FusedDecoder:
 
 
 def fused_decoder(model: Any) -> FusedDecoder | None:
-    """The decoder of `model`; None where it is of another kind, type or form than is known here."""
+    """Builds the fused decoder of `model`; None if its architecture, weight type or layers are not supported."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     text_model = getattr(base.model, "language_model", base.model)
     embedding: Any = getattr(text_model, "embed_tokens", None)
@@ -95,7 +94,7 @@ def _layer(layer: Any) -> _Layer | None:
 
 
 def _weight(module: Any) -> Tensor | None:
-    """(out, in) with the active adapters added; None where the module is more than a product with a weight."""
+    """The weight (out, in) with the active adapters added; None if the module does more than multiply by a weight."""
     base = module.get_base_layer() if hasattr(module, "get_base_layer") else module
     if type(base) is not nn.Linear or base.bias is not None:
         return None
@@ -111,9 +110,9 @@ def _weight(module: Any) -> Tensor | None:
 
 
 class FusedDecoding:
-    """Rows in the making. Prompts' keys and values are stored once; what rows add to them, for each row.
+    """The state of rows being generated: one KV cache per prompt, and one per row for its response tokens.
 
-    Scores against the prompt are one product for all samples of a prompt, (samples x heads, width) with (width, prompt).
+    Attention scores over a prompt are one product for all of its samples: (samples x heads, width) by (width, prompt).
     """
 
     def __init__(self, decoder: FusedDecoder, prompts: Sequence[KeysAndValues], prompt_of_row: Sequence[int]) -> None:
@@ -136,7 +135,7 @@ class FusedDecoding:
         self._arrange()
 
     def logits(self, tokens: Int64[Tensor, " B"], positions: Int64[Tensor, " B"]) -> Float[Tensor, "B V"]:
-        """Reads one token per row, at its position; the logits of the next."""
+        """Reads one token per row at its position and returns the logits of the next token."""
         decoder = self._decoder
         hidden = decoder.embedding[tokens]
         cosine, sine = self._rotation(positions)
@@ -153,7 +152,7 @@ class FusedDecoding:
         return rms_norm(hidden, hidden.shape[1:], decoder.norm, decoder.epsilon) @ decoder.head.t()
 
     def select(self, rows: Int64[Tensor, " n"]) -> None:
-        """Goes on with these rows alone."""
+        """Keeps only these rows for the following calls."""
         kept = self._own[:, :, : len(rows)]
         for layer in range(len(self._own)):
             kept[layer, :, :, :, : self._count] = self._own[layer][:, rows, :, : self._count]
@@ -165,10 +164,10 @@ class FusedDecoding:
         self._arrange()
 
     def _arrange(self) -> None:
-        """Gives each row a slot of its prompt, so that the queries of all prompts are one tensor.
+        """Assigns each row a slot of its prompt, so that the queries of all prompts form one tensor.
 
-        `_slots` is (rows,), a row's place among prompts x slots; `_rows` the row in each slot, any one in an empty slot. Both are
-        None where they would change nothing.
+        `_slots` is (rows,), the index of each row among prompts x slots. `_rows` is the row of each slot; an empty slot has an
+        arbitrary row. Both are None if rows and slots are in the same order.
         """
         counts = torch.bincount(self._group)
         self._num_slots = int(counts.max())
@@ -211,7 +210,7 @@ class FusedDecoding:
         return self._split(scores)
 
     def _to_slots(self, tensor: Float[Tensor, "B key_heads share n"]) -> Float[Tensor, "P key_heads slots_x_share n"]:
-        """The rows' queries or weights, brought together by prompt."""
+        """Groups the rows' queries or attention weights by prompt."""
         if self._rows is not None:
             tensor = tensor[self._rows]
         grouped = tensor.view(-1, self._num_slots, *tensor.shape[1:]).transpose(1, 2)
@@ -226,7 +225,7 @@ class FusedDecoding:
         return tensor if self._slots is None else tensor[self._slots]
 
     def _rotation(self, positions: Int64[Tensor, " B"]) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine, (B, 1, width). Text behind a prompt has one position on all of M-RoPE's axes."""
+        """Cosine and signed sine, (B, 1, width). Response text has the same position on all axes of M-RoPE."""
         axes = self._decoder.position_axes
         cosine, sine = self._decoder.rotary(self._own, positions.expand(axes, 1, -1) if axes else positions[None])
         half = self._decoder.width // 2

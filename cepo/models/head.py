@@ -1,4 +1,4 @@
-"""From hidden states to the log-probs of tokens: the language head, a chunk of tokens at a time."""
+"""Computes token log-probabilities from hidden states: the LM head runs over chunks of tokens."""
 
 from __future__ import annotations
 
@@ -20,46 +20,45 @@ from cepo.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _VOCABULARY_BLOCK = 2**22
-"""Weights of a 16-bit head that are brought to float32 at once where the device has no product that returns float32."""
+"""The number of 16-bit head weights converted to float32 at once on devices without a product that returns float32."""
 
 KERNEL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""Largest gap between the kernel and torch on the first use of a device, where the types of numbers that it takes are named. A
-GPU's own exponential and logarithm are exact to 2 in 10 million, which log-probs of -20 turn into some 1e-5."""
-
+"""The largest accepted difference between kernel and torch at the first use on a device, for each supported type. A GPU's
+exponential and logarithm have a relative error of 2e-7, which is about 1e-5 for log-probs of -20."""
 
 HEAD_CHUNK_ELEMENTS = 2**25
-"""Logits held at once (float32: 128 MiB). The head runs over tokens in chunks of this many elements / vocabulary."""
+"""The number of logits in memory at once (float32: 128 MiB). A chunk has this many elements / vocabulary tokens."""
 
 HEAD_CHUNK_ELEMENTS_ON_GPU = 2**28
-"""As above: 1,766 tokens of Qwen3-VL's vocabulary in 1 GiB, so that a product is not bound by reading the head's weights anew."""
+"""The same on a GPU: 1 GiB, or 1,766 tokens of Qwen3-VL's vocabulary, so that products are not bound by reading the weights."""
 
 DIVERGENCE_CHUNK_ELEMENTS = 9 * 2**20
-"""As above, for a divergence, which holds both distributions, their mixture and their gradients at once. A chunk stays above the
-32 MiB up to which glibc keeps freed blocks on its heap, where they would add up to the memory of a dense computation."""
+"""The same for a divergence, which holds both distributions, their mixture and their gradients at once. A chunk exceeds 32 MiB,
+because glibc keeps freed blocks up to that size on its heap, where they would add up to the memory of a dense computation."""
 
 DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 2**26
-"""441 tokens; a chunk holds up to 14 tensors of its size (3.5 GiB)."""
+"""The same for a divergence on a GPU: 441 tokens; a chunk holds up to 14 tensors of this size (3.5 GiB)."""
 
 
 class Float32LogitsHead(nn.Linear):
-    """A language head whose logits are float32, whatever the type of its weight and of the hidden states.
+    """An LM head whose logits are float32, whatever the type of its weight and of the hidden states.
 
-    `z = W h + b`, accumulated in float32 and never rounded to 16 bits. A product of two bf16 numbers, or of two fp16 numbers, is
-    exact in float32, so nothing but the order of the sums is left to the device. In bf16 logits from 16 to 32 are rounded to
-    multiples of 0.125, and a log-prob from them carries that error.
+    `z = W h + b` is accumulated in float32 and never rounded to 16 bits. The product of two bf16 or two fp16 numbers is exact
+    in float32, so devices differ only in the order of the sums. In bf16, logits from 16 to 32 would be rounded to multiples
+    of 0.125, and the log-probs would carry that error.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """(..., H) to (..., V) in float32."""
+        """Maps hidden states (..., H) to float32 logits (..., V)."""
         logits = float32_logits(input, self.weight)
         return logits if self.bias is None else logits + self.bias.float()
 
 
 def use_float32_logits(model: Any) -> None:
-    """Gives `model` a `Float32LogitsHead` with the weight of its language head, tied or not.
+    """Replaces the LM head of `model` by a `Float32LogitsHead` with the same weight, tied or not.
 
     Raises:
-        ConfigError: the head is no plain linear layer.
+        ConfigError: the head is not a plain linear layer.
     """
     head = model.lm_head
     if type(head) is not nn.Linear:
@@ -73,12 +72,12 @@ def use_float32_logits(model: Any) -> None:
 
 
 def with_weight(head: nn.Module, weight: Tensor) -> Tensor | Callable[[Tensor], Tensor]:
-    """`weight` (V, H) in the place of the head's own, for `cepo.losses.divergence`, with logits of the same type."""
+    """Returns a head with `weight` (V, H) in place of its own, for `cepo.losses.divergence`; the logits keep their type."""
     return partial(float32_logits, weight=weight) if isinstance(head, Float32LogitsHead) else weight
 
 
 def float32_logits(hidden: Float[Tensor, "*N H"], weight: Float[Tensor, "V H"]) -> Float[Tensor, "*N V"]:
-    """`hidden @ weight.T` in float32, of operands that are both float32, both bf16 or both fp16; with gradients."""
+    """Computes `hidden @ weight.T` in float32, differentiably; both operands are float32, bf16 or fp16."""
     if weight.dtype is torch.float32:
         return linear(hidden, weight)
     logits: Any = _Float32Product.apply(hidden.reshape(-1, hidden.shape[-1]), weight)
@@ -86,7 +85,7 @@ def float32_logits(hidden: Float[Tensor, "*N H"], weight: Float[Tensor, "V H"]) 
 
 
 class _Float32Product(torch.autograd.Function):
-    """The gradients are products in the operands' own type, as those of `linear` are."""
+    """Computes gradients in the operands' own type, as `linear` does."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -122,14 +121,15 @@ def target_log_probs(
     temperature: float,
     chunk_tokens: int,
 ) -> Float[Tensor, " N"]:
-    """`z_n[y_n] - logsumexp(z_n)` with `z_n = head(h_n) / temperature`, in float32 from logits of the head's own type.
+    """Computes the log-probabilities of `targets`: `z_n[y_n] - logsumexp(z_n)` with `z_n = head(h_n) / temperature`.
 
-    Runs `chunk_tokens` tokens at a time, and no tensor of tokens x vocabulary outlives its chunk, forward or backward.
+    The result is float32, from logits of the head's own type. `chunk_tokens` tokens are computed at a time, and no tensor of
+    tokens x vocabulary outlives its chunk, forward or backward.
 
-    Gradients: that of a log-prob in its hidden state, `W^T (onehot(y_n) - P_n) / temperature`, depends on what comes later by
-    a factor alone. So under a frozen head it is taken from the logits while they are there, and the backward pass has no product
-    with the vocabulary left. A trained head's gradient is a sum over tokens, weighted by those factors: there each
-    chunk's logits are computed again, and the sum is taken in float32.
+    The gradient of a log-prob in its hidden state is `W^T (onehot(y_n) - P_n) / temperature` times the incoming gradient. Under
+    a frozen head it is computed in the forward pass, up to that factor, so the backward pass needs no product with the
+    vocabulary. A trained head's gradient is a sum over tokens weighted by those factors, so each chunk's logits are
+    recomputed and the sum is taken in float32.
     """
     weight: Any = head.weight
     if type(head) not in (nn.Linear, Float32LogitsHead) or head.bias is not None:
@@ -140,7 +140,7 @@ def target_log_probs(
 
 
 class _LogProbs(torch.autograd.Function):
-    """`product` makes the logits; `ahead`: the gradient in the hidden states is prepared in the forward pass."""
+    """`product` computes the logits; with `ahead` the forward pass prepares the gradient in the hidden states."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -186,9 +186,9 @@ class _LogProbs(torch.autograd.Function):
 def log_probs_in_place(
     logits: Float[Tensor, "n V"], targets: Int64[Tensor, " n"], temperature: float, *, with_direction: bool
 ) -> Float[Tensor, " n"]:
-    """log P of the targets in float32, with `P = softmax(logits / temperature)`.
+    """Computes log P of the targets in float32, with `P = softmax(logits / temperature)`.
 
-    `logits` serves as working memory; `with_direction` it holds `onehot(target) - P` afterwards, in its own type.
+    `logits` is overwritten; with `with_direction` it holds `onehot(target) - P` afterwards, in its own type.
     """
     if _kernel_works(logits.device, logits.dtype):
         return _kernel()(logits, targets, temperature, with_direction=with_direction)
@@ -219,7 +219,7 @@ def _kernel() -> Callable[..., Tensor]:
 
 @cache
 def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel can be used there: it is tried on a few numbers, and compared."""
+    """Whether the kernel agrees with torch on a small input on this device."""
     if device.type != "cuda" or dtype not in KERNEL_TOLERANCE or find_spec("triton") is None:
         return False
     logits = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000).sin_().mul_(8.0).to(dtype)
@@ -242,7 +242,7 @@ def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
 def _by_recomputation(
     hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float, chunk_tokens: int
 ) -> Tensor:
-    """For heads that are more than a product with a weight, such as one under an adapter."""
+    """Computes `target_log_probs` for any other head, such as one with an adapter, by recomputing chunks in the backward pass."""
 
     def chunk(part: Tensor, wanted: Tensor) -> Tensor:
         log_p = (head(part).float() / temperature).log_softmax(dim=1)
@@ -262,12 +262,12 @@ def _chunks(count: int, size: int) -> Iterator[slice]:
 
 
 def head_chunk_tokens(device: torch.device, vocabulary: int) -> int:
-    """Tokens that the head runs over at once."""
+    """Returns the number of tokens in a chunk of the LM head."""
     elements = HEAD_CHUNK_ELEMENTS if device.type == "cpu" else HEAD_CHUNK_ELEMENTS_ON_GPU
     return max(1, elements // vocabulary)
 
 
 def divergence_chunk_tokens(device: torch.device, vocabulary: int) -> int:
-    """Tokens whose divergence is computed at once."""
+    """Returns the number of tokens in a chunk of a divergence."""
     elements = DIVERGENCE_CHUNK_ELEMENTS if device.type == "cpu" else DIVERGENCE_CHUNK_ELEMENTS_ON_GPU
     return max(1, elements // vocabulary)

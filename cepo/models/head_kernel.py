@@ -1,7 +1,7 @@
-"""Softmax statistics in one reading of the logits, as a Triton kernel for GPUs.
+"""A Triton kernel that computes log-probabilities from logits in one read.
 
-By torch's own operations 16-bit logits are brought to float32, read and written several times over, some 26 bytes for each logit.
-Here a pass without gradient reads each logit once, and one with gradient reads it twice and writes it once.
+Torch's operations convert 16-bit logits to float32 and read and write them several times, about 26 bytes for each logit.
+The kernel reads each logit once without gradient; with gradient it reads each twice and writes it once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WARPS = 8
 
 
 def log_probs_in_place(logits: Tensor, targets: Tensor, temperature: float, *, with_direction: bool) -> Tensor:
-    """As `cepo.models.head.log_probs_in_place`: one program for each row of `logits`, whose entries of a row are contiguous."""
+    """See `cepo.models.head.log_probs_in_place`. One program computes one row of `logits`, whose entries are contiguous."""
     if logits.stride(1) != 1:
         raise ValueError(f"a row's logits are {logits.stride(1)} entries apart; the kernel takes them side by side")
     log_probs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)

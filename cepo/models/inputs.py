@@ -1,4 +1,4 @@
-"""What a model reads of a prompt: turns of a conversation, tokens, images and videos."""
+"""The types of a model's inputs: conversation turns, images, videos and encoded prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one side said: `role` is system, user or assistant, `text` has one `<image>` per image and one `<video>` per video."""
+    """One message: `role` is system, user or assistant; `text` has one `<image>` per image and one `<video>` per video."""
 
     role: str
     text: str
@@ -24,13 +24,13 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Video:
-    """Frames chosen from a source.
+    """The frames sampled from a video file.
 
     Attributes:
         frames: (frames, height, width, 3) uint8, an even number of frames in RGB.
-        frame_numbers: for each frame its place in the source, from 0.
+        frame_numbers: the 0-based index of each frame in the source.
         source_fps: frames per second of the source.
-        num_source_frames: frames of the source.
+        num_source_frames: number of frames of the source.
     """
 
     frames: numpy.ndarray = field(repr=False)
@@ -45,13 +45,13 @@ class Video:
         return width, height
 
     def first_frame(self) -> Image:
-        """As an image."""
+        """Returns the first frame as an image."""
         from PIL import Image
 
         return Image.fromarray(self.frames[0])
 
     def metadata(self) -> dict[str, Any]:
-        """What transformers' and vLLM's processors are told beside the frames."""
+        """Returns the metadata that the processors of transformers and vLLM need beside the frames."""
         width, height = self.size
         return {
             "fps": self.source_fps,
@@ -64,7 +64,10 @@ class Video:
         }
 
     def times(self, temporal_patch_size: int) -> tuple[float, ...]:
-        """Seconds of each temporal patch: the middle between its first and its last frame; the last frame fills the last one."""
+        """Returns the time of each temporal patch in seconds: the mean of its first and last frame's times.
+
+        The last patch is filled with copies of the last frame.
+        """
         missing = -len(self.frame_numbers) % temporal_patch_size
         seconds = [number / self.source_fps for number in (*self.frame_numbers, *self.frame_numbers[-1:] * missing)]
         return tuple(
@@ -75,7 +78,7 @@ class Video:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """Where a prompt's images can be read again: a data set as `data.train_files` names it, and the row in it."""
+    """The place from which a prompt's images can be read again: a dataset, named as in `data.train_files`, and its row."""
 
     data: str
     row: int
@@ -83,19 +86,19 @@ class ImageSource:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ImageInputs:
-    """A prompt's images as the vision tower takes them; compared by identity.
+    """The images of a prompt as inputs of the vision tower; compared by identity.
 
-    Families with a patch grid (`cepo.models.families.grid`) know each image by itself. A video is then a row of images, one per
-    temporal patch: the tower attends within each of them alone. They stand behind the prompt's own images. The other
-    families (`cepo.models.families.processed`) know all images of a prompt together, as their processor returned them.
+    Families with a patch grid (`cepo.models.families.grid`) treat each image separately. A video is then a sequence of images,
+    one per temporal patch, because the tower attends only within each patch. They follow the prompt's own images. The
+    other families (`cepo.models.families.processed`) keep all images of a prompt together, as their processor returns them.
 
     Attributes:
-        pixel_values: with a grid (patches, channels x temporal patch x patch x patch), float32; else as the processor has it.
+        pixel_values: with a grid (patches, channels x temporal patch x patch x patch), float32; else the processor's tensor.
         grid_thw: (images, 3), patches along time, height and width; None without a grid.
-        frame_times: for each video the seconds of its temporal patches.
-        source: where the same images can be read, so that a handle travels in place of pixels; None if nowhere.
-        more_tensors: the vision tower's further inputs, by the processor's names; none with a grid.
-        expansions: for each image the token ids that replace its placeholder; none with a grid, which tells them.
+        frame_times: for each video the times of its temporal patches in seconds.
+        source: where the images can be read again, so that a reference can be sent instead of pixels; None if nowhere.
+        more_tensors: the vision tower's further inputs, by the processor's names; empty with a grid.
+        expansions: for each image the token ids that replace its placeholder; empty with a grid, from which they follow.
     """
 
     pixel_values: Tensor = field(repr=False)
@@ -107,36 +110,36 @@ class ImageInputs:
 
     @property
     def grid(self) -> Tensor:
-        """`grid_thw` of a family that has it."""
+        """Returns `grid_thw`; only for families with a patch grid."""
         assert self.grid_thw is not None, "these images are known together, not by a grid"
         return self.grid_thw
 
     @property
     def num_units(self) -> int:
-        """Parts whose features are kept and placed by themselves: images and temporal patches, or all of a prompt as one."""
+        """The number of units with features of their own: images and temporal patches with a grid, else 1 per prompt."""
         return 1 if self.grid_thw is None else len(self.grid_thw)
 
     @property
     def num_encoded(self) -> int:
-        """Images and temporal patches that go through the vision tower."""
+        """The number of images and temporal patches that go through the vision tower."""
         return len(self.expansions) if self.grid_thw is None else len(self.grid_thw)
 
     @property
     def num_images(self) -> int:
-        """Images that are no part of a video."""
+        """The number of images that do not belong to a video."""
         if self.grid_thw is None:
             return len(self.expansions)
         return len(self.grid_thw) - sum(map(len, self.frame_times))
 
     @property
     def is_frame(self) -> tuple[bool, ...]:
-        """For each unit whether it is part of a video."""
+        """Whether each unit belongs to a video."""
         first_frame = self.num_units if self.grid_thw is None else self.num_images
         return tuple(number >= first_frame for number in range(self.num_units))
 
     @cached_property
     def content_key(self) -> str:
-        """Equal exactly where the images are, also in another process."""
+        """A hash of the images' content: equal images have equal keys, also in different processes."""
         digest = hashlib.blake2b(digest_size=16)
         grid = {} if self.grid_thw is None else {"grid_thw": self.grid_thw}
         for name, tensor in (grid | dict(self.more_tensors) | {"pixel_values": self.pixel_values}).items():
@@ -148,12 +151,12 @@ class ImageInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedPrompt:
-    """A user turn with the assistant header behind it.
+    """A tokenised prompt that ends with the assistant header.
 
     Attributes:
-        token_ids: with one placeholder per image token, as the trained model reads it.
-        engine_ids: with one placeholder per image and per video, as the rollout engine reads it.
-        images: None for text alone.
+        token_ids: the trained model's input, with one placeholder per image token.
+        engine_ids: the rollout engine's input, with one placeholder per image and per video.
+        images: the prompt's images and videos; None for text only.
     """
 
     token_ids: tuple[int, ...]

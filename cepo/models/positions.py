@@ -1,4 +1,4 @@
-"""Position ids: three axes (time, height, width) for models with M-RoPE, one axis for text models."""
+"""Computes position ids: three axes (time, height, width) for models with M-RoPE, one axis for text models."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ def context_positions(
     merge_size: int,
     video_token_id: int | None = None,
 ) -> Int64[Tensor, "3 L"]:
-    """M-RoPE positions of a context, as Qwen3-VL counts them.
+    """Returns the M-RoPE positions of a context by Qwen3-VL's rule.
 
-    Text advances all three axes by one per token. An image of (h, w) merged patches that starts at position p gets time p,
-    height p + row, width p + column, and the text behind it goes on at p + max(h, w). Each temporal patch of a video is such
-    an image; its time stands before it as text. Without images all axes are 0, 1, 2, ..., which is also the single axis
-    of a text model.
+    Text advances all three axes by one per token. An image of (h, w) merged patches that starts at position p has time p,
+    height p + row and width p + column; the text after it continues at p + max(h, w). Each temporal patch of a video is such
+    an image, preceded by its time as text. Without images all axes are 0, 1, 2, and so on, as is a text model's single axis.
     """
     if images is None or image_token_id is None:
         return torch.arange(len(token_ids)).expand(3, -1)
@@ -55,6 +54,6 @@ def context_positions(
 
 
 def sequence_positions(context: Int64[Tensor, "3 C"], num_response_tokens: int) -> Int64[Tensor, "3 L"]:
-    """Context positions followed by the response's, which go on from the context's largest position on all axes."""
+    """Appends the response's positions, which continue from the context's largest position on all axes."""
     start = int(context.max()) + 1
     return torch.cat([context, torch.arange(start, start + num_response_tokens).expand(3, -1)], dim=1)

@@ -1,4 +1,4 @@
-"""Loading a checkpoint, and what the trainer does with any loaded model: blocks to shard, the vision tower, packed rows."""
+"""Loads checkpoints and prepares any loaded model for training: sharded blocks, the vision tower, packed rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch type of `bf16`, `fp16` or `fp32`."""
+    """Returns the torch type for `bf16`, `fp16` or `fp32`."""
     import torch
 
     return getattr(torch, DTYPE_NAMES[name])
@@ -36,14 +36,14 @@ def load_model(
     with_weights: bool = True,
     quantization: BitsAndBytesConfig | None = None,
 ) -> nn.Module:
-    """The checkpoint's vision-language or text model, with scaled-dot-product attention.
+    """Loads the checkpoint's vision-language or text model, with scaled-dot-product attention.
 
     `section` names the settings in errors. Without weights the parameters are on the meta device and the buffers are real.
-    `quantization` puts the language model's linear layers into 4 bits while they are read.
+    `quantization` quantises the language model's linear layers to 4 bits while they are loaded.
 
     Raises:
-        ConfigError: nothing can be loaded from `path`, its architecture is not supported, its weights are quantised
-            already, or `override_config` names an unknown entry.
+        ConfigError: nothing can be loaded from `path`, its architecture is not supported, its weights are already
+            quantised, or `override_config` names an unknown entry.
         EngineError: its weights are missing or damaged.
     """
     import transformers
@@ -82,7 +82,7 @@ def load_model(
 
 
 def _without_weights(auto: Any, config: Any, options: Mapping[str, Any]) -> nn.Module:
-    """Buffers that no checkpoint holds, such as rotary frequencies, are computed where they are made."""
+    """Builds the model on the meta device, with real buffers (such as rotary frequencies), which no checkpoint holds."""
     from accelerate import init_empty_weights
     from transformers.initialization import no_init_weights
 
@@ -93,10 +93,10 @@ def _without_weights(auto: Any, config: Any, options: Mapping[str, Any]) -> nn.M
 
 
 def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.Module]:
-    """The repeated blocks that FSDP gathers one at a time: decoder layers and vision blocks, but those inside `without`.
+    """Returns the repeated blocks that FSDP gathers one at a time: decoder layers and vision blocks, except those in `without`.
 
-    They are the elements of the lists that hold what transformers would not split over devices, which is a part of a block in
-    some vision towers.
+    They are the elements of module lists that contain a module of `_no_split_modules`, which transformers would not split over
+    devices; in some vision towers such a module is only part of a block.
     """
     from torch import nn
 
@@ -111,7 +111,7 @@ def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.
 
 
 def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> None:
-    """Excludes all that images' features depend on from training, the projection to the language model included.
+    """Freezes everything that image features depend on, including the projection to the language model.
 
     Raises:
         ConfigError: the model has no vision tower; `section` names the settings.
@@ -124,7 +124,7 @@ def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> N
 
 
 def frozen_vision_parts(model: Any) -> list[nn.Module]:
-    """The modules of the vision tower if nothing that images' features depend on gets a gradient; else none."""
+    """Returns the modules of the vision tower if nothing that image features depend on is trained; else an empty list."""
     family = family_of(model.config)
     parts = family.vision_parts(model)
     depends_on = [*family.loose_parameters(model), *(weight for part in parts for weight in part.parameters())]
@@ -132,9 +132,9 @@ def frozen_vision_parts(model: Any) -> list[nn.Module]:
 
 
 def excluded_from_adapter(lora: LoraConfig, config: Any) -> str | None:
-    """The regular expression of modules that get no adapter.
+    """Returns the regular expression of the modules that get no adapter.
 
-    The setting's default stands for the vision tower, whatever the model calls it, and for nothing in a text model.
+    The default setting excludes the vision tower, whatever its name in the model, and nothing in a text model.
     """
     if lora.exclude_modules != LoraConfig().exclude_modules:
         return lora.exclude_modules
@@ -143,11 +143,11 @@ def excluded_from_adapter(lora: LoraConfig, config: Any) -> str | None:
 
 
 def share_segments(model: Any) -> str | None:
-    """Lets the language model take packed rows (`cepo.models.segments`); other calls run as before.
+    """Enables packed rows in the language model (`cepo.models.segments`); other calls are unchanged.
 
     Returns:
-        None, or why it cannot, and then nothing is changed. In a layer that is not full causal attention, for example, a
-        token's result depends on more than the tokens that it sees.
+        None, or the reason why the model cannot, and then nothing is changed. Packed rows need full causal attention in
+        every layer, because otherwise a token's result depends on more than the tokens that it sees.
     """
     from transformers import AttentionInterface
 

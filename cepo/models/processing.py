@@ -1,4 +1,4 @@
-"""From text and images to tokens: chat template, image placeholders, pixels, and which tokens may never be sampled."""
+"""Tokenises prompts: chat template, image placeholders and pixels; also lists the tokens that are never sampled."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from cepo.models.inputs import Video
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
-"""Stand in a dataset's text where an image or a video belongs, as in EasyR1."""
+"""The marks in a dataset's text at the place of an image or a video, as in EasyR1."""
 MARKS = (IMAGE_MARK, VIDEO_MARK)
 _TEXT_SLOT = "CEPO-TEXT-SLOT-{:03d}"
 
 
 class Processing:
-    """A model folder's (or hub name's) tokenizer, chat template and image processor.
+    """The tokenizer, chat template and image processor of a model folder or hub name.
 
-    No special token arises from text that people or models wrote: `<|im_end|>` in a problem or a reference stays eight
-    harmless characters.
+    Text from datasets or models never yields special tokens: `<|im_end|>` in a problem or a reference is tokenised as
+    plain characters.
 
     Raises:
-        ConfigError: no tokenizer can be loaded, or the chat template loses the text it is given.
+        ConfigError: no tokenizer can be loaded, or the chat template drops the text it is given.
     """
 
     def __init__(self, path: str, *, trust_remote_code: bool = False, chat_template: str | None = None) -> None:
@@ -46,7 +46,7 @@ class Processing:
             self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
         except ConfigError:
             raise
-        except ImportError as error:  # some processors need a package of their own, which the error names
+        except ImportError as error:  # some processors need another package, which the error names
             raise ConfigError(f"worker.actor.model.model_path '{path}': {str(error).strip()}") from error
         except (OSError, ValueError) as error:
             raise ConfigError(
@@ -66,31 +66,31 @@ class Processing:
 
     @property
     def image_token_id(self) -> int | None:
-        """The token in whose place an image's features stand; None where no images are read."""
+        """The placeholder token of an image's features; None if the model reads no images."""
         return None if self.images is None else self.images.image_token_id
 
     @property
     def video_token_id(self) -> int | None:
-        """The same for videos."""
+        """The placeholder token of a video's features; None if the model reads no videos."""
         return None if self.images is None else self.images.video_token_id
 
     @property
     def placeholders(self) -> tuple[int | None, int | None]:
-        """The tokens that stand for a whole image and a whole video in a prompt to the rollout engine."""
+        """The placeholder tokens of a whole image and a whole video in a prompt for the rollout engine."""
         return (None, None) if self.images is None else (self.images.placeholder_id, self.images.video_token_id)
 
     @property
     def special_texts(self) -> tuple[str, ...]:
-        """Every added token's text and the dataset's own marks: what a reference may not contain."""
+        """The texts that a reference may not contain: every added token and the dataset's marks."""
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
         return (*added, *MARKS)
 
     @property
     def banned_token_ids(self) -> tuple[int, ...]:
-        """Control and vision tokens except those that end a response, and ids that no token has.
+        """The tokens that are never sampled: control and vision tokens except end tokens, and ids without a token.
 
-        A sampled placeholder without an image makes every later forward pass over the response fail. Embeddings are padded
-        beyond the tokenizer's last id, and what is sampled there cannot be decoded.
+        A sampled placeholder without an image would make every later forward pass over the response fail. Embeddings are
+        padded beyond the tokenizer's last id, and sampled ids in that range cannot be decoded.
         """
         special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special} | set(
             self.tokenizer.all_special_ids
@@ -102,7 +102,7 @@ class Processing:
         return tuple(sorted((special | unused) - set(self.eos_token_ids)))
 
     def load_images(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs | None:
-        """Pixels and grid of a prompt's images, with the place they were read from; None for none."""
+        """Preprocesses a prompt's images; `source` is where they were read from. Returns None without images."""
         if not images:
             return None
         return self._reader.read(images, source)
@@ -110,20 +110,20 @@ class Processing:
     def load_visuals(
         self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None = None
     ) -> ImageInputs | None:
-        """Pixels and grids of a prompt's images and videos; None for neither. `source` is that of images alone."""
+        """Preprocesses a prompt's images and videos; `source` is that of the images. Returns None without either."""
         return self._reader.read_visuals(images, videos, source) if videos else self.load_images(images, source)
 
     @property
     def video_factor(self) -> int:
-        """The sides of a video's frames are multiples of it."""
+        """The factor that divides the width and height of a video's frames."""
         return self._reader.video_factor
 
     def num_video_tokens(self, video: Video) -> int:
-        """Tokens a video takes, those of its times included, without touching its pixels."""
+        """Returns a video's number of tokens, including those of its frame times, without reading its pixels."""
         return self._reader.num_video_tokens(video)
 
     def num_image_tokens(self, size: tuple[int, int]) -> int:
-        """Tokens an image of (width, height) pixels takes."""
+        """Returns the number of tokens of an image of (width, height) pixels."""
         return self._reader.num_tokens(size)
 
     @property
@@ -140,9 +140,9 @@ class Processing:
         history: Sequence[Turn] = (),
         assistant_prefix: str = "",
     ) -> EncodedPrompt:
-        """Tokens of the user turn `text` (one `<image>` per image, one `<video>` per video) and of the assistant header.
+        """Tokenises the user turn `text` (one `<image>` per image, one `<video>` per video) and the assistant header.
 
-        `history` stands before that turn; `assistant_prefix` is put behind the header, right before the response.
+        `history` precedes that turn; `assistant_prefix` follows the header, directly before the response.
         """
         with_videos = images is not None and bool(images.frame_times)
         engine_ids = self.template_ids(text, with_videos=with_videos, history=history)
@@ -151,11 +151,11 @@ class Processing:
         return EncodedPrompt(token_ids=(*expanded, *prefix), engine_ids=(*engine_ids, *prefix), images=images)
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs | None) -> list[int]:
-        """One placeholder per image token in place of one per image; for a video, in each frame, behind the frame's time."""
+        """Replaces each image's placeholder by one per image token, and a video's by its frames, each after its time."""
         return list(engine_ids) if images is None else self._reader.expand(engine_ids, images)
 
     def positions(self, context: EncodedPrompt) -> Int64[Tensor, "3 L"]:
-        """Position ids of a context's tokens; families with one axis have it three times."""
+        """Returns the position ids of a context's tokens; families with one axis repeat it three times."""
         import torch
 
         if context.images is None:
@@ -163,10 +163,10 @@ class Processing:
         return self._reader.positions(context.token_ids, context.images)
 
     def template_ids(self, text: str, *, with_videos: bool = False, history: Sequence[Turn] = ()) -> list[int]:
-        """The templated turns of `history` and the user's with the assistant header, one placeholder token per `<image>`.
+        """Renders `history`, the user turn and the assistant header to tokens, with one placeholder per `<image>`.
 
-        `<video>` is a placeholder too where there are videos, and else plain text. The tokens are those of the whole rendered
-        conversation, as the model was trained on them, unless that makes a special token of somebody's text.
+        `<video>` is a placeholder if there are videos, else plain text. The rendered conversation is tokenised as a whole, as
+        in the model's training, unless that would turn somebody's text into a special token.
 
         Raises:
             DataError: the model's template refuses the roles or their order.
@@ -179,7 +179,7 @@ class Processing:
         return whole if self._control_tokens(whole) == self._control_tokens(safe) else safe
 
     def _ids_in_pieces(self, turns: Sequence[Turn], marks: Sequence[str]) -> list[int]:
-        """The conversation with its texts tokenised apart from the template, so that no special token can arise in them."""
+        """Tokenises the texts apart from the template, so that no special token can arise in them."""
         texts: list[str] = []
         messages = [{"role": turn.role, "content": self._content(turn.text, marks, texts)} for turn in turns]
         rendered = self._rendered(messages)
@@ -207,20 +207,20 @@ class Processing:
         return frozenset(self.tokenizer.added_tokens_decoder)
 
     def encode_text(self, text: str) -> list[int]:
-        """Tokens of plain text, in which no special token can arise. A lone surrogate, which no tokenizer takes, becomes `?`."""
+        """Tokenises plain text without special tokens. A lone surrogate, which no tokenizer accepts, becomes `?`."""
         if not text:
             return []
         text = text.encode("utf-8", errors="replace").decode("utf-8")
         return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `token_ids`, as written by the model."""
+        """Returns the text of `token_ids` as the model wrote it."""
         return self.tokenizer.decode(
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token by itself, for images of credit."""
+        """Returns the text of each token separately, for heat maps of credit."""
         return [self.decode([token], skip_special_tokens=False) for token in token_ids]
 
     def save(self, folder: Path) -> None:
@@ -228,7 +228,7 @@ class Processing:
         self._processor.save_pretrained(folder)
 
     def _content(self, text: str, marks: Sequence[str], slots: list[str] | None = None) -> Any:
-        """A message's content. With `slots` its texts go behind those there, and slots stand in their place."""
+        """Returns a message's content. With `slots`, texts are appended to it and replaced by slot names in the content."""
         pieces = re.split(f"({'|'.join(marks)})", text)
         parts: list[dict[str, str]] = []
         for piece in pieces:
@@ -244,7 +244,7 @@ class Processing:
 
 
 def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bool) -> tuple[int, ...]:
-    """Tokens that end a response: the generation config's where there is one, with the tokenizer's own."""
+    """Returns the tokens that end a response: those of the generation config, if there is one, and the tokenizer's."""
     from transformers import GenerationConfig
 
     try:

@@ -1,4 +1,4 @@
-"""A frozen base in 4 bits under a trained adapter (QLoRA, arXiv 2305.14314), by bitsandbytes through transformers' own switch."""
+"""QLoRA: a frozen 4-bit base model under a trained adapter (arXiv 2305.14314), by bitsandbytes through transformers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from cepo.models.families import Family
 
 QUANTIZATION_CONFIG = "quantization_config.json"
-"""Beside an adapter that was trained on a base in 4 bits: the arguments of transformers' `BitsAndBytesConfig`."""
+"""The file beside an adapter trained on a 4-bit base, with the arguments of transformers' `BitsAndBytesConfig`."""
 
 logger = logging.getLogger(__name__)
-# Imported by PEFT wherever it is installed, it regrets the want of a kernel that is not used here; see `prepare_quantised`.
+# PEFT imports it wherever it is installed, and it warns that a kernel is missing which is not used here (`prepare_quantised`).
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def quantization_of(lora: LoraConfig, *, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """What transformers is to load the base with; None where the base keeps its type. Products are computed in `dtype`."""
+    """Returns the quantisation settings for loading the base; None without quantisation. Products are computed in `dtype`."""
     from transformers import BitsAndBytesConfig
 
     if lora.quantization is None:
@@ -43,20 +43,20 @@ def quantization_of(lora: LoraConfig, *, dtype: torch.dtype) -> BitsAndBytesConf
 
 
 def kept_modules(family: Family) -> list[str]:
-    """The modules that keep their type: the output head, and all that images' features depend on.
+    """Returns the modules that are not quantised: the LM head and everything that image features depend on.
 
-    Embeddings are no linear layers, a tied head is the embeddings, and every token passes the head at last, where an error
-    is added to all logits. The vision tower is a small share of the weights; its features are computed once per image.
+    An error in the head affects all logits of every token, and a tied head is the embeddings, which are not linear layers.
+    The vision tower has a small share of the weights, and its features are computed once per image.
     """
     return ["lm_head", *(f"model.{name}" for name in family.vision_modules)]
 
 
 def prepare_quantised(model: Any) -> None:
-    """Makes the 4-bit layers of a loaded model compute alike with and without gradient, and leaves them out of state dicts.
+    """Makes 4-bit layers compute alike with and without gradient, and removes their scales from state dicts.
 
-    On a CPU with AVX512-BF16 bitsandbytes would repack a weight at the first pass without gradient, for a kernel that
-    rounds activations to bf16 and has no backward pass. What is in a layer beside its weight (scales, the code of the
-    4-bit type) is written by no checkpoint: the base is quantised anew where it is loaded.
+    On a CPU with AVX512-BF16, bitsandbytes would repack a weight at the first pass without gradient, for a kernel that
+    rounds activations to bf16 and has no backward pass. A layer's other tensors (scales, the code of the 4-bit type) are
+    not saved in checkpoints, because the base is quantised again when it is loaded.
     """
     layers = dict(_quantised_layers(model))
     for layer in layers.values():
@@ -68,24 +68,24 @@ def prepare_quantised(model: Any) -> None:
 
 
 def is_quantised(weight: Any) -> bool:
-    """Whether the parameter holds packed 4-bit numbers, which no sharding can cut and no adapter's norm can read."""
+    """Whether the parameter holds packed 4-bit numbers, which cannot be sharded and of which no norm can be computed."""
     return getattr(weight, "quant_state", None) is not None
 
 
 def quantised_weights(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The packed weights by name."""
+    """Returns the packed 4-bit weights by name."""
     return {name: weight for name, weight in module.named_parameters() if is_quantised(weight)}
 
 
 def dequantised(weight: Any) -> Tensor:
-    """The packed weight as (out, in), in the type of the computation: the numbers that a pass multiplies with."""
+    """Returns the packed weight as (out, in) in the compute type: the values that a forward pass uses."""
     from bitsandbytes.functional import dequantize_4bit
 
     return dequantize_4bit(weight.data, weight.quant_state)
 
 
 def write_quantization(model: Any, folder: Path) -> None:
-    """Writes how the base of an adapter was quantised beside it; nothing where it was not."""
+    """Writes the quantisation settings of the base beside its adapter; writes nothing if the base is not quantised."""
     settings = getattr(model.config, "quantization_config", None)
     if settings is not None:
         text = json.dumps(settings.to_dict(), indent=2, default=str)
@@ -93,7 +93,7 @@ def write_quantization(model: Any, folder: Path) -> None:
 
 
 def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
-    """What `write_quantization` wrote; None where nothing was.
+    """Reads the settings written by `write_quantization`; returns None if there are none.
 
     Raises:
         CheckpointError: the file cannot be read as such settings, or bitsandbytes is not installed.

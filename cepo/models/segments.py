@@ -1,9 +1,8 @@
-"""Attention over a packed row of segments, each of which sees its ancestors and itself and nothing else.
+"""Attention over a packed row of segments, where each segment attends only to its ancestors and, causally, to itself.
 
-The segments of a pass stand one behind the other, depth first, in a row of batch size 1. Whatever a model does token by token
-(embeddings, norms, linear layers, adapters) needs to know nothing of that; only attention gets the layout, as the keyword
-argument `segments` that transformers hands through from the model's forward pass to its attention function. A
-recomputed layer gets the same argument again.
+The segments of a pass follow each other depth first in a row of batch size 1. Operations on single tokens (embeddings,
+norms, linear layers, adapters) do not depend on the layout. Only attention receives it, as the keyword argument `segments`
+that transformers forwards to its attention function; a recomputed layer receives it again.
 """
 
 from __future__ import annotations
@@ -19,20 +18,19 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 ATTENTION_NAME = "shared_segments"
-"""The name under which transformers knows this attention. It builds no mask for a name that it has no mask function for."""
+"""The name of this attention in transformers, which builds no mask for it because no mask function has this name."""
 
 BLOCK_SIZE = 128
-"""Tokens per side of a block of FlexAttention."""
-
+"""The side of a FlexAttention block in tokens."""
 
 _SCORES_AT_ONCE = 2**26
-"""Of `attend_by_formula`; float32: 256 MiB."""
+"""The number of scores that `attend_by_formula` holds at once (float32: 256 MiB)."""
 
 _BY_FORMULA = ContextVar("by_formula", default=False)
 
 
 class Part(NamedTuple):
-    """Tokens that see tokens; `first` where no part before has these queries."""
+    """A range of queries that attends to a range of keys; `first` if no earlier part has these queries."""
 
     queries: slice
     keys: slice
@@ -41,17 +39,17 @@ class Part(NamedTuple):
 
 
 class SegmentLayout:
-    """Where the segments of a packed row stand.
+    """The positions and parents of the segments in a packed row.
 
-    Not a dataclass: FSDP rebuilds those that reach its modules, layer by layer, and with them what is derived here once.
+    It is not a dataclass, because FSDP rebuilds dataclass arguments at every layer and would drop the cached values.
 
     Args:
-        starts: first token of each segment, and behind them the row's length.
-        parents: of each segment, -1 for none.
+        starts: first token of each segment, followed by the row's length.
+        parents: index of each segment's parent, -1 for none.
         branch_ends: end of each segment's last descendant; descendants follow a segment directly.
 
     Attributes:
-        block_masks: FlexAttention's form of the layout by device, made where it is first needed.
+        block_masks: FlexAttention's block mask for each device, built at its first use.
     """
 
     def __init__(self, *, starts: tuple[int, ...], parents: tuple[int, ...], branch_ends: tuple[int, ...]) -> None:
@@ -60,13 +58,13 @@ class SegmentLayout:
 
     @property
     def num_tokens(self) -> int:
-        """Length of the packed row."""
+        """The length of the packed row."""
         return self.starts[-1]
 
     def parts(self) -> Iterator[Part]:
-        """Together every pair of a token and one that it sees, each pair once.
+        """Yields parts that together cover every visible (query, key) pair exactly once.
 
-        Every segment sees itself causally; then the descendants of a segment, as one range, see all of it.
+        Each segment attends to itself causally; the descendants of a segment, as one range, attend to all of it.
         """
         for index, start in enumerate(self.starts[:-1]):
             stop, end, is_root = self.starts[index + 1], self.branch_ends[index], self.parents[index] < 0
@@ -76,11 +74,11 @@ class SegmentLayout:
 
     @cached_property
     def branch_end_of_token(self) -> Int64[Tensor, " L"]:
-        """Where the branch of each token's segment ends: the token is seen by itself and what follows up to there."""
+        """The end of each token's branch: the token is visible to itself and to the tokens after it up to there."""
         return torch.repeat_interleave(torch.tensor(self.branch_ends), torch.tensor(self.starts).diff())
 
     def filled_to(self, multiple: int) -> SegmentLayout:
-        """This layout with a last segment of its own, if one is needed to make the row's length a multiple."""
+        """Returns the layout padded to a multiple of `multiple` tokens by a last root segment, if one is needed."""
         end = -(-self.num_tokens // multiple) * multiple
         if end == self.num_tokens:
             return self
@@ -100,9 +98,10 @@ def segment_attention(
     segments: SegmentLayout | None = None,
     **settings: Any,
 ) -> tuple[Float[Tensor, "1 L H D"], None]:
-    """transformers' attention function: as `sdpa` where the call names no layout, unless `attention_by_formula` is on.
+    """Attention function for transformers: packed attention with `segments`, else `sdpa` or `attend_by_formula`.
 
-    With a layout the row is the packed one. On a CPU that is flash attention part by part, on other devices FlexAttention.
+    Packed attention is flash attention part by part on a CPU and FlexAttention on other devices. `attend_by_formula` is used
+    inside `attention_by_formula`.
     """
     if segments is None and _BY_FORMULA.get() and attention_mask is None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -122,7 +121,7 @@ def segment_attention(
 
 @contextmanager
 def attention_by_formula() -> Iterator[None]:
-    """Inside, rows without a layout are computed by `attend_by_formula`: another rounding of the same numbers."""
+    """Context manager in which rows without a layout use `attend_by_formula`, which rounds the same values differently."""
     token = _BY_FORMULA.set(True)
     try:
         yield
@@ -133,7 +132,7 @@ def attention_by_formula() -> Iterator[None]:
 def attend_by_formula(
     query: Float[Tensor, "R H L D"], key: Float[Tensor, "R K L D"], value: Float[Tensor, "R K L D"], scale: float
 ) -> Float[Tensor, "R H L D"]:
-    """Causal softmax attention in float32, some queries at a time, in the type of the query."""
+    """Causal softmax attention, computed in float32 for some queries at a time and returned in the query's type."""
     rows, heads, length, _ = query.shape
     grouped = query.unflatten(1, (key.shape[1], -1))
     keys, values = key.float().unsqueeze(2), value.float().unsqueeze(2)
@@ -155,11 +154,11 @@ def attend_by_parts(
     layout: SegmentLayout,
     scale: float,
 ) -> Float[Tensor, "1 H L D"]:
-    """Softmax attention of each token over what it sees, from flash attention over `layout.parts()`.
+    """Packed softmax attention, merged from flash attention over each of `layout.parts()`.
 
-    With `o_p` and `l_p` the output and the log of the softmax's denominator that part p alone gives a token,
-    `l = logsumexp_p l_p` and `o = sum_p exp(l_p - l) o_p`. No key is copied and no mask is built. In the backward pass each
-    part's kernel gets the whole `o` and `l`, with which it returns exactly its share of the gradient.
+    With `o_p` and `l_p` the output and the log of the softmax's denominator of part p for a token, `l = logsumexp_p l_p` and
+    `o = sum_p exp(l_p - l) o_p`. No key is copied and no mask is built. In the backward pass each part's kernel gets the
+    merged `o` and `l`, and so returns exactly its share of the gradient.
     """
     result: Any = _AttentionByParts.apply(query, key, value, layout, scale)
     return result
@@ -223,13 +222,13 @@ def attend_by_blocks(
     layout: SegmentLayout,
     scale: float,
 ) -> Float[Tensor, "1 H L D"]:
-    """As `attend_by_parts`, by FlexAttention, which skips blocks of tokens that do not see each other.
+    """Packed attention by FlexAttention, which skips blocks without visible pairs; see `attend_by_parts`.
 
-    Compiled on a GPU; on a CPU it is a dense computation without gradient, which serves to test the mask.
+    It is compiled on a GPU. On a CPU it is a dense computation without gradient, used to test the mask.
 
     Raises:
-        RuntimeError: the device's compiler cannot make the kernels, those of the backward pass included; before any gradient
-            is computed with them, if the first call is one without gradient.
+        RuntimeError: the device's compiler cannot build the forward and backward kernels. If the first call is without
+            gradient, this is raised before any gradient is computed with them.
     """
     if query.device not in layout.block_masks:
         layout.block_masks[query.device] = block_mask(layout, query.device)
@@ -242,7 +241,7 @@ def attend_by_blocks(
 
 
 def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
-    """FlexAttention with grouped queries."""
+    """Runs FlexAttention with grouped queries."""
     from torch.nn.attention.flex_attention import flex_attention
 
     attended: Any = flex_attention(query, key, value, block_mask=mask, scale=scale, enable_gqa=True)
@@ -252,21 +251,20 @@ def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: 
 def attend_blocks_to_mask(
     query: Float[Tensor, "1 H N 128 D"], key: Float[Tensor, "1 K N 128 D"], value: Tensor, mask: Any, scale: float
 ) -> Float[Tensor, "1 H L D"]:
-    """`attend_to_mask` of whole blocks, whose length L = 128 N the compiler then knows to be a multiple of 128."""
+    """Runs `attend_to_mask` on whole blocks, so that the compiler knows the length L = 128 N to be a multiple of 128."""
     return attend_to_mask(query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3), mask, scale)
 
 
 @cache
 def compiled(backend: Any) -> Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]:
-    """`attend_to_mask` for rows of whole blocks as a compiled function, which is compiled once for all lengths of rows.
+    """Returns `attend_to_mask` compiled once for rows of any number of whole blocks.
 
-    It gets the tokens block by block: of a length that is any number its kernels would check at each block whether it
-    reaches over the row's end.
+    The tokens are passed as blocks, because for an arbitrary length the kernels would check each block against the row's end.
 
-    The first call compiles for its own sizes and the next one for all others. `dynamic=True` would make even the scale a
-    variable, which the kernels' templates take as a constant; `specialize_float` keeps it one where two models differ in it.
-    Beyond the limit on recompilations, and at a part it cannot compile, the compiler would go on without compiling, with all
-    tokens x tokens: `fullgraph` makes that an error, and the limit leaves room for two models, types and modes.
+    The first call compiles for its own sizes and the second one for all others. `dynamic=True` would make even the scale a
+    variable, but the kernel templates need a constant; `specialize_float` keeps it constant when two models differ in it.
+    Beyond the recompilation limit, or where compilation fails, the compiler would fall back to a dense tokens x tokens
+    computation. `fullgraph` makes that an error, and the limit leaves room for two models, types and modes.
     """
     attend: Any = torch.compile(attend_blocks_to_mask, fullgraph=True, backend=backend)
 
@@ -282,7 +280,7 @@ def compiled(backend: Any) -> Callable[[Tensor, Tensor, Tensor, Any, float], Ten
 def _require_gradients(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, scale: float
 ) -> None:
-    """Runs both passes on two blocks: a kernel that is too large for the device is found here and not in an update."""
+    """Runs forward and backward on two blocks, so that a kernel too large for the device fails here and not in an update."""
     layout = SegmentLayout(starts=(0, 2 * BLOCK_SIZE), parents=(-1,), branch_ends=(2 * BLOCK_SIZE,))
     shapes = [(1, number, layout.num_tokens, width) for number in (heads, key_heads, key_heads)]
     with torch.enable_grad():
@@ -292,9 +290,9 @@ def _require_gradients(
 
 
 def block_mask(layout: SegmentLayout, device: torch.device) -> Any:
-    """The layout for FlexAttention: a token sees another that is not behind it and whose branch it is in.
+    """Builds FlexAttention's block mask: a token sees the tokens up to itself in whose branch it is.
 
-    From two numbers per block; no tensor of tokens x tokens is built.
+    It is built from two numbers per block, without a tensor of tokens x tokens.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -325,6 +323,6 @@ def block_mask(layout: SegmentLayout, device: torch.device) -> Any:
 
 
 def _listed(table: Bool[Tensor, "Q K"], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Per row how many entries are set and, those first, the columns."""
+    """Returns for each row the number of set entries and the columns, those of set entries first."""
     columns = table.int().argsort(dim=1, descending=True, stable=True)
     return table.sum(dim=1)[None, None].int().to(device), columns[None, None].int().to(device)

@@ -1,4 +1,4 @@
-"""Model families, found by a checkpoint's `model_type`: the only package that knows one from another."""
+"""The supported model families, found by a checkpoint's `model_type`. Only this package distinguishes families."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FAMILIES: tuple[Family, ...] = (
     TextModel(),
     TextMoe(),
 )
-"""In the order of the documentation's table."""
+"""All supported families, in the order of the table in docs/models.md."""
 
 _BY_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for model_type in family.model_types}
 
@@ -56,10 +56,10 @@ def is_multimodal(config: Any) -> bool:
 
 
 def family_of(config: Any, *, section: str = "worker.actor.model", trust_remote_code: bool = False) -> Family:
-    """The family of a transformers configuration. A text model that no page names is tried once in a process, and remembered.
+    """Returns the family of a transformers configuration. An unlisted text model is tested once per process.
 
     Args:
-        section: names the settings in the error.
+        section: the settings that the error names.
         trust_remote_code: whether Python code that comes with the model may run.
 
     Raises:
@@ -92,7 +92,7 @@ def family_of(config: Any, *, section: str = "worker.actor.model", trust_remote_
 
 
 def family_lines() -> list[str]:
-    """The table of families as Markdown, for docs/models.md, with the reason of each that goes the padded path."""
+    """Returns the Markdown table of families for docs/models.md and the reason of each family that needs padded rows."""
     lines = ["| model | `model_type` | images | videos | path |", "| --- | --- | --- | --- | --- |"]
     reasons: dict[str, list[str]] = {}
     for family in FAMILIES:

@@ -1,7 +1,7 @@
-"""The contract of a model family: everything that the trainer has to know about an architecture beyond what all share.
+"""The interface of a model family: everything about an architecture that the trainer has to know.
 
-A family is found by the checkpoint's `model_type` (`cepo.models.families.family_of`). It says how images become tokens and
-positions, which modules make their features, whether rows may share tokens in packed form, and what LoRA leaves alone.
+A family is found by the checkpoint's `model_type` (`cepo.models.families.family_of`). It defines how images become tokens and
+positions, which modules compute their features, whether rows can be packed, and which modules LoRA excludes.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from cepo.models.inputs import Video
 
 EncodeText = Callable[[str], list[int]]
-"""Tokens of plain text, in which no special token can arise."""
+"""A function that tokenises plain text without special tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFeatures:
-    """What the language model takes of one unit (`ImageInputs.num_units`).
+    """The vision features of one unit (`ImageInputs.num_units`), as inputs of the language model.
 
     Attributes:
-        embeddings: in place of the placeholders' embeddings; (image tokens, H), or the blocks that the model's own merging
-            wants, whose first axes together are the image tokens.
-        levels: (image tokens, H) each, added behind the first decoder layers; only some families have them.
+        embeddings: replace the placeholders' embeddings; (image tokens, H), or blocks for the model's own merging, whose
+            first axes together are the image tokens.
+        levels: (image tokens, H) each, added after the first decoder layers; only some families have them.
     """
 
     embeddings: Tensor
@@ -43,13 +43,13 @@ class ImageFeatures:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineUse:
-    """How vLLM would be used.
+    """The intended use of vLLM, for `Family.why_not_vllm`.
 
     Attributes:
-        on_gpu: whether it is the build for GPUs.
+        on_gpu: whether it is the GPU build.
         dtype: "bf16", "fp16" or "fp32".
-        with_adapter: whether it gets LoRA adapters.
-        most_images: the most images of a prompt.
+        with_adapter: whether it serves LoRA adapters.
+        most_images: the largest number of images in a prompt.
     """
 
     on_gpu: bool
@@ -59,12 +59,12 @@ class EngineUse:
 
 
 class ImageReader(ABC):
-    """Images as tokens, tensors and positions, for one checkpoint's processor and configuration.
+    """Converts images to tokens, tensors and positions, for one checkpoint's processor and configuration.
 
     Attributes:
-        image_token_id: stands where a feature vector goes.
-        placeholder_id: stands for a whole image in a prompt to the rollout engine.
-        video_token_id: the same for a video; None where no videos are read.
+        image_token_id: the placeholder of one feature vector.
+        placeholder_id: the placeholder of a whole image in a prompt for the rollout engine.
+        video_token_id: the same for a video; None if no videos are read.
     """
 
     image_token_id: int
@@ -73,10 +73,10 @@ class ImageReader(ABC):
 
     @abstractmethod
     def read(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs:
-        """The tensors of a prompt's images, at least one, with the place they were read from."""
+        """Preprocesses a prompt's images (at least one); `source` is where they were read from."""
 
     def read_visuals(self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None) -> ImageInputs:
-        """The tensors of images and at least one video; `source` is that of the images alone.
+        """Preprocesses images and at least one video; `source` is that of the images.
 
         Raises:
             DataError: the family reads no videos.
@@ -85,10 +85,10 @@ class ImageReader(ABC):
 
     @abstractmethod
     def num_tokens(self, size: tuple[int, int]) -> int:
-        """Tokens that replace the placeholder of an image of (width, height) pixels."""
+        """Returns the number of tokens that replace the placeholder of an image of (width, height) pixels."""
 
     def num_video_tokens(self, video: Video) -> int:
-        """The same for a video, those of its times included.
+        """Returns the number of tokens that replace a video's placeholder, including those of its frame times.
 
         Raises:
             DataError: the family reads no videos.
@@ -97,7 +97,7 @@ class ImageReader(ABC):
 
     @property
     def video_factor(self) -> int:
-        """The sides of a video's frames are multiples of it.
+        """The factor that divides the width and height of a video's frames.
 
         Raises:
             DataError: the family reads no videos.
@@ -106,34 +106,34 @@ class ImageReader(ABC):
 
     @abstractmethod
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """What the trained model reads, with each placeholder replaced."""
+        """Replaces each placeholder and returns the token ids that the trained model reads."""
 
     @abstractmethod
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
-        """Position ids of an expanded context; families with one axis have it three times."""
+        """Returns the position ids of an expanded context; families with one axis repeat it three times."""
 
     @abstractmethod
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        """Indices of the units whose tokens stand in [start, stop) of an expanded context."""
+        """Returns the indices of the units whose tokens are in [start, stop) of an expanded context."""
 
     @abstractmethod
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
-        """A black image of as few tokens as can be, for passes that must run through the vision tower without an image."""
+        """Returns a black image with the fewest tokens, for passes that must run the vision tower but have no image."""
 
 
 class Family:
-    """A family of text models, and what the families with a vision tower replace.
+    """A family of text models, and the base class of families with a vision tower.
 
     Attributes:
-        title: how tables and messages call it.
-        model_types: of the checkpoints' config.json.
-        packs: whether rows may share tokens in packed form, where each layer is full causal attention.
-        why_padded: the reason, where `packs` is False.
+        title: its name in tables and messages.
+        model_types: the `model_type` values of its checkpoints' config.json.
+        packs: whether rows can be packed, provided that each layer is full causal attention.
+        why_padded: the reason if `packs` is False.
         reads_videos: whether a prompt may have videos beside images.
         num_position_axes: 3 with M-RoPE (time, height, width), else 1.
-        fused_decoding: whether the transformers generator knows the decoder's layers (`cepo.models.fused_decoding`).
-        vision_modules: below `model.model`; they make an image's features and nothing else.
-        vision_parameters: below `model.model`, outside of modules; the features depend on them too.
+        fused_decoding: whether the transformers generator can fuse the decoder's layers (`cepo.models.fused_decoding`).
+        vision_modules: names under `model.model` of the modules that compute image features and nothing else.
+        vision_parameters: names under `model.model` of other parameters on which the features depend.
     """
 
     title: ClassVar[str]
@@ -152,58 +152,58 @@ class Family:
         return bool(self.vision_modules)
 
     def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
-        """The reader of images for a loaded processor; None for text models."""
+        """Returns the image reader for a loaded processor; None for text models."""
         return None
 
     def placeholders(self, config: Any) -> tuple[int | None, int | None]:
-        """The token ids that stand for a whole image and a whole video in a prompt to the rollout engine."""
+        """Returns the placeholder ids of a whole image and a whole video in a prompt for the rollout engine."""
         return None, None
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
-        """A prompt's images as keyword arguments of the model's own forward pass."""
+        """Returns a prompt's images as keyword arguments of the model's forward pass."""
         raise NotImplementedError
 
     def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: Any) -> dict[str, Tensor]:
-        """Further keyword arguments of the forward pass that follow from the tokens alone."""
+        """Returns further keyword arguments of the forward pass that depend only on the tokens."""
         return {}
 
     def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
-        """For each prompt's images the features of its units, computed on `device`."""
+        """Computes the features of each prompt's units on `device`."""
         raise NotImplementedError
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
-        """The forward pass's keyword arguments for units in the order of their placeholders.
+        """Returns the keyword arguments of the forward pass for units in the order of their placeholders.
 
-        `is_frame` tells those that are part of a video, which have placeholders of their own.
+        `is_frame` marks the units that belong to a video, which have other placeholders.
         """
         joined = SimpleNamespace(pooler_output=_concatenated([one.embeddings for one in features]))
         return {"mm_encoder_outputs": {"image": joined}}
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """Why vLLM cannot sample from this family, or not what the trainer would score; None where it can."""
+        """Returns why vLLM cannot sample from this family or would differ from the trainer's log-probs; None if it can."""
         return None
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
-        """A weight of transformers' model under the name and in the form of published checkpoints, which vLLM reads too."""
+        """Converts a weight of transformers' model to its name and shape in published checkpoints, which vLLM reads too."""
         return name, weight
 
     def vision_parts(self, model: Any) -> list[nn.Module]:
-        """The modules that make an image's features; none for a text model."""
+        """Returns the modules that compute image features; empty for a text model."""
         return [model.model.get_submodule(name) for name in self.vision_modules]
 
     def loose_parameters(self, model: Any) -> list[nn.Parameter]:
-        """Parameters outside of `vision_parts` that an image's features depend on."""
+        """Returns the parameters outside of `vision_parts` on which image features depend."""
         return [model.model.get_parameter(name) for name in self.vision_parameters]
 
     @property
     def vision_pattern(self) -> str:
-        """A regular expression for the whole name of each module inside the vision parts, under whatever wrapper."""
+        """A regular expression that matches the whole name of each module in the vision parts, under any wrapper."""
         names = "|".join(self.vision_modules)
         return f".*{names}.*" if len(self.vision_modules) == 1 else f".*(?:{names}).*"
 
 
 def experts_unserved(use: EngineUse) -> str | None:
-    """Why vLLM cannot serve a mixture of experts: beside an adapter its CPU build takes kernels that need a GPU."""
+    """Returns why vLLM cannot serve a mixture of experts: with an adapter, its CPU build uses kernels that need a GPU."""
     return "vLLM serves experts beside an adapter on GPUs alone" if use.with_adapter and not use.on_gpu else None
 
 

@@ -1,4 +1,4 @@
-"""Gemma 3: tokens of an image see each other in both directions, and most layers see a window of the past alone."""
+"""Gemma 3: attention is bidirectional among an image's tokens, and most layers use sliding windows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\n\n", "\n\n\n\n"))
-"""Two tokens that would be one, had the text been tokenised whole."""
+"""Pairs of line-break tokens and the single token that the tokenizer makes of them in a whole text."""
 
 
 class Gemma3Reader(ProcessedReader):
-    """An image begins and ends with an empty line, which joins with line breaks beside it into one token."""
+    """Reads Gemma 3's images, whose empty lines before and after merge with adjacent line breaks into one token."""
 
     def __init__(self, processor: Any, config: Any) -> None:
         super().__init__(processor, config, placeholder=processor.boi_token, tower_inputs=())
@@ -27,7 +27,7 @@ class Gemma3Reader(ProcessedReader):
         self._rules = [(one, two, both) for one, two, both in rules if None not in (one, two, both)]
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """See `ImageReader.expand`; then line breaks are joined as in a text tokenised whole, and as vLLM does it."""
+        """See `ImageReader.expand`; adjacent line breaks are then merged as in a text tokenised whole, and as in vLLM."""
         expanded = super().expand(engine_ids, images)
         for one, two, both in self._rules:
             joined: list[int] = []
@@ -48,19 +48,19 @@ class Gemma3(ProcessedFamily):
     vision_modules = ("vision_tower", "multi_modal_projector")
 
     def placeholder_text(self, processor: Any) -> str:
-        """`<start_of_image>`."""
+        """Returns `<start_of_image>`."""
         return processor.boi_token
 
     def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
-        """None where the folder has no image processor: it then reads text alone."""
+        """Returns the image reader; None if the folder has no image processor, so that the model reads only text."""
         return None if getattr(processor, "image_processor", None) is None else Gemma3Reader(processor, config)
 
     def placeholders(self, config: Any) -> tuple[int | None, int | None]:
-        """`<start_of_image>` stands for a whole image."""
+        """Returns `<start_of_image>`, the placeholder of a whole image."""
         return config.boi_token_id, None
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """Its attention on a CPU is causal among an image's tokens too: log-probs of prompts with images differ by 0.1 nats."""
+        """On a CPU vLLM's attention is causal among an image's tokens too, which changes log-probs by 0.1 nats."""
         if use.on_gpu or not use.most_images:
             return None
         return "vLLM on a CPU lets no token of an image see a later one, which this model was trained to do"
@@ -70,5 +70,5 @@ class Gemma3(ProcessedFamily):
         return with_tower_named(name), weight
 
     def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: Any) -> dict[str, Tensor]:
-        """Which tokens are an image's: the attention mask is made of them."""
+        """Returns which tokens belong to an image; the model builds its attention mask from them."""
         return {"token_type_ids": (input_ids == config.image_token_id).long()}

@@ -1,7 +1,7 @@
-"""Images on a grid of patches, with M-RoPE positions: what the Qwen-VL families share.
+"""The common code of the Qwen-VL families: images on a patch grid with M-RoPE positions.
 
-An image of (h, w) patches takes h w / merge^2 tokens in the place of one placeholder, and each image has its features by
-itself. So equal images are encoded once, and rows that share an image may be packed.
+The placeholder of an image of (h, w) patches is replaced by h w / merge^2 tokens, and each image has its own features. So
+equal images are encoded once, and rows that share an image can be packed.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class GridReader(ImageReader):
-    """Reads images, and videos where the family has them, as patches on a grid.
+    """Reads images, and videos if the family has them, as patches on a grid.
 
     Args:
-        reads_videos: whether videos are taken, as images behind their times.
+        reads_videos: whether videos are read, as images that follow their times.
     """
 
     def __init__(self, processor: Any, config: Any, encode_text: EncodeText, *, reads_videos: bool) -> None:
@@ -46,7 +46,7 @@ class GridReader(ImageReader):
         return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
 
     def read_visuals(self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None) -> ImageInputs:
-        """See `ImageReader.read_visuals`. A video becomes a row of images, one per temporal patch, behind the images."""
+        """See `ImageReader.read_visuals`. A video becomes a sequence of images, one per temporal patch, after the images."""
         import torch
 
         reader = self._video_reader
@@ -67,12 +67,12 @@ class GridReader(ImageReader):
         )
 
     def num_tokens(self, size: tuple[int, int]) -> int:
-        """See `ImageReader.num_tokens`; no pixel is touched."""
+        """See `ImageReader.num_tokens`; no pixel is read."""
         width, height = size
         return int(self._images.get_number_of_image_patches(height, width, {})) // self.merge_size**2
 
     def num_video_tokens(self, video: Video) -> int:
-        """See `ImageReader.num_video_tokens`; no pixel is touched."""
+        """See `ImageReader.num_video_tokens`; no pixel is read."""
         width, height = video.size
         times = video.times(self._video_reader.temporal_patch_size)
         patches = self._video_reader.get_num_of_video_patches(len(video.frames), height, width, {})
@@ -85,7 +85,7 @@ class GridReader(ImageReader):
         return self._video_reader.patch_size * self._video_reader.merge_size
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """One placeholder per image token in place of one per image; for a video, in each frame, behind the frame's time."""
+        """Replaces each image's placeholder by one per image token, and a video's by its frames, each after its time."""
         counts = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
         stills, frames = iter(counts[: images.num_images]), iter(counts[images.num_images :])
         videos = iter(images.frame_times)
@@ -114,7 +114,7 @@ class GridReader(ImageReader):
         )
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        """Images, and then videos' frames, whose last placeholder stands in [start, stop)."""
+        """Returns images and then video frames whose last placeholder is in [start, stop)."""
         import torch
 
         sizes = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
@@ -146,23 +146,23 @@ class GridReader(ImageReader):
 
 
 class GridFamily(Family):
-    """Families whose tower takes patches on a grid and returns each image's features by itself."""
+    """A family whose vision tower takes patches on a grid and returns separate features for each image."""
 
     num_position_axes = 3
     vision_modules = ("visual",)
 
     def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
-        """None where the folder has no image processor: it then reads text alone."""
+        """Returns the image reader; None if the folder has no image processor, so that the model reads only text."""
         if getattr(processor, "image_processor", None) is None:
             return None
         return GridReader(processor, config, encode_text, reads_videos=self.reads_videos)
 
     def placeholders(self, config: Any) -> tuple[int | None, int | None]:
-        """The image token and, where videos are read, the video token."""
+        """Returns the image token and, if videos are read, the video token."""
         return config.image_token_id, config.video_token_id if self.reads_videos else None
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
-        """Patches and grids of images and of videos; a video's grid is one row per temporal patch."""
+        """Returns patches and grids of images and videos; a video's grid has one row per temporal patch."""
         num_patches = int(images.grid[: images.num_images].prod(dim=1).sum())
         inputs: dict[str, Tensor] = {}
         if images.num_images:
@@ -174,7 +174,7 @@ class GridFamily(Family):
         return inputs
 
     def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
-        """All prompts' images in one pass of the tower."""
+        """Computes the features of all prompts' images in one pass of the tower."""
         import torch
 
         pixel_values = torch.cat([one.pixel_values for one in images]).to(device)
@@ -188,7 +188,7 @@ class GridFamily(Family):
         return [[next(found) for _ in range(one.num_units)] for one in images]
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
-        """See `Family.feature_inputs`; videos' frames stand beside the images."""
+        """See `Family.feature_inputs`; video frames are a separate entry beside the images."""
         found: dict[str, Any] = {}
         for kind, wanted in (("image", False), ("video", True)):
             chosen = [one for one, flag in zip(features, is_frame, strict=True) if flag == wanted]
@@ -201,5 +201,5 @@ class GridFamily(Family):
 
 
 def _time_text(seconds: float) -> str:
-    """What Qwen3-VL reads before a frame."""
+    """Returns the text before a frame in Qwen3-VL."""
     return f"<{seconds:.1f} seconds>"

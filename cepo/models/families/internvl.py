@@ -1,4 +1,4 @@
-"""InternVL 2.5 and 3 in transformers' own form (checkpoints whose names end in -hf)."""
+"""InternVL 2.5 and 3 in the transformers format (checkpoints whose names end in -hf)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cepo.models.families.processed import ProcessedFamily
 
 
 class InternVL(ProcessedFamily):
-    """InternVL3: a large image is cut into tiles, each of the same number of tokens, between `<img>` and `</img>`."""
+    """InternVL3, which cuts a large image into tiles with equal numbers of tokens between `<img>` and `</img>`."""
 
     title = "InternVL3"
     model_types = ("internvl",)

@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: tiles at the image's own aspect ratio, with a learnt vector behind each row of them."""
+"""LLaVA-OneVision, which tiles an image at its own aspect ratio and appends a learnt vector to each row of tiles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LlavaOneVision(ProcessedFamily):
-    """LLaVA-OneVision. An image is cut into tiles only if it is alone in its prompt, as `batch_num_images` tells the model."""
+    """LLaVA-OneVision. Only a prompt's sole image is cut into tiles; `batch_num_images` tells the model."""
 
     title = "LLaVA-OneVision"
     model_types = ("llava_onevision",)
@@ -23,13 +23,13 @@ class LlavaOneVision(ProcessedFamily):
     vision_parameters = ("image_newline",)
 
     def joined(self, embeddings: Any) -> Tensor:
-        """(image tokens, H) of all images: each has its own number of tokens."""
+        """Concatenates the images' features to (image tokens, H), because images differ in their number of tokens."""
         import torch
 
         return torch.cat(list(embeddings))
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """It has no adapters for this architecture, and cuts images into tiles even where a prompt has several."""
+        """vLLM serves no adapters for this architecture and cuts images into tiles even if a prompt has several."""
         if use.with_adapter:
             return "vLLM serves no LoRA adapters on LLaVA-OneVision"
         if use.most_images > 1:
@@ -41,5 +41,5 @@ class LlavaOneVision(ProcessedFamily):
         return with_tower_named(name), weight
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
-        """The model joins a list itself."""
+        """Returns the features as a list, which the model concatenates itself."""
         return {"mm_encoder_outputs": {"image": SimpleNamespace(pooler_output=[one.embeddings for one in features])}}

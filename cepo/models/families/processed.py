@@ -1,7 +1,7 @@
-"""The generic path: images by the model's own processor, features by its own `get_image_features`, rows padded.
+"""The generic family: images by the model's processor, features by its `get_image_features`, padded rows.
 
-Each placeholder becomes the tokens that the processor writes in its place. All images of a prompt are one unit: they are
-prepared and encoded together, as the processor and the model would do in a call of their own.
+Each placeholder is replaced by the tokens that the processor writes for it. All images of a prompt are one unit: they are
+preprocessed and encoded together, as in a separate call of the processor and the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SIZES_KEPT = 4096
-"""Sizes of images whose numbers of tokens are remembered: the processor has to be asked with an image of each."""
+"""The number of image sizes whose token counts are cached; each takes a call of the processor with an image."""
 
 
 class ProcessedReader(ImageReader):
@@ -30,7 +30,7 @@ class ProcessedReader(ImageReader):
 
     Args:
         placeholder: the text that the chat template writes for an image.
-        tower_inputs: the processor's outputs beside `pixel_values` that the vision tower takes.
+        tower_inputs: the processor's outputs that the vision tower takes besides `pixel_values`.
     """
 
     def __init__(self, processor: Any, config: Any, *, placeholder: str, tower_inputs: Sequence[str]) -> None:
@@ -60,7 +60,7 @@ class ProcessedReader(ImageReader):
         )
 
     def num_tokens(self, size: tuple[int, int]) -> int:
-        """See `ImageReader.num_tokens`, for an image alone; several in a prompt may take fewer each, never more."""
+        """See `ImageReader.num_tokens`, for a single image; several in a prompt may have fewer tokens each, never more."""
         return self._tokens_of_size(size)
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
@@ -72,18 +72,18 @@ class ProcessedReader(ImageReader):
         return expanded
 
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
-        """0, 1, 2, ..."""
+        """Returns the positions 0, 1, 2 and so on."""
         import torch
 
         return torch.arange(len(token_ids)).expand(3, -1)
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        """The one unit, where its last placeholder stands in [start, stop)."""
+        """Returns the only unit if its last placeholder is in [start, stop)."""
         last = max(index for index, token in enumerate(token_ids) if token == self.image_token_id)
         return [0] if start <= last < stop else []
 
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
-        """See `ImageReader.smallest`: what the processor makes of the smallest image that it takes."""
+        """See `ImageReader.smallest`; the processor reads an image of `_SMALLEST_SIDES`."""
         from PIL import Image
 
         images = self.read([Image.new("RGB", _SMALLEST_SIDES)])
@@ -95,7 +95,7 @@ class ProcessedReader(ImageReader):
         return len(self.read([Image.new("RGB", size)]).expansions[0])
 
     def _parted(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """What stands between the separators."""
+        """Splits the token ids at the separators."""
         between = self._processor.tokenizer.eos_token_id
         parts: list[list[int]] = [[]]
         for token in token_ids:
@@ -110,33 +110,33 @@ _SMALLEST_SIDES = (32, 32)
 
 
 class ProcessedFamily(Family):
-    """Families on the generic path."""
+    """A family that uses its own processor and forward pass, with padded rows."""
 
     packs = False
     why_padded = "this family goes by its own processor and forward pass, row by row"
     tower_inputs: ClassVar[tuple[str, ...]] = ()
 
     def placeholder_text(self, processor: Any) -> str:
-        """What the chat template writes for an image."""
+        """Returns the text that the chat template writes for an image."""
         return processor.image_token
 
     def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
-        """None where the folder has no image processor: it then reads text alone."""
+        """Returns the image reader; None if the folder has no image processor, so that the model reads only text."""
         if getattr(processor, "image_processor", None) is None:
             return None
         placeholder = self.placeholder_text(processor)
         return ProcessedReader(processor, config, placeholder=placeholder, tower_inputs=self.tower_inputs)
 
     def placeholders(self, config: Any) -> tuple[int | None, int | None]:
-        """The image token, which also stands for a whole image."""
+        """Returns the image token, which is also the placeholder of a whole image."""
         return config.image_token_id, None
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
-        """The processor's tensors."""
+        """Returns the processor's tensors."""
         return {"pixel_values": images.pixel_values, **images.more_tensors}
 
     def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
-        """Each prompt's images in a pass of their own, so that none depends on another prompt's padding."""
+        """Encodes each prompt's images in a separate pass, so that none depends on another prompt's padding."""
         found: list[list[ImageFeatures]] = []
         for one in images:
             inputs = {name: tensor.to(device) for name, tensor in self.model_inputs(one).items()}
@@ -145,10 +145,10 @@ class ProcessedFamily(Family):
         return found
 
     def joined(self, embeddings: Any) -> Tensor:
-        """The features of all images of a prompt as one tensor."""
+        """Returns the features of all images of a prompt as one tensor."""
         return embeddings
 
 
 def with_tower_named(name: str) -> str:
-    """A SigLIP tower's weights stand below `vision_model` in published checkpoints; transformers' model leaves that level out."""
+    """Inserts the level `vision_model` into the names of a SigLIP tower, as in published checkpoints; transformers omits it."""
     return re.sub(r"^(model\.)?vision_tower\.(?!vision_model\.)", r"\1vision_tower.vision_model.", name)

@@ -1,8 +1,7 @@
-"""Qwen2-VL and Qwen2.5-VL: M-RoPE over plain features.
+"""Qwen2-VL and Qwen2.5-VL: M-RoPE positions and one feature vector per image token.
 
-Qwen2.5-VL's tower attends within windows and, in some layers, within an image; both are the tower's own affair. Videos are not
-read: the text behind one has other positions in transformers (it goes on behind the frame's sides) than in vLLM (behind the
-last temporal position), so that sampled and trained log-probs would disagree.
+Videos are not supported: the text after a video continues after the frame's sides in transformers, but after the last
+temporal position in vLLM, so that sampled and trained log-probs would disagree.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ class Qwen2VL(GridFamily):
 
 
 class Qwen25VL(GridFamily):
-    """Qwen2.5-VL, which most of EasyR1's scripts name."""
+    """Qwen2.5-VL, the model of most of EasyR1's scripts."""
 
     title = "Qwen2.5-VL"
     model_types = ("qwen2_5_vl",)

@@ -1,4 +1,4 @@
-"""Qwen3.5's vision models: three of four layers carry a recurrent state, which each token of a row changes for all behind it."""
+"""Qwen3.5's vision models, in which three of four layers carry a recurrent state from token to token."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Qwen35(GridFamily):
     )
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """Its CPU build has a linear-attention kernel for one type."""
+        """vLLM's CPU build has a linear-attention kernel only for bf16."""
         if use.on_gpu:
             return None
         if use.dtype != "bf16":
@@ -32,5 +32,5 @@ class Qwen35Moe(Qwen35):
     model_types = ("qwen3_5_moe",)
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """As the dense models, and as every mixture of experts."""
+        """Returns the reason of the dense models, else that of every mixture of experts."""
         return super().why_not_vllm(use) or experts_unserved(use)

@@ -1,4 +1,4 @@
-"""Qwen3-VL and its mixture of experts: M-RoPE, and features that enter behind the first decoder layers as well."""
+"""Qwen3-VL and its mixture of experts: M-RoPE, and image features that are also added after the first decoder layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 
 
 class Qwen3VL(GridFamily):
-    """Qwen3-VL; a video's frames stand behind their times as text."""
+    """Qwen3-VL; each frame of a video follows its time as text."""
 
     title = "Qwen3-VL"
     model_types = ("qwen3_vl",)
@@ -23,16 +23,16 @@ class Qwen3VL(GridFamily):
 
 
 class Qwen3VLMoe(GridFamily):
-    """Qwen3-VL with a mixture of experts, whose weights are no linear layers: LoRA adapts attention alone."""
+    """Qwen3-VL with a mixture of experts. The experts are not linear layers, so LoRA adapts only attention."""
 
     title = "Qwen3-VL-MoE"
     model_types = ("qwen3_vl_moe",)
     reads_videos = True
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """As every mixture of experts."""
+        """See `experts_unserved`."""
         return experts_unserved(use)
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
-        """Experts are (experts, in, out) in published checkpoints and (experts, out, in) in transformers' model."""
+        """Transposes experts from (experts, out, in) in transformers' model to (experts, in, out) in published checkpoints."""
         return name, weight.transpose(-1, -2) if name.endswith(_EXPERTS) else weight

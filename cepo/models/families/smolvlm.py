@@ -1,4 +1,4 @@
-"""SmolVLM, SmolVLM2 and Idefics3: an image is cut into rows and columns of tiles, whose places stand between them as tokens."""
+"""SmolVLM, SmolVLM2 and Idefics3, which cut an image into rows and columns of tiles with position tokens between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cepo.models.families.processed import ProcessedFamily
 
 
 class SmolVLM(ProcessedFamily):
-    """SmolVLM2 and Idefics3. Features stay in blocks of one tile each, (tiles, tokens of a tile, H), as the model merges them."""
+    """SmolVLM2 and Idefics3. Features are blocks of one tile each, (tiles, tokens of a tile, H), which the model merges."""
 
     title = "SmolVLM2, Idefics3"
     model_types = ("smolvlm", "idefics3")

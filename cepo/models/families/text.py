@@ -1,4 +1,4 @@
-"""Text models whose log-probs are a plain head on the last hidden state."""
+"""Text models whose logits are a plain LM head on the last hidden state."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class Qwen3(Family):
 
 
 class TextModel(Family):
-    """Decoders that transformers loads for causal language modelling, without scaling or capping of logits."""
+    """Causal language models of transformers that do not scale or cap their logits."""
 
     title = "Qwen2, Qwen2.5, Llama, Mistral, SmolLM3, OLMo 2, Phi-3"
     model_types = ("qwen2", "llama", "mistral", "smollm3", "olmo2", "phi3")
 
 
 class TextMoe(Family):
-    """The same with a mixture of experts, whose weights are no linear layers: LoRA adapts attention alone."""
+    """Text models with a mixture of experts. The experts are not linear layers, so LoRA adapts only attention."""
 
     title = "Qwen2-MoE, Qwen3-MoE"
     model_types = ("qwen2_moe", "qwen3_moe")
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """As every mixture of experts."""
+        """See `experts_unserved`."""
         return experts_unserved(use)

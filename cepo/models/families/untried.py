@@ -1,4 +1,4 @@
-"""Text models that no page names: one tiny pass of the real architecture decides whether their log-probs are computed right."""
+"""Support for unlisted text models: one pass of a tiny model decides whether their log-probs are computed correctly."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from cepo.errors import ConfigError
 from cepo.models.families.base import Family
 
 LARGEST_GAP = 1e-5
-"""In nats, between the model's own log-probs and a plain head on its last hidden states; float32."""
+"""The largest accepted gap in nats between the model's own float32 log-probs and a plain head on its last hidden states."""
 
 _LAYERS, _VOCABULARY, _TOKENS = 2, 1024, 8
 
 
 class UntriedText(Family):
-    """A text model whose log-probs were found to be those of a plain head on its last hidden states."""
+    """An unlisted text model whose log-probs equal those of a plain head on its last hidden states."""
 
     title = "text model"
     model_types = ()
 
 
 def plain_head_gap(config: Any, *, trust_remote_code: bool = False) -> float:
-    """How far the scoring path is from the model's own forward pass, for random weights in two layers and a small vocabulary.
+    """Returns the largest log-prob gap between the scoring path and the model's forward pass.
 
-    Logits that are scaled or capped, or a last layer that is not the head, show as a gap.
+    The model has two layers, a small vocabulary and random weights. Scaled or capped logits, or a last layer that is not the
+    head, show as a gap.
 
     Raises:
-        ConfigError: no such model can be built or run.
+        ConfigError: such a model cannot be built or run.
     """
     import torch
     from transformers import AutoModelForCausalLM
