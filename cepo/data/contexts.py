@@ -35,11 +35,7 @@ class ContextBuilder:
         self._max_context_length = max_context_length
 
     def student(self, problem: Problem) -> EncodedPrompt:
-        """Encodes the student's prompt.
-
-        Raises:
-            DataError: the prompt is too long. References may be cut, questions may not.
-        """
+        """Encodes the student's prompt; raises `DataError` if it is too long, because a question is never cut."""
         visuals = self._processing.load_visuals(problem.images, problem.videos, problem.image_source)
         prompt = self._processing.encode(problem.text, visuals, history=problem.history)
         if len(prompt.token_ids) > self._max_context_length:

@@ -24,11 +24,7 @@ def listed(row: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def decoded_images(row: Mapping[str, Any], config: DataConfig) -> tuple[Image, ...]:
-    """Returns a row's images in RGB, within the pixel limits.
-
-    Raises:
-        DataError: an image cannot be decoded.
-    """
+    """Returns a row's images in RGB, within the pixel limits; raises `DataError` if one cannot be decoded."""
     return tuple(
         load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels)
         for value in listed(row, config.image_key)
@@ -48,11 +44,7 @@ class ImageStore:
         self._inputs: dict[ImageSource, ImageInputs] = {}
 
     def images(self, source: ImageSource) -> tuple[Image, ...]:
-        """Returns the decoded images of a row, for the rollout engine.
-
-        Raises:
-            ConfigError, DataError: the data set or the row cannot be read here.
-        """
+        """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` if it cannot be read."""
         if source not in self._images:
             self._images[source] = decoded_images(self._data(source.data)[source.row], self._config)
         return self._images[source]

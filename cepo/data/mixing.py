@@ -57,11 +57,7 @@ class MixedProblems:
         return [self._begin(part) + index for part, index in chosen]
 
     def require_solutions(self, setting: str) -> None:
-        """Checks every source; see `ProblemSet.require_solutions`.
-
-        Raises:
-            ConfigError: a source lacks the column, or a row has no solution.
-        """
+        """Checks every source by `ProblemSet.require_solutions`."""
         for part in self._parts:
             part.require_solutions(setting)
 
@@ -75,11 +71,7 @@ class MixedProblems:
 
 
 def read_training_sets(config: DataConfig, processing: Processing) -> ProblemSet | MixedProblems:
-    """Reads all of `data.train_files` and checks every row.
-
-    Raises:
-        ConfigError, DataError: see `ProblemSet`; the message names the source.
-    """
+    """Reads all of `data.train_files` and checks every row; errors are those of `ProblemSet` and name the source."""
     parts: list[ProblemSet] = []
     for source in config.train_sources:
         logger.info("reading and checking %s", source)

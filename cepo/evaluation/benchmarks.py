@@ -47,11 +47,7 @@ def recognise(columns: Sequence[str]) -> Benchmark | None:
 
 
 def converted(rows: Any, benchmark: Benchmark) -> Any:
-    """Returns a datasets table of the benchmark's rows as problems; images stay undecoded.
-
-    Raises:
-        DataError: a row that cannot be read, with its number.
-    """
+    """Converts a datasets table to problems, images undecoded; raises `DataError` with the number of an unreadable row."""
     from datasets import Dataset
 
     from cepo.data.sources import without_decoding

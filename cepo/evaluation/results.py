@@ -63,11 +63,7 @@ def percent(estimate: Mapping[str, Any], *, sign: str = "") -> str:
 
 
 def read_rows(folder: Path) -> dict[str, list[Row]]:
-    """Returns the graded responses of an evaluation, by benchmark.
-
-    Raises:
-        DataError: the folder holds no finished evaluation.
-    """
+    """Returns an evaluation's graded responses by benchmark; raises `DataError` if the folder holds no finished one."""
     if not (folder / RESULTS_FILE).is_file():
         raise DataError(
             f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"

@@ -53,11 +53,7 @@ class Task:
 
 
 def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
-    """Reads the problems of `source`, as a benchmark if its columns are those of one.
-
-    Raises:
-        ConfigError, DataError: see `ProblemSet`.
-    """
+    """Reads the problems of `source`, as a benchmark if its columns are those of one; raises as `ProblemSet`."""
     data = config.data
     rows = read_source(source, text_columns=(data.prompt_key, data.answer_key))
     benchmark = recognise(rows.column_names)

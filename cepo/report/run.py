@@ -63,11 +63,7 @@ class RunData:
 
 
 def load_run(folder: Path) -> RunData:
-    """Reads a run folder.
-
-    Raises:
-        DataError: the folder, `metrics.jsonl` or its first row is missing, or a file is broken.
-    """
+    """Reads a run folder; raises `DataError` if it, `metrics.jsonl` or its first row is missing, or a file is broken."""
     rows = read_metrics(folder)
     if not rows:
         raise DataError(
@@ -77,11 +73,7 @@ def load_run(folder: Path) -> RunData:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Returns the configuration as plain mappings, with references left as text; empty if there is no file.
-
-    Raises:
-        DataError: the file is not a YAML mapping.
-    """
+    """Returns the configuration as plain mappings, references left as text; `DataError` if it is not a mapping."""
     if not path.is_file():
         return {}
     try:

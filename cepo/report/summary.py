@@ -42,11 +42,7 @@ class AccuracyChange:
 
 
 def run_summary(run_folder: Path) -> Table:
-    """Returns the table of one run.
-
-    Raises:
-        DataError: the folder or its metrics are missing or broken.
-    """
+    """Returns the table of one run; raises `DataError` if the folder or its metrics are missing or broken."""
     run = load_run(Path(run_folder))
     table = Table(title=f"{run.estimator}: {run.name}", title_justify="left", show_header=False, title_style="bold")
     table.add_column("quantity", no_wrap=True)

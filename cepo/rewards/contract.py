@@ -68,9 +68,8 @@ class BatchContractError(ContractError):
 def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
     """Returns the score as plain floats.
 
-    Raises:
-        ContractError: the score is not a dict with string keys and finite numbers, or has no `overall`. The message
-            names `source` (the reward function) and `sample`.
+    Raises `ContractError`, naming `source` (the reward function) and `sample`, if the score is not a dict with string
+    keys and finite numbers, or has no `overall`.
     """
     where = f"{source} returned for sample {sample}"
     if not isinstance(score, Mapping):

@@ -79,9 +79,8 @@ def resolve_reward_path(spec: str) -> tuple[Path, str]:
     """Returns the existing file and the function name (default `main`) that `spec` names; runs nothing.
 
     A relative path is looked up in the working directory. One that starts with `cepo/` is then looked up in the
-    installed package, so that `cepo/rewards/math.py:compute_score` works from any folder.
-
-    Raises `RewardError` if the file does not exist.
+    installed package, so that `cepo/rewards/math.py:compute_score` works from any folder. Raises `RewardError` if there
+    is no file.
     """
     file, separator, function_name = spec.rpartition(":")
     if not separator or "/" in function_name or function_name.endswith(".py"):

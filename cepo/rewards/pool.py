@@ -63,13 +63,11 @@ class RewardPool:
     `RewardError`. If a batch was merely slow, later calls get half its size. A batch function therefore sees only a
     part of the batch, sees some samples twice after a fault, and must score samples independently.
 
-    After 8 samples of a call have run out of time, the call's other samples get a tenth of the limit each.
-
-    A failed sample gets 0 in every field, is counted, and is logged as a warning.
+    After 8 samples of a call have run out of time, the call's other samples get a tenth of the limit each. A failed
+    sample gets 0 in every field, is counted, and is logged as a warning. Calls from several threads are served in turn.
 
     The constructor waits until the function is loaded. Raises `ConfigError` for a bad setting, `RewardError` if the
-    function cannot be loaded, `EngineError` if a process cannot be started. Calls from several threads are served in
-    turn.
+    function cannot be loaded, `EngineError` if a process cannot be started.
     """
 
     def __init__(

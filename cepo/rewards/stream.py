@@ -50,11 +50,7 @@ class RewardStream:
             self._thread.start()
 
     def outcome(self) -> RewardOutcome:
-        """Waits for all parts and returns their scores in the order of their places.
-
-        Raises:
-            RewardError, EngineError: see `RewardPool.score`.
-        """
+        """Waits for all parts and returns their scores in the order of their places; raises as `RewardPool.score`."""
         self._end()
         if self._error is not None:
             raise self._error

@@ -82,22 +82,14 @@ def available_sinks() -> list[str]:
 
 
 def build_sink(name: str, run: RunDescription) -> Sink:
-    """Builds the sink registered under `name`.
-
-    Raises:
-        ConfigError: see `check_sinks`.
-    """
+    """Builds the sink registered under `name`; raises `ConfigError` as `check_sinks` does."""
     check_sinks([name])
     module, class_name = _SINKS[name]
     return getattr(importlib.import_module(module), class_name)(run)
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Checks the names of sinks before anything heavy starts.
-
-    Raises:
-        ConfigError: a name that is not registered, or a sink whose library is not installed.
-    """
+    """Checks names before anything heavy starts; raises `ConfigError` if one is not registered or lacks its library."""
     known = available_sinks()
     for name in names:
         if name not in _SINKS:

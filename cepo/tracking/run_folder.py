@@ -133,11 +133,7 @@ def metrics_object(row: MetricsRow) -> dict[str, Any]:
 
 
 def metrics_row(line: Mapping[str, Any]) -> MetricsRow:
-    """Reads what `metrics_object` wrote.
-
-    Raises:
-        DataError: there is no `step`.
-    """
+    """Reads what `metrics_object` wrote; raises `DataError` if there is no `step`."""
     if "step" not in line:
         raise DataError(f"a row of {METRICS_FILE} has no 'step'; it has {', '.join(line) or 'nothing'}")
     try:
@@ -175,11 +171,7 @@ def group_record(line: Mapping[str, Any]) -> GroupRecord:
 
 
 def read_metrics(run_folder: Path) -> list[MetricsRow]:
-    """Returns all rows of a run in order.
-
-    Raises:
-        DataError: the folder or the file is missing, or a line is broken.
-    """
+    """Returns all rows of a run in order; raises `DataError` if the folder or file is missing or a line is broken."""
     return [metrics_row(line) for line in read_objects(_existing(run_folder, METRICS_FILE))]
 
 
@@ -198,11 +190,7 @@ def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_environment(run_folder: Path) -> list[dict[str, Any]]:
-    """Returns one entry per start or resume; empty if none was recorded.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+    """Returns one entry per start or resume, none without a record; raises `DataError` if the file is damaged."""
     path = run_folder / ENVIRONMENT_FILE
     if not path.exists():
         return []

@@ -91,11 +91,7 @@ def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
 
 
 def set_aside_earlier_records(folder: Path) -> Path | None:
-    """Moves the records of an earlier run into the first free folder `earlier_run_<n>` within the run folder.
-
-    Returns:
-        That folder; None if there was nothing to move.
-    """
+    """Moves an earlier run's records into a new subfolder `earlier_run_<n>` and returns it, or None without records."""
     present = [folder / name for name in _RECORDS if (folder / name).exists()]
     if not present:
         return None
