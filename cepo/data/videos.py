@@ -150,7 +150,6 @@ def frame_size(size: tuple[int, int], num_frames: int, rules: FrameRules) -> tup
 
 
 def _qwen_rules() -> Any:
-    """Imports qwen-vl-utils' module, which needs torchvision."""
     from qwen_vl_utils import vision_process
 
     return vision_process

@@ -67,7 +67,6 @@ def _adapter(actor: Path) -> AdapterWeights | None:
 
 
 def _merged(actor: Path, config: RunConfig, stack: contextlib.ExitStack) -> str:
-    """Makes a temporary model folder from a checkpoint in which all weights were trained."""
     model = config.worker.actor.model
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cepo-evaluate-"))) / "model"
     base = BaseModel(

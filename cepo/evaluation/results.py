@@ -139,7 +139,6 @@ def _paired(name: str, first: Sequence[Row], second: Sequence[Row]) -> Paired:
 
 
 def _shares(rows: Sequence[Row]) -> dict[str, float]:
-    """Returns, by problem, the share of its responses that are right."""
     verdicts: dict[str, list[bool]] = defaultdict(list)
     for row in rows:
         verdicts[row["problem_id"]].append(row["correct"])

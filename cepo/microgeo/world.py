@@ -95,7 +95,6 @@ def build_world(
 
 
 def _user_cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/cepo`, or `~/.cache/cepo` if that variable is empty."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "cepo"
 
@@ -190,7 +189,6 @@ def _put_in_place(building: Path, folder: Path, fingerprint: str) -> None:
 
 
 def _built_fingerprint(folder: Path) -> str | None:
-    """Returns the fingerprint of the world in `folder`, or None if there is nothing yet."""
     if not folder.exists():
         return None
     manifest = folder / _MANIFEST

@@ -87,7 +87,6 @@ def _draw(run: RunData, groups: Sequence[GroupRecord], blocks: Sequence[Block], 
 
 
 def _axes(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Adds axes at a place given in points from the upper left corner."""
     full_width, full_height = figure.get_size_inches() * 72
     place = (left / full_width, 1 - (top + height) / full_height, width / full_width, height / full_height)
     return figure.add_axes(place)

@@ -151,7 +151,6 @@ def _time_rows(run: RunData) -> list[tuple[str, str]]:
 
 
 def _training_values(run: RunData, name: str) -> list[float]:
-    """Returns the values of training steps in which the stage ran."""
     return [value for step, value in zip(*run.series(name), strict=True) if step > 0 and value > 0]
 
 

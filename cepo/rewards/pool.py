@@ -117,7 +117,6 @@ class RewardPool:
         return RewardStream(self._verdicts, self._outcome)
 
     def _verdicts(self, inputs: Sequence[Mapping[str, Any]], is_given_up: Callable[[], bool] = _never) -> list[Any]:
-        """Returns each sample's score, or its `_Fault`."""
         samples = [dict(reward_input) for reward_input in inputs]
         _check_picklable(samples)
         return self._run("score", samples, one_by_one=self.reward_type == "sequential", is_given_up=is_given_up)

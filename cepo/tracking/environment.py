@@ -64,7 +64,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _processor_name() -> str:
-    """Returns the processor's model from Linux, else what Python reports."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Weights & Biases, SwanLab and MLflow, each through its own library. A resumed run appends to the run it continues.
+"""Logs to Weights & Biases, SwanLab and MLflow through their own libraries. A resumed run continues its tracker's run.
 
 | tracker | without a network or server |
 | --- | --- |

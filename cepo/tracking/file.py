@@ -112,7 +112,6 @@ class FileSink:
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Turns an OSError into an error that says what to do."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What a run folder holds, written and read in one place.
+"""Defines, writes and reads the files of a run folder.
 
 | file | content |
 | --- | --- |
@@ -9,7 +9,7 @@
 | `environment.json` | a list: versions, commit, devices and command of the start and of every resume |
 | `trackers.json` | the identifiers that external trackers gave the run, for resuming |
 
-Values that are not finite are null in the files and NaN when read.
+Non-finite values are null in the files and NaN when read.
 """
 
 from __future__ import annotations
