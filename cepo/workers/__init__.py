@@ -1,1 +1,1 @@
-"""torch.distributed, FSDP2 and PEFT: loading, scoring, updating, teacher weights, weight synchronisation, checkpoints."""
+"""The work of one device with torch.distributed, FSDP2 and PEFT: loading, scoring, updates, weight sync, checkpoints."""

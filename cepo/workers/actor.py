@@ -1,4 +1,4 @@
-"""The policy on this device: scores, updates, teaches, and hands its weights to the rollout engine."""
+"""The policy on this device: scores rows, is updated, serves as teacher and provides weights to the rollout engine."""
 
 from __future__ import annotations
 
@@ -33,24 +33,23 @@ from cepo.workers.scoring_model import CollatedRows, TeacherStates
 from cepo.workers.teacher_weights import TeacherWeights
 
 FULL_KL = DivergenceConfig(kind="reverse_kl")
-"""KL(P_student || P_reference) over the whole vocabulary."""
+"""The settings of KL(P_student || P_reference) over the whole vocabulary."""
 
 
 class Actor:
     """The trained policy under FSDP2 (also with one process), with LoRA or full fine-tuning.
 
-    One per rank. All ranks call the same methods in the same order, each with its own rows, or none; a prompt's rows stay on
-    one rank within a step. What an update changes, and what merging the ranks' metrics gives, are those of one rank with
-    all rows.
+    Each rank has one. All ranks call the same methods in the same order, each with its own rows or none; a prompt's rows
+    stay on one rank within a step. Updates and merged metrics equal those of one rank with all rows.
 
     Args:
         config: `worker.actor`.
-        temperature: the rollout temperature, which divides the logits of every log-prob.
-        teacher: whose weights teacher passes run with.
-        objective_settings: what the update minimises.
+        temperature: the rollout temperature, by which logits are divided before every log-prob.
+        teacher: the source of the weights of teacher passes.
+        objective_settings: the objective of the update.
         with_reference: whether the initial weights are needed for a KL penalty.
-        total_steps: horizon of the learning-rate schedule.
-        seed: of the adapter's initial weights.
+        total_steps: length of the learning-rate schedule.
+        seed: for the adapter's initial weights.
         longest_row: tokens of the longest prompt with the longest response, the unit of `dynamic_batching`.
     """
 
@@ -106,27 +105,26 @@ class Actor:
         keep_states: str | None = None,
         temperature: float | None = None,
     ) -> list[Tensor]:
-        """log P of each row's response tokens, (response length,) float32 on the CPU, in the order of `rows`.
+        """Returns the log-probs of each row's response tokens, (response length,) float32 on the CPU, in the order of `rows`.
 
-        `as_teacher` runs with the teacher's weights; contexts decide everything else. `keep_states` names the view of which
-        the rows' hidden states are kept until the step is finished, for an update that distils from them. `temperature`
-        takes the place of the rollout temperature.
+        `as_teacher` runs with the teacher's weights. `keep_states` names a view whose rows' hidden states are kept until the
+        end of the step, for an update that distils from them. `temperature` replaces the rollout temperature.
         """
         self.offload.weights_here()
         with self.teacher_weights.active() if as_teacher else nullcontext(), self.module.at_temperature(temperature):
             return self._pass(rows, keep=keep_states)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
-        """As `score`, with the initial weights (under LoRA: the adapter off); `keep_states` for a KL over the vocabulary."""
+        """Scores with the initial weights (LoRA: without the adapter); `keep_states` for a KL over the vocabulary."""
         assert self.reference_weights is not None, "no KL penalty was announced"
         self.offload.weights_here()
         with self.reference_weights.active():
             return self._pass(rows, keep=OWN_VIEW if keep_states else None)
 
     def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """KL(P_student || P_reference) over the whole vocabulary before each response token, in nats.
+        """Returns KL(P_student || P_reference) over the vocabulary before each response token, in nats.
 
-        The rows are those whose reference states were kept.
+        The rows' reference states must have been kept by `score_reference`.
         """
         self.offload.weights_here()
         self.kept.require(OWN_VIEW, rows)
@@ -134,7 +132,7 @@ class Actor:
 
     @torch.no_grad()
     def _pass(self, rows: Sequence[ScoringRow], *, keep: str | None = None, beside: str | None = None) -> list[Tensor]:
-        """Per row its log-probs, or its divergence from the states kept for the view `beside`; keeps those of view `keep`."""
+        """Returns each row's log-probs or its divergence from the kept states of view `beside`; keeps states for view `keep`."""
         self.module.eval()
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
@@ -145,7 +143,7 @@ class Actor:
             teacher = None if beside is None else self.kept.states_for(beside, passing, FULL_KL)
             log_probs, (other, *_) = self.module(self.passes.collate(passing), () if teacher is None else (teacher,))
             values = log_probs if teacher is None else other
-            # What is beyond the indices is the filler's.
+            # Entries beyond the indices belong to the filler.
             results |= dict(zip(part.indices, values.float().cpu().split(lengths), strict=False))
             if keep is not None:
                 of_rows = zip(passing, other.cpu().split(lengths), strict=True)
@@ -156,9 +154,9 @@ class Actor:
         return [results[index] for index in range(len(rows))]
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """One optimizer step for each batch, at the learning rate of the 0-based training step.
+        """Runs one optimizer step per batch at the learning rate of the 0-based training step.
 
-        Denominators are totals of all ranks, and so gradients of the ranks add up.
+        Denominators are totals over all ranks, so the ranks' gradients are summed.
         """
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
         self.offload.weights_here()
@@ -171,31 +169,31 @@ class Actor:
         return merge_metrics([*parts, self.passes.metrics(), images, common])
 
     def forget_work(self) -> None:
-        """Tokens and images of passes since the last update, a validation's, count for no step."""
+        """Discards the counts of tokens and images since the last update, so that validation counts for no step."""
         self.passes.metrics()
         self.module.encoder.forget()
         self.module.encoder.drain_count()
 
     def finish_step(self, step: int) -> None:
-        """Refreshes teacher weights after the update of the 0-based step, and forgets what was kept for it."""
+        """Refreshes the teacher's weights after the update of the 0-based step and frees the step's caches."""
         self.kept.forget()
         self.module.encoder.forget()
         self.teacher_weights.after_update(step)
 
     def forget_gradients(self) -> None:
-        """Frees the gradients, which the next update makes anew: they would lie beside the engine while it samples."""
+        """Frees the gradients until the next update, so that they do not take memory from the rollout engine."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def rest(self) -> None:
-        """Frees what `offload` says of the device, before responses are sampled; the next call takes it back."""
+        """Offloads weights before sampling, if `offload` is set; the next call loads them again."""
         self.offload.weights_away()
 
     def rollout_weights(self) -> Weights:
-        """The current weights under the names the rollout engine knows: the adapter alone under LoRA, else all.
+        """Returns the current weights under the rollout engine's names: only the adapter under LoRA, else all weights.
 
-        Every rank gets all of them. An adapter is whole; full weights are gathered one by one as they are read, which all
-        ranks do together and before the next call. So are those that an adapter is merged into because the engine cannot
-        take it beside the base that it has read (`served_adapter_rank`).
+        Every rank gets all of them. An adapter is returned whole. Full weights are gathered one at a time as they are read,
+        which all ranks do together before their next call. The same holds for merged weights, used if the engine cannot
+        serve the adapter on its base (`served_adapter_rank`).
         """
         lora = self._config.model.lora
         if lora.rank == 0:
@@ -206,11 +204,11 @@ class Actor:
 
     @property
     def has_adapter(self) -> bool:
-        """Whether an adapter is trained, and not the model's own weights."""
+        """Whether an adapter is trained instead of the model's own weights."""
         return self._config.model.lora.rank > 0
 
     def adapter_weights(self) -> AdapterWeights:
-        """The adapter in PEFT's form, whole on every rank; collective. For a model that has one."""
+        """Returns the adapter in PEFT's format, whole on every rank; collective. The model must have one."""
         from peft import get_peft_model_state_dict
 
         peft_model: Any = self.module.model
@@ -272,7 +270,7 @@ class Actor:
         return metrics
 
     def _teachers(self, own: OptimizerBatch, rows: Sequence[ScoringRow]) -> dict[str, TeacherStates]:
-        """The kept states that `rows` diverge from: those of `own`, and a filler behind them."""
+        """Returns the kept states for the divergences of `rows`: the rows of `own` and possibly a filler."""
         found = {"reference": self.kept.states_for(OWN_VIEW, rows, FULL_KL)}
         if own.distillation is not None:
             view, weights = own.distillation.view, own.distillation.token_weight

@@ -1,4 +1,4 @@
-"""Which layers an adapter's settings name, looked up before PEFT is asked: it trains without a name that fits nothing."""
+"""Checks the adapter's `target_modules` against the model's layers, because PEFT ignores names that match nothing."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _KEY = "worker.actor.model.lora.target_modules"
 
 
 def target_names(target_modules: str) -> list[str]:
-    """The module names of the setting; `all-linear` alone is none of them."""
+    """Splits the setting into module names; returns an empty list for `all-linear`."""
     return [] if target_modules == ALL_LINEAR else [name.strip() for name in target_modules.split(",")]
 
 
 def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | None) -> None:
-    """Raises where one of the names fits no layer of the model, or none that `excluded` leaves.
+    """Checks that each name matches a layer of the model that `excluded` does not exclude.
 
-    As PEFT reads them: a name fits the modules that are called so or whose path ends with it, and `excluded` is a regular
-    expression of whole paths.
+    As in PEFT, a name matches modules with that path or a path that ends with it, and `excluded` is a regular expression
+    for whole paths.
 
     Raises:
-        ConfigError: it names the layers that there are.
+        ConfigError: a name matches no layer; the message lists the model's layers.
     """
     paths = [path for path, _ in model.named_modules()]
     left = [path for path in paths if excluded is None or re.fullmatch(excluded, path) is None]

@@ -1,4 +1,4 @@
-"""Saves and restores a worker's state with torch.distributed.checkpoint, and the adapter in PEFT's form."""
+"""Saves and restores a worker's state with torch.distributed.checkpoint, and the adapter in PEFT's format."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ ADAPTER = "lora_adapter"
 
 
 def save_actor(actor: Actor, folder: Path, *, weights_only: bool = False) -> None:
-    """Writes trainable weights, optimizer and teacher weights as shards, the random state, and under LoRA the adapter.
+    """Writes sharded trainable weights, optimizer state and teacher weights, the random state and, under LoRA, the adapter.
 
-    With `weights_only` the trainable weights and the adapter alone, from which no run can go on. All ranks call it with one
-    folder on a storage they share; it is whole once all have returned.
+    With `weights_only`, only the trainable weights and the adapter are written, and no run can resume from them. All ranks
+    call it with one folder on shared storage, which is complete once all have returned.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dcp.save(_weights(actor) if weights_only else _state(actor), checkpoint_id=str(folder / SHARDS))
     actor.offload.optimizer_away()
     rank, adapter = dist.get_rank(), actor.adapter_weights() if actor.has_adapter else None
-    # Last what a rank writes on its own: where it fails, no other rank waits for it.
+    # Each rank's own files come last, so that no other rank waits for a failed write.
     if not weights_only:
         torch.save(_random_state(), folder / _random_state_file(rank))
     if adapter is not None and rank == 0:
@@ -48,10 +48,10 @@ def save_actor(actor: Actor, folder: Path, *, weights_only: bool = False) -> Non
 
 
 def load_actor(actor: Actor, folder: Path) -> None:
-    """Restores what `save_actor` wrote, on any number of ranks; one without a random state of its own takes rank 0's.
+    """Restores a checkpoint of `save_actor` on any number of ranks; a rank without a saved random state uses rank 0's.
 
     Raises:
-        CheckpointError: files are missing, ask for code, or belong to another model, adapter or teacher.
+        CheckpointError: files are missing, would run code, or belong to another model, adapter or teacher.
     """
     state = _state(actor)
     with _refused_where_it_does_not_fit(folder):
@@ -70,17 +70,17 @@ def load_actor(actor: Actor, folder: Path) -> None:
 
 
 def save_critic(critic: Critic, folder: Path, *, weights_only: bool = False) -> None:
-    """Writes trainable weights and, unless `weights_only`, optimizer as shards; the random state is the actor's."""
+    """Writes sharded trainable weights and, unless `weights_only`, optimizer state; the random state is the actor's."""
     folder.mkdir(parents=True, exist_ok=True)
     dcp.save(_weights(critic) if weights_only else _trained_state(critic), checkpoint_id=str(folder / SHARDS))
     critic.offload.optimizer_away()
 
 
 def load_critic(critic: Critic, folder: Path) -> None:
-    """Restores what `save_critic` wrote.
+    """Restores a checkpoint of `save_critic`.
 
     Raises:
-        CheckpointError: files are missing, ask for code, or belong to another model.
+        CheckpointError: files are missing, would run code, or belong to another model.
     """
     state = _trained_state(critic)
     with _refused_where_it_does_not_fit(folder):
@@ -110,14 +110,14 @@ def _restore(worker: Actor | Critic, state: dict[str, Any]) -> None:
         optim_state_dict=state["optimizer"],
         options=StateDictOptions(strict=False, ignore_frozen_params=True),
     )
-    # The moments are the checkpoint's; how they are used is the resumed run's own setting, like its learning rate.
+    # The moments come from the checkpoint, but their settings come from the resumed run, as its learning rate does.
     for group in worker.optimizer.param_groups:
         group.update({name: worker.optimizer.defaults[name] for name in ("betas", "weight_decay")})
     worker.offload.optimizer_away()
 
 
 def pass_interruption_on(error: BaseException) -> None:
-    """Raises the Ctrl-C that torch.distributed.checkpoint has wrapped as a failed read or write, if there is one."""
+    """Raises KeyboardInterrupt if torch.distributed.checkpoint has wrapped one as a failed read or write."""
     failures = error.failures if isinstance(error, dcp.CheckpointException) else {}
     if any(isinstance(cause, KeyboardInterrupt) for cause, _ in failures.values()):
         raise KeyboardInterrupt from error
@@ -129,7 +129,7 @@ def _refused_where_it_does_not_fit(folder: Path) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except (Exception, dcp.CheckpointException) as error:  # DCP's wrapper of what went wrong is no Exception
+    except (Exception, dcp.CheckpointException) as error:  # DCP's CheckpointException is not a subclass of Exception
         pass_interruption_on(error)
         raise CheckpointError(f"{folder} cannot be restored into this model: {error}") from error
 

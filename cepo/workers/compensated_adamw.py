@@ -1,4 +1,4 @@
-"""AdamW for weights that are kept in bf16, whose rounding would swallow most updates."""
+"""AdamW with Kahan compensation for bf16 weights, whose rounding would lose most updates."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.optim import Optimizer
 
 
 class CompensatedAdamW(Optimizer):
-    """AdamW whose update is added with Kahan's compensation, with its momentum in bf16.
+    """AdamW with Kahan-compensated updates and a bf16 momentum.
 
         m <- b1 m + (1 - b1) g
         v <- b2 v + (1 - b2) g^2
         update = -lr (weight_decay w + (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps))
         c <- c + update;   w' = round(w + c);   c <- c - (w' - w);   w <- w'
 
-    A bf16 weight has 8 significant bits, so an update below w / 512 is lost when it is added; `c` carries what was lost to the
-    next step. `m` and `c` are bf16, `v` is float32: a decay of 0.1 % is below the rounding of bf16, in which `v` would never
-    fall. Weights of a finer type are updated in their own type; then `c` holds next to nothing. EasyR1's `adamw_bf16`
-    has all states in bf16.
+    A bf16 weight has 8 significant bits, so adding an update below w / 512 changes nothing; `c` carries the rounding error to
+    the next step. `m` and `c` are bf16 and `v` is float32, because a decay of 0.1 % is below the rounding of bf16, in which
+    `v` would never decrease. Weights of a finer type are updated in that type, and `c` stays near 0. EasyR1's `adamw_bf16`
+    keeps all states in bf16.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class CompensatedAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One update of every weight that has a gradient."""
+        """Updates every weight that has a gradient."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -49,7 +49,7 @@ class CompensatedAdamW(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a state in the types it was saved in; torch alone would give it the type of the weights."""
+        """Restores the state in the types in which it was saved; torch would cast it to the type of the weights."""
         super().load_state_dict(state_dict)
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         weights = chain.from_iterable(group["params"] for group in self.param_groups)

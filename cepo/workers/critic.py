@@ -1,4 +1,4 @@
-"""The critic on this device: predicts the value before each response token, and learns from returns."""
+"""The critic on this device: predicts the value before each response token and is trained on returns."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from cepo.workers.passes import Passes
 
 
 class Critic:
-    """A value model of its own under FSDP2, all of its weights trained. One per rank, called as `Actor` is.
+    """A separate value model under FSDP2 with all weights trained. Each rank has one and calls it like `Actor`.
 
     Args:
-        config: `worker.critic`, its nulls resolved (`cepo.config.resolved_critic`).
-        processing: the actor's; the critic reads the same tokens.
-        total_steps: horizon of the learning-rate schedule.
-        seed: of the value head's initial weights.
-        longest_row: as the actor's.
+        config: `worker.critic` with its nulls resolved (`cepo.config.resolved_critic`).
+        processing: that of the actor; the critic reads the same tokens.
+        total_steps: length of the learning-rate schedule.
+        seed: for the value head's initial weights.
+        longest_row: see `Actor`.
 
     Raises:
-        ConfigError: the model cannot be loaded, or reads other tokens than the actor's.
+        ConfigError: the model cannot be loaded, or its tokens differ from the actor's.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """The value before each response token, (response length,) float32 on the CPU, in the order of `rows`."""
+        """Returns the value before each response token, (response length,) float32 on the CPU, in the order of `rows`."""
         self.offload.weights_here()
         self.module.eval()
         results: dict[int, Tensor] = {}
@@ -72,13 +72,13 @@ class Critic:
             passing = part.rows(rows)
             lengths = [len(row.response_ids) for row in passing]
             values = self.module(self.passes.collate(passing)).cpu().split(lengths)
-            # What is beyond the indices is the filler's.
+            # Entries beyond the indices belong to the filler.
             results |= dict(zip(part.indices, values, strict=False))
         reshard(self.module)
         return [results[index] for index in range(len(rows))]
 
     def update(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
-        """One optimizer step for each batch, at the learning rate of the 0-based training step."""
+        """Runs one optimizer step per batch at the learning rate of the 0-based training step."""
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
         self.offload.weights_here()
         self.offload.optimizer_here()
@@ -88,11 +88,11 @@ class Critic:
         return merge_metrics([*parts, on_first_rank({"critic/lr": mean_value(learning_rate)})])
 
     def forget_gradients(self) -> None:
-        """As `Actor.forget_gradients`."""
+        """See `Actor.forget_gradients`."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def rest(self) -> None:
-        """As `Actor.rest`."""
+        """See `Actor.rest`."""
         self.offload.weights_away()
 
     def _optimizer_step(self, batch: CriticBatch) -> Metrics:
@@ -120,6 +120,6 @@ class Critic:
         loss = (value_loss(values, old_values, returns, clip) * weight).sum()
         loss.backward()
         metrics = value_metrics(values.detach(), old_values, returns, mask, clip)
-        # The shares of a batch's micro-batches add up to 1, so that merging gives the mean loss of the optimizer steps.
+        # The weights of a batch's micro-batches sum to 1, so that merging gives the mean loss of the optimizer steps.
         metrics["critic/vf_loss"] = fraction(float(loss.detach()), len(indices) / batch.denominators.num_sequences)
         return metrics

@@ -1,4 +1,4 @@
-"""A teacher's hidden states, kept from the pass that scored its contexts to the update that distils from them."""
+"""Keeps a teacher's hidden states from its scoring pass until the update that distils from them."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ class _KeptView:
 
 
 class KeptStates:
-    """Hidden states by view and row, on the CPU: tokens x hidden size, where the distributions would be tokens x vocabulary.
+    """Hidden states by view and row, on the CPU: tokens x hidden size, which is smaller than tokens x vocabulary.
 
-    The teacher is the one that was asked, whatever its weights become during the step's updates, so a trained head is
-    kept beside the states. Each rank keeps the states of the rows it scored, so a row is distilled where it was scored:
-    within a step the rows of a prompt go to one rank.
+    The teacher is the one of the scoring pass, even if the step's updates change its weights, so a trained head is kept
+    with the states. Each rank keeps the states of the rows that it scored and distils the same rows, because within a step
+    a prompt's rows go to one rank.
     """
 
     def __init__(self) -> None:
         self._views: dict[str, _KeptView] = {}
 
     def keep(self, view: str, states: Mapping[int, Tensor], module: ScoringModel) -> None:
-        """Keeps one (response length, H) tensor per row, and the head that `module` has at this moment if it is trained."""
+        """Keeps one (response length, H) tensor per row and, if the head of `module` is trained, a copy of it."""
         weight: Any = module.base.lm_head.weight
         head = whole_tensor(weight).detach().clone() if weight.requires_grad else None
         self._views[view] = _KeptView(states, head)
 
     def forget(self) -> None:
-        """Frees everything."""
+        """Frees all states."""
         self._views = {}
 
     def require(self, view: str, rows: Sequence[ScoringRow]) -> None:
-        """Holds the trainer to it that these rows were scored here."""
+        """Asserts that the states of these rows were kept on this rank."""
         kept = self._views[view].states if view in self._views else {}
         missing = [row.row for row in rows if row.row not in kept]
         assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
 
     def states_for(self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig) -> TeacherStates | None:
-        """The rows' states, flat. None where nothing was kept for the view.
+        """Returns the rows' states, concatenated; None if none were kept for the view.
 
-        A row of which no state was kept gets zeros: it has no teacher, and its weight is 0.
+        A row without a kept state has no teacher: it gets zeros, and its weight is 0.
         """
         kept = self._views.get(view)
         if kept is None or not kept.states:

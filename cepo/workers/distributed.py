@@ -1,4 +1,4 @@
-"""The process group and the device mesh, also for a single process: one code path whatever the number of devices."""
+"""Sets up the process group and the device mesh, also for a single process, so that all runs share one code path."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from cepo.metrics import Metrics
 
 
 def this_device() -> torch.device:
-    """The accelerator if there is one, else the CPU."""
+    """Returns this process's GPU if there is one, else the CPU."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def process_group_backend(device: torch.device) -> str:
-    """For `dist.init_process_group`: weights and checkpoints in host memory need gloo beside nccl."""
+    """Returns the backend for `dist.init_process_group`: tensors in host memory need gloo besides nccl."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def data_parallel_mesh(fsdp_size: int = -1) -> DeviceMesh:
-    """All processes; starts a process group of one where none has been started.
+    """Returns the device mesh of all processes; starts a process group of one process if there is none.
 
-    One axis over which weights are sharded; or, where `fsdp_size` is positive and below the number of processes, two:
-    copies of the weights, each sharded over `fsdp_size` neighbouring processes.
+    Weights are sharded over one axis. If `fsdp_size` is positive and below the number of processes, there are two axes:
+    replicas of the weights, each sharded over `fsdp_size` neighbouring processes.
 
     Raises:
-        ConfigError: the processes do not divide into groups of `fsdp_size`.
+        ConfigError: the number of processes is not a multiple of `fsdp_size`.
     """
     device = this_device()
     if not dist.is_initialized():
@@ -46,15 +46,15 @@ def data_parallel_mesh(fsdp_size: int = -1) -> DeviceMesh:
 
 
 def on_first_rank(metrics: Metrics) -> Metrics:
-    """`metrics` on rank 0 and none elsewhere: for what all ranks know alike, so that merging the ranks counts it once."""
+    """Returns `metrics` on rank 0 and none elsewhere, so that values equal on all ranks are counted once."""
     return metrics if dist.get_rank() == 0 else {}
 
 
 def reshard(module: nn.Module) -> None:
-    """Frees all gathered weights, so that `module.parameters()` are the shards that get trained and saved.
+    """Frees all gathered weights, so that `module.parameters()` are the shards that are trained and saved.
 
-    After a pass without gradient the root, and blocks that are not resharded after forward, stay gathered: until then a
-    write to a parameter reaches a copy that the next reshard drops.
+    After a pass without gradient, the root and blocks without resharding after forward stay gathered. A write to a gathered
+    parameter would be lost at the next reshard.
     """
     for part in module.modules():
         if isinstance(part, FSDPModule):

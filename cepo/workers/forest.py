@@ -1,7 +1,8 @@
-"""Which tokens of a pass are the same: the contexts of a prompt share a beginning, its responses share a context.
+"""Plans which tokens of a pass are computed once for several rows, from token ids alone.
 
-Token ids come in, a plan comes out. Rows become a forest: a token's ancestors are exactly the tokens before it in its row,
-so a causal model that runs each segment once, behind its ancestors, gives every row the numbers it has by itself.
+The contexts of a prompt share a prefix, and its responses share a context. Rows become a forest in which a token's ancestors
+are exactly the tokens before it in its row. So a causal model that runs each segment once, after its ancestors, gives
+every row the same results as by itself.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 MIN_SHARED_TOKENS = 16
-"""A shorter common beginning is repeated: what it would save is less than what one more segment costs in attention."""
+"""The shortest shared prefix; a shorter one is repeated, because one more segment in attention costs more than it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRow:
-    """A response behind a context.
+    """The token ids of a context and its response.
 
     Attributes:
         context, response: token ids, neither empty.
-        images: equal exactly where the images are; rows share no token where it differs, because placeholder tokens of
-            different images look alike.
+        images: a key of the images' content. Rows with different keys share no tokens, because the placeholder tokens of
+            different images are equal.
     """
 
     context: tuple[int, ...]
@@ -30,11 +31,11 @@ class TokenRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Tokens `start` to `stop` of row `row` (context and response in one count), computed once for all rows they belong to.
+    """Tokens `start` to `stop` of row `row` (context, then response), computed once for all rows that contain them.
 
     Attributes:
-        parent: the segment right before, -1 for none. Parents stand before their children.
-        num_descendants: of all generations; they follow the segment directly.
+        parent: the index of the preceding segment, -1 for none. Parents come before their children.
+        num_descendants: the number of all descendants, which follow the segment directly.
     """
 
     row: int
@@ -49,12 +50,12 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenForest:
-    """The plan of a pass.
+    """The plan of a pass: rows as a forest of segments.
 
-    The last token of a response predicts nothing and is left out.
+    The last token of a response predicts nothing and is omitted.
 
     Attributes:
-        segments: depth first.
+        segments: the segments, depth first.
         context_ends: for each row the segment that ends with its context's last token.
         leaves: for each row the segment with its response, -1 for a response of one token.
     """
@@ -65,17 +66,17 @@ class TokenForest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are computed."""
+        """The number of computed tokens."""
         return sum(len(segment) for segment in self.segments)
 
 
 def plan_forest(
     rows: Sequence[TokenRow], *, placeholders: Collection[int] = (), min_shared: int = MIN_SHARED_TOKENS
 ) -> TokenForest:
-    """Shares every common beginning of at least `min_shared` tokens, and each whole context among its responses.
+    """Plans a forest that shares each common prefix of at least `min_shared` tokens and each context among its responses.
 
     Args:
-        placeholders: the tokens that stand for parts of images; no segment ends inside a run of them.
+        placeholders: the placeholder tokens of images; no segment ends inside a run of them.
     """
     return _Planner(rows, frozenset(placeholders), min_shared).plan()
 
@@ -111,7 +112,6 @@ class _Planner:
         )
 
     def _grow(self, contexts: Sequence[_Context], *, start: int, parent: int) -> None:
-        """Adds the contexts' tokens from `start` on."""
         if len(contexts) == 1:
             self._finish(contexts[0], start, parent)
             return
@@ -138,7 +138,7 @@ class _Planner:
                 self._leaves[row] = self._add(row, length, length + num_inputs, parent)
 
     def _before_images(self, contexts: Sequence[_Context], cut: int) -> int:
-        """`cut`, or the start of the images that it would go through in some context."""
+        """Moves `cut` to the start of a run of placeholders if it would split the run in some context."""
         token_ids = contexts[0].token_ids
         if any(
             context.token_ids[cut : cut + 1] and context.token_ids[cut] in self._placeholders for context in contexts
@@ -161,21 +161,21 @@ class _Planner:
 
 
 def _num_common(sequences: Sequence[tuple[int, ...]]) -> int:
-    """How many first tokens all have; the smallest and the largest in lexicographic order differ first."""
+    """Returns the length of the common prefix; the lexicographically smallest and largest sequences differ first."""
     first, last = min(sequences), max(sequences)
     return next((index for index, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
 
 
 def families(forest: TokenForest) -> list[list[int]]:
-    """Row indices of each tree of the forest: rows of different families share no token. Rows are in depth-first order."""
+    """Returns the row indices of each tree, depth first; rows of different trees share no tokens."""
     return [piece.rows for piece in _Cutter(forest, budget=forest.num_tokens).pieces()]
 
 
 def pack_rows(forest: TokenForest, *, budget: int) -> list[list[int]]:
-    """Row indices of passes of at most `budget` computed tokens, as few passes as first-fit over falling sizes needs.
+    """Returns the row indices of passes of at most `budget` computed tokens, packed by first-fit decreasing.
 
-    Rows that share tokens stay together unless they alone exceed the budget; then the largest branches that fit stay whole
-    and every pass repeats what stands before its own. A single row above the budget gets a pass of its own.
+    Rows that share tokens stay together unless they exceed the budget. Then the largest branches that fit stay whole, and
+    every pass repeats the tokens before its branches. A single row above the budget gets its own pass.
     """
     pieces = _Cutter(forest, budget).pieces()
     order = sorted(range(len(pieces)), key=lambda index: (-pieces[index].num_tokens, index))
@@ -198,7 +198,7 @@ class _Piece:
 
 
 class _Cutter:
-    """Cuts a forest into branches of at most `budget` tokens, what stands before them included."""
+    """Cuts a forest into branches of at most `budget` tokens, including the tokens before them."""
 
     def __init__(self, forest: TokenForest, budget: int) -> None:
         self._segments, self._budget = forest.segments, budget
@@ -215,7 +215,7 @@ class _Cutter:
         return [piece for root in roots for piece in self._cut(root, before=0)]
 
     def _cut(self, node: int, *, before: int) -> list[_Piece]:
-        """Pieces of the branch at `node`, behind `before` tokens that each of them repeats."""
+        """Cuts the branch at `node` into pieces, each of which repeats the `before` tokens that precede it."""
         whole = _Piece(self._rows(node), before + self._size(node))
         if whole.num_tokens <= self._budget or not self._children[node]:
             return [whole]

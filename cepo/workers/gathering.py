@@ -1,4 +1,4 @@
-"""Whole weights from shards, as they are or with the adapter in them."""
+"""Gathers whole weights from shards, with or without the adapter merged into them."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ _BASE, _ADAPTER = ".base_layer.", "default"
 
 
 def whole_tensor(tensor: Any) -> Tensor:
-    """The tensor that the ranks' shards make up; collective. What is not sharded is given back as it is."""
+    """Gathers a sharded tensor (collective); returns a tensor that is not sharded unchanged."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class GatheredWeights(Mapping[str, Tensor]):
-    """A module's weights by name, each gathered when it is asked for and freed when its reader drops it.
+    """A module's weights by name, each gathered when it is read and freed when the reader drops it.
 
-    So handing all of them on takes no second copy of the model: one whole weight exists at a time. Collective: all ranks
-    ask for the same names in the same order, as iterating does. A tensor may be the trained weight itself; readers copy
-    what they keep.
+    One whole weight exists at a time, so no second copy of the model is needed. Collective: all ranks read the same names in
+    the same order, as iteration does. A tensor may be the trained weight itself, so readers copy what they keep.
 
     Args:
-        module: sharded or not.
-        prefix: what to take away from the start of each name.
-        device: where a whole weight is put together.
+        module: the model, sharded or not.
+        prefix: the prefix to remove from each name.
+        device: where a weight is gathered.
     """
 
     def __init__(self, module: nn.Module, *, prefix: str, device: torch.device) -> None:
@@ -50,7 +49,7 @@ class GatheredWeights(Mapping[str, Tensor]):
 
 @torch.no_grad()
 def trained_weights(module: nn.Module, *, prefix: str, device: torch.device) -> dict[str, Tensor]:
-    """Copies on the CPU of the whole weights that are trained, on every rank; collective."""
+    """Returns CPU copies of the whole trained weights on every rank; collective."""
     reshard(module)
     return {
         name.removeprefix(prefix): whole_tensor(parameter.detach().to(device)).cpu().clone()
@@ -60,16 +59,16 @@ def trained_weights(module: nn.Module, *, prefix: str, device: torch.device) -> 
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """The base model's names with the weights that an adapted model computes with, each made as it is read; collective.
+    """The weights of an adapted model, merged as they are read, under the base model's names; collective.
 
     LoRA (arXiv 2106.09685): `W + s B A` with the scale `s = alpha / rank`. DoRA (arXiv 2402.09353): that sum V, each row scaled
-    to the trained magnitude, `m V / |V|`, with the norm over a row's inputs. Sums are in float32 and rounded once, to W's type.
-    A weight W in 4 bits is the one that a pass dequantises, in the type of the computation.
+    to the trained magnitude, `m V / |V|`, with the norm over a row's inputs. Sums are float32 and rounded once to W's type.
+    For a 4-bit base, W is the dequantised weight in the compute type.
 
     Args:
-        module: holds a PEFT model as `model`, sharded or not.
+        module: a module whose `model` is a PEFT model, sharded or not.
         scale: alpha / rank.
-        device: where a whole weight is put together.
+        device: where a weight is gathered.
     """
 
     def __init__(self, module: nn.Module, *, scale: float, device: torch.device) -> None:
