@@ -1,4 +1,4 @@
-"""Builds the trained models: weights, adapter or value head, gradient checkpointing, sharding."""
+"""Builds the trained models: loads weights, adds an adapter or value head, enables gradient checkpointing and shards."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cepo.workers.scoring_model import ImageEncoder, ScoringModel, ValueModel
 def build_scoring_model(
     config: ActorConfig, *, mesh: DeviceMesh, device: torch.device, temperature: float, seed: int
 ) -> ScoringModel:
-    """The sharded policy, ready to score and to train. Adapter weights are drawn from `seed`."""
+    """Builds the sharded policy for scoring and training. Adapter weights are initialised from `seed`."""
     trained_dtype = pretrained.torch_dtype(config.fsdp.torch_dtype or "fp32")
     compute_dtype = pretrained.torch_dtype(config.fsdp.mp_param_dtype)
     with_adapter = config.model.lora.rank > 0
@@ -61,10 +61,10 @@ def build_scoring_model(
 def build_value_model(
     config: CriticConfig, processing: Processing, *, mesh: DeviceMesh, device: torch.device, seed: int
 ) -> ValueModel:
-    """The sharded critic: the checkpoint without its language head, under a value head drawn from `seed`.
+    """Builds the sharded critic: the checkpoint with its LM head replaced by a value head initialised from `seed`.
 
     Raises:
-        ConfigError: the checkpoint's vocabulary is not that of `processing`.
+        ConfigError: the checkpoint's vocabulary differs from that of `processing`.
     """
     section, settings = "worker.critic.model", config.model
     assert settings.model_path is not None, "the critic's settings come resolved"
@@ -92,7 +92,7 @@ def build_value_model(
 
 
 def _require_vocabulary(model: Any, processing: Processing, *, key: str, path: str) -> None:
-    """Raises where tokens of `processing` would be other tokens to the model, or none."""
+    """Raises ConfigError if the model's image token or vocabulary size does not fit the tokens of `processing`."""
     image_token_id, _ = family_of(model.config).placeholders(model.config)
     size, needed = model.get_input_embeddings().weight.shape[0], len(processing.tokenizer)
     if image_token_id != processing.placeholders[0] or size < needed:
@@ -108,10 +108,10 @@ def _checkpoint_gradients(model: Any) -> None:
 
 
 def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed: int) -> Any:
-    """The model under PEFT's wrapper with a LoRA adapter on the language model's linear layers.
+    """Wraps the model in PEFT with a LoRA adapter on the language model's linear layers.
 
     Raises:
-        ConfigError: `target_modules` and `exclude_modules` leave no layer, or a name of `target_modules` fits none.
+        ConfigError: `target_modules` and `exclude_modules` leave no layer, or a name of `target_modules` matches none.
     """
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
@@ -147,10 +147,10 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
 
 
 def check_adapter_targets(config: ActorConfig) -> None:
-    """Looks for the layers that the adapter's settings name in the model's configuration; reads no weights.
+    """Checks that the model has the layers named by the adapter's settings, without reading weights.
 
     Raises:
-        ConfigError: as `add_adapter`.
+        ConfigError: see `add_adapter`.
     """
     lora, settings = config.model.lora, config.model
     names = target_names(lora.target_modules)
@@ -180,11 +180,11 @@ def _distribute(
     exact: Sequence[nn.Module] = (),
     whole_tower: Sequence[nn.Module] = (),
 ) -> None:
-    """Shards the model; where only the first rank has read the weights, the others get theirs from it.
+    """Shards the model; if only the first rank has read the weights, it broadcasts them.
 
-    Parts in `exact` compute in the type they are kept in. A vision tower without gradient is whole on every device, in the
-    type it computes in: no pass through it takes all ranks, so each keeps the features of its own images. Packed 4-bit
-    weights, whose scales lie outside of them, are whole on every device too, and each rank reads its own.
+    Parts in `exact` compute in their storage type. A vision tower without gradient is kept whole on every device in its
+    compute type, so that passes through it need no other rank and each rank caches the features of its own images. Packed
+    4-bit weights, whose scales are separate, are whole on every device too, and each rank reads its own.
     """
     packed = quantised_weights(root).values()
     from_first_rank = fsdp.enable_rank0_init and not packed
@@ -199,7 +199,7 @@ def _distribute(
         if dist.get_rank() != 0:
             _materialise(root, home)
         else:
-            for part in whole_tower:  # to where the shards are: weights are broadcast to one kind of device
+            for part in whole_tower:  # to the device of the shards, because a broadcast needs one kind of device
                 part.to(home)
         set_model_state_dict(root, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     for part in whole_tower:
@@ -207,7 +207,7 @@ def _distribute(
 
 
 def _materialise(root: nn.Module, device: torch.device) -> None:
-    """Gives weights on the meta device memory, which they are to be written to, and leaves the buffers as they are."""
+    """Allocates memory for weights on the meta device and keeps the values of the buffers."""
     buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
     root.to_empty(device=device)
     for name, buffer in root.named_buffers():
@@ -223,17 +223,17 @@ def _shard(
     exact: Sequence[nn.Module],
     ignored: set[nn.Parameter],
 ) -> None:
-    """FSDP2: one group per repeated block, and the rest (embeddings, merger, head) in the root's; but nothing `ignored`.
+    """Applies FSDP2: one group per repeated block, the rest (embeddings, merger, head) in the root; `ignored` stays whole.
 
-    Each group moves to the mesh's device as it is cut, so that no device holds the whole model. Gradients of the ranks are
-    added up, where FSDP's default is their mean: each rank's loss is its share of a sum with global denominators.
+    Each group moves to the mesh's device as it is sharded, so that no device holds the whole model. The ranks' gradients are
+    summed instead of averaged (FSDP's default), because each rank's loss is its share of a sum with global denominators.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=pretrained.torch_dtype(fsdp.mp_param_dtype),
         reduce_dtype=pretrained.torch_dtype(fsdp.mp_reduce_dtype),
     )
     common: Any = {"mesh": mesh, "offload_policy": offload, "ignored_params": ignored}
-    for part in exact:  # groups of their own: under the root's policy they would be cast
+    for part in exact:  # separate groups, because the root's policy would cast them
         fully_shard(part, **common)
     for block in blocks:
         fully_shard(block, mp_policy=policy, reshard_after_forward=fsdp.enable_full_shard, **common)
@@ -241,4 +241,4 @@ def _shard(
     for part in root.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # gloo can add, and not multiply on the way
+            part.set_force_sum_reduction_for_comms(True)  # gloo supports sums, but not scaled sums

@@ -1,4 +1,4 @@
-"""Ranks in step: all make the same passes through the same blocks, whatever rows they have, so that no collective hangs."""
+"""Keeps ranks in lockstep: all run the same passes through the same blocks, so that no collective operation hangs."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from cepo.models.families import ImageReader
 from cepo.models.inputs import EncodedPrompt, ImageInputs
 
 _ANY_TOKEN = 0
-"""Fillers are made of it; every vocabulary has it."""
+"""The token of fillers, which every vocabulary has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankPass:
-    """This rank's part of a pass that all ranks make together.
+    """This rank's part of a pass that all ranks run together.
 
     Attributes:
-        indices: its rows; may be empty.
-        filler: a row behind them whose results are dropped and whose loss has weight 0; None where the rank's own rows run
-            through every block that another rank runs through.
+        indices: the indices of its rows; may be empty.
+        filler: a row after them whose results are dropped and whose loss has weight 0; None if the rank's own rows already
+            use every block that another rank uses.
     """
 
     indices: list[int]
     filler: ScoringRow | None
 
     def rows(self, rows: Sequence[ScoringRow]) -> list[ScoringRow]:
-        """What passes through the model."""
+        """Returns the rows of the pass, including the filler."""
         own = [rows[index] for index in self.indices]
         return own if self.filler is None else [*own, self.filler]
 
 
 class Lockstep:
-    """Agrees over all ranks on the passes of a call.
+    """Makes all ranks agree on the passes of a call.
 
-    A pass gathers and reduces the weights of each block it runs through, which takes all ranks. So all ranks make as many
-    passes as the one with most, and where any rank has images in a pass, every rank sends one through a sharded vision
-    tower.
+    FSDP gathers weights and reduces gradients of each block in every pass, so all ranks must take part. All ranks run as many
+    passes as the one with the most, and if any rank has images in a pass, every rank sends an image through a sharded
+    vision tower.
 
     Args:
-        reader: of the model's images; None for text models, and where each rank has the whole vision tower.
-        device: where the ranks' messages live.
+        reader: the image reader; None for text models and if each rank has the whole vision tower.
+        device: the device of messages between ranks.
     """
 
     def __init__(self, *, reader: ImageReader | None, device: torch.device) -> None:
@@ -57,7 +57,7 @@ class Lockstep:
             self._image = ScoringRow(context=context, response_ids=(_ANY_TOKEN,))
 
     def passes(self, rows: Sequence[ScoringRow], micro_batches: Sequence[list[int]]) -> list[RankPass]:
-        """One entry for each pass of the rank that has most. Collective: every rank calls it, also without rows."""
+        """Returns as many passes as the rank with the most has. Collective: every rank calls it, also without rows."""
         (count,) = self._largest([len(micro_batches)])
         own = [*micro_batches, *([] for _ in range(count - len(micro_batches)))]
         if self._image is None:

@@ -1,4 +1,4 @@
-"""A checkpoint as a Hugging Face folder, which transformers, vLLM and every later training load like any model."""
+"""Merges a checkpoint into a Hugging Face model folder, which transformers, vLLM and cepo can load."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ logger = logging.getLogger(__name__)
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 GENERATION_CONFIG = "generation_config.json"
 _WEIGHTS = "model."
-"""The saved state's entry for weights."""
+"""The prefix of weights in the saved state."""
 _TRAINED = _WEIGHTS + "model."
-"""Before a weight's own name in the shards: that entry, then `ScoringModel`'s attribute."""
+"""The prefix of a weight's own name in the shards: the prefix above and `ScoringModel`'s attribute."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseModel:
-    """The model that training began from.
+    """The model from which training started.
 
     Attributes:
         path: folder or hub name.
-        tokenizer_path: tokenizer and processor; None: those of `path`.
-        chat_template: replaces the tokenizer's own; None: it stays.
-        override_config: entries that replaced the model configuration's own.
+        tokenizer_path: path of tokenizer and processor; None: `path`.
+        chat_template: replaces the tokenizer's template; None: keeps it.
+        override_config: entries that replaced those of the model configuration.
         trust_remote_code: whether Python code that comes with the model may run.
     """
 
@@ -53,7 +53,7 @@ class BaseModel:
 
 
 def actor_folder(checkpoint: Path) -> Path:
-    """The folder with the policy's weights below `global_step_<N>`, or `checkpoint` itself where it is that folder.
+    """Returns the folder with the policy's weights: `actor` in a `global_step_<N>`, or `checkpoint` itself.
 
     Raises:
         CheckpointError: there is neither an adapter nor a folder of shards.
@@ -76,7 +76,7 @@ def actor_folder(checkpoint: Path) -> Path:
 
 
 def adapter_base(folder: Path) -> str | None:
-    """The base model that the adapter of an actor's folder names; None without an adapter or a name."""
+    """Returns the base model that the adapter in an actor's folder names; None without an adapter or a name."""
     if not _has_adapter(folder):
         return None
     path = folder / ADAPTER / ADAPTER_CONFIG
@@ -89,21 +89,21 @@ def adapter_base(folder: Path) -> str | None:
 def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatType | None = None) -> torch.dtype:
     """Writes the trained model with tokenizer, processor, chat template and generation config.
 
-    Under LoRA the weight is `W + scale B A`, added in float32 and rounded once; else it is what the shards hold. A base that
-    was in 4 bits gives the dequantised W: the adapter was trained on it, and W before it would be another model. The base's
-    generation config is copied byte for byte: its list of end tokens decides where answers stop. The folder appears when
-    it is whole. Memory: the model in float32.
+    Under LoRA the weight is `W + scale B A`, summed in float32 and rounded once; else it is that of the shards. For a 4-bit
+    base, W is the dequantised weight, because the adapter was trained on it. The base's generation config is copied byte for
+    byte, because its end tokens decide where responses stop. The folder appears only when it is complete. Memory: the
+    model in float32.
 
     Args:
-        actor: what `actor_folder` found.
+        actor: the result of `actor_folder`.
         out: a folder that does not exist or is empty.
-        dtype: of the written weights; None: the base's own.
+        dtype: the type of the written weights; None: that of the base.
 
     Returns:
-        The type that was written.
+        The type of the written weights.
 
     Raises:
-        CheckpointError: the base cannot be read, the checkpoint does not fit it, or `out` holds files.
+        CheckpointError: the base cannot be read, the checkpoint does not match it, or `out` is not empty.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty; give a new folder")
@@ -157,20 +157,20 @@ def _declared_dtype(base: BaseModel) -> torch.dtype:
 
 
 def _with_adapter_merged(model: Any, folder: Path) -> Any:
-    """The base with `scale B A` added to every adapted weight."""
+    """Returns the base with `scale B A` added to every adapted weight."""
     from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         settings = PeftConfig.from_pretrained(str(folder))
-        settings.base_model_name_or_path = None  # the base is known; PEFT warns of another path to it
+        settings.base_model_name_or_path = None  # the base is given, and PEFT would warn about another path
         tensors = load_file(folder / ADAPTER_WEIGHTS)
         wrapped: Any = get_peft_model(model, settings, autocast_adapter_dtype=False)  # pyright: ignore[reportArgumentType]
         result: Any = set_peft_model_state_dict(wrapped, tensors)
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the adapter {folder} does not fit this base model: {error}") from error
-    # PEFT drops names it does not know and leaves an adapter without weights at zero: the base would be written unchanged.
+    # PEFT ignores unknown names and leaves missing adapter weights at zero, so the base would be written unchanged.
     absent = [name for name in result.missing_keys if ".lora_" in name or ".modules_to_save." in name]
     _require_none(result.unexpected_keys, f"the adapter {folder} has weights for layers the base model has not")
     _require_none(absent, f"the adapter {folder} lacks weights")
@@ -182,7 +182,7 @@ def _with_adapter_merged(model: Any, folder: Path) -> Any:
 
 
 def _load_shards(model: Any, folder: Path) -> None:
-    """Puts the trained weights into the base, from however many devices they were written."""
+    """Loads the trained weights into the base, whatever number of devices wrote them."""
     own = {_TRAINED + name: tensor for name, tensor in model.state_dict().items()}
     entries: Any = ShardReader(folder).read_metadata().state_dict_metadata
     saved = {name: entry for name, entry in entries.items() if name.startswith(_WEIGHTS)}
@@ -195,17 +195,17 @@ def _load_shards(model: Any, folder: Path) -> None:
     logger.info("reading %d tensors from %s", len(saved), folder)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process, as asked for
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # by `no_dist=True`
             load_shards({name: own[name] for name in saved}, folder, no_dist=True)
     except CheckpointError:
         raise
-    except (Exception, dcp.CheckpointException) as error:  # DCP's wrapper of what went wrong is no Exception
+    except (Exception, dcp.CheckpointException) as error:  # DCP's CheckpointException is not a subclass of Exception
         pass_interruption_on(error)
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
 
 
 def _untrained(model: Any, own: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> set[str]:
-    """Weights the shards should hold and do not: neither tied to a saved one, nor in a vision tower that was frozen."""
+    """Returns the weights missing in the shards that are neither tied to a saved one nor in a frozen vision tower."""
     places = {own[name].data_ptr() for name in saved}
     missing = {name for name, tensor in own.items() if name not in saved and tensor.data_ptr() not in places}
     parts = tuple(f"{_TRAINED}model.{name}." for name in family_of(model.config).vision_modules)
@@ -221,7 +221,7 @@ def _require_none(names: Iterable[str], complaint: str) -> None:
 
 
 def _write(model: Any, folder: Path, base: BaseModel, dtype: torch.dtype) -> None:
-    """Weights, configuration and generation config."""
+    """Writes weights, configuration and generation config."""
     from transformers import GenerationConfig
     from transformers.utils.hub import cached_file
 
@@ -231,7 +231,7 @@ def _write(model: Any, folder: Path, base: BaseModel, dtype: torch.dtype) -> Non
             part.dtype = dtype
     source = cached_file(base.path, GENERATION_CONFIG, _raise_exceptions_for_missing_entries=False)
     if source is not None:
-        model.generation_config = GenerationConfig()  # transformers refuses to write some that it reads
+        model.generation_config = GenerationConfig()  # transformers refuses to write some of the configs that it reads
     model.save_pretrained(folder)
     _publish(folder, family_of(model.config))
     if source is not None:
@@ -239,7 +239,7 @@ def _write(model: Any, folder: Path, base: BaseModel, dtype: torch.dtype) -> Non
 
 
 def _publish(folder: Path, family: Family) -> None:
-    """Gives saved weights the names and forms of published checkpoints, where transformers writes others: vLLM reads these."""
+    """Converts saved weights to the names and shapes of published checkpoints, which vLLM reads."""
     from safetensors.torch import load_file, save_file
 
     renamed: dict[str, str] = {}

@@ -1,6 +1,6 @@
-"""What leaves the device while it is not used: between phases, or as long as FSDP does not gather it.
+"""Offloads weights and optimizer state to host memory, either by FSDP block by block or between the phases of a step.
 
-Between phases `fsdp.enable_cpu_offload` has nothing left to move. On a CPU nothing has anywhere to go, and nothing is done.
+With `fsdp.enable_cpu_offload` nothing remains to be offloaded between phases. On a CPU offloading does nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOST = torch.device("cpu")
 
 
 def offload_policy(fsdp: FsdpConfig, device: torch.device) -> OffloadPolicy:
-    """FSDP's own offloading: shards live in host memory and are brought to the device block by block."""
+    """Returns FSDP's offload policy: with offloading, shards are in host memory and loaded to the device block by block."""
     if not fsdp.enable_cpu_offload:
         return OffloadPolicy()
     if device.type == "cpu":
@@ -35,14 +35,14 @@ def offload_policy(fsdp: FsdpConfig, device: torch.device) -> OffloadPolicy:
 class PhaseOffload:
     """Moves a worker's weights and optimizer state between its device and host memory.
 
-    `weights_here` and `optimizer_here` bring them back where they are away; both are called before each use.
+    `weights_here` and `optimizer_here` load them again if needed; both are called before each use.
 
     Args:
         module: the sharded model.
-        optimizer: over its weights.
-        config: what shall leave.
-        fsdp: its `enable_cpu_offload` keeps everything in host memory anyway.
-        device: the worker's.
+        optimizer: the optimizer of its weights.
+        config: what to offload.
+        fsdp: with its `enable_cpu_offload` everything is in host memory anyway.
+        device: the worker's device.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class PhaseOffload:
             logger.warning("offload.offload_params and offload.offload_optimizer have no effect: %s", why)
 
     def weights_here(self) -> None:
-        """Brings the weights to the device."""
+        """Moves the weights to the device."""
         if self._weights_away:
             self._module.to(self._device)
             self._weights_away = False
 
     def weights_away(self) -> None:
-        """Sends the shards to host memory. Gathered copies and gradients are freed."""
+        """Moves the shards to host memory and frees gathered copies and gradients."""
         if not self._moves_weights or self._weights_away:
             return
         reshard(self._module)
@@ -76,19 +76,19 @@ class PhaseOffload:
         torch.cuda.empty_cache()
 
     def optimizer_here(self) -> None:
-        """Brings the optimizer's state to the device."""
+        """Moves the optimizer state to the device."""
         if self._moves_optimizer:
             move_state(self._optimizer, self._device)
 
     def optimizer_away(self) -> None:
-        """Sends the optimizer's state to host memory."""
+        """Moves the optimizer state to host memory."""
         if self._moves_optimizer:
             move_state(self._optimizer, _HOST)
             torch.cuda.empty_cache()
 
 
 def move_state(optimizer: Optimizer, device: torch.device) -> None:
-    """Moves Adam's moments; the number of steps stays where the optimizer keeps it."""
+    """Moves Adam's moments to `device`; the step count is not moved."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, DTensor) or (isinstance(value, torch.Tensor) and value.dim() > 0):

@@ -1,4 +1,4 @@
-"""One optimizer step, the same for every trained model: which rows pass together, gradients, clipping, learning rate."""
+"""The optimizer step of every trained model: micro-batches, gradients, clipping and learning rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cepo.workers.gathering import whole_tensor
 
 
 def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
-    """AdamW over the weights of `module` that are trained, with the state that `optim.strategy` says."""
+    """Builds AdamW for the trained weights of `module`; `optim.strategy` selects the type of its state."""
     kind = CompensatedAdamW if optim.strategy == "adamw_bf16" else torch.optim.AdamW
     return kind(
         [parameter for parameter in module.parameters() if parameter.requires_grad],
@@ -29,7 +29,7 @@ def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
 
 
 def set_learning_rate(optimizer: Optimizer, optim: OptimConfig, *, step: int, total_steps: int) -> float:
-    """Gives the optimizer the learning rate of the 0-based training step, and returns it."""
+    """Sets the optimizer's learning rate for the 0-based training step and returns it."""
     learning_rate = optim.lr * learning_rate_factor(step, optim, total_steps)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
@@ -37,17 +37,17 @@ def set_learning_rate(optimizer: Optimizer, optim: OptimConfig, *, step: int, to
 
 
 def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
-    """Warm-up steps: the absolute number if given, else the share of all steps."""
+    """Returns the number of warm-up steps: the absolute number if set, else the ratio of all steps."""
     if optim.lr_warmup_steps is not None:
         return optim.lr_warmup_steps
     return int(optim.lr_warmup_ratio * total_steps)
 
 
 def learning_rate_factor(step: int, optim: OptimConfig, total_steps: int) -> float:
-    """Share of the peak learning rate at the 0-based training step.
+    """Returns the learning rate at the 0-based training step as a factor of the peak learning rate.
 
     Warm-up: `(step + 1) / warmup`, so that the first step trains. Then 1 (`constant`), `floor + (1 - floor) (1 + cos(pi p)) / 2`
-    (`cosine`) or `floor + (1 - floor) (1 - p)` (`linear`) with p the share of the remaining steps that is done.
+    (`cosine`) or `floor + (1 - floor) (1 - p)` (`linear`) with p the finished share of the steps after warm-up.
     """
     warmup = warmup_steps(optim, total_steps)
     if step < warmup:
@@ -61,16 +61,16 @@ def learning_rate_factor(step: int, optim: OptimConfig, total_steps: int) -> flo
 
 
 def micro_batches(rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
-    """Row indices, longest rows together, so that little is padded."""
+    """Returns micro-batches of row indices, sorted by length so that little padding is needed."""
     order = sorted(range(len(rows)), key=lambda index: (-rows[index].num_tokens, index))
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def zero_gradients(optimizer: Optimizer) -> None:
-    """Every weight gets a gradient, so that Adam's state is that of all weights from the first step on.
+    """Sets every weight's gradient to zero, so that Adam has a state for all weights from the first step on.
 
-    Adam moves weights on zero gradients too: a batch without a live row, or without an image for the vision tower,
-    still counts as a step, and it counts the same right after a resume, when no gradient has been made yet.
+    Adam moves weights on zero gradients too. A batch without a live row, or without an image for the vision tower, still
+    counts as a step, also directly after a resume, when no gradient exists yet.
     """
     for parameter in _weights(optimizer):
         if parameter.grad is None:
@@ -80,13 +80,13 @@ def zero_gradients(optimizer: Optimizer) -> None:
 
 
 def clipped_step(optimizer: Optimizer, *, max_grad_norm: float, worker: str) -> Metrics:
-    """Clips the gradient to `max_grad_norm` and steps; a gradient that is not finite is skipped and counted.
+    """Clips the gradient to `max_grad_norm` and steps the optimizer; skips and counts a non-finite gradient.
 
-    The norm is that of the whole gradient, so that all ranks step or none does.
+    The norm is that of the whole gradient, so either all ranks step or none does.
 
     Returns:
-        `<worker>/grad_norm` (before clipping) and its largest, absent for a skipped step; `<worker>/skipped_updates`.
-        On rank 0; nothing on others.
+        On rank 0 `<worker>/grad_norm` (before clipping) and its maximum, both absent for a skipped step, and
+        `<worker>/skipped_updates`; nothing on other ranks.
     """
     norm = torch.nn.utils.clip_grad_norm_(_weights(optimizer), max_grad_norm)
     grad_norm = float(whole_tensor(norm))

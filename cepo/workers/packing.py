@@ -1,4 +1,4 @@
-"""Rows as one packed row of segments: shared tokens and images once, no padding."""
+"""Packs rows into one row of segments without padding, in which shared tokens and images occur once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cepo.workers.scoring_model import CollatedRows, DistinctImages
 
 
 def forest_of(rows: Sequence[ScoringRow], processing: Processing) -> TokenForest:
-    """What the rows share. Equal images are known by their content, whatever objects hold them."""
+    """Plans the forest of tokens that the rows share. Images are compared by content."""
     kinds = (processing.image_token_id, processing.video_token_id)
     placeholders = tuple(token for token in kinds if token is not None)
     return plan_forest(
@@ -33,21 +33,20 @@ def forest_of(rows: Sequence[ScoringRow], processing: Processing) -> TokenForest
 
 
 def packs(rows: Sequence[ScoringRow], *, processing: Processing, budget: int) -> list[list[int]]:
-    """Row indices of the passes, each of at most `budget` computed tokens."""
+    """Returns the row indices of passes of at most `budget` computed tokens."""
     return pack_rows(forest_of(rows, processing), budget=budget)
 
 
 def collate_packed(
     rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device, multiple_of: int | None = None
 ) -> CollatedRows:
-    """The rows' forest as one packed row on `device`.
+    """Collates the rows' forest into one packed row on `device`.
 
-    Every segment has the position ids that its tokens have in their own rows, so a tail goes on from its prefix and a
-    response from its tail.
+    Every segment has the position ids that its tokens have in their own rows.
 
     Args:
-        multiple_of: to what the row's length is filled; by default on GPUs to whole blocks of their attention, whose kernels
-            then have no edge, and elsewhere not.
+        multiple_of: the row's length is padded to a multiple of this; by default the attention's block size on GPUs, so
+            that kernels get whole blocks, and 1 on CPUs.
     """
     forest = forest_of(rows, processing)
     layout = _layout(forest).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
@@ -95,7 +94,7 @@ def _layout(forest: TokenForest) -> SegmentLayout:
 
 
 def _response_index(rows: Sequence[ScoringRow], forest: TokenForest, layout: SegmentLayout) -> Tensor:
-    """A response's first token is predicted by its context's last one, every other by the token before."""
+    """Indexes the hidden states before response tokens: the context's last token, then the response's own."""
     places: list[Tensor] = []
     for row, end, leaf in zip(rows, forest.context_ends, forest.leaves, strict=True):
         places.append(torch.tensor([layout.starts[end + 1] - 1]))

@@ -1,4 +1,4 @@
-"""Which rows pass together, in which form: packed segments or padded rows, and the check that both give the same."""
+"""Divides rows into passes of packed or padded rows, and checks that both forms give the same results."""
 
 from __future__ import annotations
 
@@ -23,34 +23,35 @@ from cepo.workers.scoring_model import CollatedRows, collate
 logger = logging.getLogger(__name__)
 
 ROWS_OF_A_CHECK = 8
-"""Per family of rows that share tokens; two families are checked."""
+"""The number of checked rows in each of two families (rows that share tokens)."""
 
 GAPS = ("mean", "99th percentile", "largest")
 FLOAT32_LIMIT = 1e-4
-"""Largest gap in nats between the numbers of packed and padded rows."""
+"""The largest accepted gap in nats between packed and padded rows in float32."""
 
 TIMES_THE_NOISE = 3.0
 NOISE_MARGIN = 1e-3
-"""The same for 16-bit computation: mean and 99th percentile of the gaps are at most this many times those of the rounding noise,
-and this many nats more. The noise is the gap between padded rows and the same rows padded in another layout and attended by
-another algorithm, as measured on the spot: rounding depends on the model and the device, and a fault does not."""
+"""The limits in 16-bit types: mean and 99th percentile of the gaps are at most `TIMES_THE_NOISE` times those of the rounding
+noise plus `NOISE_MARGIN` nats. The noise depends on model and device, so it is measured: it is the gap between padded rows
+and the same rows padded in another layout with another attention algorithm."""
 
 COARSE_LIMIT = 0.2
-"""Most that the mean may be, however large the noise: a wrong mask gives more."""
+"""The largest accepted mean gap in nats, however large the noise; a wrong mask gives more."""
 
 
 class Passes:
-    """Cuts rows into passes and brings a pass into tensors.
+    """Divides rows into passes and collates the rows of a pass into tensors.
 
     Args:
-        config: `worker.actor` or `worker.critic`; its micro-batch sizes come with each call.
-        lockstep: brings the passes of all ranks in step.
-        why_padded: why the model cannot compute packed rows; None where it can.
-        longest_row: tokens of the longest prompt with the longest response; with `dynamic_batching` a pass holds at most
-            the micro-batch size times this many tokens. None: a pass holds the micro-batch size of rows.
+        config: `worker.actor` or `worker.critic`; the micro-batch size is given with each call.
+        lockstep: aligns the passes of all ranks.
+        why_padded: why the model cannot compute packed rows; None if it can.
+        longest_row: tokens of the longest prompt with the longest response; with `dynamic_batching` a pass has at most the
+            micro-batch size times this many tokens. None: a pass has the micro-batch size of rows.
 
     Attributes:
-        tokens_computed, tokens_asked: so far, of the passes with padding and of their rows.
+        tokens_computed: tokens of all passes so far, including padding.
+        tokens_asked: tokens of all rows in these passes.
     """
 
     def __init__(
@@ -74,11 +75,10 @@ class Passes:
             self._pad(why_padded)
 
     def cut(self, rows: Sequence[ScoringRow], size: int) -> list[RankPass]:
-        """The passes over `rows`, in step with the other ranks. Collective."""
+        """Divides `rows` into passes, aligned with those of the other ranks. Collective."""
         return self._lockstep.passes(rows, self._own_passes(rows, size))
 
     def _own_passes(self, rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
-        """Row indices of each of this rank's passes."""
         if not rows:
             return []
         if self._longest_row is None:
@@ -90,7 +90,7 @@ class Passes:
         return packs(rows, processing=self._processing, budget=budget) if self.packed else padded_batches(rows, budget)
 
     def collate(self, rows: Sequence[ScoringRow]) -> CollatedRows:
-        """The rows of one pass on the device."""
+        """Collates the rows of one pass on the device."""
         form = collate_packed if self.packed else collate
         batch = form(rows, processing=self._processing, device=self._device)
         self.tokens_computed += batch.input_ids.numel()
@@ -99,10 +99,10 @@ class Passes:
 
     @torch.no_grad()
     def check(self, rows: Sequence[ScoringRow], outputs: Callable[[CollatedRows], Tensor]) -> None:
-        """Once in a run: some rows in both forms; from then on padded rows where they do not agree.
+        """Compares packed and padded rows once in a run; if they differ, all later passes use padded rows.
 
         Args:
-            outputs: one number per response token, in nats.
+            outputs: a forward pass that returns one number per response token, in nats.
         """
         if self._checked or not self.packed:
             return
@@ -113,7 +113,7 @@ class Passes:
         self._checked = True
 
         def numbers(parts: Sequence[RankPass], form: Callable[..., CollatedRows]) -> Tensor:
-            """Of the sample's rows, in its order."""
+            """Returns the outputs of the sample's rows, in its order."""
             found: dict[int, Tensor] = {}
             for part in parts:
                 passing = part.rows(rows)
@@ -135,9 +135,9 @@ class Passes:
         self._judge(packed - padded, noise)
 
     def metrics(self) -> Metrics:
-        """Tokens computed since the last call, padding and fillers included, and which share of the rows' tokens sharing saved.
+        """Returns the tokens computed since the last call, including padding and fillers, and the share saved by sharing.
 
-        `_max` is that of the rank with most, once merged over ranks.
+        Merged over ranks, `_max` is the value of the rank with the most tokens.
         """
         computed, asked = self.tokens_computed - self._reported[0], self.tokens_asked - self._reported[1]
         self._reported = (self.tokens_computed, self.tokens_asked)
@@ -148,14 +148,14 @@ class Passes:
         }
 
     def _sample(self, rows: Sequence[ScoringRow]) -> list[int]:
-        """Rows spread over the contexts of the first two families."""
+        """Returns rows spread over the contexts of the first two families."""
         sample: list[int] = []
         for family in families(forest_of(rows, self._processing))[:2]:
             sample += family[:: -(-len(family) // ROWS_OF_A_CHECK)]
         return sample
 
     def _judge(self, gaps: Tensor, noise: Tensor | None) -> None:
-        """Compares the gaps with their limits, which follow from the noise where there is some; all ranks decide alike."""
+        """Compares the gaps with their limits, which depend on the noise if it is given; all ranks reach the same verdict."""
         found = _summary(gaps)
         of_noise = torch.zeros_like(found) if noise is None else _summary(noise)
         verdict = torch.cat([found, of_noise, (~_allowed(found, None if noise is None else of_noise)).double()])
@@ -179,13 +179,13 @@ class Passes:
 
 
 def _summary(gaps: Tensor) -> Tensor:
-    """Mean, 99th percentile and largest of their absolute values."""
+    """Returns mean, 99th percentile and maximum of the absolute gaps."""
     sizes = gaps.abs()
     return torch.stack([sizes.mean(), sizes.quantile(0.99), sizes.max()]).cpu()
 
 
 def _allowed(gaps: Tensor, noise: Tensor | None) -> Tensor:
-    """(1,) whether the gaps' summary is within the limits; never where one of them is not a number."""
+    """Returns (1,) whether the gaps' summary is within the limits; False if one of them is NaN."""
     if noise is None:
         return (gaps <= FLOAT32_LIMIT).all().unsqueeze(0)
     relative = (gaps <= TIMES_THE_NOISE * noise + NOISE_MARGIN)[:2].all()
@@ -197,7 +197,7 @@ def _in_words(gaps: Sequence[float]) -> str:
 
 
 def padded_batches(rows: Sequence[ScoringRow], budget: int) -> list[list[int]]:
-    """Row indices, longest rows together, each batch of at most `budget` tokens with its padding."""
+    """Returns batches of row indices, sorted by length, each of at most `budget` tokens including padding."""
     batches: list[list[int]] = []
     for index in sorted(range(len(rows)), key=lambda index: (-rows[index].num_tokens, index)):
         if batches and rows[batches[-1][0]].num_tokens * (len(batches[-1]) + 1) <= budget:

@@ -1,4 +1,4 @@
-"""When the ranks' gradients are added up: after every pass, or once for all passes of an optimizer step."""
+"""Schedules the reduction of gradients over ranks: after every pass or once per optimizer step."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from cepo.workers.lockstep import RankPass
 
 
 class GradientReduction:
-    """Makes the passes of an optimizer step, and has FSDP reduce their gradients no more often than it must.
+    """Runs the passes of an optimizer step and lets FSDP reduce gradients only as often as needed.
 
-    Either way the shards end up with the sum over ranks and passes; only the order of its terms differs.
+    In both cases the shards get the sum over ranks and passes; only the order of its terms differs.
 
     Args:
         module: the sharded model.
-        fsdp: how it is sharded.
-        has_adapter: whether an adapter is all that is trained.
-        same_blocks: whether every pass runs through all trained weights.
+        fsdp: its FSDP settings.
+        has_adapter: whether only an adapter is trained.
+        same_blocks: whether every pass uses all trained weights.
 
     Attributes:
-        once: whether a rank adds up its own passes first, and ranks add up those sums with the last pass.
+        once: whether each rank sums its own passes first, and the sums are reduced over ranks in the last pass.
     """
 
     def __init__(self, module: nn.Module, fsdp: FsdpConfig, *, has_adapter: bool, same_blocks: bool) -> None:
         assert isinstance(module, FSDPModule), "gradients are reduced by FSDP"
         self._module = module
-        # Until the last pass a rank holds whole gradients of all that is trained: of an adapter they are a small share of the
-        # weights, of all weights they would undo the sharding. FSDP adds up passes in the reduce type, where a 16-bit one
-        # loses small terms, and without waiting in the type of the shards. It fails on a block that no pass has reached yet,
-        # and on a reduction of which the last pass reaches some weights for the first time.
+        # With `once` a rank holds whole gradients of all trained weights until the last pass. They are small for an adapter,
+        # but for all weights they would undo the sharding. FSDP then sums passes in the reduce type, where a 16-bit type loses
+        # small terms; otherwise it sums in the type of the shards. It fails on blocks that no pass has used, and on weights
+        # that only the last pass uses.
         self.once = has_adapter and same_blocks and fsdp.mp_reduce_dtype == "fp32" and dist.get_world_size() > 1
         self._holds = False
 
     def over(self, passes: Sequence[RankPass], accumulate: Callable[[RankPass], Metrics]) -> list[Metrics]:
-        """`accumulate`, which runs a backward pass, for each of `passes`; afterwards the gradients are reduced.
+        """Calls `accumulate`, which runs a backward pass, for each of `passes`; the gradients are reduced afterwards.
 
         Raises:
-            EngineError: an earlier call was interrupted. FSDP then holds gradients that the next reduction would add.
+            EngineError: an earlier call was interrupted, so that FSDP holds gradients that the next reduction would add.
         """
         if self._holds:
             raise EngineError(

@@ -1,4 +1,4 @@
-"""From tokens to log-probs, for student, reference and every teacher, with and without gradient; and to a critic's values."""
+"""Computes log-probabilities for student, reference and teachers, with or without gradient, and a critic's values."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cepo.models.segments import SegmentLayout
 from cepo.types import DivergenceConfig
 
 HEAD_SCALE = 0.01
-"""Standard deviation of an untrained value, for hidden states of unit size: the first values say next to nothing."""
+"""The standard deviation of untrained values for hidden states of unit size; initial values are close to 0."""
 
 
 class DistinctImages:
-    """The images of a batch, each content once; they are counted in units (`ImageInputs.num_units`).
+    """The distinct images of a batch by content, indexed in units (`ImageInputs.num_units`).
 
-    Not a dataclass: FSDP rebuilds those that reach its modules, with every float in them cast.
+    It is not a dataclass, because FSDP rebuilds dataclass arguments of its modules and casts every float in them.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class DistinctImages:
         self._count = 0
 
     def first(self, images: ImageInputs) -> int:
-        """The index of the first unit of `images` among the batch's."""
+        """Adds `images` if they are new and returns the index of their first unit in the batch."""
         key = images.content_key
         if key not in self._found:
             self._found[key] = (self._count, images)
@@ -46,28 +46,28 @@ class DistinctImages:
 
     @property
     def is_frame(self) -> tuple[bool, ...]:
-        """For each unit, by its index, whether it is part of a video."""
+        """Whether each unit belongs to a video."""
         return tuple(flag for images in self.by_key().values() for flag in images.is_frame)
 
     def by_key(self) -> dict[str, ImageInputs]:
-        """By content, in the order of the indices."""
+        """Returns the images by content key, in the order of their indices."""
         return {key: images for key, (_, images) in self._found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CollatedRows:
-    """Right-padded rows. Padding stands behind everything it could influence, so causal attention needs no mask.
+    """A batch of right-padded rows or, with `segments`, one packed row without padding (`cepo.workers.packing`, R = 1).
 
-    Or, with `segments`, one packed row without padding (`cepo.workers.packing`): R is 1.
+    Causal attention cannot see padding on the right, so padded rows need no mask.
 
     Attributes:
         input_ids: (R, L).
         position_ids: (3, R, L).
-        response_index: (N,) places in the flattened (R * L) hidden states that predict the N response tokens, row by row.
+        response_index: (N,) indices into the flattened (R * L) hidden states that predict the N response tokens, row by row.
         targets: (N,) the response tokens.
-        images: None without any.
+        images: the batch's images; None without any.
         image_order: for each unit of images in the input, row by row, its index among `images`.
-        segments: who sees whom in a packed row; None for padded rows.
+        segments: the layout of a packed row; None for padded rows.
     """
 
     input_ids: Int64[Tensor, "R L"]
@@ -80,7 +80,7 @@ class CollatedRows:
 
 
 def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device) -> CollatedRows:
-    """Brings rows into padded tensors on `device`; contexts and images that rows share are handled once."""
+    """Collates rows into padded tensors on `device`; contexts and images shared by rows are processed once."""
     longest = max(row.num_tokens for row in rows)
     input_ids = torch.full((len(rows), longest), processing.pad_token_id)
     position_ids = torch.zeros(3, len(rows), longest, dtype=torch.long)
@@ -109,11 +109,11 @@ def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch
 
 
 class ImageEncoder:
-    """The vision tower, once for each image of a batch; under frozen weights, once for each image of a step.
+    """Runs the vision tower once for each image of a batch or, with frozen weights, of a step.
 
     Args:
-        keep: whether features are kept until `forget`. Only for a tower without gradient, whose features depend on the
-            image alone.
+        keep: whether features are kept until `forget`; only for a tower without gradient, whose features depend only on
+            the image.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -123,17 +123,17 @@ class ImageEncoder:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Inside, nothing that is encoded counts or is kept: a check that runs once is no part of a step's work.
+        """Context manager in which encoded images are neither counted nor kept, for a check that runs once.
 
-        Features differ in their last bits with what is encoded beside them, so that a step with a check inside, a resumed run's
-        first one, would otherwise end with other bits than the same step of a run that was never stopped.
+        The last bits of features depend on the images encoded with them. Without this, the first step of a resumed run, which
+        contains the check, would not be bit-identical to the same step of an uninterrupted run.
         """
         known, encoded = dict(self._known), self._encoded
         yield
         self._known, self._encoded = known, encoded
 
     def features(self, base: Any, distinct: DistinctImages, device: torch.device) -> list[ImageFeatures]:
-        """Of all units, one after the other."""
+        """Returns the features of all units in order."""
         known, wanted = dict(self._known), distinct.by_key()
         missing = {key: images for key, images in wanted.items() if key not in known}
         if missing:
@@ -146,17 +146,17 @@ class ImageEncoder:
         return [one for key in wanted for one in known[key]]
 
     def forget(self) -> None:
-        """Frees everything."""
+        """Frees all kept features."""
         self._known = {}
 
     def drain_count(self) -> int:
-        """Images that went through the tower since the last call."""
+        """Returns the number of images encoded since the last call."""
         count, self._encoded = self._encoded, 0
         return count
 
 
 def response_states(base: Any, batch: CollatedRows, encoder: ImageEncoder) -> Float[Tensor, "N H"]:
-    """The last hidden states before the N response tokens, row by row, of the Hugging Face model `base`."""
+    """Computes the last hidden states of `base`, a Hugging Face model, before the N response tokens, row by row."""
     family = family_of(base.config)
     inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
     inputs["position_ids"] = batch.position_ids if family.num_position_axes > 1 else batch.position_ids[0]
@@ -174,12 +174,12 @@ def response_states(base: Any, batch: CollatedRows, encoder: ImageEncoder) -> Fl
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherStates:
-    """What a divergence needs of the teacher.
+    """The teacher's part of a divergence.
 
     Attributes:
         hidden: (N, H) the teacher's last hidden states before the N response tokens.
-        head: (V, H) the teacher's own head; None where it is the student's.
-        divergence: how far the student is from it.
+        head: (V, H) the teacher's own head; None if it is the student's.
+        divergence: the settings of the divergence.
     """
 
     hidden: Float[Tensor, "N H"]
@@ -188,15 +188,16 @@ class TeacherStates:
 
 
 class ScoringModel(nn.Module):
-    """log P of each response token. The root of the sharded model, so that the head's weight is whole inside `forward`.
+    """Computes the log-probability of each response token.
 
+    It is the root of the sharded model, so that the head's weight is whole inside `forward`.
     `log_probs_n = z_n[y_n] - logsumexp(z_n)` with `z_n = W h_n / temperature` in float32, W the LM head and h_n the last
-    hidden state before token y_n. The head runs on response positions alone, in chunks: no tensor of tokens x vocabulary outlives
-    its chunk.
+    hidden state before token y_n. The head runs only on response positions, in chunks, so no tensor of tokens x vocabulary
+    outlives its chunk.
 
     Args:
-        encoder: of the images.
-        why_padded: why a batch may not be a packed row; None where it may.
+        encoder: the image encoder.
+        why_padded: why a batch may not be a packed row; None if it may.
     """
 
     def __init__(
@@ -215,13 +216,13 @@ class ScoringModel(nn.Module):
 
     @property
     def base(self) -> Any:
-        """The Hugging Face model, under PEFT's wrapper if there is one."""
+        """The Hugging Face model, without PEFT's wrapper."""
         model: Any = self.model
         return model.get_base_model() if hasattr(model, "get_base_model") else model
 
     @contextmanager
     def at_temperature(self, temperature: float | None) -> Iterator[None]:
-        """Inside, log-probs are of logits divided by `temperature`; None leaves it as it is."""
+        """Context manager in which logits are divided by `temperature`; None changes nothing."""
         before = self.temperature
         self.temperature = before if temperature is None else temperature
         try:
@@ -232,9 +233,9 @@ class ScoringModel(nn.Module):
     def forward(
         self, batch: CollatedRows, teachers: Sequence[TeacherStates] = ()
     ) -> tuple[Float[Tensor, " N"], tuple[Tensor, ...]]:
-        """log-probs of all response tokens of the batch, row by row, and beside them
+        """Returns (log-probs, extras) of all response tokens, row by row.
 
-        without teachers the hidden states (N, H) they come from, else the divergence (N,) from each teacher.
+        Without teachers the extras are the hidden states (N, H), else one divergence (N,) per teacher.
         """
         hidden = response_states(self.base, batch, self.encoder)
         if not teachers:
@@ -262,12 +263,10 @@ class ScoringModel(nn.Module):
 
 
 class ValueModel(nn.Module):
-    """The value before each response token. The root of the sharded model.
+    """Computes the value before each response token. It is the root of the sharded model.
 
-    `V_n = w . h_n + b` in float32, h_n the last hidden state before token n: the one that predicts it. `w` is drawn from
-    `seed`, `b` starts at 0; both are kept in float32 whatever the body's type.
-
-    `encoder` and `why_padded` are those of a `ScoringModel`.
+    `V_n = w . h_n + b` in float32, with h_n the last hidden state before token n. `w` is drawn from `seed` and `b` starts at
+    0; both are float32 whatever the body's type. For `encoder` and `why_padded` see `ScoringModel`.
     """
 
     def __init__(
@@ -285,6 +284,6 @@ class ValueModel(nn.Module):
             self.head.bias.zero_()
 
     def forward(self, batch: CollatedRows) -> Float[Tensor, " N"]:
-        """Values of all response tokens of the batch, row by row."""
+        """Returns the values of all response tokens of the batch, row by row."""
         values = self.head(response_states(self.model, batch, self.encoder).float())
-        return values.squeeze(1).clone()  # FSDP2 hooks into what its root returns, and warns of a view
+        return values.squeeze(1).clone()  # FSDP2 hooks into the root's output and warns about views

@@ -1,7 +1,7 @@
-"""Reads the shards of torch.distributed.checkpoint, and other files of a checkpoint, without running code that stands in them.
+"""Reads checkpoint shards of torch.distributed.checkpoint and other checkpoint files without running code in them.
 
-torch's own reader unpickles `.metadata`, and its planner the entries that are no tensors, with every name allowed: whoever
-wrote the files would decide what runs. Checksums do not help against it, since the writer seals what was written.
+Torch's reader unpickles `.metadata`, and its planner unpickles entries that are not tensors, without restricting names, so
+a malicious file could run any code. Checksums do not help, because the attacker writes them too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _METADATA_NAMES = {
     ("pathlib._local", "PosixPath"),
     ("pathlib._local", "WindowsPath"),
 }
-"""What a real `.metadata` names, beside torch's number types."""
+"""The names that a genuine `.metadata` refers to, besides torch's dtypes."""
 _REFUSED_NAME = re.compile(r"(?:GLOBAL|global|class|function) ([\w.]+(?: [\w.]+)?)")
 
 
@@ -54,19 +54,19 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class ShardReader(dcp.FileSystemReader):
-    """torch's reader, with the names restricted that `.metadata` may ask for, and with shards in its own folder only."""
+    """Torch's shard reader, restricted to the known names in `.metadata` and to shards in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder))
         self._folder = folder
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What the folder holds.
+        """Reads the folder's `.metadata`.
 
         Raises:
-            CheckpointError: the file is missing, damaged, or asks for anything but what describes shards.
+            CheckpointError: the file is missing, damaged, or refers to names that do not describe shards.
         """
-        path = self._folder / METADATA  # one for all ranks: torch asks for a rank's own where this one cannot be read
+        path = self._folder / METADATA  # the file of all ranks; torch would try a rank's own file if it cannot be read
         try:
             with path.open("rb") as file:
                 metadata = _MetadataUnpickler(file).load()
@@ -87,7 +87,7 @@ class ShardReader(dcp.FileSystemReader):
 
 
 class _PlainValues(DefaultLoadPlanner):
-    """Loads an entry that is no tensor with torch's restricted unpickler: numbers, texts, lists, mappings."""
+    """Loads entries that are not tensors with torch's restricted unpickler: numbers, strings, lists, mappings."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -105,11 +105,11 @@ def load_shards(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -
     """Fills `state` from the shards in `folder`, on any number of ranks.
 
     Raises:
-        CheckpointError: a file asks for code, or names what is no shard.
-        Exception, dcp.CheckpointException: torch's own, for what is missing or does not fit.
+        CheckpointError: a file would run code, or names a file that is not a shard.
+        Exception, dcp.CheckpointException: torch's own errors, for missing or mismatched entries.
     """
     reader = ShardReader(folder)
-    reader.read_metadata()  # torch would look for another file, and log a traceback, where this one is refused
+    reader.read_metadata()  # if this file is refused, torch would try another one and log a traceback
     try:
         dcp.load(state, storage_reader=reader, planner=_PlainValues(folder), no_dist=no_dist)
     except dcp.CheckpointException as error:
@@ -120,10 +120,10 @@ def load_shards(state: dict[str, Any], folder: Path, *, no_dist: bool = False) -
 
 
 def read_saved(path: Path) -> Mapping[str, Any]:
-    """A mapping of numbers and tensors that `torch.save` wrote.
+    """Reads a mapping of numbers and tensors written by `torch.save`.
 
     Raises:
-        CheckpointError: the file is missing, damaged, asks for code, or holds something else.
+        CheckpointError: the file is missing, damaged, would run code, or has other contents.
     """
     try:
         content = path.read_bytes()

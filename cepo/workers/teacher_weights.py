@@ -1,4 +1,4 @@
-"""Whose weights a teacher pass runs with: the live actor's, the initial ones, a snapshot, or a moving average."""
+"""Manages the weights of teacher passes: the actor's current ones, the initial ones, a snapshot or a moving average."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cepo.workers.distributed import reshard
 
 
 class TeacherWeights:
-    """Copies of the trainable weights that can take the actor's place for a pass.
+    """Copies of the trainable weights that can replace the actor's weights during a pass.
 
-    `actor` keeps none. `reference` keeps the initial weights, or, under LoRA, turns the adapter off. `snapshot` is refreshed
+    `actor` keeps no copy. `reference` keeps the initial weights or, under LoRA, disables the adapter. `snapshot` is refreshed
     after every update whose 1-based step is divisible by `sync_every`. `ema` is `c <- decay c + (1 - decay) theta` after
     every update, in float32 whatever the model's type; under LoRA it averages the factors, not their product.
-    Each rank keeps the copies of its own shards.
+    Each rank keeps copies of its own shards.
     """
 
     def __init__(self, module: nn.Module, config: TeacherConfig) -> None:
@@ -42,7 +42,7 @@ class TeacherWeights:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Runs the body with the teacher's weights and puts the actor's back, bit for bit."""
+        """Runs the body with the teacher's weights and then restores the actor's weights bit for bit."""
         if not self._adapter_off and not self._copies:
             yield
             return
@@ -64,21 +64,21 @@ class TeacherWeights:
             self._load(live)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The copies, for a checkpoint; each knows its place in the whole weight, as the trained weight's shard does."""
+        """Returns the copies for a checkpoint, each placed in the whole weight like the trained weight's shard."""
         if not self._copies:
             return {}
         reshard(self._module)
         return {name: _placed(self._copies[name].clone(), parameter) for name, parameter in self._trainable()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restores what `state_dict` gave, on any number of ranks; the names must be the same."""
+        """Restores the result of `state_dict` on any number of ranks; the names must be the same."""
         assert state.keys() == self._copies.keys(), "the checkpoint keeps other teacher weights than this run"
         for name, copy in state.items():
             self._copies[name].copy_(_local(copy))
 
     @torch.no_grad()
     def _load(self, weights: dict[str, Tensor]) -> None:
-        reshard(self._module)  # neither written to nor read again: gathered copies of the weights before
+        reshard(self._module)  # drops gathered copies of the previous weights
         for name, parameter in self._trainable():
             _local(parameter).copy_(weights[name])
 
@@ -91,13 +91,13 @@ class TeacherWeights:
 
 
 def _local(parameter: Any) -> Tensor:
-    """This rank's shard, as the plain tensor that backs it."""
+    """Returns this rank's shard as a plain tensor."""
     data = parameter.detach()
     return data.to_local() if hasattr(data, "to_local") else data
 
 
 def _placed(local: Tensor, parameter: Any) -> Tensor:
-    """`local` as this rank's shard of a tensor that is cut like `parameter`."""
+    """Returns `local` as this rank's shard of a tensor that is sharded like `parameter`."""
     if not isinstance(parameter, DTensor):
         return local
     return DTensor.from_local(

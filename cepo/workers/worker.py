@@ -1,4 +1,4 @@
-"""All that one device does: the policy, a critic where the method wants one, and the rollout engine beside them."""
+"""The worker process of one device: policy, optional critic, and rollout engine."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerFacts:
-    """What a worker must know beyond the configuration; plain values, so that they reach another process.
+    """The inputs of a worker besides the configuration, as plain values that can be sent to another process.
 
     Attributes:
-        teacher: whose weights teacher passes run with.
-        needs_values: whether the method learns from a critic.
-        total_steps: horizon of the learning-rate schedules.
-        most_visuals: the most images and the most videos that a prompt has.
-        demand: what the trained models need of a GPU; None where no GPU can be at work.
+        teacher: the source of the weights of teacher passes.
+        needs_values: whether the method uses a critic.
+        total_steps: length of the learning-rate schedules.
+        most_visuals: the largest numbers of images and of videos in a prompt.
+        demand: the GPU memory that the trained models need; None if no GPU can be in use.
     """
 
     teacher: TeacherConfig
@@ -52,7 +52,7 @@ class WorkerFacts:
 
     @classmethod
     def of(cls, estimator: Estimator, *, total_steps: int, most_visuals: tuple[int, int]) -> WorkerFacts:
-        """Those of a run with this method."""
+        """Returns the facts for a run with this method."""
         return cls(
             teacher=estimator.teacher,
             needs_values=estimator.needs_values,
@@ -62,10 +62,10 @@ class WorkerFacts:
 
 
 class Worker:
-    """The side of `cepo.trainer.protocol.Backend` that runs on each device, with this rank's own rows.
+    """The part of `cepo.trainer.protocol.Backend` that runs on each device, with this rank's own rows.
 
-    With several ranks each runs in a process of its own, with torch.distributed started before. All ranks call the same
-    methods in the same order, a rank without rows with none; denominators of losses are totals over all ranks.
+    With several ranks each worker has its own process, in which torch.distributed is already initialised. All ranks call the
+    same methods in the same order, also without rows; loss denominators are totals over all ranks.
 
     Raises:
         ConfigError, EngineError: a model cannot be loaded, or the rollout engine does not start.
@@ -105,7 +105,7 @@ class Worker:
         settings: SamplingSettings,
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
-        """Responses to this rank's requests; what is trained may leave the device meanwhile."""
+        """Generates responses to this rank's requests; trained models may be offloaded meanwhile."""
         self.actor.rest()
         if self.critic is not None:
             self.critic.rest()
@@ -133,7 +133,7 @@ class Worker:
         return self.actor.reference_divergence(rows)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """See `Actor.update`; with what the engine counted since the last one."""
+        """See `Actor.update`; adds the engine's metrics since the last update."""
         self.generator.rest()
         metrics = self.actor.update(batches, step=step)
         self.actor.forget_gradients()
@@ -152,7 +152,7 @@ class Worker:
         return metrics
 
     def forget_work(self) -> None:
-        """See `Actor.forget_work`; with what the engine counted."""
+        """See `Actor.forget_work`; discards the engine's metrics too."""
         self.actor.forget_work()
         self.generator.drain_metrics()
 
@@ -161,7 +161,7 @@ class Worker:
         self.actor.finish_step(step)
 
     def synchronise_rollout(self) -> None:
-        """Gives this rank's engine the current weights."""
+        """Sends the current weights to this rank's engine."""
         self.generator.sync_weights(self.actor.rollout_weights())
 
     def save(self, folder: Path) -> None:
@@ -176,14 +176,14 @@ class Worker:
                 save_critic(self.critic, folder / "critic", weights_only=self._saves_weights_only)
         except OSError as error:
             raise CheckpointError(str(error)) from error
-        except CheckpointException as error:  # what a rank's write raised, told to all ranks; no `Exception`
+        except CheckpointException as error:  # a rank's write error, raised on all ranks; not an `Exception`
             pass_interruption_on(error)
             causes = dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
-            # torch's writer buries the system's refusal under an error of its own.
+            # Torch's writer hides the system's error behind its own.
             raise CheckpointError(f"{'; '.join(causes)} (is there room on the disk?)") from error
 
     def load(self, folder: Path) -> None:
-        """Restores it."""
+        """Restores this rank's part of the checkpoint."""
         load_actor(self.actor, folder / "actor")
         if self.critic is not None:
             load_critic(self.critic, folder / "critic")
@@ -199,7 +199,7 @@ class Worker:
 
 
 def objective_settings(config: RunConfig) -> ObjectiveSettings:
-    """What the actor's update minimises."""
+    """Returns the objective's settings for the actor's update."""
     actor, algorithm = config.worker.actor, config.algorithm
     in_loss = algorithm.use_kl_loss and not algorithm.disable_kl
     return ObjectiveSettings(
@@ -215,7 +215,7 @@ def objective_settings(config: RunConfig) -> ObjectiveSettings:
 
 
 def load_processing(config: RunConfig) -> Processing:
-    """Tokenizer, template and image processor of the run."""
+    """Loads the run's tokenizer, chat template and image processor."""
     model, template = config.worker.actor.model, config.data.override_chat_template
     return Processing(
         model.tokenizer_path or model.model_path,
@@ -240,10 +240,10 @@ def _generator(config: RunConfig, facts: WorkerFacts, processing: Processing) ->
 
 
 def _require_memory(config: RunConfig, facts: WorkerFacts) -> None:
-    """Before a model is loaded.
+    """Checks the memory of this device before a model is loaded.
 
     Raises:
-        ConfigError: what no length can change does not fit on this device, with a setting that would.
+        ConfigError: the memory that does not depend on lengths does not fit; the message names settings that would.
     """
     phases = _phases(config, facts, is_loaded=False)
     if phases is None or phases.refused is None or facts.demand is None:
@@ -256,7 +256,7 @@ def _require_memory(config: RunConfig, facts: WorkerFacts) -> None:
 
 
 def _sleeps(config: RunConfig, facts: WorkerFacts) -> bool:
-    """Called with the trained models on the device, before the engine takes its share."""
+    """Decides whether vLLM sleeps; called after the trained models are loaded and before the engine starts."""
     if this_device().type == "cuda":
         torch.cuda.empty_cache()
     phases = _phases(config, facts, is_loaded=True)
@@ -277,7 +277,7 @@ def _sleeps(config: RunConfig, facts: WorkerFacts) -> bool:
 
 
 def _phases(config: RunConfig, facts: WorkerFacts, *, is_loaded: bool) -> Phases | None:
-    """How a step's phases lie on this device as it is now; None without a GPU."""
+    """Plans the memory of a step's phases from this device's free memory; None without a GPU."""
     device, rollout = this_device(), config.worker.rollout
     if device.type != "cuda" or facts.demand is None:
         return None
