@@ -1,4 +1,4 @@
-"""Faults between settings, found before anything heavy starts, and the plan that follows from them."""
+"""Finds conflicts between settings before anything heavy starts, and returns the plan of the run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 
 
 def check_config(config: RunConfig) -> list[str]:
-    """Check a run as a whole and return its plan, one line per fact, for the log.
+    """Checks a run as a whole and returns its plan, one line per fact, for the log.
 
     Raises:
-        ConfigError: a value or a method's section is not acceptable, two settings are in conflict, or a file is missing.
+        ConfigError: a value or a method's section is not acceptable, two settings are in conflict, or a file is
+            missing.
     """
     _check_batches(config)
     _check_sharding(config)
@@ -105,7 +106,7 @@ def _check_lengths(config: RunConfig) -> None:
 
 
 def _positions_of(model: ModelConfig) -> int | None:
-    """`max_position_embeddings` of a model in a local folder, after `override_config`; None where it is not known yet."""
+    """Returns `max_position_embeddings` of a model in a local folder, after `override_config`; None if it is not known yet."""
     folder = find_path(model.model_path)
     file = (folder or Path()) / "config.json"
     settings: Any = {}
@@ -269,7 +270,7 @@ def _check_rewards(reward: RewardConfig) -> None:
 
 
 def check_model_and_data(model_path: str, sources: Sequence[str]) -> None:
-    """Raise `ConfigError` where a model or a data set is neither there nor has the form of a hub name."""
+    """Raises `ConfigError` if a model or a data set neither exists nor has the form of a hub name."""
     _require_model("worker.actor.model.model_path", model_path)
     for source in sources:
         _require_data("data", source)
@@ -289,7 +290,7 @@ def _require_folder(key: str, path: str | None) -> None:
 
 
 def _require_data(key: str, name: str) -> None:
-    """A data set is an embedded one, an existing file or folder, or has the form of a hub name; each with `@split` or not."""
+    """Requires an embedded data set, an existing file or folder, or a hub name, each with or without `@split`."""
     if name.startswith("microgeo:"):
         if name not in MICROGEO_DATA:
             raise ConfigError(
@@ -310,7 +311,7 @@ def _require_data(key: str, name: str) -> None:
 
 
 def _require_model(key: str, name: str) -> None:
-    """A model is the embedded one, an existing folder, or has the form of a hub name."""
+    """Requires the embedded model, an existing folder, or a hub name."""
     if name.startswith("microgeo:"):
         if name != MICROGEO_MODEL:
             raise ConfigError(f"{key}={name}: unknown part of the embedded world. Known: {MICROGEO_MODEL}.")

@@ -1,4 +1,4 @@
-"""The settings of a run's data; a part of the schema."""
+"""Declares the settings of a run's data; a part of the schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cepo.sections import section
 
 
 def parts_of(text: str) -> list[str]:
-    """What a `Joined` setting names, one by one."""
+    """Returns the names in a `Joined` setting, one by one."""
     return [part.strip() for part in text.split(",")]
 
 
@@ -23,7 +23,7 @@ def _joined(value: Any) -> Any:
 Joined = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[str])]
 """Text that may name several things, separated by commas or as a list."""
 CountOrOff = Literal[-1] | Annotated[int, Field(ge=1)]
-"""At least 1; -1 turns the setting off."""
+"""A count of at least 1; -1 turns the setting off."""
 
 
 def _located_sources(text: str) -> str:
@@ -32,7 +32,7 @@ def _located_sources(text: str) -> str:
 
 @section
 class DataConfig:
-    """`data.*`: where the problems come from and how prompts are made of them."""
+    """`data.*`: the sources of the problems and how prompts are made from them."""
 
     train_files: Annotated[Joined, AfterValidator(_located_sources)] = Field(
         description="Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`; several as a "
@@ -100,5 +100,5 @@ class DataConfig:
 
     @property
     def train_sources(self) -> list[str]:
-        """The training sets one by one."""
+        """The training sets, one by one."""
         return parts_of(self.train_files)

@@ -1,4 +1,4 @@
-"""What follows from several settings at once."""
+"""Derives values from several settings at once."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cepo.config.schema import CriticConfig, LoraConfig, RunConfig, WorkerConfig
 
 
 def num_devices(config: RunConfig) -> int:
-    """Devices of the whole run: without GPUs, worker processes."""
+    """Returns the number of devices of the whole run; without GPUs, the number of worker processes."""
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
 
 
 def chosen_launcher(config: RunConfig) -> str:
-    """`local` or `ray`: what `trainer.launcher=auto` means for this run's devices."""
+    """Returns `local` or `ray`, with `trainer.launcher=auto` resolved for this run's devices."""
     trainer = config.trainer
     if trainer.launcher != "auto":
         return trainer.launcher
@@ -23,7 +23,7 @@ def chosen_launcher(config: RunConfig) -> str:
 
 
 def run_folder(config: RunConfig) -> Path:
-    """Where checkpoints and records go: `trainer.save_checkpoint_path`, else checkpoints/<project>/<experiment>."""
+    """Returns the run folder: `trainer.save_checkpoint_path`, else checkpoints/<project>/<experiment>."""
     trainer = config.trainer
     if trainer.save_checkpoint_path is not None:
         return Path(trainer.save_checkpoint_path)
@@ -31,22 +31,22 @@ def run_folder(config: RunConfig) -> Path:
 
 
 def served_adapter_rank(lora: LoraConfig) -> int:
-    """Rank of the adapter that the rollout engine gets beside the base; 0 where it gets all weights, whatever is trained.
+    """Returns the rank of the adapter that the rollout engine loads beside the base; 0 if it loads all weights instead.
 
-    vLLM serves no adapter of DoRA, and the base that it reads from the checkpoint is not the one in 4 bits.
+    vLLM cannot serve a DoRA adapter, and the base that it reads from the checkpoint is not the one in 4 bits.
     """
     return 0 if lora.use_dora or lora.quantization is not None else lora.rank
 
 
 def needs_critic(config: RunConfig) -> bool:
-    """Whether the method learns from a critic."""
+    """Returns whether the method uses a critic."""
     return estimator_class(config.algorithm.adv_estimator).needs_values
 
 
 def resolved_critic(worker: WorkerConfig) -> CriticConfig:
-    """`worker.critic` with what it takes over from the actor: batch size and model path, where they are null.
+    """Returns `worker.critic` with batch size and model path taken from the actor where they are null.
 
-    With the path come the actor's `override_config`, the critic's own entries winning, and its `trust_remote_code`.
+    With the path come the actor's `override_config`, which the critic's own entries override, and `trust_remote_code`.
     """
     critic, model = worker.critic, worker.critic.model
     if model.model_path is None:

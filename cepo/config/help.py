@@ -1,4 +1,4 @@
-"""What `--help` prints for the commands that take `config=FILE a.b.c=value ...`."""
+"""Prints `--help` for the commands that take `config=FILE a.b.c=value ...`."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ example:
 
 
 def asked_for_help(arguments: Sequence[str]) -> bool:
-    """Whether a command line asks how the command is used."""
+    """Returns whether a command line asks how the command is used."""
     return any(argument in HELP_WORDS for argument in arguments)
 
 
 def help_text(page: str, arguments: Sequence[str]) -> str:
-    """The page of a command, or with a section behind `--help` the settings of that section.
+    """Returns the help page of a command, or with a section after `--help` the settings of that section.
 
     Raises:
         ConfigError: no key begins with that section.

@@ -1,4 +1,4 @@
-"""All settings with what they accept and mean, for `--help`, completion, the generated pages and the JSON schema."""
+"""Lists all settings with their accepted values and meanings, for `--help`, completion, generated pages and JSON schema."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from cepo.sections import Tree, accepted_range, accepted_type, choices_of, defau
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 REQUIRED = object()
-"""The default of a setting that has none."""
+"""Stands for the default of a setting that has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One dotted key.
+    """One dotted key of the configuration.
 
     Attributes:
-        default: its value where nothing is given, or `REQUIRED`.
+        default: its value if none is given, or `REQUIRED`.
         accepted: its type and bounds, in words.
-        choices: the words it takes; empty where there are too many to list.
-        help: what it means.
+        choices: its accepted values; empty if they are too many to list.
+        help: its meaning.
     """
 
     key: str
@@ -36,12 +36,12 @@ class Setting:
 
     @property
     def written_default(self) -> str | None:
-        """The default as the command line takes it; None where the setting is required."""
+        """The default as the command line takes it; None if the setting is required."""
         return None if self.default is REQUIRED else written(self.default)
 
 
 def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Setting]:
-    """The settings of a section in the order of their declaration; methods have sections of their own."""
+    """Yields the settings of a section in the order of their declaration, without those of methods."""
     defaults = default_tree(section)
     for key, node in leaves_of(TypeAdapter(section).json_schema()):
         default: Any = defaults
@@ -58,22 +58,22 @@ def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Se
 
 
 def method_settings(name: str) -> list[Setting]:
-    """The settings of `algorithm.<name>`."""
+    """Returns the settings of `algorithm.<name>`."""
     return list(settings_of(estimator_class(name).Config, f"algorithm.{name}."))
 
 
 def all_settings() -> list[Setting]:
-    """Every key a configuration may hold, those of the methods last."""
+    """Returns every key that a configuration may hold, those of the methods last."""
     return [*settings_of(), *(setting for name in available_estimators() for setting in method_settings(name))]
 
 
 def written(value: Any) -> str:
-    """A value as the command line takes it."""
+    """Returns a value as the command line takes it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def run_schema() -> Tree:
-    """The JSON schema of a whole configuration, the sections of all registered methods under `algorithm` among it."""
+    """Returns the JSON schema of a whole configuration, with the sections of all registered methods under `algorithm`."""
     kinds = {"": RunSettings, **{name: estimator_class(name).Config for name in available_estimators()}}
     schemas, shared = TypeAdapter.json_schemas(
         [(name, "validation", TypeAdapter(kind)) for name, kind in kinds.items()]
@@ -85,9 +85,9 @@ def run_schema() -> Tree:
 
 
 def file_schema() -> Tree:
-    """What an editor checks a YAML file by: `run_schema`, but no key is required, since a file may build on others.
+    """Returns the schema for editors of YAML files: `run_schema` without required keys, since a file may extend another one.
 
-    A reference `${...}` may stand for any value, and a section that is unknown here for a plug-in's method.
+    A reference `${...}` is accepted for any value, and a section that is unknown here for a plug-in's method.
     """
     schema = run_schema()
     definitions = schema["$defs"]
@@ -106,7 +106,7 @@ def file_schema() -> Tree:
 
 
 def _or_reference(node: Tree) -> Tree:
-    """The schema of a setting that may be written as a reference, without the title that pydantic makes of its name."""
+    """Allows a reference in place of a setting's value, and removes the title that pydantic derives from its name."""
     beside = {key: node[key] for key in ("default", "description") if key in node}
     value = {key: below for key, below in node.items() if key not in ("default", "description", "title")}
     if "$ref" in value or value == {"type": "string"}:

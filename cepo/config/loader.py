@@ -1,4 +1,4 @@
-"""Reading a configuration: defaults, then the YAML file with its base files, then command-line arguments."""
+"""Loads a configuration: defaults, then the YAML file with its base files, then command-line arguments."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from cepo.sections import Tree, default_tree, fields_of
 
 
 def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunConfig:
-    """The run that a command line `config=FILE a.b.c=value ...` describes.
+    """Returns the run that a command line `config=FILE a.b.c=value ...` describes.
 
-    A YAML file may name a file it builds on by a top-level key `base`, relative to its own folder. Lists replace, sections
-    merge. `${a.b.c}` refers to another setting. Paths are relative to the working directory; shipped files (`configs/...`,
-    `cepo/...`, `examples/...`) are found from any folder. Files of `trainer.plugins` are imported here, for the methods they
-    register. `recorded` stands before all of them: what is taken from another run's record.
+    A YAML file may extend another file, named by the top-level key `base` relative to its own folder. Lists replace,
+    sections merge. `${a.b.c}` refers to another setting. Paths are relative to the working directory; shipped files
+    (`configs/...`, `cepo/...`, `examples/...`) are found from any folder. Files of `trainer.plugins` are imported here,
+    for the methods they register. `recorded`, which holds settings from another run's record, comes before all of them.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of bounds, missing config file, or unknown method; the message
@@ -68,7 +68,7 @@ def _read_run(tree: Tree, origins: Origins) -> RunConfig:
 
 
 def plain_tree(config: RunConfig) -> dict[str, Any]:
-    """All settings as plain mappings, lists and values, under the keys they are written with."""
+    """Returns all settings as plain mappings, lists and values, under the keys they are written with."""
     tree = dataclasses.asdict(config)
     tree.pop("from_environment")
     tree["algorithm"].update(tree.pop("methods"))
@@ -76,20 +76,22 @@ def plain_tree(config: RunConfig) -> dict[str, Any]:
 
 
 def dump_config(config: RunConfig) -> str:
-    """All settings as YAML, defaults and method sections included; loading it again gives an equal `RunConfig`."""
+    """Returns all settings as YAML, with defaults and method sections; loading it again gives an equal `RunConfig`."""
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(plain_tree(config))))
 
 
 def dump_for_record(config: RunConfig) -> str:
-    """As `dump_config`, for files and trackers that others may read: what came from the environment stays a reference,
-    and texts whose name says that they are secret (`api_key`, `token`, `password`, ...) are masked.
+    """Returns the YAML of `dump_config` for files and trackers that others may read.
+
+    Values from the environment stay references, and texts of secret settings (`api_key`, `token`, `password`, ...) are
+    masked.
     """
     tree = without_secrets(_escaped(plain_tree(config)))
     return OmegaConf.to_yaml(OmegaConf.create(with_references(tree, config.from_environment)))
 
 
 def _merged(sources: Sequence[Source]) -> DictConfig:
-    """Defaults and sources in one tree, interpolations unresolved. A section left empty in a file keeps its defaults."""
+    """Merges defaults and sources, interpolations unresolved. A section left empty in a file keeps its defaults."""
     merged: Any = OmegaConf.create(default_tree(RunSettings))
     for source in sources:
         trimmed = _without_empty_sections(OmegaConf.to_container(source.tree), RunSettings, "", source.origins)
@@ -102,7 +104,7 @@ def _merged(sources: Sequence[Source]) -> DictConfig:
 
 
 def _without_empty_sections(tree: Any, section: type[Any], path: str, origins: Origins) -> Any:
-    """The tree without sections that are written with nothing below them; a section written as a value is an error."""
+    """Removes sections that are written with nothing below them; a section written as a value is an error."""
     if not isinstance(tree, Mapping):
         if path and not (isinstance(tree, str) and tree.startswith("${")):
             raise origins.error(path, f"{path} must be a section with keys, got {tree!r}.")
@@ -141,7 +143,7 @@ def _unresolved(error: OmegaConfBaseException, origins: Origins) -> ConfigError:
 
 
 def _load_plugins(merged: DictConfig, origins: Origins) -> None:
-    """Import the files of `trainer.plugins`, so that the methods they register are known."""
+    """Imports the files of `trainer.plugins`, so that the methods they register are known."""
     key = "trainer.plugins"
     try:
         trainer = merged.get("trainer")
@@ -165,7 +167,7 @@ def _located_strings(value: Any) -> Any:
 
 
 def _escaped(value: Any) -> Any:
-    """The value with `${` protected, so that resolved text is not taken for a reference when it is loaded again."""
+    """Escapes `${`, so that resolved text is not read as a reference when it is loaded again."""
     if isinstance(value, Mapping):
         return {key: _escaped(entry) for key, entry in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Where a file named in the configuration lies, so that a command gives the same run from any folder."""
+"""Finds files named in the configuration, so that a command gives the same run from any folder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import cepo
 PACKAGE_FOLDER = Path(cepo.__file__).resolve().parent
 REPOSITORY_FOLDER = PACKAGE_FOLDER.parent
 
-# The folders of the repository whose files may be named without their location.
+# The folders of the repository whose files may be named by a relative path from any working directory.
 _SHIPPED_FOLDERS = ("configs", "cepo", "examples")
 
 
 def find_path(path: str) -> Path | None:
-    """The file or folder that `path` names, or None.
+    """Returns the file or folder that `path` names, or None.
 
     A path is relative to the working directory. One that does not exist there and starts with `configs/`, `cepo/` or
     `examples/` is looked up in the repository.
@@ -32,7 +32,7 @@ def find_path(path: str) -> Path | None:
 
 
 def without_user(path: str) -> Path:
-    """The path with `~` resolved; as it is where that names an unknown user."""
+    """Returns the path with `~` resolved; unchanged if it names an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -40,7 +40,7 @@ def without_user(path: str) -> Path:
 
 
 def _exists(path: Path) -> bool:
-    """Whether there is such a file or folder; a path that no file system takes (too long, a null byte) names none."""
+    """Returns whether the path exists; False for a path that no file system accepts (too long, a null byte)."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -48,17 +48,17 @@ def _exists(path: Path) -> bool:
 
 
 def located(path: str) -> str:
-    """`path` itself where it exists or cannot be found; the absolute path where only the repository has it."""
+    """Returns the absolute path if only the repository has the file or folder, else `path` itself."""
     found = find_path(path)
     return path if found is None or found == Path(path) else str(found)
 
 
 File = Annotated[str, AfterValidator(located)]
-"""A setting that names a file or a folder; a shipped one that the working directory does not have by its whole path."""
+"""A setting that names a file or a folder, made absolute if only the repository has it."""
 
 
 def located_data(name: str) -> str:
-    """`located` for a data set, which may have a split behind an `@`; hub names and embedded ones stay as they are."""
+    """Returns `located` of a data set, which may have a split after an `@`; hub and embedded names stay unchanged."""
     if find_path(name) is not None:
         return located(name)
     path, separator, split = name.partition("@")
@@ -66,7 +66,7 @@ def located_data(name: str) -> str:
 
 
 def find_config_file(path: str) -> Path | None:
-    """The YAML file of `config=`: relative to the working directory, else to the repository; None where neither has it."""
+    """Finds the YAML file of `config=` relative to the working directory, else to the repository; None if neither has it."""
     for candidate in (without_user(path), REPOSITORY_FOLDER / path):
         if _exists(candidate) and candidate.is_file():
             return candidate
@@ -74,14 +74,14 @@ def find_config_file(path: str) -> Path | None:
 
 
 def searched(path: str) -> str:
-    """The places in which a path was looked for, in words for an error."""
+    """Describes, for an error, the places in which a path was looked for."""
     if Path(path).is_absolute():
         return "an absolute path"
     return f"looked in the working directory {Path.cwd()} and, for shipped files, in {REPOSITORY_FOLDER}"
 
 
 def split_function(name: str) -> tuple[str, str]:
-    """The file and the function of `file.py:function`; the function is `main` where none is named."""
+    """Splits `file.py:function` into file and function; the function is `main` if none is named."""
     if name.endswith(".py"):
         return name, "main"
     file, _, function = name.rpartition(":")

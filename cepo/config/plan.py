@@ -1,4 +1,4 @@
-"""What a run will do, in words, before it does it."""
+"""Describes in words what a run will do, before it starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cepo.config.schema import RunConfig
 
 
 def plan_lines(config: RunConfig) -> list[str]:
-    """What the run will do, derived from its settings."""
+    """Returns the facts of the run that follow from its settings, one per line."""
     data, actor, rollout, trainer = config.data, config.worker.actor, config.worker.rollout, config.trainer
     samples = data.rollout_batch_size * rollout.n
     devices = num_devices(config)
@@ -58,7 +58,7 @@ def plan_lines(config: RunConfig) -> list[str]:
 
 
 def _settings_not_read(config: RunConfig) -> list[str]:
-    """Settings of `algorithm` that were changed and that the chosen method does not have, or has another value of."""
+    """Returns changed settings of `algorithm` that the chosen method lacks or overrides."""
     algorithm = config.algorithm
     name, shared = algorithm.adv_estimator, estimator_class(algorithm.adv_estimator).shared_settings
     lines: list[str] = []

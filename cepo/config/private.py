@@ -1,4 +1,4 @@
-"""What a run's record must not hold: values of environment variables, and settings whose name says that they are secret."""
+"""Keeps secrets out of a run's record: values of environment variables, and settings with a secret's name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Path = tuple[str, ...]
 
 
 def environment_references(tree: Mapping[str, Any]) -> dict[Path, Any]:
-    """The settings of an unresolved tree that take text from the environment, directly or by way of other settings.
+    """Finds settings of an unresolved tree that take text from the environment, directly or through other settings.
 
     Returns:
         The unresolved text, or list, by the setting's path.
@@ -40,7 +40,7 @@ def environment_references(tree: Mapping[str, Any]) -> dict[Path, Any]:
 
 
 def without_secrets(tree: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
-    """The tree with a mask for every text whose name says that it is secret."""
+    """Returns the tree with a mask for every text whose setting's name says that it is secret."""
     kept: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -52,7 +52,7 @@ def without_secrets(tree: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
 
 
 def with_references(tree: dict[str, Any], references: Mapping[Path, Any]) -> dict[str, Any]:
-    """The tree with the unresolved text put back where the environment was read; changes `tree`."""
+    """Restores the unresolved text where the environment was read; changes and returns `tree`."""
     for path, text in references.items():
         section = tree
         for name in path[:-1]:
@@ -63,7 +63,7 @@ def with_references(tree: dict[str, Any], references: Mapping[Path, Any]) -> dic
 
 
 def masked_argument(argument: str) -> str:
-    """A command-line argument `a.b=value` without the values of settings whose name says that they are secret."""
+    """Returns a command-line argument `a.b=value` with the values of secret settings masked."""
     key, separator, value = argument.partition("=")
     if separator and value and _SECRET.fullmatch(key.rpartition(".")[2].lstrip("-")) and not value.startswith("${"):
         return f"{key}={MASK}"

@@ -1,7 +1,7 @@
-"""What is taken from the `config.yaml` of a run folder that may be a stranger's: settings that describe, none that act.
+"""Reads the `config.yaml` of a run folder from an unknown source: only settings that describe, none that run code.
 
-A run folder is downloaded like any file, so its configuration must not choose code that runs here, nor read this machine's
-environment. Whoever trusts it says so on the command line: `config=<folder>/config.yaml`, or the setting itself.
+A run folder is downloaded like any file, so its configuration must neither choose code that runs here nor read this
+machine's environment. A user who trusts it says so on the command line: `config=<folder>/config.yaml`, or the setting.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _EVALUATED = (
 _REMOTE_CODE = f"{MODEL}.trust_remote_code"
 _REWARD = "worker.reward.reward_function"
 _INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
-"""`${` after an even number of backslashes; after an odd number it is text."""
+"""Matches `${` after an even number of backslashes; after an odd number it is text."""
 
 
 def recorded_for_evaluation(file: Path, given: Collection[str]) -> Source:
-    """Data, model, sampling and verdict of a run, as the source that an evaluation's own arguments go over.
+    """Returns data, model, sampling and verdict settings of a run, which an evaluation's own arguments override.
 
     Args:
         file: the run's `config.yaml`.
-        given: keys that the command line sets, so that the file's own are not looked at.
+        given: keys that the command line sets, so that the file's own values are ignored.
 
     Raises:
         ConfigError: a setting that is needed names a reward file that is not cepo's own, or refers to the environment.
@@ -63,10 +63,10 @@ def recorded_for_evaluation(file: Path, given: Collection[str]) -> Source:
 
 
 def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any], str | None]:
-    """The run's `worker.actor.model`, without the consent to remote code, and its chat template's file.
+    """Returns the run's `worker.actor.model`, without the consent to remote code, and its chat template's file.
 
     Raises:
-        ConfigError: as above, or the file is no configuration of a run.
+        ConfigError: see `recorded_for_evaluation`, or the file is not the configuration of a run.
     """
     kept, _ = _kept(file, (MODEL, CHAT_TEMPLATE), given)
     tree = _tree(kept)
@@ -77,7 +77,7 @@ def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any
 
 
 def without_interpolation(value: Any) -> Any:
-    """The recorded value as text: `\\${`, as which a record writes `${`, becomes `${`, and nothing is looked up."""
+    """Returns the recorded value as text: `\\${`, which a record writes for `${`, becomes `${`; nothing is looked up."""
     if isinstance(value, Mapping):
         return {key: without_interpolation(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -86,7 +86,7 @@ def without_interpolation(value: Any) -> Any:
 
 
 def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The file's settings below `taken` by dotted key, and their lines."""
+    """Returns the file's settings below `taken` by dotted key, and their lines."""
     source, _ = read_file(file)
     tree = OmegaConf.to_container(source.tree)
     kept: dict[str, Any] = {}
@@ -118,7 +118,7 @@ def _tree(kept: Mapping[str, Any]) -> DictConfig:
 
 
 def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values; a mapping whose keys are no plain names is a value."""
+    """Yields dotted keys and values; a mapping whose keys are not plain names is a value."""
     for key, value in tree.items():
         named = (
             isinstance(value, Mapping) and value and all(isinstance(each, str) and "." not in each for each in value)

@@ -1,4 +1,4 @@
-"""The settings of a run, under EasyR1's key names. Every field is read somewhere; its description is its metadata's `help`."""
+"""Declares the settings of a run, under EasyR1's key names; each field has its own description."""
 
 from __future__ import annotations
 
@@ -361,7 +361,7 @@ class WorkerConfig:
 
 @section
 class RunSettings:
-    """Everything that a configuration may hold but the methods' own sections."""
+    """Everything that a configuration may hold except the methods' own sections."""
 
     data: DataConfig = Field()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -374,7 +374,7 @@ class RunConfig(RunSettings):
     """A whole run. Made by `cepo.config.load_config`.
 
     Attributes:
-        methods: the sections `algorithm.<name>`, the chosen method's and every other one that was written, in full. They are
+        methods: the sections `algorithm.<name>`, the chosen method's and all others that are written, in full. They are
             plain data, so that a run reaches processes that have not imported the file of a plug-in's method.
         from_environment: path and unresolved text of settings that took text from the environment.
     """

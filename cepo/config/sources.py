@@ -1,4 +1,4 @@
-"""Where settings are written: YAML files that may name a base file, and `a.b.c=value` arguments. Remembers file and line."""
+"""Reads settings from YAML files, which may name a base file, and `a.b.c=value` arguments. Remembers file and line."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 @dataclass(frozen=True)
 class Origins:
-    """For each dotted key the place that set it last; `arguments` holds the text after `=` of command-line arguments."""
+    """The place that set each dotted key last; `arguments` holds the text after `=` of command-line arguments."""
 
     places: dict[str, str] = field(default_factory=dict)
     arguments: dict[str, str] = field(default_factory=dict)
 
     def update(self, other: Origins) -> None:
-        """Take over the places of a later source."""
+        """Adds the places of a later source, which replace earlier ones."""
         for key in other.places:
             self.arguments.pop(key, None)
         self.places.update(other.places)
         self.arguments.update(other.arguments)
 
     def place_of(self, key: str) -> str | None:
-        """The place that set `key`, or else the nearest section around it."""
+        """Returns the place that set `key`, or else the nearest section around it."""
         parts = key.split("[")[0].split(".")
         while parts:
             place = self.places.get(".".join(parts))
@@ -46,12 +46,12 @@ class Origins:
         return None
 
     def error(self, key: str, message: str) -> ConfigError:
-        """A `ConfigError` that begins with the place that set `key`, where one is known."""
+        """Returns a `ConfigError` that begins with the place that set `key`, if it is known."""
         place = self.place_of(key)
         return ConfigError(message if place is None else f"{place}: {message}")
 
     def read(self, kind: type[_Section], tree: Any, **reading: Any) -> _Section:
-        """`read_section` with the file and line, or the argument, of each fault.
+        """Calls `read_section` and adds to each fault its file and line, or its argument.
 
         Raises:
             ConfigError: as `read_section`.
@@ -65,14 +65,14 @@ class Origins:
 
 @dataclass(frozen=True)
 class Source:
-    """One file or argument: its settings, interpolations unresolved, and the places of its keys."""
+    """One file or argument: its settings, with interpolations unresolved, and the places of its keys."""
 
     tree: DictConfig
     origins: Origins
 
 
 def read_files(path: str) -> list[Source]:
-    """The sources of `config=path`: the file itself, preceded by the chain of its base files.
+    """Returns the sources of `config=path`: the chain of its base files, then the file itself.
 
     Raises:
         ConfigError: a file is missing or is not a YAML mapping, or base files name one another in a circle.
@@ -94,7 +94,7 @@ def read_files(path: str) -> list[Source]:
 
 
 def read_file(path: Path) -> tuple[Source, Path | None]:
-    """One YAML file without its `base` key, and the base file it names."""
+    """Reads one YAML file; returns it without its `base` key, and the base file that the key names."""
     try:
         text = path.read_text(encoding="utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -123,7 +123,7 @@ def read_file(path: Path) -> tuple[Source, Path | None]:
 
 
 def _collect_lines(node: yaml.Node, prefix: str, file: str, places: dict[str, str]) -> None:
-    """Enter the line of every key below a YAML mapping into `places`."""
+    """Enters the line of every key below a YAML mapping into `places`."""
     if isinstance(node, yaml.SequenceNode) and prefix:
         return
     if not isinstance(node, yaml.MappingNode):
@@ -138,7 +138,7 @@ def _collect_lines(node: yaml.Node, prefix: str, file: str, places: dict[str, st
 
 
 def read_argument(argument: str) -> Source:
-    """The source of one `a.b.c=value` argument.
+    """Returns the source of one `a.b.c=value` argument.
 
     Raises:
         ConfigError: the argument has another form, or its value is not valid YAML.
@@ -172,10 +172,10 @@ def _collect_argument_keys(node: Any, prefix: str, place: str, places: dict[str,
 
 
 def read_arguments(argv: Sequence[str]) -> list[Source]:
-    """All sources of a command line, the ones that win last: base files, the file of `config=`, then the arguments.
+    """Returns all sources of a command line, later ones override: base files, the file of `config=`, then arguments.
 
     Raises:
-        ConfigError: as the readers above; `config=` given twice.
+        ConfigError: see `read_files` and `read_argument`; or `config=` is given twice.
     """
     if not argv:
         raise ConfigError(

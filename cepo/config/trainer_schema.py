@@ -1,4 +1,4 @@
-"""The settings of a run's length, devices, records and checkpoints; a part of the schema."""
+"""Declares the settings of a run's length, devices, records and checkpoints; a part of the schema."""
 
 from __future__ import annotations
 

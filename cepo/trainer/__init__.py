@@ -1,1 +1,1 @@
-"""The training loop, written against protocols: it imports no Ray, no vLLM, no transformers, no FSDP."""
+"""Runs the training loop, written against protocols: it imports no Ray, no vLLM, no transformers, no FSDP."""

@@ -1,4 +1,4 @@
-"""Prompts to rewarded rollouts: encode, request, sample, decode, reward and judge, for training, validation and evaluation."""
+"""Turns prompts into rewarded rollouts for training, validation and evaluation: encode, sample, decode, reward, judge."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cepo.rollout.base import Generation, GenerationRequest, Sampler, SamplingSe
 from cepo.trainer.health import StageClock
 
 VALIDATION_STEP = -1
-"""Keys the sampling seeds of validation: the same at every validation, and no training step's."""
+"""The step in the sampling seeds of validation: the same at every validation, and never a training step's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Rollouts:
         correct: (B,) the verdict on each response.
         num_raised, num_timed_out: responses whose reward failed.
         reward_baselines: (B,) the greedy response's reward, for methods that compare with it.
-        metrics: how the prompts were chosen, under online filtering.
+        metrics: how online filtering chose the prompts.
     """
 
     step: int
@@ -69,7 +69,7 @@ class Rollouts:
 
     @cached_property
     def response_mask(self) -> Tensor:
-        """(B, T) True on response tokens, of the longest response's length T."""
+        """(B, T) True on response tokens, where T is the length of the longest response."""
         lengths = torch.tensor([len(generation.response_ids) for generation in self.generations])
         return torch.arange(int(lengths.max())).unsqueeze(0) < lengths.unsqueeze(1)
 
@@ -80,24 +80,24 @@ class Rollouts:
 
     @cached_property
     def token_level_rewards(self) -> Tensor:
-        """(B, T) the outcome reward on the last response token, 0 elsewhere."""
+        """(B, T) the outcome reward at the last response token, 0 elsewhere."""
         rewards = torch.zeros(self.response_mask.shape)
         last = self.response_mask.sum(dim=1) - 1
         rewards[torch.arange(len(last)), last] = self.rewards
         return rewards
 
     def rows_of(self, number: int) -> range:
-        """The rows of prompt `number`."""
+        """Returns the rows of prompt `number`."""
         return range(number * self.group_size, (number + 1) * self.group_size)
 
     def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:
-        """(B, T) from one value per response token and row, 0 on padding."""
+        """Returns (B, T) from one value per response token and row, 0 on padding."""
         result = torch.zeros(self.response_mask.shape)
         result[self.response_mask] = torch.cat([torch.as_tensor(row, dtype=torch.float32) for row in rows])
         return result
 
     def scoring_row(self, row: int, context: EncodedPrompt | None = None, *, view: str = OWN_VIEW) -> ScoringRow:
-        """Row `row` behind the student's prompt, or behind the context of a view."""
+        """Returns row `row` behind the student's prompt, or behind the context of a view."""
         number = row // self.group_size
         return ScoringRow(
             context=context or self.prompts[number],
@@ -109,11 +109,11 @@ class Rollouts:
 
 
 class Asker:
-    """Asks problems: samples responses to them, and has each rewarded and judged as soon as its group is finished.
+    """Samples responses to problems, and has each rewarded and judged as soon as its group is finished.
 
     Args:
-        config: `data`, `worker.rollout`, `worker.reward` and `algorithm` say how.
-        clock: times the stages "generate" and "reward", where somebody reads it.
+        config: the sections `data`, `worker.rollout`, `worker.reward` and `algorithm` apply.
+        clock: times the stages "generate" and "reward"; None: they are not timed.
     """
 
     def __init__(
@@ -136,10 +136,10 @@ class Asker:
         step: int,
         attempt: int = 0,
     ) -> Rollouts:
-        """Responses with their rewards, in the problems' order; a reward that raises or hangs costs its own response.
+        """Returns responses with their rewards, in the problems' order; a failed or late reward affects only its response.
 
-        Groups that are finished are rewarded while others are still sampled, so that the stage "reward" lasts as long as
-        generation has not covered it.
+        Finished groups are rewarded while others are still sampled, so the stage "reward" measures only the time that
+        generation does not cover.
 
         Raises:
             DataError: a prompt is too long.
@@ -161,7 +161,7 @@ class Asker:
             self._clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
             with self._clock.stage("reward"):
                 for index, group in enumerate(groups):
-                    if index not in stream:  # a backend may leave out to tell of finished groups
+                    if index not in stream:  # a backend may leave out reporting finished groups
                         begin(index, group)
                 outcome = stream.outcome()
                 self._rewards.require_a_score(outcome)
@@ -182,9 +182,9 @@ class Asker:
     def _requests(
         self, problems: Sequence[Problem], prompts: Sequence[EncodedPrompt], *, step: int, attempt: int
     ) -> list[GenerationRequest]:
-        """What the engine is asked; a request's noise depends on (seed, step, attempt, problem, copy) alone.
+        """Returns the engine's requests; a request's noise depends only on (seed, step, attempt, problem, copy).
 
-        The copy counts the times that the same problem stands earlier among those asked together.
+        The copy counts earlier occurrences of the same problem in this call.
         """
         seed = self._config.worker.rollout.seed
         asked: Counter[str] = Counter()
@@ -210,12 +210,12 @@ class Asker:
 
 
 def training_settings(config: RunConfig) -> SamplingSettings:
-    """`worker.rollout` as it stands."""
+    """Returns the sampling settings of `worker.rollout`."""
     return _settings(config, {})
 
 
 def validation_settings(config: RunConfig) -> SamplingSettings:
-    """`worker.rollout` with `val_override_config` on top."""
+    """Returns the sampling settings of `worker.rollout` with `val_override_config` on top."""
     return _settings(config, config.worker.rollout.val_override_config)
 
 
@@ -232,7 +232,7 @@ def _settings(config: RunConfig, override: Mapping[str, Any]) -> SamplingSetting
 
 
 def reward_input(problem: Problem, response: str, response_length: int) -> dict[str, Any]:
-    """What the reward function gets: EasyR1's three fields, the prompt, and the problem's other columns."""
+    """Returns the reward function's input: EasyR1's three fields, the prompt, and the problem's other columns."""
     return {
         **problem.columns,
         "response": response,
@@ -243,7 +243,7 @@ def reward_input(problem: Problem, response: str, response_length: int) -> dict[
 
 
 def correctness(scores: Sequence[Mapping[str, float]], key: str, threshold: float) -> Tensor:
-    """(B,) whether each response is right; the total reward decides only where the reward function has no such field.
+    """Returns (B,) whether each response is right; the total reward decides only if the scores have no field `key`.
 
     Raises:
         RewardError: some scores have the field and others do not.

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written beside and renamed, so that a crash at any moment leaves the previous one whole."""
+"""Writes and finds a run's checkpoints: written beside and renamed, so that a crash leaves the previous one whole."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _SCORE = "val_reward_score"
 _WEIGHTS_ONLY = "weights_only"
 _FORMAT = "format"
 FORMAT_VERSION = 1
-"""Raised when a checkpoint's layout changes; one without it was written before there was a number."""
+"""Increased when a checkpoint's layout changes; a checkpoint without it was written before there was a number."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class TrainerState:
-    """The trainer's part of a checkpoint: what a run must remember beside weights. Everything else is a function of the step.
+    """The trainer's part of a checkpoint: its state beside the weights. Everything else is a function of the step.
 
     Attributes:
         step: training steps done.
-        rounds: batches of problems taken from the data so far; more than `step` where online filtering asks again.
-        kl_coefficient: the weight of the KL in the reward, which an adaptive controller moves.
+        rounds: batches of problems taken from the data so far; more than `step` if online filtering asks again.
+        kl_coefficient: the weight of the KL in the reward, which an adaptive controller changes.
     """
 
     step: int = 0
@@ -45,28 +45,29 @@ class TrainerState:
 
 
 class CheckpointStore:
-    """`<run folder>/global_step_<N>/{actor/, trainer_state.json, files.json}` and `checkpoint_tracker.json`, EasyR1's names.
+    """Stores `<run folder>/global_step_<N>/{actor/, trainer_state.json, files.json}` and EasyR1's `checkpoint_tracker.json`.
 
-    The trainer keeps its `TrainerState`; weights, optimizer, teacher weights and random state are the backend's.
+    The trainer writes its `TrainerState`; the backend writes weights, optimizer, teacher weights and random state.
 
-    The tracker file names the last checkpoint and the best one, the earliest of those with the highest validation reward.
+    The tracker file names the last checkpoint and the best one, the earliest of those with the highest validation
+    reward.
 
     Args:
-        keep: how many checkpoints stay: the last, the best and the most recent others; of 1 the best stays beside the last
-            one. -1 for all.
-        weights_only: the backend writes nothing but weights, so that no run can go on from what is saved.
+        keep: how many checkpoints stay: the last, the best and the most recent others; with 1 the best stays beside the
+            last one. -1 for all.
+        weights_only: the backend writes only weights, so that no run can continue from the checkpoints.
     """
 
     def __init__(self, folder: Path, *, keep: int, identity: dict[str, Any], weights_only: bool = False) -> None:
         self.folder, self._keep, self._identity, self._weights_only = folder, keep, identity, weights_only
 
     def save(self, state: TrainerState, backend: Backend, *, val_reward_score: float | None = None) -> Path:
-        """Writes the state after `state.step` steps and then forgets the oldest ones beyond `keep`.
+        """Writes the state after `state.step` steps and then deletes the oldest checkpoints beyond `keep`.
 
-        `val_reward_score` is the mean reward of a validation of these very weights; None where there was none.
+        `val_reward_score` is the mean reward of a validation of these very weights; None if there was none.
 
         Raises:
-            CheckpointError: it cannot be written, for want of room or rights. Those before it are as they were.
+            CheckpointError: it cannot be written, for lack of room or rights. Earlier checkpoints are unchanged.
         """
         step = state.step
         target = self.folder / f"global_step_{step}"
@@ -82,7 +83,7 @@ class CheckpointStore:
             _write_json(partial / FILES_FILE, written_files(partial))
             _to_disk(partial)
         except (OSError, CheckpointError) as error:
-            shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would keep the next attempt from its room
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would take the room of the next attempt
             raise CheckpointError(
                 f"the checkpoint of step {step} cannot be written to {self.folder}: {error}"
             ) from error
@@ -104,9 +105,9 @@ class CheckpointStore:
         return target
 
     def find_last(self, *, after: int = -1) -> Path | None:
-        """The newest whole checkpoint of this run folder, None if there is none of a step later than `after`.
+        """Returns the newest whole checkpoint of this run folder, None if there is none of a step later than `after`.
 
-        One whose files are not those that were written is passed over with a warning.
+        A checkpoint whose files have changed since they were written is passed over with a warning.
         """
         for step, path in sorted(self._whole().items(), reverse=True):
             if step <= after:
@@ -118,10 +119,11 @@ class CheckpointStore:
         return None
 
     def read(self, folder: Path) -> TrainerState:
-        """The trainer's part of a checkpoint, checked before any model is loaded.
+        """Reads the trainer's part of a checkpoint and checks it before any model is loaded.
 
         Raises:
-            CheckpointError: it is incomplete or damaged, holds weights alone, or was written by a run with other settings.
+            CheckpointError: it is incomplete or damaged, holds only weights, or was written by a run with other
+                settings.
         """
         try:
             state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
@@ -183,7 +185,7 @@ class CheckpointStore:
 
         Args:
             after: the step this run starts from.
-            folder: where that run's records were put; None: a new folder `earlier_run_<N>`.
+            folder: the folder of that run's records; None: a new folder `earlier_run_<N>`.
         """
         later = [path for step, path in self._folders().items() if step > after]
         if not later:
@@ -205,7 +207,7 @@ class CheckpointStore:
         return {int(number): path for number, path in numbered if number.isdecimal()}
 
     def _scores(self) -> dict[int, float]:
-        """By step, the validation reward of the checkpoints that have one. Kept in them, it goes where they go."""
+        """Returns the validation reward by step, read from the checkpoints that have one."""
         scores: dict[int, float] = {}
         for step, path in self._whole().items():
             try:
@@ -228,9 +230,9 @@ class CheckpointStore:
 
 
 def written_files(folder: Path) -> dict[str, list[int]]:
-    """Size and CRC-32 of every file below `folder`, by its path within it."""
+    """Returns size and CRC-32 of every file below `folder`, by its path within it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    with ThreadPoolExecutor(max_workers=8) as pool:  # zlib works outside of Python's lock
+    with ThreadPoolExecutor(max_workers=8) as pool:  # zlib releases Python's lock
         sums = list(pool.map(_checksum, files))
     return {
         str(path.relative_to(folder)): [path.stat().st_size, number] for path, number in zip(files, sums, strict=True)
@@ -238,7 +240,7 @@ def written_files(folder: Path) -> dict[str, list[int]]:
 
 
 def damaged_file(folder: Path) -> str | None:
-    """What is wrong with the first file that is not as it was written, None for a whole checkpoint or one without a list."""
+    """Describes the first file that differs from what was written; None for a whole checkpoint or one without a list."""
     try:
         expected = json.loads((folder / FILES_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -270,7 +272,7 @@ def _has_format(folder: Path) -> bool:
 
 
 def _lists_files(content: object) -> bool:
-    """Whether `content` has a size and a sum for each name, and for the trainer's state at least."""
+    """Returns whether `content` has a size and a sum for each name, and at least for the trainer's state."""
     return (
         isinstance(content, dict)
         and STATE_FILE in content

@@ -1,4 +1,4 @@
-"""Online filtering (DAPO): groups that teach nothing are left out, and other problems are asked in their place."""
+"""Online filtering (DAPO): drops groups that teach nothing and samples other problems in their place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 PASSES_WITHOUT_GAIN = 3
-"""Passes over the data in which no group is kept, after which a step without a limit on its rounds goes on with what it has."""
+"""Passes over the data without a kept group after which a step without a limit on its rounds stops filtering."""
 
 
 def ask_until_enough(
@@ -27,14 +27,14 @@ def ask_until_enough(
     max_rounds: int,
     rounds_per_pass: int,
 ) -> Rollouts:
-    """Asks round after round until `num_groups` groups have `filter_low < mean(filter_key) < filter_high`.
+    """Asks in rounds until `num_groups` groups have `filter_low < mean(filter_key) < filter_high`.
 
-    A round without any such group is no reason to stop. After `max_rounds` the batch is filled with groups that were left
-    out, with a warning: they have little or no gradient, but the step counts. With `max_rounds` of 0 or less that
-    happens where three passes over the data, of `rounds_per_pass` rounds each, have kept no group: others would follow for ever.
+    A round without any such group does not stop this. After `max_rounds` the batch is filled with dropped groups, with
+    a warning: they have little or no gradient, but the step counts. With `max_rounds` of 0 or less that happens after
+    three passes over the data, of `rounds_per_pass` rounds each, without a kept group: otherwise it would never end.
 
     Args:
-        next_round: rollouts of the next problems; gets the number of rounds before it in this step.
+        next_round: returns rollouts of the next problems; gets the number of earlier rounds in this step.
     """
     kept: list[Rollouts] = []
     left_out: list[Rollouts] = []
@@ -68,7 +68,7 @@ def ask_until_enough(
 
 
 def group_mean(group: Rollouts, key: str) -> float:
-    """The mean of a reward field over a group.
+    """Returns the mean of a reward field over a group.
 
     Raises:
         RewardError: the reward function does not return that field for every response.
@@ -84,7 +84,7 @@ def group_mean(group: Rollouts, key: str) -> float:
 
 
 def _groups(rollouts: Rollouts) -> Iterator[Rollouts]:
-    """One value per prompt."""
+    """Yields one value per prompt."""
     for number, (problem, prompt) in enumerate(zip(rollouts.problems, rollouts.prompts, strict=True)):
         rows = rollouts.rows_of(number)
         of_prompt = slice(rows.start, rows.stop)
@@ -100,7 +100,6 @@ def _groups(rollouts: Rollouts) -> Iterator[Rollouts]:
 
 
 def _joined(groups: Sequence[Rollouts], metrics: Metrics) -> Rollouts:
-    """The groups as one value, in order."""
     return Rollouts(
         step=groups[0].step,
         problems=[problem for group in groups for problem in group.problems],

@@ -1,4 +1,4 @@
-"""What a run watches of itself: the time of each stage, rewards that teach nothing, and updates that are skipped."""
+"""Monitors a run: the time of each stage, rewards that teach nothing, and skipped updates."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cepo.metrics import Metrics, sum_value
 logger = logging.getLogger(__name__)
 
 FIRST_STEPS = 3
-"""After so many steps whose rewards are all the same number a run is warned of it."""
+"""Number of first steps after which a run warns if all their rewards were the same number."""
 
 
 class StageClock:
-    """Adds up wall seconds and tokens by stage name, from one `drain` to the next."""
+    """Adds up wall seconds and tokens by stage name between two calls of `drain`."""
 
     def __init__(self) -> None:
         self._metrics: Metrics = {}
@@ -34,11 +34,11 @@ class StageClock:
             self._add(f"timing_s/{name}", time.perf_counter() - start)
 
     def count_tokens(self, name: str, tokens: int) -> None:
-        """Counts tokens that stage `name` worked on, contexts included where they were computed."""
+        """Counts tokens that stage `name` processed, including contexts where they were computed."""
         self._add(f"tokens/{name}", tokens)
 
     def drain(self) -> Metrics:
-        """What was added up since the last call."""
+        """Returns the sums since the last call."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 
@@ -48,14 +48,14 @@ class StageClock:
 
 
 class EqualRewards:
-    """Looks at the rewards of a run's first steps, and warns once if all of them are the same number."""
+    """Checks the rewards of a run's first steps, and warns once if all of them are the same number."""
 
     def __init__(self) -> None:
         self._steps, self._responses = 0, 0
         self._values: set[float] = set()
 
     def see(self, rewards: Tensor) -> None:
-        """The rewards of a step's responses, of any shape; None are looked at after the first steps."""
+        """Takes the rewards of a step's responses, of any shape; ignores them after the first steps."""
         if self._steps == FIRST_STEPS:
             return
         self._steps += 1
@@ -74,17 +74,17 @@ class EqualRewards:
 
 
 class SkippedUpdates:
-    """Counts steps in a row of which every update of the actor was skipped.
+    """Counts consecutive steps in which every update of the actor was skipped.
 
     Args:
-        most: the run ends at that many; -1: never.
+        most: the run ends after this many; -1: never.
     """
 
     def __init__(self, most: int) -> None:
         self._most, self.steps_in_a_row = most, 0
 
     def see(self, step: int, num_skipped: float, num_updates: int) -> None:
-        """The updates of the 1-based `step`; one without any says nothing."""
+        """Takes the updates of the 1-based `step`; a step without any is ignored."""
         if num_updates == 0:
             return
         if num_skipped < num_updates:
@@ -104,10 +104,10 @@ class SkippedUpdates:
             )
 
     def require_an_update(self, folder: object) -> None:
-        """Ends the run where too many steps in a row trained nothing.
+        """Stops the run after too many consecutive steps without an update.
 
         Raises:
-            EngineError: with the run folder, whose checkpoints are those of steps that trained.
+            EngineError: with the run folder, whose checkpoints are from steps that trained.
         """
         if 0 < self._most <= self.steps_in_a_row:
             raise EngineError(

@@ -1,4 +1,4 @@
-"""The training step: ask, plan, score, estimate, update, record."""
+"""Implements the training step: ask, plan, score, estimate, update, record."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _SKIPPED = "actor/skipped_updates"
 
 @dataclass(kw_only=True)
 class Trainer:
-    """One run. Steps are 0-based inside and 1-based in everything written: step k is recorded after its update.
+    """Trains one run. Steps are 0-based inside and 1-based in everything written: step k is recorded after its update.
 
     `restarts` counts how often this run's workers were lost so far.
     """
@@ -102,7 +102,7 @@ class Trainer:
             self.save(self.total_steps)
 
     def train_step(self, step: int) -> None:
-        """One step of the algorithm."""
+        """Runs one step of the algorithm."""
         with self.clock.stage("step"):
             rollouts = self.ask(step)
             plan = self.plan(rollouts)
@@ -113,7 +113,7 @@ class Trainer:
         self.record(batch, signal, updated)
 
     def ask(self, step: int) -> Rollouts:
-        """Rewarded rollouts of `rollout_batch_size` problems; under online filtering, of as many rounds as it takes."""
+        """Samples and rewards responses to `rollout_batch_size` problems; online filtering repeats this in rounds."""
         algorithm, settings = self.config.algorithm, training_settings(self.config)
 
         def next_round(attempt: int) -> Rollouts:
@@ -138,7 +138,7 @@ class Trainer:
         return rollouts
 
     def _next_problems(self) -> Sequence[Problem]:
-        """A function of the seed and of how many rounds have been asked."""
+        """Returns the next round's problems, a function of the seed and of the number of earlier rounds."""
         indices = self.problems.indices(self.state.rounds, self._problems_per_round)
         self.state.rounds += 1
         return [self.problems[index] for index in indices]
@@ -150,7 +150,7 @@ class Trainer:
         return asked_in_parts or data.rollout_batch_size
 
     def plan(self, rollouts: Rollouts) -> ScoringPlan:
-        """Which rows learn, what their teachers read, and which of them the student has to score."""
+        """Decides which rows learn, what their teachers read, and which rows the student has to score."""
         groups = []
         if self.estimator.needs_teacher(step=rollouts.step):
             groups = rollout_groups(rollouts, self.rewards, self.processing, seed=self.config.trainer.seed)
@@ -164,17 +164,17 @@ class Trainer:
         )
 
     def _on_policy_rows(self, rollouts: Rollouts) -> Tensor:
-        """(B,) rows of the step's first optimizer batch, if no later epoch needs what they were then."""
+        """Returns (B,) the rows of the step's first optimizer batch, or none if a later epoch needs their old log-probs."""
         actor = self.config.worker.actor
         first = actor.global_batch_size * rollouts.group_size if actor.ppo_epochs == 1 else 0
         return torch.arange(len(rollouts.generations)) < first
 
     def score(self, plan: ScoringPlan) -> ScoredBatch:
-        """Log-probs of the planned rows by the student and by every teacher, under the weights that start the update.
+        """Computes log-probs of the planned rows by the student and every teacher, under the weights that start the update.
 
-        Live teachers have the student's weights: their views are scored in the same pass, which computes the prompt that
-        all contexts begin with once. Other teachers take a pass of their own. The critic's values and the log-probs of a
-        KL's reference are scored here too.
+        Live teachers have the student's weights: their views are scored in the same pass, which computes the shared
+        beginning of a prompt's contexts once. Other teachers take a pass of their own. The critic's values and the
+        log-probs of a KL's reference are computed here too.
         """
         rollouts, temperature = plan.rollouts, self.config.worker.rollout.temperature
         student, teachers = list(plan.student.values()), [row for view in plan.views for row in view.rows.values()]
@@ -205,7 +205,7 @@ class Trainer:
         )
 
     def _log_probs(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> dict[RowName, Tensor]:
-        """One pass; keeps the hidden states of the view that the update distils from, if it is among the rows."""
+        """Scores rows in one pass; keeps the hidden states of the view that the update distils from, if it is among the rows."""
         distilled = self.estimator.distilled_view
         keep = distilled if any(row.view == distilled for row in rows) else None
         with self.clock.stage("teachers" if as_teacher else "score"):
@@ -215,7 +215,7 @@ class Trainer:
     def _reference(
         self, rollouts: Rollouts, rows: Sequence[ScoringRow], old_log_probs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(B, T) log-probs under the initial weights, and the KL from them of each token. Under a KL `rows` are all rows."""
+        """Returns (B, T) log-probs under the initial weights, and each token's KL from them. With a KL `rows` are all rows."""
         penalty = self.config.algorithm.kl_penalty
         with self.clock.stage("score"):
             log_probs = rollouts.padded(self.backend.score_reference(rows, keep_states=penalty == "full"))
@@ -224,7 +224,7 @@ class Trainer:
         return log_probs, kl_penalty(old_log_probs, log_probs, penalty)
 
     def _values(self, rollouts: Rollouts) -> Tensor:
-        """(B, T) the critic's value before each token."""
+        """Returns (B, T) the critic's value before each token."""
         rows = [rollouts.scoring_row(row) for row in range(len(rollouts.generations))]
         with self.clock.stage("score"):
             return rollouts.padded(self.backend.values(rows))
@@ -235,7 +235,7 @@ class Trainer:
             return self.estimator.signal(batch.token_batch(), step=batch.rollouts.step)
 
     def update(self, batch: ScoredBatch, signal: TokenSignal) -> Metrics:
-        """Optimizer steps of the critic and, once it is warm, of the actor; then refreshed teachers and rollout weights."""
+        """Updates the critic and, once it is warm, the actor; then refreshes teachers and rollout weights."""
         actor, longest, step = self.config.worker.actor, self.config.data.max_response_length, batch.rollouts.step
         metrics: Metrics = {}
         with self.clock.stage("update"):
@@ -283,7 +283,7 @@ class Trainer:
         self.tracker.log_rollouts(group_records(batch, signal, self.processing, settings.rollouts_to_log))
 
     def validate(self, done: int) -> None:
-        """Accuracy on held-out problems after `done` steps."""
+        """Measures the accuracy on held-out problems after `done` steps."""
         if self.validator is None or self._last_validated == done:
             return
         logger.info("validation after step %d: %d responses", done, self.validator.num_responses)
@@ -297,9 +297,9 @@ class Trainer:
         self.tracker.log_generations(done, rows)
 
     def save_if_possible(self, done: int) -> None:
-        """A checkpoint on the way; where it cannot be written the run goes on, and tries again after the next step.
+        """Saves a checkpoint during training; if it cannot be written, the run continues and tries again after the next step.
 
-        None is written while updates fail, so that those of before are not pruned for it.
+        No checkpoint is written while updates fail, so that earlier good ones are not pruned for it.
         """
         if self._skipped_updates.steps_in_a_row:
             self._is_save_missing = True
@@ -312,7 +312,7 @@ class Trainer:
             logger.error("%s. The run goes on and tries again after the next step", error)
 
     def save(self, done: int) -> None:
-        """A checkpoint after `done` steps."""
+        """Saves a checkpoint after `done` steps."""
         if self._last_saved == done:
             return
         with self.clock.stage("save"):

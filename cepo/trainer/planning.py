@@ -1,4 +1,4 @@
-"""Which rows of a step need which pass: live rows, what the teachers of each view read, and the rows that the student scores."""
+"""Plans which rows of a step need which pass: live rows, the teachers' contexts, and the rows that the student scores."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from cepo.types import Reference, Rollout, RolloutGroup
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What the teachers of one of a method's views read.
+    """The contexts that the teachers of one of a method's views read.
 
     Attributes:
-        references: the text shown to the teacher of each row, None where the view is the student's own.
+        references: the text shown to the teacher of each row, None if the view is the student's own.
         rows: row -> its response behind the teacher's context, for live rows with a reference; only they get a pass.
-        num_chosen: live rows for which the method had chosen a reference.
-        num_empty, num_without_room: those of them of which sanitising left nothing, or for which the context had no room.
-        num_cut: rows whose reference was cut, by its cap or for want of room.
+        num_chosen: live rows for which the method chose a reference.
+        num_empty, num_without_room: chosen references that sanitising emptied, or that did not fit into the context.
+        num_cut: rows whose reference was cut, by its cap or for lack of room.
     """
 
     name: str
@@ -51,13 +51,13 @@ class View:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringPlan:
-    """Which rows of the rollouts need which pass.
+    """The rows of the rollouts that need each pass.
 
     Attributes:
         live: (B,) rows whose signal can be non-zero; the others get no pass.
         on_policy: (B,) rows whose optimizer step starts from the weights that sampled them.
-        student: row -> its response behind the student's prompt, for rows whose student log-probs something reads.
-        views: what the method's teachers are shown at this step; none where it asks no teacher.
+        student: row -> its response behind the student's prompt, for rows whose student log-probs are read.
+        views: the views of the method's teachers at this step; empty if it asks no teacher.
     """
 
     rollouts: Rollouts
@@ -77,7 +77,7 @@ def make_plan(
     on_policy: Tensor,
     with_kl: bool,
 ) -> ScoringPlan:
-    """The plan of a step, of whose `groups` the teachers' references are taken; without groups no teacher is asked.
+    """Plans a step; the teachers' references come from `groups`, and without groups no teacher is asked.
 
     A KL penalty (`with_kl`) gives every row a signal.
     """
@@ -103,11 +103,11 @@ def make_plan(
 
 
 def rollout_groups(rollouts: Rollouts, pool: RewardPool, processing: Processing, *, seed: int) -> list[RolloutGroup]:
-    """The rollouts' groups with extracted answers; wrong ones are compared with the ground truth by the grader.
+    """Returns the rollouts' groups with extracted answers; the grader compares wrong ones with the ground truth.
 
-    A rounding of the ground truth, which the reward refuses, is none that a teacher should be told is wrong.
+    A rounding of the ground truth, which the reward refuses, must not be shown to a teacher as wrong.
 
-    Answers are sanitised here already, so that one of which nothing is left is no candidate for a reference.
+    Answers are sanitised here already, so that one that becomes empty is no candidate for a reference.
     """
     extracted = [extract_answer(response) for response in rollouts.responses]
     answers = [sanitise_reference(answer or "", processing.special_texts) or None for answer in extracted]
@@ -142,7 +142,7 @@ def rollout_groups(rollouts: Rollouts, pool: RewardPool, processing: Processing,
 def plan_views(
     rollouts: Rollouts, live: Tensor, groups: Sequence[RolloutGroup], estimator: Estimator, contexts: ContextBuilder
 ) -> list[View]:
-    """What every view shows to whom: of the references that the method chooses, those that can be shown."""
+    """Builds the teacher rows of each view, from the method's references that can be shown."""
     chosen = [estimator.references(group) for group in groups]
     shown = _ReferenceContexts(rollouts, live, contexts)
     references = {name: [one for group in chosen for one in group[name]] for name in estimator.views}
@@ -173,11 +173,11 @@ def plan_views(
 def student_rows(
     live: Tensor, on_policy: Tensor, estimator: Estimator, views: Sequence[View], *, every: bool
 ) -> list[int]:
-    """Live rows whose student log-probs something reads.
+    """Returns live rows whose student log-probs are read.
 
-    Those of an on-policy optimizer step are the update's own, so that here only a signal can read them: a method's that does
-    so by itself, and one that sets a teacher's view against a view that is the student's own. Where all of a row's views
-    are the student's own they are equal whatever they are.
+    In an on-policy optimizer step they are the update's own. Here they are needed only if the method's signal reads
+    them, or if it compares a teacher's view with a view that is the student's own. If all of a row's views are the
+    student's own, they are equal in any case.
     """
     has_reference = torch.zeros(len(live), dtype=torch.bool)
     lacks_reference = has_reference.clone()
@@ -192,11 +192,11 @@ def student_rows(
 
 
 def reference_metrics(views: Sequence[View], num_live: int) -> Metrics:
-    """What became of the references of each view.
+    """Returns how many references of each view were used, empty, without room, or cut.
 
-    `references/<view>_used`: of the rows that learn. `_empty`, `_without_room`: of the references that the method had
-    chosen for live rows, those of which sanitising left nothing and those for which the context had no room. `_cut`: of the
-    references shown.
+    `references/<view>_used` is a share of the rows that learn. `_empty` and `_without_room` are shares of the
+    references chosen for live rows: those that sanitising emptied, and those that did not fit into the context. `_cut`
+    is a share of the references shown.
     """
     metrics: Metrics = {}
     for view in views:
@@ -208,7 +208,7 @@ def reference_metrics(views: Sequence[View], num_live: int) -> Metrics:
 
 
 def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -> Metrics:
-    """Groups without a wrong rollout, and groups with wrong ones none of which gives what `negative` takes of it."""
+    """Counts groups without a wrong rollout, and groups whose wrong rollouts give no reference of the kind `negative`."""
     wrong = [group for group in groups if wrong_rollouts(group)]
     unextractable = [group for group in wrong if wrong_reference(group, negative) is None]
     return {
@@ -219,7 +219,7 @@ def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -
 
 @dataclass(frozen=True, kw_only=True)
 class _Placed:
-    """A row's reference as its teacher reads it: `text` is None where it reads none."""
+    """A row's reference as its teacher reads it: `text` is None if it reads none."""
 
     text: str | None = None
     context: EncodedPrompt | None = None
@@ -229,7 +229,7 @@ class _Placed:
 
 
 class _ReferenceContexts:
-    """Texts and teacher contexts, built once for all rollouts that share them; contexts for live rows alone."""
+    """Builds texts and teacher contexts once for all rollouts that share them; contexts for live rows only."""
 
     def __init__(self, rollouts: Rollouts, live: Tensor, contexts: ContextBuilder) -> None:
         self._rollouts, self._live, self._contexts = rollouts, live, contexts

@@ -1,4 +1,4 @@
-"""What the trainer needs of the devices, whoever provides them."""
+"""The protocol between the trainer and its devices."""
 
 from __future__ import annotations
 
@@ -30,35 +30,35 @@ class Backend(Sampler, Protocol):
         keep_states: str | None = None,
         temperature: float | None = None,
     ) -> list[Tensor]:
-        """log P of each row's response tokens under its context, with the actor's or the teacher's weights.
+        """Returns log P of each row's response tokens under its context, with the actor's or the teacher's weights.
 
-        `keep_states` names the view of whose rows the hidden states are kept until `finish_step`, for an update that distils
-        from them. `temperature` takes the place of the rollout temperature.
+        `keep_states` names the view whose rows' hidden states are kept until `finish_step`, for an update that distils
+        from them. `temperature` replaces the rollout temperature.
         """
         ...
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
-        """As `score`, with the initial weights, for a KL penalty."""
+        """Scores as `score` does, with the initial weights, for a KL penalty."""
         ...
 
     def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """The KL over the vocabulary from the reference states that were kept for these rows."""
+        """Returns the KL over the vocabulary from the reference states that were kept for these rows."""
         ...
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """One optimizer step per batch at the 0-based training step."""
+        """Takes one optimizer step per batch at the 0-based training step."""
         ...
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """The critic's value before each of the rows' response tokens."""
+        """Returns the critic's value before each of the rows' response tokens."""
         ...
 
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
-        """One optimizer step of the critic per batch."""
+        """Takes one optimizer step of the critic per batch."""
         ...
 
     def forget_work(self) -> None:
-        """What was computed since the last update, for a validation, is no part of the next step's `work/*`."""
+        """Excludes the work since the last update, done for a validation, from the next step's `work/*`."""
         ...
 
     def finish_step(self, step: int) -> None:
@@ -74,7 +74,7 @@ class Backend(Sampler, Protocol):
         ...
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, bit for bit."""
+        """Restores exactly what `save` wrote."""
         ...
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What is written down of a step: measures that no method needs, and some of its groups for `rollouts.jsonl`."""
+"""Records a step: metrics that no method needs, and some of its groups for `rollouts.jsonl`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cepo.types import TokenSignal
 
 
 def reward_metrics(rollouts: Rollouts) -> Metrics:
-    """Rewards by field, response lengths in tokens, and how many responses the length limit cut."""
+    """Returns rewards by field, response lengths in tokens, and how many responses the length limit cut."""
     lengths = rollouts.response_mask.sum(dim=1)
     truncated = sum(not generation.finished for generation in rollouts.generations)
     metrics: Metrics = {
@@ -37,10 +37,10 @@ def reward_metrics(rollouts: Rollouts) -> Metrics:
 
 
 def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
-    """The shares of rows that get any pass at all and a scoring pass, and how engine and trainer agree on the scored ones.
+    """Returns the shares of rows with any pass and with a scoring pass, and how far engine and trainer agree on the latter.
 
-    `rollout/entropy`: the mean of -log P over all sampled tokens, at temperature 1 and by the engine. All rows count, so
-    that it compares methods, which `actor/live_entropy` over the rows of an update does not.
+    `rollout/entropy`: the mean of -log P over all sampled tokens, at temperature 1 and by the engine. All rows count,
+    so that it can be compared between methods, unlike `actor/live_entropy` over the rows of an update.
 
     Rows of an on-policy optimizer batch are compared when they are updated.
     """
@@ -57,7 +57,7 @@ def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
 def group_records(
     batch: ScoredBatch, signal: TokenSignal, processing: Processing, num_groups: int
 ) -> list[GroupRecord]:
-    """The first `num_groups` groups, those with right and wrong rollouts before the others."""
+    """Returns the first `num_groups` groups, those with right and wrong rollouts before the others."""
     rollouts = batch.rollouts
     size, numbers = rollouts.group_size, range(len(rollouts.problems))
     num_right = rollouts.correct.view(len(numbers), size).sum(dim=1).tolist()

@@ -1,4 +1,4 @@
-"""Where a run goes on: the checkpoints of its folder, the one that it starts from, and what one command has done so far."""
+"""Decides from which checkpoint a run continues, and keeps the history of one command over restarts of its workers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cepo.trainer.run_lock import RunLock
 
 @dataclasses.dataclass
 class RunHistory:
-    """What one command has done so far, over the restarts of its workers.
+    """The progress of one command over the restarts of its workers.
 
     Attributes:
-        restarts: how often workers were lost and made anew.
+        restarts: how often workers were lost and started again.
         first_step: the step that the command began with; None until its records are open.
         first_checkpoint: the checkpoint that it began from.
         trainer_state: of the trainer that ran last, None before the first one.
@@ -31,18 +31,18 @@ class RunHistory:
     lock: RunLock | None = None
 
     def step_to_resume(self, state: TrainerState, checkpoint: Path | None) -> int | None:
-        """The step after which records go on; None for a command that starts from nothing, which sets older ones aside."""
+        """Returns the step after which records continue; None for a command that starts anew, which sets older ones aside."""
         return None if checkpoint is None and self.first_step is None else state.step
 
     def begun(self, state: TrainerState, checkpoint: Path | None) -> None:
-        """A trainer's records are open, and it goes on from `state`."""
+        """Notes that a trainer's records are open and that it continues from `state`."""
         self.trainer_state = state
         if self.first_step is None:
             self.first_step, self.first_checkpoint = state.step, checkpoint
 
 
 def checkpoint_store(config: RunConfig) -> CheckpointStore:
-    """The checkpoints of the run folder."""
+    """Returns the store of the run folder's checkpoints."""
     trainer = config.trainer
     return CheckpointStore(
         run_folder(config),
@@ -53,10 +53,10 @@ def checkpoint_store(config: RunConfig) -> CheckpointStore:
 
 
 def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHistory | None = None) -> Path | None:
-    """The checkpoint that a run starts from: the one it names, else the run folder's last; None for a start at step 1.
+    """Returns the checkpoint to start from: the one the run names, else its folder's last; None for a start at step 1.
 
-    A run that goes on after a restart of its workers takes its own last one; where its own hold weights alone, it begins
-    again where the command began.
+    After a restart of its workers a run continues from its own last checkpoint. If its checkpoints hold only weights,
+    it starts again where the command began.
     """
     if history is not None and history.first_step is not None:
         if config.trainer.save_model_only:
@@ -73,7 +73,7 @@ def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHi
 
 
 def _identity(config: RunConfig) -> dict[str, Any]:
-    """What a checkpoint and the run that resumes it must have in common for the result to be the same run."""
+    """Returns the settings that a checkpoint and the run resuming it must share for the result to be the same run."""
     model, lora = config.worker.actor.model, config.worker.actor.model.lora
     return {
         "adv_estimator": config.algorithm.adv_estimator,

@@ -1,4 +1,4 @@
-"""One run per run folder: a lock that the operating system ends with its process, and that says who holds it."""
+"""Allows one run per run folder: a lock that ends with its process and names its holder."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _HELD = (errno.EACCES, errno.EAGAIN)
 
 
 class RunLock:
-    """Holds `<run folder>/run.lock` from `acquire` to `release`, or to the death of the process, be it by kill -9.
+    """Holds `<run folder>/run.lock` from `acquire` until `release` or the death of the process, even by kill -9.
 
-    It is a POSIX record lock, which child processes do not inherit and which network file systems pass on to other machines;
-    the file's text names the holder for those who are refused. On a file system without locks that text alone decides: a
-    holder on this machine that no longer runs is taken over, one on another machine is not.
+    It is a POSIX record lock, which child processes do not inherit and which network file systems share between
+    machines. The file's text names the holder in the error of a refused run. On a file system without locks only that
+    text decides: a holder on this machine that no longer runs loses the lock, one on another machine does not.
 
-    As a context it acquires the lock where the folder exists already, so that a run which is refused leaves no folder.
+    As a context it acquires the lock only if the folder exists already, so that a refused run leaves no folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,7 +45,7 @@ class RunLock:
         self.release()
 
     def acquire(self) -> None:
-        """Takes the lock; nothing happens where this object holds it.
+        """Takes the lock; does nothing if this object holds it.
 
         Raises:
             CheckpointError: another run holds it, or the file cannot be written.
@@ -123,7 +123,7 @@ class RunLock:
 
 
 def _holder(descriptor: int) -> dict[str, Any]:
-    """Who wrote the file; empty where nobody did, or nothing legible."""
+    """Returns who wrote the file; empty if nobody did, or if it is unreadable."""
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
     except ValueError:
@@ -132,7 +132,7 @@ def _holder(descriptor: int) -> dict[str, Any]:
 
 
 def _may_live(holder: dict[str, Any]) -> bool:
-    """Whether the holder can be running, as far as this machine knows."""
+    """Returns whether the holder may be running, as far as this machine knows."""
     if not holder:
         return False
     if holder.get("host") != socket.gethostname() or not isinstance(holder.get("pid"), int):

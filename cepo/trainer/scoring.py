@@ -1,4 +1,4 @@
-"""A step's rollouts with all log-probs that its signal is made of, and the optimizer batches that are cut from them."""
+"""Holds a step's rollouts with all log-probs of its signal, and cuts them into optimizer batches."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from cepo.trainer.protocol import Backend
 from cepo.types import TokenBatch, TokenSignal
 
 PROMPTS_COMPARED = 8
-"""Prompts of a step of which a response is scored at temperature 1, where the rollout temperature is another one."""
+"""Prompts per step of which one response is scored at temperature 1, if the rollout temperature differs."""
 
 LogProbs = Mapping[RowName, Tensor]
-"""(view, row) -> (response length,)."""
+"""Maps (view, row) to log-probs, (response length,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredBatch:
-    """What the estimator and the update read of a step, complete.
+    """The data of a step that the estimator and the update read.
 
     Attributes:
-        old_log_probs: (B, T) of the student; rows that nothing scored hold the rollout engine's own.
+        old_log_probs: (B, T) of the student; rows that were not scored hold the rollout engine's own.
         teacher_log_probs: view -> (B, T); rows without a pass hold the student's own.
-        token_level_rewards: (B, T) the outcome reward on the last response token, less a KL in the reward.
+        token_level_rewards: (B, T) the outcome reward at the last response token, minus a KL in the reward.
         reference_log_probs: (B, T) of the initial weights, None without a KL.
         values: (B, T) the critic's value before each token, None for methods without a critic.
-        metrics: how the trainer's log-probs agree with the engine's, and the KL.
+        metrics: how far the trainer's log-probs agree with the engine's, and the KL.
     """
 
     plan: ScoringPlan
@@ -54,7 +54,7 @@ class ScoredBatch:
         return self.plan.rollouts
 
     def token_batch(self) -> TokenBatch:
-        """What the estimator sees."""
+        """Returns the data that the estimator reads."""
         rollouts = self.rollouts
         return TokenBatch(
             token_level_rewards=self.token_level_rewards,
@@ -70,7 +70,7 @@ class ScoredBatch:
 
 
 def with_scored(log_probs: Tensor, scored: LogProbs, view: str = OWN_VIEW) -> Tensor:
-    """(B, T) `log_probs` with those of the view's scored rows in their places."""
+    """Returns (B, T) `log_probs` with the scored rows of the view replaced."""
     result = log_probs.clone()
     for (name, row), values in scored.items():
         if name == view and row is not None:
@@ -79,7 +79,7 @@ def with_scored(log_probs: Tensor, scored: LogProbs, view: str = OWN_VIEW) -> Te
 
 
 def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
-    """How engine and trainer agree at another rollout temperature: the engine's log-probs are of logits as they are.
+    """Compares the engine's log-probs, which are at temperature 1, with the trainer's if the rollout temperature differs.
 
     The first response to each of `PROMPTS_COMPARED` prompts is scored once more, at temperature 1.
     """
@@ -93,10 +93,10 @@ def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
 def penalise(
     rewards: Tensor, penalties: Tensor, response_mask: Tensor, algorithm: AlgorithmConfig, state: TrainerState
 ) -> tuple[Tensor, Metrics]:
-    """The token rewards less the KL of each token, and measures; all tensors (B, T).
+    """Returns the token rewards minus the KL of each token, and metrics; all tensors (B, T).
 
-    `r_t <- r_t - coefficient * KL_t` with the coefficient before this batch, which then moves. Where the KL is a term of the
-    loss, the rewards stay as they are.
+    `r_t <- r_t - coefficient * KL_t` with the coefficient before this batch, which is then adapted. If the KL is a term
+    of the loss, the rewards stay unchanged.
     """
     measured = mean_of(penalties, response_mask)
     metrics: Metrics = {"critic/kl": measured}
@@ -112,7 +112,7 @@ def penalise(
 def actor_batches(
     batch: ScoredBatch, signal: TokenSignal, *, num_prompts: int, epochs: int, max_response_length: int
 ) -> list[OptimizerBatch]:
-    """`num_prompts` prompts per optimizer step, `epochs` times over; rows without gradient only count."""
+    """Returns batches of `num_prompts` prompts per optimizer step, `epochs` times; rows without gradient only count."""
     rollouts, plan, distillation = batch.rollouts, batch.plan, signal.distillation
     parts: list[OptimizerBatch] = []
     for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):
@@ -143,7 +143,7 @@ def actor_batches(
 def critic_batches(
     batch: ScoredBatch, signal: TokenSignal, *, num_prompts: int, epochs: int, max_response_length: int
 ) -> list[CriticBatch]:
-    """As `actor_batches`, for the critic: every row has a target."""
+    """Returns the batches of `actor_batches` for the critic, in which every row has a target."""
     assert batch.values is not None and signal.returns is not None, "a method with needs_values returns the targets"
     parts = [
         CriticBatch(

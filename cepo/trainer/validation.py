@@ -1,4 +1,4 @@
-"""Accuracy on held-out problems, with the same sampling noise every time, and the leak probe on the responses to them."""
+"""Measures accuracy on held-out problems, with the same sampling noise every time, and runs the leak probe on them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ MENTIONS = re.compile(
     r"|\b(?:answer|solution)\s+(?:is\s+)?(?:given|provided|stated)\b|\bthe\s+hint\b",
     re.IGNORECASE,
 )
-"""Words by which a response refers to an answer that its prompt does not hold."""
+"""Matches words by which a response refers to an answer that its prompt does not hold."""
 
 
 class Validator:
-    """Samples `n` responses to each held-out problem and scores them, finished groups while others are still sampled.
+    """Samples `n` responses to each held-out problem and scores finished groups while others are still sampled.
 
-    Under `trainer.val_max_samples` a part of the problems, the same at every validation.
+    With `trainer.val_max_samples` it uses a part of the problems, the same at every validation.
 
     Args:
-        config: `worker.rollout` with `val_override_config` on top says how to sample.
+        config: `worker.rollout` with `val_override_config` on top defines the sampling.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Validator:
 
     @property
     def num_responses(self) -> int:
-        """Responses that one validation samples."""
+        """The number of responses that one validation samples."""
         return len(self._asked) * self._settings.num_samples
 
     def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, Any]]]:
-        """Metrics `val/*` (means over all samples) and the recorded responses."""
+        """Returns metrics `val/*` (means over all samples) and the recorded responses."""
         parts: list[Metrics] = []
         rows: list[Mapping[str, Any]] = []
         for start, problems in self._batches():
@@ -102,19 +102,19 @@ class Validator:
 
 
 def leak_metrics(rollouts: Rollouts, num_rows: int, contexts: ContextBuilder, backend: Backend) -> Metrics:
-    """Whether the student, without any hint, begins to behave as if it had one; over the first `num_rows` responses.
+    """Tests whether the student behaves without any hint as if it had one, over the first `num_rows` responses.
 
     The responses were sampled from plain prompts of held-out problems.
 
-    `leak/mention_fraction`: responses that refer to a given answer, which nobody gave them.
-    `leak/hint_gap_right`, `leak/hint_gap_wrong`: mean over tokens of log P(y_t | x, right answer) - log P(y_t | x) in nats,
-    apart for right and wrong responses. A student that has absorbed the hint's effect shows a gap that shrinks towards 0
-    on wrong responses too: it no longer needs the hint to speak that way. `leak/log_likelihood_gap`: the same summed
-    over each response, mean over responses.
+    `leak/mention_fraction`: responses that refer to a given answer although none was given. `leak/hint_gap_right`,
+    `leak/hint_gap_wrong`: mean over tokens of log P(y_t | x, right answer) - log P(y_t | x) in nats, separately for
+    right and wrong responses. If a student has absorbed the hint's effect, the gap shrinks towards 0 on wrong responses
+    too: it no longer needs the hint to respond that way. `leak/log_likelihood_gap`: the gap summed over each response,
+    mean over responses.
     """
     rows, size = range(num_rows), rollouts.group_size
     probed = zip(rollouts.problems[: -(-num_rows // size)], rollouts.prompts, strict=False)
-    hinted = [  # beyond the prompt's limit too: nothing is trained on it
+    hinted = [  # also beyond the prompt's limit: nothing is trained on it
         contexts.teacher(problem, prompt, contexts.reference_text(Reference(text=problem.ground_truth)))
         for problem, prompt in probed
     ]

@@ -1,4 +1,4 @@
-"""Keys of EasyR1 that have no effect here, and of the authors' fork of it: checked against `keys.yaml`, the table of both."""
+"""Handles keys of EasyR1 that have no effect here, and those of its fork; `keys.yaml` is the table of both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS: Mapping[str, Any] = {"bool": bool, "int": int, "float": float, "str": st
 
 @dataclass(frozen=True)
 class EasyR1Key:
-    """`kind` is the type, with `?` where null is accepted; `shipped` holds the value in EasyR1's YAML file, if it has one."""
+    """A key of EasyR1: `kind` is its type, with `?` if null is accepted; `shipped` its value in EasyR1's YAML file, if any."""
 
     kind: str
     default: Any
@@ -33,7 +33,7 @@ class EasyR1Key:
 
 @section
 class WithoutEffect:
-    """Why `keys`, or the sections of that name, have no effect; `only` is the value that may be given."""
+    """The reason why `keys`, or the sections of that name, have no effect; `only` is the value that may be given."""
 
     why: str = Field()
     keys: list[str] = Field()
@@ -43,21 +43,21 @@ class WithoutEffect:
 
 @section
 class ForkKey:
-    """What is written in place of a key: settings of its value, settings beside them, and those that it turns on."""
+    """A key of the fork and its replacement: settings of its value, settings beside them, and those that it turns on."""
 
     same_value: list[str] = Field(default=[])
     also: Tree = Field(default={})
     if_true: Tree = Field(default={})
 
     def settings(self, value: Any) -> Tree:
-        """The settings, by dotted key, that say the same as the fork's key with this value."""
+        """Returns the settings, by dotted key, that mean the same as the fork's key with this value."""
         turned_on = str(value).lower() in ("true", "yes", "on", "1")
         return {**self.also, **dict.fromkeys(self.same_value, value), **(self.if_true if turned_on else {})}
 
 
 @section
 class _Table:
-    """The sections of `keys.yaml`, which says what each means."""
+    """The sections of `keys.yaml`, which describes each."""
 
     keys: dict[str, dict[str, list[Any]]] = Field()
     internal: list[str] = Field()
@@ -81,17 +81,18 @@ _KNOWN = (*EASYR1_KEYS, *TABLE.internal)
 
 
 def engine_key_of(key: str) -> WithoutEffect | None:
-    """Why a dotted key has no effect; None for a key that has one, or that is unknown."""
+    """Returns why a dotted key has no effect; None for a key that has one, or that is unknown."""
     parts = key.split(".")
     around = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next((ENGINE_KEYS[name] for name in around if name in ENGINE_KEYS), None)
 
 
 def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, Tree]:
-    """The resolved tree without the keys that have no effect and those that say "none given", and the former by dotted key.
+    """Returns the resolved tree without the keys that have no effect or say "none given", and the former by dotted key.
 
     Raises:
-        ConfigError: a key that EasyR1 does not have, a value of the wrong type, or one that asks for what is not done.
+        ConfigError: a key that EasyR1 does not have, a value of the wrong type, or one that asks for an unsupported
+            feature.
     """
     kept: Tree = {}
     without_effect: Tree = {}
@@ -123,7 +124,7 @@ def _accepted(key: str, value: Any, origins: Origins) -> Any:
 
 
 def report_engine_keys(without_effect: Tree, origins: Origins) -> None:
-    """Log one notice that lists keys without effect with their places, by the reason they have none."""
+    """Logs one notice that lists keys without effect with their places, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for key in without_effect:
         entry = engine_key_of(key)
@@ -136,7 +137,7 @@ def report_engine_keys(without_effect: Tree, origins: Origins) -> None:
 
 
 def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
-    """Raise `ConfigError` where the tree has keys of the fork; the message gives the same settings in this package's keys."""
+    """Raises `ConfigError` if the tree has keys of the fork; the message gives the same settings in this package's keys."""
     families, methods = tuple(TABLE.fork_families), {f"algorithm.{name}" for name in available_estimators()}
     found = {
         key: value
@@ -165,7 +166,7 @@ def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
 
 
 def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values. A mapping is a value where EasyR1 has a key of its name, and where it is empty."""
+    """Yields dotted keys and values. A mapping is a value if EasyR1 has a key of its name, or if it is empty."""
     for name, value in tree.items():
         key = f"{path}{name}"
         if isinstance(value, dict) and value and key not in EASYR1_KEYS:
@@ -175,7 +176,6 @@ def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _put(tree: Tree, key: str, value: Any) -> None:
-    """Enter a value under its dotted key."""
     *sections, name = key.split(".")
     for each in sections:
         tree = tree.setdefault(each, {})
