@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measured(folder: Path, *, lora_rank: int = 0, backward: bool = False) -> int:
-    """Of one prompt with its picture and a response, logits of all tokens, by torch's counter."""
+    """Of one prompt with its image and a response, logits of all tokens, by torch's counter."""
     import peft
     from transformers import Qwen3VLForConditionalGeneration
 
@@ -63,7 +63,7 @@ def measured(folder: Path, *, lora_rank: int = 0, backward: bool = False) -> int
 def test_a_forward_pass_costs_what_torch_counts(folder: Path, lora_rank: int) -> None:
     costs, length = ModelFlops(MICRO, lora_rank), MICRO.prompt_tokens + RESPONSE
     # torch counts every query-key pair of causal attention, also those that are masked.
-    expected = costs.picture + length * (costs.token + costs.adapter_token + costs.head) + costs.pair * length**2
+    expected = costs.image + length * (costs.token + costs.adapter_token + costs.head) + costs.pair * length**2
     assert measured(folder, lora_rank=lora_rank) == expected
 
 
@@ -83,9 +83,9 @@ def test_qwen3_vl_2b_costs_what_its_published_sizes_say() -> None:
     assert costs.token == 2 * 28 * (3 * 2048**2 + 3 * 2048 * 6144) == 2_818_572_288
     assert costs.head == 2 * 2048 * 151_936
     assert costs.pair == 229_376
-    assert costs.picture == pytest.approx(0.931e12, rel=1e-3)
+    assert costs.image == pytest.approx(0.931e12, rel=1e-3)
     assert costs.adapter_token == pytest.approx(0.0349e9, rel=2e-3)
-    # Reading 400 tokens and a picture once, and decoding 8 x 400: 0.437 of PFLOP over 32 prompts.
+    # Reading 400 tokens and an image once, and decoding 8 x 400: 0.437 of PFLOP over 32 prompts.
     assert 32 * costs.generate(400, [400] * 8) == pytest.approx(0.437e15, rel=1e-2)
 
 
