@@ -136,7 +136,7 @@ class ProblemSet(Sequence[Problem]):
             ConfigError: the column is missing, or a row has no solution.
         """
         key = self._config.solution_key
-        remedy = "name the column in data.solution_key, or take solution_or_answer or another source"
+        remedy = "name the column in data.solution_key, or choose solution_or_answer or another source"
         if key not in self._rows.column_names:
             raise ConfigError(
                 f"{setting} shows worked solutions, but {self._source} has no column '{key}' (its columns: "
@@ -207,7 +207,7 @@ class ProblemSet(Sequence[Problem]):
                     f"Its columns: {', '.join(map(str, row))}"
                 )
             if text.count(mark) != len(values) and (values or mark == IMAGE_MARK):  # without videos it is plain text
-                raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; accepted: as many")
+                raise DataError(f"{text.count(mark)} '{mark}' in the text but {len(values)} {name}; they must agree")
         visual = 0
         for value in images:
             size = limited_size(verify_image(value, config.image_dir), config.min_pixels, config.max_pixels)

@@ -42,7 +42,7 @@ class HintTemplate:
         source, origin = TEMPLATES.get(placement, ""), f"the built-in wording of {placement}"
         if path is None and not source:
             raise ConfigError(
-                f"teacher.placement {placement} has no wording of its own; name a Jinja file in teacher.template"
+                f"teacher.placement {placement} has no built-in wording; name a Jinja file in teacher.template"
             )
         if path is not None:
             origin = f"teacher.template {path}"
@@ -66,10 +66,10 @@ class HintTemplate:
         text = self.render(prompt=_PROBE, reference="1")
         if placement == "user_suffix" and not text.startswith(_PROBE):
             raise ConfigError(
-                f"{self._origin} does not begin with the prompt, as teacher.placement user_suffix asks; take placement free"
+                f"{self._origin} must begin with the prompt for teacher.placement user_suffix; use placement free"
             )
         if placement == "free" and text.count(_PROBE) != 1:
-            raise ConfigError(f"{self._origin} must hold the prompt exactly once, so that no image is lost or doubled")
+            raise ConfigError(f"{self._origin} must contain the prompt exactly once, so no image is lost or repeated")
 
     def render(self, *, prompt: str, reference: str) -> str:
         """Returns the text with both variables filled in; neither value is itself treated as a template."""

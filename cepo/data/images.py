@@ -53,7 +53,7 @@ def media_file(path: str, image_dir: str | None) -> Path:
     except (OSError, ValueError) as error:  # ValueError: a null byte
         raise DataError(f"the file {str(file)!r} cannot be read ({error})") from error
     if not stat.S_ISREG(mode):
-        raise DataError(f"{str(file)!r} is no regular file; accepted: a file with the data")
+        raise DataError(f"{str(file)!r} is not a regular file; accepted: a file with the data")
     return file
 
 

@@ -54,7 +54,7 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
         except Exception as error:  # each format's reader raises its own types
             reason = error.__cause__ or error
             if isinstance(reason, StopIteration) or "corresponds to no data" in str(reason):
-                raise ConfigError(f"data files '{source}' hold no row; accepted: at least one problem") from error
+                raise ConfigError(f"data files '{source}' have no rows; accepted: at least one problem") from error
             raise ConfigError(f"data files '{source}' cannot be read: {type(reason).__name__}: {reason}") from error
     if path.suffix or name.count("/") != 1:
         raise ConfigError(f"data files '{source}' do not exist; give a file, a folder, or a hub name org/name@split")
@@ -94,7 +94,7 @@ def local_files(source: str) -> tuple[list[Path], str]:
     name, _, split = source.partition("@")
     wanted = _SPLIT.fullmatch(split or "train")
     if wanted is None:
-        raise ConfigError(f"data files '{source}': the split '{split}' is neither a name nor a slice as train[:100]")
+        raise ConfigError(f"data files '{source}': the split '{split}' is neither a name nor a slice like train[:100]")
     path, rows = Path(name).expanduser(), f"train{wanted['slice'] or ''}"
     if path.is_file():
         files = [path]
@@ -112,7 +112,7 @@ def local_files(source: str) -> tuple[list[Path], str]:
             )
     kinds = {FORMATS.get(file.suffix) for file in files}
     if len(kinds) != 1 or None in kinds:
-        raise ConfigError(f"data files '{source}': no data of one kind there; accepted: {', '.join(FORMATS)}")
+        raise ConfigError(f"data files '{source}': no data of a single format there; accepted: {', '.join(FORMATS)}")
     return files, rows
 
 

@@ -116,7 +116,7 @@ def _length(container: Any, stream: Any) -> tuple[int, float]:
     total = stream.frames or sum(1 for _ in container.decode(stream))
     fps = stream.average_rate or stream.guessed_rate
     if not total or not fps:
-        raise DataError("the video has no frame, or does not say how fast they follow one another")
+        raise DataError("the video has no frame, or does not state its frame rate")
     return total, float(fps)
 
 

@@ -40,7 +40,7 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Est
         DataError: no values.
     """
     if not values:
-        raise DataError("nothing was graded: there is no mean of no values")
+        raise DataError("nothing was graded, so there is no mean")
     mean = statistics.fmean(values)
     residuals: dict[Hashable, float] = defaultdict(float)
     for value, cluster in zip(values, clusters, strict=True):

@@ -63,7 +63,7 @@ def converted(rows: Any, benchmark: Benchmark) -> Any:
             )
         except (ValueError, SyntaxError, KeyError) as error:
             raise DataError(
-                f"{benchmark.name}, row {number}: it has not the form of this benchmark ({error})"
+                f"{benchmark.name}, row {number}: it does not match this benchmark's format ({error})"
             ) from error
     return Dataset.from_list(problems)
 

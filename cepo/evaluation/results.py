@@ -124,7 +124,7 @@ def _paired(name: str, first: Sequence[Row], second: Sequence[Row]) -> Paired:
     known = {row["problem_id"]: (row["ground_truth"], row["cluster"]) for row in first}
     if known != {row["problem_id"]: (row["ground_truth"], row["cluster"]) for row in second}:
         raise DataError(
-            f"{name}: the two evaluations are of other problems ({len(shares[0])} and {len(shares[1])}); "
+            f"{name}: the two evaluations used different problems ({len(shares[0])} and {len(shares[1])}); "
             "evaluate both with the same data=, data.max_prompt_length and pixel limits"
         )
     ids = list(known)

@@ -98,7 +98,7 @@ def answer_bearing_positions(response: str, offsets: Sequence[tuple[int, int]]) 
         if not 0 <= start <= end <= len(response):
             raise DataError(
                 f"The token offset ({start}, {end}) lies outside the response of {len(response)} characters; "
-                "offsets must be those of this very text."
+                "offsets must belong to this text."
             )
     match = _LAST_RESULT.search(response)
     low, high = match.span(1) if match else (0, 0)

@@ -115,7 +115,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     for folder in folders:
         run = load_run(Path(folder))
         if run.estimator == UNKNOWN_ESTIMATOR:
-            raise DataError(f"{folder}/config.yaml does not say algorithm.adv_estimator; runs are grouped by it")
+            raise DataError(f"{folder}/config.yaml does not set algorithm.adv_estimator; runs are grouped by it")
         by_method.setdefault(run.estimator, []).append(run)
     methods = tuple(_result(estimator, runs) for estimator, runs in by_method.items())
     return Comparison(methods=methods, notes=tuple(_notes(by_method, methods)))
@@ -159,7 +159,7 @@ def _result(estimator: str, runs: Sequence[RunData]) -> MethodResult:
     if not steps:
         names = ", ".join(run.name for run in runs)
         raise DataError(
-            f"the runs of {estimator} ({names}) share no step with {_METRIC}; set trainer.val_freq alike in all"
+            f"the runs of {estimator} ({names}) share no step with {_METRIC}; use the same trainer.val_freq in all of them"
         )
 
     def at(step: int) -> Spread:

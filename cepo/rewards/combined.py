@@ -89,8 +89,8 @@ def function_names(spec: str) -> list[str]:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise RewardError(
-            f"worker.reward.reward_function={spec} names {twice[0]} twice. Give each function once, with its weight in "
-            "worker.reward.reward_weights, and files that are called alike other names."
+            f"worker.reward.reward_function={spec} names {twice[0]} twice. Name each function once, set its weight in "
+            "worker.reward.reward_weights, and rename files that share a name."
         )
     return names
 

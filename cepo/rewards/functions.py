@@ -175,7 +175,7 @@ def require_imports(path: Path) -> None:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
     except SyntaxError as error:
-        raise RewardError(f"{path}, line {error.lineno}: this is no Python ({error.msg}).") from None
+        raise RewardError(f"{path}, line {error.lineno}: this is not valid Python ({error.msg}).") from None
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise RewardError(f"{path} cannot be read: {error}.") from error
     missing = [(line, name) for line, name in _imported(tree.body) if not _is_there(name)]

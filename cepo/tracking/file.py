@@ -116,6 +116,6 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CepoError(
-            f"cannot write the run's records in {folder}: {error}. Free space or rights there, or choose another folder "
-            "with trainer.save_checkpoint_path."
+            f"cannot write the run's records in {folder}: {error}. Free disk space, allow writing there, or choose another "
+            "folder with trainer.save_checkpoint_path."
         ) from error

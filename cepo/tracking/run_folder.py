@@ -140,7 +140,7 @@ def metrics_row(line: Mapping[str, Any]) -> MetricsRow:
         values = {name: math.nan if value is None else float(value) for name, value in line.items() if name != "step"}
         return MetricsRow(step=int(line["step"]), values=values)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"a row of {METRICS_FILE} holds something else than numbers: {error}") from error
+        raise DataError(f"a row of {METRICS_FILE} holds a value that is not a number: {error}") from error
 
 
 def group_object(group: GroupRecord) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def read_environment(run_folder: Path) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
     if not isinstance(entries, list):
-        raise DataError(f"{path} is damaged: it holds no list")
+        raise DataError(f"{path} is damaged: it does not hold a list")
     return entries
 
 

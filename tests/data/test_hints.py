@@ -127,12 +127,12 @@ def test_a_free_template_may_put_the_reference_first(tmp_path: Path) -> None:
     file = tmp_path / "first.jinja"
     file.write_text("Sample: {{ reference }}\n{{ prompt }}\n")
     assert HintTemplate("free", str(file)).render(prompt="Find x.", reference="7") == "Sample: 7\nFind x."
-    with pytest.raises(ConfigError, match=r"does not begin with the prompt.*take placement free"):
+    with pytest.raises(ConfigError, match=r"must begin with the prompt.*use placement free"):
         HintTemplate("user_suffix", str(file))
 
 
 def test_a_free_template_must_hold_the_prompt_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="free has no wording of its own"):
+    with pytest.raises(ConfigError, match="free has no built-in wording"):
         HintTemplate("free")
     file = tmp_path / "twice.jinja"
     file.write_text("{{ prompt }} {{ reference }} {{ prompt }}")

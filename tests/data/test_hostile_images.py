@@ -83,7 +83,7 @@ def test_paths_outside_image_dir_or_irregular_are_bad_rows(tmp_path: Path, path:
     (tmp_path / "secret.png").write_bytes(png())
     os.mkfifo(folder / "pipe")
     for value in (path, {"path": path}):
-        with pytest.raises(DataError, match=r"lies outside of data\.image_dir|cannot be read|is no regular file"):
+        with pytest.raises(DataError, match=r"lies outside of data\.image_dir|cannot be read|is not a regular file"):
             verify_image(value, str(folder))
 
 

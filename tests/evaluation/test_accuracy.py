@@ -133,9 +133,9 @@ def test_a_paired_difference_drops_what_both_models_share(tmp_path: Path) -> Non
 
 def test_evaluations_of_other_problems_are_not_paired(tmp_path: Path) -> None:
     first = evaluation(tmp_path / "first", [graded(0, True), graded(1, True)])
-    with pytest.raises(DataError, match="of other problems"):
+    with pytest.raises(DataError, match="used different problems"):
         compare_evaluations(first, evaluation(tmp_path / "fewer", [graded(0, True)]))
-    with pytest.raises(DataError, match="of other problems"):
+    with pytest.raises(DataError, match="used different problems"):
         compare_evaluations(first, evaluation(tmp_path / "other", [graded(0, True), graded(1, True, ground_truth="6")]))
     with pytest.raises(DataError, match="nothing to compare"):
         compare_evaluations(first, evaluation(tmp_path / "set2", [graded(0, True, benchmark="set2")]))

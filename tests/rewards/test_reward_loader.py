@@ -102,7 +102,7 @@ def test_a_bad_reward_setting_is_refused_with_the_accepted_ones(
             "import a_module_that_is_not_there",
             "line 1 imports 'a_module_that_is_not_there', which is not installed here",
         ),
-        ("def main(samples:", "line 1: this is no Python ('(' was never closed)"),
+        ("def main(samples:", "line 1: this is not valid Python ('(' was never closed)"),
         ("raise ValueError('no licence')", "no licence"),
     ],
 )

@@ -227,7 +227,7 @@ def test_a_folder_of_two_formats_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "json", ROWS[:1], stem="a")
     write(tmp_path, "csv", [{"problem": "?", "answer": "1"}], stem="b")
     with pytest.raises(
-        ConfigError, match=r"no data of one kind there; accepted: \.parquet, \.json, \.jsonl, \.csv, \.arrow"
+        ConfigError, match=r"no data of a single format there; accepted: \.parquet, \.json, \.jsonl, \.csv, \.arrow"
     ):
         read_source(str(tmp_path))
 
