@@ -48,7 +48,7 @@ def work_has_begun() -> None:
 
 
 def raise_if_lost() -> None:
-    """Raises the `KeyboardInterrupt` that a library has swallowed (one in a callback or a destructor is only printed)."""
+    """Raises the `KeyboardInterrupt` that a library has swallowed (in a callback or a destructor it is only printed)."""
     if _is_pending:
         raise KeyboardInterrupt
 

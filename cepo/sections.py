@@ -168,7 +168,7 @@ class Wording:
         self._schema, self._path, self._elsewhere = schema, path, elsewhere
 
     def walk(self, location: Sequence[int | str]) -> tuple[list[int | str], Tree]:
-        """Returns the part of pydantic's location that is a key (the rest names a branch of a union), and that key's schema."""
+        """Returns the part of pydantic's location that is a key (the rest names a union's branch), and the key's schema."""
         node, steps = resolved(self._schema, self._schema), list[int | str]()
         for step in location:
             inside = _main(node)

@@ -171,7 +171,6 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
 
 
 def _estimator(config: RunConfig) -> Estimator:
-    """Returns the method, which a plugin may define."""
     from cepo.algorithms import build_estimator, load_plugin
 
     for plugin in config.trainer.plugins:
@@ -196,7 +195,7 @@ def build_backend(
 
 
 def _demand(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Demand | None:
-    """Returns the memory demand, which decides whether the run fits and whether vLLM sleeps; None where no GPU can be used."""
+    """Returns the memory demand for deciding on refusal and vLLM's sleep; None where no GPU can be used."""
     import torch
 
     from cepo.rollout.factory import vllm_samples
@@ -254,7 +253,7 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
 def _tracker(
     config: RunConfig, stack: ExitStack, store: CheckpointStore, total_steps: int, resumed_step: int | None
 ) -> Any:
-    """Builds the tracker, after moving the records and checkpoints that this run does not continue out of the run folder."""
+    """Builds the tracker, after moving records and checkpoints that this run does not continue out of its folder."""
     import torch
 
     from cepo.tracking.base import RunDescription

@@ -178,7 +178,6 @@ def _fish(commands: Mapping[str, str]) -> str:
 
 
 def _quoted(words: Sequence[str]) -> str:
-    """Quotes the words as one argument of a shell."""
     return "'" + " ".join(words).replace("'", "'\\''") + "'"
 
 

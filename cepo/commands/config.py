@@ -14,7 +14,7 @@ from cepo.errors import ConfigError
 
 
 def run_config_command(argv: Sequence[str]) -> int:
-    """Prints the resolved YAML and, as comments, the plan; with `--help` the usage, with `--schema` its file's JSON schema.
+    """Prints the resolved YAML and, as comments, the plan; with `--help` the usage, with `--schema` the JSON schema.
 
     Returns:
         0, or 2 with one message on standard error for a faulty configuration.

@@ -62,7 +62,6 @@ def _print_table(argv: Sequence[str], console: Console) -> int:
 
 
 def _checks(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    """Returns the checks to run and the settings."""
     from cepo.doctor.run_checks import CHECKS
 
     named = [argument.removeprefix(_CHECKS) for argument in argv if argument.startswith(_CHECKS)]

@@ -121,7 +121,6 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
 
 
 def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Separates this command's own arguments from the settings."""
     own: dict[str, str] = {}
     settings: list[str] = []
     for argument in argv:

@@ -106,7 +106,7 @@ def _check_lengths(config: RunConfig) -> None:
 
 
 def _positions_of(model: ModelConfig) -> int | None:
-    """Returns `max_position_embeddings` of a model in a local folder, after `override_config`; None if it is not known yet."""
+    """Returns `max_position_embeddings` of a model in a local folder, after `override_config`; None if unknown."""
     folder = find_path(model.model_path)
     file = (folder or Path()) / "config.json"
     settings: Any = {}

@@ -1,4 +1,4 @@
-"""Lists all settings with their accepted values and meanings, for `--help`, completion, generated pages and JSON schema."""
+"""Lists all settings with accepted values and meanings, for `--help`, completion, generated pages, JSON schema."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def written(value: Any) -> str:
 
 
 def run_schema() -> Tree:
-    """Returns the JSON schema of a whole configuration, with the sections of all registered methods under `algorithm`."""
+    """Returns the JSON schema of a whole configuration, with the sections of all registered methods."""
     kinds = {"": RunSettings, **{name: estimator_class(name).Config for name in available_estimators()}}
     schemas, shared = TypeAdapter.json_schemas(
         [(name, "validation", TypeAdapter(kind)) for name, kind in kinds.items()]
@@ -85,7 +85,7 @@ def run_schema() -> Tree:
 
 
 def file_schema() -> Tree:
-    """Returns the schema for editors of YAML files: `run_schema` without required keys, since a file may extend another one.
+    """Returns the schema for editors: `run_schema` without required keys, since a file may extend another one.
 
     A reference `${...}` is accepted for any value, and a section that is unknown here for a plug-in's method.
     """

@@ -66,7 +66,7 @@ def located_data(name: str) -> str:
 
 
 def find_config_file(path: str) -> Path | None:
-    """Finds the YAML file of `config=` relative to the working directory, else to the repository; None if neither has it."""
+    """Finds the YAML file of `config=` relative to the working directory, else to the repository, else returns None."""
     for candidate in (without_user(path), REPOSITORY_FOLDER / path):
         if _exists(candidate) and candidate.is_file():
             return candidate

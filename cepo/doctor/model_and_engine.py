@@ -69,7 +69,7 @@ def generator_finding(config: RunConfig, machine: Machine) -> Finding:
 
 
 def _unserved(config: RunConfig, *, on_gpu: bool) -> str | None:
-    """Returns why vLLM cannot serve the model; None if it can, or if the model is unknown, which another finding reports."""
+    """Returns why vLLM cannot serve the model; None if it can, or if the model is unknown (another finding)."""
     try:
         family = family_of_run(config)
     except ConfigError:

@@ -103,7 +103,7 @@ def weights_finding(path: str) -> Finding:
 def memory_findings(
     needs: Needs, config: RunConfig, machine: Machine, *, with_vllm: bool, shape_of_path: ShapeOf | None = None
 ) -> list[Finding]:
-    """Reports the estimate part by part and whether it fits beside the generator; `shape_of_path` as in `estimate_needs`."""
+    """Reports the estimate part by part and whether it fits beside the generator."""
     actor = needs.actor
     findings = [
         Finding(MEMORY, "model", "info", f"{needs.model.parameters:,} parameters"),

@@ -45,7 +45,7 @@ def smallest_driver(cuda: str) -> int | None:
 
 
 def driver_problem(driver: str, cuda: str) -> Problem | None:
-    """Returns the fault of a driver too old for a torch built for that CUDA version; None if there is none or it is unknown."""
+    """Returns the fault of a driver that is too old for a torch built for that CUDA version, else None."""
     smallest = smallest_driver(cuda)
     if smallest is None or int(driver.split(".")[0]) >= smallest:
         return None

@@ -1,4 +1,4 @@
-"""The protocol of a generator: samples tokens with their log-probs from prompts with images, with weights kept in sync."""
+"""The protocol of a generator, which samples tokens with log-probs for prompts with images and receives new weights."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Generator(Sampler, Protocol):
         ...
 
     def drain_metrics(self) -> Metrics:
-        """Returns the counts since the last call: `work/rollout_prefix_hits`, the share of prompt tokens not computed."""
+        """Returns counts since the last call: `work/rollout_prefix_hits`, the share of prompt tokens not computed."""
         ...
 
     def rest(self) -> None:

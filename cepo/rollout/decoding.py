@@ -29,7 +29,7 @@ class Row:
 
 
 def is_plain(cache: Any) -> bool:
-    """Returns whether each layer keeps all keys and values, so that prompts of several lengths can share a padded cache."""
+    """Returns whether each layer keeps all keys and values, so that prompts of any length can share a padded cache."""
     from transformers.cache_utils import DynamicLayer
 
     return all(type(layer) is DynamicLayer for layer in cache.layers)
@@ -41,7 +41,7 @@ def keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def decodable_together(rows: Sequence[Row]) -> list[list[Row]]:
-    """Returns all rows together, or grouped by prompt if a layer has a window or a recurrent state, which padding changes."""
+    """Groups rows by prompt if a layer has a window or a recurrent state, which padding would change; else all at once."""
     if not rows or is_plain(rows[0].cache):
         return [list(rows)] if rows else []
     return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.request)]

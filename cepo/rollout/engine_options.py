@@ -14,7 +14,7 @@ _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CPU_BLOCK_TOKENS = 32  # the smallest that its CPU build has fast kernels for
 
 FLOAT32_HEAD = {"head_dtype": "float32"}
-"""For vLLM's `hf_overrides`: a float32 head. On a GPU 16-bit operands give a float32 product; elsewhere both are cast."""
+"""For vLLM's `hf_overrides`: a float32 head. On a GPU 16-bit operands give float32; elsewhere both are cast."""
 _FIXED_OPTIONS: Mapping[str, Any] = {
     "enable_prefix_caching": True,
     # The response's log-prob must not depend on temperature, bans or filters.
@@ -29,7 +29,7 @@ _CPU_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # The default binding pins the engine's threads and takes cores away from the trainer in the same process.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # The CPU build warns often at each start about options that are chosen here on purpose (eager, no Triton, in process).
+    # The CPU build warns often at each start about options that are chosen here on purpose (eager, in process).
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 _GPU_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {

@@ -25,7 +25,7 @@ GENERATORS = ("auto", "vllm", "transformers")
 
 
 def choose_generator(name: str, *, device: str, unserved: str | None = None) -> str:
-    """Returns "vllm" or "transformers". "auto" takes vLLM if it is installed for this kind of `device`; the choice is logged.
+    """Returns "vllm" or "transformers". "auto" takes vLLM if it is installed for this kind of `device`, and logs it.
 
     Args:
         unserved: why vLLM cannot serve the model; None if it can.
@@ -53,7 +53,7 @@ def choose_generator(name: str, *, device: str, unserved: str | None = None) -> 
 
 
 def vllm_samples(config: RunConfig, processing: Processing, most_visuals: tuple[int, int]) -> bool:
-    """Returns whether `generator_of_run` takes vLLM on a GPU; it logs nothing and raises no errors of the configuration."""
+    """Returns whether `generator_of_run` takes vLLM on a GPU. It logs nothing and does not check the configuration."""
     rollout = config.worker.rollout
     if rollout.name != "auto":
         return rollout.name == "vllm"
@@ -195,7 +195,7 @@ def engine_settings_of_run(config: RunConfig, *, most_visuals: tuple[int, int], 
 
 
 def longest_context(config: RunConfig) -> int:
-    """Returns the tokens that one sample may have: `worker.rollout.max_model_len`, else longest prompt plus response."""
+    """Returns the most tokens of one sample: `worker.rollout.max_model_len`, else longest prompt plus response."""
     return config.worker.rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length
 
 

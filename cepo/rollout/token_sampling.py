@@ -12,7 +12,7 @@ from cepo.errors import EngineError
 
 
 def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
-    """Returns `count` numbers in [0, 1), float64: a function of (seed, sample); the first n are the same for any count."""
+    """Returns `count` float64 numbers in [0, 1), a function of (seed, sample); a smaller count gives the first of them."""
     digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
     # torch reads the low 32 bits of a CPU generator's seed.
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") & 0xFFFFFFFF)

@@ -130,7 +130,6 @@ class TransformersGenerator:
         return results
 
     def _decoded_batch(self, rows: Iterator[Row], settings: SamplingSettings) -> list[Row]:
-        """Returns the next rows, sampled to their ends; none when all are done."""
         import torch
 
         with torch.inference_mode():
@@ -232,7 +231,6 @@ class TransformersGenerator:
         return positions if self._processing.family.num_position_axes > 1 else positions[0]
 
     def _decode(self, batch: list[Row], settings: SamplingSettings) -> None:
-        """Samples every row of `batch` to its end."""
         import torch
 
         active = list(batch)
@@ -259,7 +257,6 @@ class TransformersGenerator:
             logits = decoding.logits(tokens, positions + step).float()
 
     def _begin(self, rows: Sequence[Row]) -> FusedDecoding | PlainDecoding:
-        """Prepares the rows' prompts for their first sampled tokens."""
         from cepo.models.fused_decoding import FusedDecoding, fused_decoder
 
         family = self._processing.family

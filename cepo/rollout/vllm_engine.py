@@ -280,7 +280,7 @@ class VllmGenerator:
                 "temperature": settings.temperature,
                 "top_p": settings.top_p,
                 "top_k": settings.top_k,
-                # vLLM seeds sample i with seed + i. Spread seeds keep prompts with neighbouring seeds from sharing noise.
+                # vLLM seeds sample i with seed + i. Spread seeds keep prompts with close seeds from sharing noise.
                 "seed": _spread_seed(request.seed),
                 # Infinite, because the -100 of vLLM's HTTP API is only a strong discouragement.
                 "logit_bias": dict.fromkeys(self._banned, float("-inf")),

@@ -98,7 +98,7 @@ class PrefixCounter:
         self._manager.prefix_cache_stats = PrefixCacheStats()
 
     def drain(self) -> Metrics:
-        """Returns `work/rollout_prefix_hits`: the share of all samples' prompt tokens since the last call; empty if none."""
+        """Returns `work/rollout_prefix_hits`, the share of prompt tokens from the cache since the last call, if any."""
         counts = self._manager.make_prefix_cache_stats()
         if not counts.queries:
             return {}

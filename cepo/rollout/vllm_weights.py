@@ -1,4 +1,4 @@
-"""Loads new weights into a running vLLM engine in this process, tensor by tensor, without files or a second full copy."""
+"""Loads new weights into a running vLLM engine, tensor by tensor, without files or a second full copy."""
 
 from __future__ import annotations
 

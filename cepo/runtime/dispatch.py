@@ -21,10 +21,10 @@ class Assignment:
     """Assigns the prompts of one step to ranks. The first pass decides, and all later passes follow it.
 
     All rows of a prompt then share their prefix and images on one device, and an update finds the hidden states that an
-    earlier pass kept there. Tokens are balanced within the prompts of each optimizer step, after which ranks wait for each other.
+    earlier pass kept there. Tokens are balanced within each optimizer step's prompts, since ranks wait there.
 
     Args:
-        prompts_per_update: prompts of one optimizer step; prompt `p` belongs to optimizer step `p // prompts_per_update`.
+        prompts_per_update: prompts per optimizer step; prompt `p` belongs to step `p // prompts_per_update`.
     """
 
     def __init__(self, num_ranks: int, *, prompts_per_update: int) -> None:
@@ -33,7 +33,7 @@ class Assignment:
         self._loads = [0] * num_ranks
 
     def places(self, rows: Sequence[ScoringRow]) -> Places:
-        """Returns the indices of `rows` for each rank. Prompts seen for the first time are assigned by their token counts."""
+        """Returns the indices of `rows` for each rank. Prompts not seen before are assigned by their token counts."""
         self._assign(rows)
         places: list[list[int]] = [[] for _ in range(self._num_ranks)]
         for index, row in enumerate(rows):
@@ -62,10 +62,10 @@ class Assignment:
 def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     """Returns the indices of the groups for each rank, in ascending order, with balanced total costs.
 
-    Longest processing time first: groups are taken by falling cost, and each goes to the rank with the least load so far. Equal
-    loads go to the rank with fewer groups, then to the lower rank. The result depends on the arguments alone. The largest load
-    is at most `(4/3 - 1 / (3 num_ranks))` of the smallest possible one, and at most
-    `mean load + (1 - 1 / num_ranks) max cost`. A group is never split; with fewer groups than ranks some ranks get none.
+    Longest processing time first: groups are taken by falling cost, and each goes to the rank with the least load so
+    far. Equal loads go to the rank with fewer groups, then to the lower rank. The result depends only on the arguments.
+    The largest load is at most `(4/3 - 1 / (3 num_ranks))` of the smallest possible one, and at most
+    `mean load + (1 - 1 / num_ranks) max cost`. Groups are never split; with fewer groups than ranks some get none.
 
     Args:
         costs: the cost of each group, for example its tokens; not negative.

@@ -1,1 +1,1 @@
-"""Estimates a run's memory from the model's shape and decides whether it fits, needs a sleeping engine, or is refused."""
+"""Estimates a run's memory from the model's shape and decides whether it fits, with a sleeping engine or without."""

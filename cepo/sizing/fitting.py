@@ -15,7 +15,7 @@ _SHARE_STEPS = 20  # shares of 0.05
 
 
 def phases_on(config: RunConfig, needs: Needs, *, free: int, total: int, with_vllm: bool) -> Phases:
-    """Returns the phases of a step on a device with `total` bytes, of which `free` are free before anything is loaded."""
+    """Returns the phases of a step on a device with `total` bytes, of which `free` are free before anything loads."""
     rollout = config.worker.rollout
     demand = needs.demand(with_vllm=with_vllm)
     share = int(rollout.gpu_memory_utilization * total) if with_vllm else 0

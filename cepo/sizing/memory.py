@@ -149,7 +149,7 @@ class Estimate:
 
     @property
     def certain(self) -> int:
-        """Bytes that an update or a scoring pass needs whatever the lengths of prompts and responses."""
+        """Bytes that an update or a scoring pass needs for any lengths of prompts and responses."""
         update = self.gradients + self.optimizer + max(self.gathered + self.reducing, self.stepping)
         scoring = self.optimizer - self.leaves_while_scoring + self.gathered + self.swapped
         return self.loaded + max(update, scoring)

@@ -44,7 +44,7 @@ class Needs:
 
     @property
     def certain(self) -> int:
-        """Bytes that the trained models need whatever the lengths; one model works at a time."""
+        """Bytes that the trained models need for any lengths; one model works at a time."""
         return self._loaded + max(each.certain - each.loaded + self._beside(each) for each in self.trained)
 
     @property
@@ -53,7 +53,7 @@ class Needs:
         return self._loaded + max(each.total - each.loaded + self._beside(each) for each in self.trained)
 
     def demand(self, *, with_vllm: bool) -> Demand:
-        """Returns the input of `plan_phases`. A generator other than vLLM keeps its own weights on the device all the time."""
+        """Returns the input of `plan_phases`. A generator other than vLLM keeps its own weights on the device."""
         other = 0 if with_vllm else self.generator
         return Demand(
             loaded=self._loaded,
@@ -132,7 +132,6 @@ def _shape_from_file(path: str, trust: bool, override: Mapping[str, Any], lora: 
 
 
 def _critic_estimate(config: RunConfig, look_up: ShapeOf) -> Estimate:
-    """Returns the estimate of the value model, whose weights are all trained."""
     settings = resolved_critic(config.worker)
     assert settings.model.model_path is not None
     training = TrainingShape(

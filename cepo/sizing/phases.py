@@ -1,4 +1,4 @@
-"""Decides whether a step's phases fit on a device beside the rollout engine, and whether the engine sleeps between them."""
+"""Decides whether a step's phases fit on a device beside the rollout engine, and whether the engine has to sleep."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Demand:
     Attributes:
         loaded: weights and copies, on the device when the engine starts.
         kept: what remains beyond `loaded` while responses are sampled, from the second step on.
-        certain: the peak beyond `loaded` during scoring and update, whatever the lengths.
+        certain: the peak beyond `loaded` during scoring and update, for any lengths.
         bound: the same with the upper bounds of the activations.
         engine: the least that the engine needs: its weights and the KV cache of one request.
-        with_vllm: vLLM samples. Another generator keeps its weights on the device all the time, and `loaded` includes them.
+        with_vllm: vLLM samples. The weights of another generator stay on the device and are part of the sums above.
     """
 
     loaded: int
@@ -60,9 +60,9 @@ class Phases:
 def plan_phases(demand: Demand, *, free: int, share: int, sleep: str) -> Phases:
     """Plans the phases of a step on a device.
 
-    Sampling needs the engine's share and `kept`. Training needs `bound`, beside the engine's share or what a sleeping engine
-    keeps. Sleeping copies the engine's weights over the bus twice per step, so `auto` sleeps only if training would not fit
-    beside the engine's share.
+    Sampling needs the engine's share and `kept`. Training needs `bound`, beside the engine's share or what a sleeping
+    engine keeps. Sleeping copies the engine's weights over the bus twice per step, so `auto` sleeps only if training
+    would not fit beside the engine's share.
 
     Args:
         free: bytes of the device once the trained models are loaded, before the engine takes its share.

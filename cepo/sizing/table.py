@@ -47,9 +47,9 @@ def memory_table() -> list[str]:
 def cell(config: RunConfig, shapes: ShapeOf, gigabytes: float) -> str:
     """Returns whether and how a configuration fits on a card.
 
-    `fits N`: vLLM keeps its memory with the default micro-batches, and an update pass takes up to N rows. `sleeps N`: vLLM frees
-    its memory between the phases, and N is the largest micro-batch then. A share of vLLM is written in front if the default
-    of 0.6 is refused. `refused`: no share fits.
+    `fits N`: vLLM keeps its memory with the default micro-batches, and an update pass takes up to N rows. `sleeps N`:
+    vLLM frees its memory between the phases, and N is the largest micro-batch then. A share of vLLM is written in front
+    if the default of 0.6 is refused. `refused`: no share fits.
     """
     total = int(gigabytes * 1e9)
     free = total - _TAKEN_BY_THE_DRIVER

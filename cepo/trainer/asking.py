@@ -1,4 +1,4 @@
-"""Turns prompts into rewarded rollouts for training, validation and evaluation: encode, sample, decode, reward, judge."""
+"""Turns prompts into rewarded rollouts for training, validation and evaluation: sampling, rewards, verdicts."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Rollouts:
         return result
 
     def scoring_row(self, row: int, context: EncodedPrompt | None = None, *, view: str = OWN_VIEW) -> ScoringRow:
-        """Returns row `row` behind the student's prompt, or behind the context of a view."""
+        """Returns row `row` after the student's prompt, or after the context of a view."""
         number = row // self.group_size
         return ScoringRow(
             context=context or self.prompts[number],
@@ -136,7 +136,7 @@ class Asker:
         step: int,
         attempt: int = 0,
     ) -> Rollouts:
-        """Returns responses with their rewards, in the problems' order; a failed or late reward affects only its response.
+        """Returns responses with rewards, in the problems' order; a failed or late reward affects only its response.
 
         Finished groups are rewarded while others are still sampled, so the stage "reward" measures only the time that
         generation does not cover.

@@ -45,12 +45,11 @@ class TrainerState:
 
 
 class CheckpointStore:
-    """Stores `<run folder>/global_step_<N>/{actor/, trainer_state.json, files.json}` and EasyR1's `checkpoint_tracker.json`.
+    """Stores `<run folder>/global_step_<N>/{actor/, trainer_state.json, files.json}` and `checkpoint_tracker.json`.
 
-    The trainer writes its `TrainerState`; the backend writes weights, optimizer, teacher weights and random state.
-
-    The tracker file names the last checkpoint and the best one, the earliest of those with the highest validation
-    reward.
+    The names are EasyR1's. The trainer writes its `TrainerState`; the backend writes weights, optimizer, teacher
+    weights and random state. The tracker file names the last checkpoint and the best one, the earliest of those with
+    the highest validation reward.
 
     Args:
         keep: how many checkpoints stay: the last, the best and the most recent others; with 1 the best stays beside the

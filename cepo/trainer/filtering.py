@@ -84,7 +84,6 @@ def group_mean(group: Rollouts, key: str) -> float:
 
 
 def _groups(rollouts: Rollouts) -> Iterator[Rollouts]:
-    """Yields one value per prompt."""
     for number, (problem, prompt) in enumerate(zip(rollouts.problems, rollouts.prompts, strict=True)):
         rows = rollouts.rows_of(number)
         of_prompt = slice(rows.start, rows.stop)

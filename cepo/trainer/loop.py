@@ -164,13 +164,13 @@ class Trainer:
         )
 
     def _on_policy_rows(self, rollouts: Rollouts) -> Tensor:
-        """Returns (B,) the rows of the step's first optimizer batch, or none if a later epoch needs their old log-probs."""
+        """Returns (B,) the rows of the step's first optimizer batch, or none if there are several epochs."""
         actor = self.config.worker.actor
         first = actor.global_batch_size * rollouts.group_size if actor.ppo_epochs == 1 else 0
         return torch.arange(len(rollouts.generations)) < first
 
     def score(self, plan: ScoringPlan) -> ScoredBatch:
-        """Computes log-probs of the planned rows by the student and every teacher, under the weights that start the update.
+        """Computes log-probs of the planned rows by the student and every teacher, before the update.
 
         Live teachers have the student's weights: their views are scored in the same pass, which computes the shared
         beginning of a prompt's contexts once. Other teachers take a pass of their own. The critic's values and the
@@ -205,7 +205,7 @@ class Trainer:
         )
 
     def _log_probs(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> dict[RowName, Tensor]:
-        """Scores rows in one pass; keeps the hidden states of the view that the update distils from, if it is among the rows."""
+        """Scores rows in one pass; keeps the hidden states of the view that the update distils from."""
         distilled = self.estimator.distilled_view
         keep = distilled if any(row.view == distilled for row in rows) else None
         with self.clock.stage("teachers" if as_teacher else "score"):
@@ -215,7 +215,7 @@ class Trainer:
     def _reference(
         self, rollouts: Rollouts, rows: Sequence[ScoringRow], old_log_probs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns (B, T) log-probs under the initial weights, and each token's KL from them. With a KL `rows` are all rows."""
+        """Returns (B, T) log-probs under the initial weights, and each token's KL. With a KL `rows` are all rows."""
         penalty = self.config.algorithm.kl_penalty
         with self.clock.stage("score"):
             log_probs = rollouts.padded(self.backend.score_reference(rows, keep_states=penalty == "full"))
@@ -297,7 +297,7 @@ class Trainer:
         self.tracker.log_generations(done, rows)
 
     def save_if_possible(self, done: int) -> None:
-        """Saves a checkpoint during training; if it cannot be written, the run continues and tries again after the next step.
+        """Saves a checkpoint during training; if that fails, the run continues and tries again after the next step.
 
         No checkpoint is written while updates fail, so that earlier good ones are not pruned for it.
         """

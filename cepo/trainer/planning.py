@@ -1,4 +1,4 @@
-"""Plans which rows of a step need which pass: live rows, the teachers' contexts, and the rows that the student scores."""
+"""Plans which rows of a step need which pass: live rows, the teachers' contexts, rows that the student scores."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def reference_metrics(views: Sequence[View], num_live: int) -> Metrics:
 
 
 def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -> Metrics:
-    """Counts groups without a wrong rollout, and groups whose wrong rollouts give no reference of the kind `negative`."""
+    """Counts groups without a wrong rollout, and groups whose wrong rollouts give no `negative` reference."""
     wrong = [group for group in groups if wrong_rollouts(group)]
     unextractable = [group for group in wrong if wrong_reference(group, negative) is None]
     return {

@@ -37,7 +37,7 @@ def reward_metrics(rollouts: Rollouts) -> Metrics:
 
 
 def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
-    """Returns the shares of rows with any pass and with a scoring pass, and how far engine and trainer agree on the latter.
+    """Returns the shares of rows with any pass and with a scoring pass, and how engine and trainer agree.
 
     `rollout/entropy`: the mean of -log P over all sampled tokens, at temperature 1 and by the engine. All rows count,
     so that it can be compared between methods, unlike `actor/live_entropy` over the rows of an update.

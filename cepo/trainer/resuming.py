@@ -31,7 +31,7 @@ class RunHistory:
     lock: RunLock | None = None
 
     def step_to_resume(self, state: TrainerState, checkpoint: Path | None) -> int | None:
-        """Returns the step after which records continue; None for a command that starts anew, which sets older ones aside."""
+        """Returns the step after which records continue; None for a new start, which sets older ones aside."""
         return None if checkpoint is None and self.first_step is None else state.step
 
     def begun(self, state: TrainerState, checkpoint: Path | None) -> None:

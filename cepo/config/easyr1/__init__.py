@@ -24,7 +24,7 @@ _KINDS: Mapping[str, Any] = {"bool": bool, "int": int, "float": float, "str": st
 
 @dataclass(frozen=True)
 class EasyR1Key:
-    """A key of EasyR1: `kind` is its type, with `?` if null is accepted; `shipped` its value in EasyR1's YAML file, if any."""
+    """A key of EasyR1: `kind` is its type, with `?` if null is accepted; `shipped` its value in EasyR1's YAML file."""
 
     kind: str
     default: Any
@@ -43,7 +43,7 @@ class WithoutEffect:
 
 @section
 class ForkKey:
-    """A key of the fork and its replacement: settings of its value, settings beside them, and those that it turns on."""
+    """A key of the fork, replaced by settings of its value, settings beside them, and settings that it turns on."""
 
     same_value: list[str] = Field(default=[])
     also: Tree = Field(default={})
@@ -137,7 +137,7 @@ def report_engine_keys(without_effect: Tree, origins: Origins) -> None:
 
 
 def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
-    """Raises `ConfigError` if the tree has keys of the fork; the message gives the same settings in this package's keys."""
+    """Raises `ConfigError` if the tree has keys of the fork; the message gives the equal settings of this package."""
     families, methods = tuple(TABLE.fork_families), {f"algorithm.{name}" for name in available_estimators()}
     found = {
         key: value

@@ -158,7 +158,6 @@ class RayBackend:
             raise
 
     def _work(self) -> Metrics:
-        """Returns the bytes sent to each rank and the tokens scored by each since the last update."""
         metrics = {
             "work/bytes_sent_per_rank": _mean(self._bytes),
             "work/bytes_sent_max": max_value(max(self._bytes)),

@@ -40,7 +40,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Reservation:
-    """The reserved devices of a run, one bundle per machine. Worker `rank` is in bundle `rank // devices per machine`."""
+    """The reserved devices of a run, one bundle per machine; worker `rank` is in bundle `rank // devices per machine`."""
 
     group: PlacementGroup
     share: Share
@@ -51,7 +51,7 @@ class Reservation:
 
 
 def connect(trainer: TrainerConfig) -> None:
-    """Joins the cluster at `trainer.ray_address` or RAY_ADDRESS, or starts one on this machine that ends with this process.
+    """Joins the cluster at `trainer.ray_address` or RAY_ADDRESS, or starts one here that ends with this process.
 
     An existing connection is kept, unless this process's own cluster has lost a process: then a new cluster is started.
 

@@ -82,7 +82,7 @@ class RankProcess:
         return os.path.isfile(file)
 
     def build(self, content: bytes, meeting: Meeting) -> bytes:
-        """Joins the other ranks and builds the worker; answers the generator's name and whether it can read the data."""
+        """Joins the other ranks and builds the worker; answers the generator's name and if it can read the data."""
         return self._answered(lambda: self._build(content, meeting))
 
     def call(self, method: str, message: bytes) -> bytes:
