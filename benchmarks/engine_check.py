@@ -117,22 +117,21 @@ class EngineCheck:
         return {}
 
     def start(self, lora_rank: int) -> dict[str, float]:
+        from cepo.rollout.base import GeneratorSettings
         from cepo.rollout.vllm_engine import VllmGenerator
 
         if hasattr(self, "_engine"):
             self._engine.close()
-        self._engine = VllmGenerator(
-            self._folder,
+        settings = GeneratorSettings(
+            model_path=str(self._folder),
             dtype="bf16",
             max_model_len=self._shape.prompt_tokens + self._response,
-            seed=0,
-            banned_token_ids=self._processing.banned_token_ids,
-            eos_token_ids=self._processing.eos_token_ids,
             gpu_memory_utilization=SHARE_OF_MEMORY,
             lora_rank=lora_rank,
             max_num_batched_tokens=8192,
             sleeps=True,
         )
+        self._engine = VllmGenerator(settings, self._processing)
         self._stack.callback(self._engine.close)
         return {}
 

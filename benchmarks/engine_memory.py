@@ -27,24 +27,21 @@ def measure(kind: str, rounds: int) -> dict[str, Any]:
     """Resident MiB after each round, with the engine in this process."""
     from cepo.microgeo.model import build_untrained_model
     from cepo.models.processing import Processing
-    from cepo.rollout.base import GenerationRequest, SamplingSettings
+    from cepo.rollout.base import GenerationRequest, GeneratorSettings, SamplingSettings
     from cepo.rollout.factory import build_generator
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = build_untrained_model(Path(temporary) / "model", seed=0)
         processing = Processing(str(folder))
         model = _model(folder, kind)
-        generator = build_generator(
-            "vllm",
-            model_path=folder,
+        built = GeneratorSettings(
+            name="vllm",
+            model_path=str(folder),
             dtype="fp32",
-            device="cpu",
-            seed=0,
             max_model_len=512,
-            banned_token_ids=processing.banned_token_ids,
-            eos_token_ids=processing.eos_token_ids,
             lora_rank=LORA_RANK if kind == "lora" else 0,
         )
+        generator = build_generator(built, processing, device="cpu")
         settings = SamplingSettings(num_samples=8, max_response_length=32, ignore_eos=True)
         resident = []
         for number in range(rounds):

@@ -137,18 +137,12 @@ def generation(
     import torch
 
     from cepo.models.processing import Processing
-    from cepo.rollout.base import SamplingSettings
+    from cepo.rollout.base import GeneratorSettings, SamplingSettings
     from cepo.rollout.transformers_generator import TransformersGenerator
 
     processing = Processing(str(folder))
-    generator = TransformersGenerator(
-        folder,
-        dtype=dtype,
-        device="cuda" if torch.cuda.is_available() else "cpu",
-        banned_token_ids=processing.banned_token_ids,
-        eos_token_ids=processing.eos_token_ids,
-        processing=processing,
-    )
+    chosen = GeneratorSettings(model_path=str(folder), dtype=dtype, max_model_len=shape.prompt_tokens + length)
+    generator = TransformersGenerator(chosen, processing, device="cuda" if torch.cuda.is_available() else "cpu")
     requests = generation_requests(shape, processing, count=prompts)
     settings = SamplingSettings(num_samples=samples, max_response_length=length, ignore_eos=True)
     runs = [timed(lambda: generator.generate(requests, settings)) for _ in range(repeats + 1)][1:]

@@ -198,13 +198,13 @@ def _demand(config: RunConfig, processing: Processing, facts: WorkerFacts) -> De
     """Returns the memory demand for deciding on refusal and vLLM's sleep; None where no GPU can be used."""
     import torch
 
-    from cepo.rollout.factory import vllm_samples
+    from cepo.rollout.factory import settings_of_run, vllm_samples
     from cepo.sizing.needs import estimate_needs
 
     on_other_machines = chosen_launcher(config) == "ray"
     if not (torch.cuda.is_available() or on_other_machines):
         return None
-    with_vllm = vllm_samples(config, processing, facts.most_visuals)
+    with_vllm = vllm_samples(settings_of_run(config, most_visuals=facts.most_visuals), processing)
     return estimate_needs(config, cpu_engine=False).demand(with_vllm=with_vllm)
 
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from cepo.models.processing import Processing
-from cepo.rollout.base import AdapterWeights, Generation, GenerationRequest, Generator
+from cepo.rollout.base import AdapterWeights, Generation, GenerationRequest, Generator, GeneratorSettings
 from cepo.rollout.factory import build_generator
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -45,21 +45,18 @@ def open_generator(
 ) -> Generator:
     if name == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
-    return build_generator(
-        name,
-        model_path=folder,
+    settings = GeneratorSettings(
+        name=name,
+        model_path=str(folder),
         dtype=dtype,
         fp32_logits=fp32_logits,
-        device=DEVICE,
-        seed=0,
         max_model_len=MAX_MODEL_LEN,
-        banned_token_ids=processing.banned_token_ids,
-        eos_token_ids=processing.eos_token_ids,
         lora_rank=lora_rank,
         limit_images=2,
         max_num_batched_tokens=2048,
         batch_size=16,
     )
+    return build_generator(settings, processing, device=DEVICE)
 
 
 def reference_model(folder: Path, tensors: Mapping[str, torch.Tensor] | None = None) -> Any:

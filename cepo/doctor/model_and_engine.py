@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
 from typing import Any
 
-from cepo.config import RunConfig, served_adapter_rank
+from cepo.config import RunConfig
 from cepo.config.derived import num_devices
 from cepo.doctor.findings import DEVICES, Finding
 from cepo.doctor.machine import Machine
 from cepo.errors import ConfigError, EngineError
-from cepo.models.families import EngineUse, Family, family_of
+from cepo.models.families import Family, family_of
 from cepo.rollout.engine_options import EngineMachine, attention_backend, engine_environment, engine_options
-from cepo.rollout.factory import choose_generator, engine_settings_of_run
+from cepo.rollout.factory import choose_generator, settings_of_run, why_not_served
 
 ENGINE = "this config's engine"
 
@@ -55,11 +56,8 @@ def generator_finding(config: RunConfig, machine: Machine) -> Finding:
     before = generators_log.level
     generators_log.setLevel(logging.ERROR)  # the choice is reported here, as a finding
     try:
-        name = choose_generator(
-            config.worker.rollout.name,
-            device="cuda" if machine.gpus else "cpu",
-            unserved=_unserved(config, on_gpu=bool(machine.gpus)),
-        )
+        device = "cuda" if machine.gpus else "cpu"
+        name = choose_generator(config.worker.rollout.name, device=device, unserved=_unserved(config, device))
     except ConfigError as error:
         remedy = "set worker.rollout.name=auto, or install the package with the extra 'gpu' or 'cpu'"
         return Finding(DEVICES, "generator", "fail", str(error), remedy=remedy)
@@ -68,26 +66,20 @@ def generator_finding(config: RunConfig, machine: Machine) -> Finding:
     return Finding(DEVICES, "generator", "ok", name)
 
 
-def _unserved(config: RunConfig, *, on_gpu: bool) -> str | None:
+def _unserved(config: RunConfig, device: str) -> str | None:
     """Returns why vLLM cannot serve the model; None if it can, or if the model is unknown (another finding)."""
     try:
         family = family_of_run(config)
     except ConfigError:
         return None
-    use = EngineUse(
-        on_gpu=on_gpu,
-        dtype=config.worker.rollout.dtype,
-        with_adapter=served_adapter_rank(config.worker.actor.model.lora) > 0,
-        most_images=config.worker.rollout.limit_images or int(family.reads_images),
-    )
-    return family.why_not_vllm(use)
+    return why_not_served(settings_of_run(config, most_visuals=(int(family.reads_images), 0)), family, device)
 
 
 def engine_findings(config: RunConfig, machine: Machine, *, sleeps: bool) -> list[Finding]:
     """Reports vLLM's attention, options and environment as a run starts it; returns nothing without a GPU."""
     if not machine.gpus or machine.tools is None:
         return []
-    settings = engine_settings_of_run(config, most_visuals=(1, 0), sleeps=sleeps)
+    settings = dataclasses.replace(settings_of_run(config, most_visuals=(1, 0)), sleeps=sleeps)
     start = EngineMachine(
         capability=machine.gpus[0].capability,
         serves_flashinfer=machine.tools.serves_flashinfer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import tempfile
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
 from cepo.models.quantization import read_quantization
 from cepo.rollout.base import AdapterWeights, Generator
-from cepo.rollout.factory import generator_of_run, longest_context
+from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.workers.checkpoint import ADAPTER
 from cepo.workers.distributed import this_device
 from cepo.workers.merged_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BaseModel, merge_checkpoint
@@ -30,19 +31,16 @@ def engine(
     """
     adapter = None if actor is None else _adapter(actor)
     with contextlib.ExitStack() as stack:
-        path = config.worker.actor.model.model_path
-        if actor is not None and adapter is None:
-            path = _merged(actor, config, stack)
-        generator = generator_of_run(
-            config,
-            processing,
-            device=this_device().type,
-            most_visuals=most_visuals,
-            model_path=path,
+        of_run = settings_of_run(config, most_visuals=most_visuals)
+        settings = dataclasses.replace(
+            of_run,
+            model_path=of_run.model_path if actor is None or adapter is not None else _merged(actor, config, stack),
             lora_rank=0 if adapter is None else int(str(adapter.adapter_config["r"])),
-            max_num_batched_tokens=max(config.worker.rollout.max_num_batched_tokens, longest_context(config)),
+            max_num_batched_tokens=max(config.worker.rollout.max_num_batched_tokens, of_run.max_model_len),
+            tensor_parallel_size=1,
             show_progress=False,  # the command draws a bar over problems
         )
+        generator = build_generator(settings, processing, device=this_device().type)
         stack.callback(generator.close)
         if adapter is not None:
             generator.sync_weights(adapter)

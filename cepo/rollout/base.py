@@ -21,6 +21,49 @@ from cepo.metrics import Metrics
 
 
 @dataclass(frozen=True, kw_only=True)
+class GeneratorSettings:
+    """The settings that a generator is built with, beside the tokenizer and image processor of its model.
+
+    Attributes:
+        name: "auto", "vllm" or "transformers".
+        model_path: checkpoint folder with the processor, or a hub name.
+        dtype: "bf16", "fp16" or "fp32".
+        max_model_len: longest prompt (image tokens counted) plus response.
+        trust_remote_code: run the checkpoint's own modelling code.
+        fp32_logits: logits are float32 even if `dtype` is a 16-bit type.
+        show_progress: draw a bar while sampling lasts.
+        batch_size: responses decoded together, by transformers; what follows is vLLM's.
+        seed: vLLM's own seed; it does not affect the samples.
+        gpu_memory_utilization: vLLM's share of the GPU's memory; without a GPU the key-value cache takes
+            VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
+        enforce_eager: no CUDA graphs. Without a GPU the engine is always eager.
+        max_num_batched_tokens: tokens the engine handles in one pass; None for vLLM's default.
+        limit_images, limit_videos: images and videos one prompt may have.
+        lora_rank: 0 if the weights come as `FullWeights`, else the rank of the adapters.
+        tensor_parallel_size: neighbouring ranks of the process group that serve one engine; all get the same calls.
+        sleeps: on a GPU, `rest` moves the weights to host memory and frees keys and values; untested.
+    """
+
+    name: str = "auto"
+    model_path: str
+    dtype: str
+    max_model_len: int
+    trust_remote_code: bool = False
+    fp32_logits: bool = True
+    show_progress: bool = False
+    batch_size: int = 64
+    seed: int = 0
+    gpu_memory_utilization: float = 0.6
+    enforce_eager: bool = False
+    max_num_batched_tokens: int | None = None
+    limit_images: int = 1
+    limit_videos: int = 0
+    lora_rank: int = 0
+    tensor_parallel_size: int = 1
+    sleeps: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
     """The sampling settings. `temperature` 0 is greedy. `top_k` -1 keeps all tokens."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from cepo.errors import EngineError
 from cepo.hardware.tools import Capability
+from cepo.rollout.base import GeneratorSettings
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -47,27 +48,6 @@ _SHARED_ENGINE_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineSettings:
-    """The settings of the engine; see `cepo.rollout.vllm_engine.VllmGenerator` for the meaning of each."""
-
-    model_path: str
-    dtype: str
-    max_model_len: int
-    seed: int
-    gpu_memory_utilization: float
-    enforce_eager: bool
-    max_num_batched_tokens: int | None
-    limit_images: int
-    limit_videos: int
-    lora_rank: int
-    trust_remote_code: bool
-    fp32_logits: bool
-    show_progress: bool
-    tensor_parallel_size: int
-    sleeps: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class EngineMachine:
     """The properties of the machine that determine how the engine starts.
 
@@ -87,7 +67,7 @@ class EngineMachine:
         return self.capability is not None
 
 
-def engine_options(settings: EngineSettings, machine: EngineMachine) -> dict[str, Any]:
+def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[str, Any]:
     """Returns the keyword arguments of `vllm.LLM`.
 
     Raises:
@@ -150,7 +130,7 @@ def prefers_flashinfer(capability: Capability) -> bool:
     return capability[0] == 10
 
 
-def engine_environment(settings: EngineSettings, machine: EngineMachine) -> dict[str, str]:
+def engine_environment(settings: GeneratorSettings, machine: EngineMachine) -> dict[str, str]:
     """Returns the environment variables to set before vLLM is imported, unless the user has set them."""
     found = {**_ENVIRONMENT_DEFAULTS, **(_GPU_ENVIRONMENT_DEFAULTS if machine.on_gpu else _CPU_ENVIRONMENT_DEFAULTS)}
     if machine.on_gpu and settings.tensor_parallel_size > 1:

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import itertools
 from collections.abc import Generator, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
@@ -20,6 +19,7 @@ from cepo.rollout.base import (
     FullWeights,
     Generation,
     GenerationRequest,
+    GeneratorSettings,
     OnFinished,
     SamplingSettings,
     Weights,
@@ -45,17 +45,7 @@ class TransformersGenerator:
     last bits of its log-probs.
 
     Args:
-        model_path: checkpoint folder with the processor, or a hub name.
-        dtype: "bf16", "fp16" or "fp32".
         device: "cpu", "cuda" or "cuda:N".
-        banned_token_ids: tokens that are never sampled (vision and control tokens).
-        eos_token_ids: tokens that end a response; they are kept in it.
-        max_model_len: longest prompt (image tokens counted) plus response; None for no limit.
-        batch_size: responses decoded together.
-        trust_remote_code: run the checkpoint's own modelling code.
-        fp32_logits: logits are float32 even if `dtype` is a 16-bit type.
-        processing: the checkpoint's tokenizer and image processor, if they are loaded already.
-        show_progress: draw a bar while sampling lasts.
 
     Raises:
         ConfigError, EngineError: the checkpoint cannot be loaded.
@@ -63,41 +53,28 @@ class TransformersGenerator:
 
     name = "transformers"
 
-    def __init__(
-        self,
-        model_path: str | Path,
-        *,
-        dtype: str,
-        device: str,
-        banned_token_ids: Sequence[int],
-        eos_token_ids: Sequence[int],
-        max_model_len: int | None = None,
-        batch_size: int = 64,
-        trust_remote_code: bool = False,
-        fp32_logits: bool = True,
-        processing: Processing | None = None,
-        show_progress: bool = False,
-    ) -> None:
+    def __init__(self, settings: GeneratorSettings, processing: Processing, *, device: str) -> None:
         import torch
 
         from cepo.models.head import use_float32_logits
 
-        self._processing = processing or Processing(str(model_path), trust_remote_code=trust_remote_code)
+        self._settings, self._processing = settings, processing
         model: Any = load_model(
-            str(model_path), dtype=torch_dtype(dtype), trust_remote_code=trust_remote_code, override_config={}
+            settings.model_path,
+            dtype=torch_dtype(settings.dtype),
+            trust_remote_code=settings.trust_remote_code,
+            override_config={},
         )
-        if fp32_logits and dtype != "fp32":
+        if settings.fp32_logits and settings.dtype != "fp32":
             use_float32_logits(model)
         self._device = torch.device(device)
         self._model: Any = model.to(self._device).eval().requires_grad_(False)
         self._wrapped = False
         self._decoder: FusedDecoder | None = None
         self._decoder_is_current = False
-        self._eos_token_ids = frozenset(eos_token_ids)
-        banned = sorted(set(banned_token_ids) - self._eos_token_ids)
+        self._eos_token_ids = frozenset(processing.eos_token_ids)
+        banned = sorted(set(processing.banned_token_ids) - self._eos_token_ids)
         self._banned = torch.tensor(banned, dtype=torch.long, device=self._device)
-        self._max_model_len = max_model_len
-        self._batch_size, self._show_progress = batch_size, show_progress
         self._prompt_tokens = self._shared_tokens = 0
 
     def generate(
@@ -116,7 +93,9 @@ class TransformersGenerator:
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1
         with (
-            Progress("sampling responses", len(requests) * settings.num_samples, draws=self._show_progress) as progress,
+            Progress(
+                "sampling responses", len(requests) * settings.num_samples, draws=self._settings.show_progress
+            ) as progress,
             contextlib.closing(self._rows(requests, settings)) as rows,
         ):
             while batch := self._decoded_batch(rows, settings):
@@ -133,7 +112,7 @@ class TransformersGenerator:
         import torch
 
         with torch.inference_mode():
-            batch = list(itertools.islice(rows, self._batch_size))
+            batch = list(itertools.islice(rows, self._settings.batch_size))
             for rows_together in decodable_together(batch):
                 self._decode(rows_together, settings)
         return batch
@@ -204,10 +183,10 @@ class TransformersGenerator:
         processing = self._processing
         images = processing.load_visuals(request.images, request.videos)
         token_ids = processing.expand(request.prompt_ids, images)
-        if self._max_model_len is not None and len(token_ids) + response_length > self._max_model_len:
+        if len(token_ids) + response_length > self._settings.max_model_len:
             raise EngineError(
                 f"prompt {index} of the batch has {len(token_ids)} tokens and may get {response_length} more, together "
-                f"{len(token_ids) + response_length}, but worker.rollout.max_model_len is {self._max_model_len}; raise "
+                f"{len(token_ids) + response_length}, but worker.rollout.max_model_len is {self._settings.max_model_len}; raise "
                 "it or lower data.max_response_length"
             )
         prompt = EncodedPrompt(token_ids=tuple(token_ids), engine_ids=request.prompt_ids, images=images)

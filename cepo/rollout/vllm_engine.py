@@ -6,22 +6,22 @@ import contextlib
 import gc
 import hashlib
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
 from cepo.metrics import Metrics
 from cepo.models.families import family_of
+from cepo.models.processing import Processing
 from cepo.rollout.base import (
     AdapterWeights,
     Generation,
     GenerationRequest,
+    GeneratorSettings,
     OnFinished,
     SamplingSettings,
     Weights,
     check_image_counts,
 )
-from cepo.rollout.engine_options import EngineSettings
 from cepo.rollout.vllm_process import (
     callers_state_kept,
     has_process_group,
@@ -47,86 +47,28 @@ class VllmGenerator:
     Sample i of a request is drawn with its own random stream, seeded by `request.seed` and i. Without a GPU the streams
     are those of the transformers generator, so both draw the same tokens.
 
-    Args:
-        model_path: checkpoint folder with the processor, or a hub name.
-        dtype: "bf16", "fp16" or "fp32".
-        max_model_len: longest prompt (image tokens counted) plus response.
-        seed: vLLM's own seed; it does not affect the samples.
-        gpu_memory_utilization: vLLM's share of the GPU's memory; without a GPU the KV cache takes
-            VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
-        enforce_eager: no CUDA graphs. Without a GPU the engine is always eager.
-        max_num_batched_tokens: tokens the engine handles in one pass; None for vLLM's default.
-        limit_images, limit_videos: images and videos one prompt may have.
-        lora_rank: 0 if the weights come as `FullWeights`, else the rank of the adapters.
-        banned_token_ids: tokens that are never sampled (vision and control tokens).
-        eos_token_ids: tokens that end a response; they are kept in it.
-        trust_remote_code: run the checkpoint's own modelling code.
-        fp32_logits: logits are float32 even if `dtype` is a 16-bit type.
-        show_progress: draw a progress bar.
-        tensor_parallel_size: neighbouring ranks of the process group that serve one engine; all get the same calls.
-        sleeps: on a GPU, `rest` moves the weights to host memory and frees keys and values; untested.
-
     Raises:
         EngineError: vLLM is missing or could not start; the message has vLLM's own last lines.
     """
 
     name = "vllm"
 
-    def __init__(
-        self,
-        model_path: str | Path,
-        *,
-        dtype: str,
-        max_model_len: int,
-        seed: int,
-        banned_token_ids: Sequence[int],
-        eos_token_ids: Sequence[int],
-        gpu_memory_utilization: float = 0.6,
-        enforce_eager: bool = False,
-        max_num_batched_tokens: int | None = None,
-        limit_images: int = 1,
-        limit_videos: int = 0,
-        lora_rank: int = 0,
-        trust_remote_code: bool = False,
-        fp32_logits: bool = True,
-        show_progress: bool = False,
-        sleeps: bool = False,
-        tensor_parallel_size: int = 1,
-    ) -> None:
-        banned = sorted(set(banned_token_ids) - set(eos_token_ids))
+    def __init__(self, settings: GeneratorSettings, processing: Processing) -> None:
+        banned = sorted(set(processing.banned_token_ids) - set(processing.eos_token_ids))
         if len(banned) > _MAX_BANNED_TOKENS:
             raise EngineError(
                 f"{len(banned)} tokens are banned from sampling; vLLM takes at most {_MAX_BANNED_TOKENS} per request. "
                 f"Ban only vision and control tokens, or use the transformers generator (worker.rollout.name)"
             )
-        self._banned, self._lora_rank = banned, lora_rank
-        self._eos_token_ids = sorted(set(eos_token_ids))
-        self._max_model_len = max_model_len
+        self._settings, self._banned = settings, banned
+        self._eos_token_ids = sorted(set(processing.eos_token_ids))
         self._draws_itself = without_gpu()
-        self._show_progress = show_progress
-        self._sleeps = sleeps and not self._draws_itself
+        self._sleeps = settings.sleeps and not self._draws_itself
         self._is_asleep, self._adapter_id = False, 0
         self._group_is_the_callers = has_process_group()
-        settings = EngineSettings(
-            model_path=str(model_path),
-            dtype=dtype,
-            max_model_len=max_model_len,
-            seed=seed,
-            gpu_memory_utilization=gpu_memory_utilization,
-            enforce_eager=enforce_eager,
-            max_num_batched_tokens=max_num_batched_tokens,
-            limit_images=limit_images,
-            limit_videos=limit_videos,
-            lora_rank=lora_rank,
-            trust_remote_code=trust_remote_code,
-            fp32_logits=fp32_logits,
-            show_progress=show_progress,
-            tensor_parallel_size=tensor_parallel_size,
-            sleeps=self._sleeps,
-        )
         llm = start_engine(settings)
         self._llm: LLM | None = llm
-        if fp32_logits:
+        if settings.fp32_logits:
             with self._closed_on_error():
                 require_float32_head(llm)
         self._placeholders = family_of(llm.model_config.hf_config).placeholders(llm.model_config.hf_config)
@@ -147,11 +89,11 @@ class VllmGenerator:
         check_image_counts(requests, *self._placeholders)
         for index, request in enumerate(requests):
             length = request.num_prompt_tokens + settings.max_response_length
-            if length > self._max_model_len:
+            if length > self._settings.max_model_len:
                 raise EngineError(
                     f"prompt {index} of the batch has {request.num_prompt_tokens} tokens and may get "
                     f"{settings.max_response_length} more, together {length}, but the engine was started for "
-                    f"{self._max_model_len}; raise worker.rollout.max_model_len or lower data.max_response_length"
+                    f"{self._settings.max_model_len}; raise worker.rollout.max_model_len or lower data.max_response_length"
                 )
         num_samples = settings.num_samples if settings.temperature > 0 else 1  # greedy samples are equal
         calls = range(num_samples) if self._draws_itself else (0,)
@@ -178,7 +120,11 @@ class VllmGenerator:
                 callers_state_kept(),
                 contextlib.closing(
                     finished_requests(
-                        llm, prompts, samplings, lora_request=self._adapter(), show_progress=self._show_progress
+                        llm,
+                        prompts,
+                        samplings,
+                        lora_request=self._adapter(),
+                        show_progress=self._settings.show_progress,
                     )
                 ) as results,
             ):
@@ -195,9 +141,9 @@ class VllmGenerator:
             EngineError: weights of the other kind than the engine was started for, or weights that vLLM cannot serve.
         """
         llm = self._engine()
-        if isinstance(weights, AdapterWeights) != (self._lora_rank > 0):
+        if isinstance(weights, AdapterWeights) != (self._settings.lora_rank > 0):
             raise EngineError(
-                f"this engine was started with lora_rank={self._lora_rank} and got {type(weights).__name__}; "
+                f"this engine was started with lora_rank={self._settings.lora_rank} and got {type(weights).__name__}; "
                 "an adapter needs lora_rank above 0, full weights need lora_rank 0"
             )
         try:

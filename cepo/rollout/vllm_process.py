@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
 from cepo.hardware.tools import look_for_tools, path_with, program_folder
-from cepo.rollout.engine_options import EngineMachine, EngineSettings, engine_environment, engine_options
+from cepo.rollout.base import GeneratorSettings
+from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 _SHARED_MEMORY = Path("/dev/shm")
 
 
-def start_engine(settings: EngineSettings) -> LLM:
+def start_engine(settings: GeneratorSettings) -> LLM:
     """Starts the engine and leaves the caller's random state and torch settings unchanged.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from cepo.algorithms import Estimator
 from cepo.algorithms.settings import TeacherConfig
-from cepo.config import RunConfig, resolved_critic, served_adapter_rank
+from cepo.config import RunConfig, resolved_critic
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.errors import CheckpointError, ConfigError
 from cepo.losses.objective import ObjectiveSettings
@@ -21,7 +22,7 @@ from cepo.losses.policy import ClipRange, PolicyLossSettings
 from cepo.metrics import Metrics, merge_metrics
 from cepo.models.processing import Processing
 from cepo.rollout.base import Generation, GenerationRequest, Generator, OnFinished, SamplingSettings
-from cepo.rollout.factory import generator_of_run
+from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.sizing.fitting import what_would_fit
 from cepo.sizing.phases import Demand, Phases, gib, plan_phases
 from cepo.workers.actor import Actor
@@ -225,18 +226,9 @@ def load_processing(config: RunConfig) -> Processing:
 
 
 def _generator(config: RunConfig, facts: WorkerFacts, processing: Processing) -> Generator:
-    rollout, model = config.worker.rollout, config.worker.actor.model
-    return generator_of_run(
-        config,
-        processing,
-        device=this_device().type,
-        most_visuals=facts.most_visuals,
-        model_path=model.model_path,
-        lora_rank=served_adapter_rank(model.lora),
-        max_num_batched_tokens=rollout.max_num_batched_tokens,
-        sleeps=_sleeps(config, facts),
-        tensor_parallel_size=rollout.tensor_parallel_size,
-    )
+    settings = settings_of_run(config, most_visuals=facts.most_visuals)
+    settings = dataclasses.replace(settings, sleeps=_sleeps(config, facts))
+    return build_generator(settings, processing, device=this_device().type)
 
 
 def _require_memory(config: RunConfig, facts: WorkerFacts) -> None:

@@ -20,7 +20,7 @@ from cepo.doctor.model_and_engine import engine_findings
 from cepo.doctor.run_checks import CHECKS, download_findings
 from cepo.hardware.tools import BuildTools
 from cepo.rollout import factory
-from cepo.rollout.engine_options import EngineSettings
+from cepo.rollout.base import GeneratorSettings
 from cepo.sizing.known import known_shape
 from cepo.sizing.needs import estimate_needs
 
@@ -126,16 +126,16 @@ def test_an_unknown_check_exits_2_and_names_the_known_ones(capsys: pytest.Captur
 
 
 def test_the_engine_is_described_as_the_run_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The doctor's settings are those that reach `start_engine` from a run's own way to its generator."""
+    """The settings that the doctor describes reach `start_engine` as they are."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     from cepo.rollout import vllm_engine
 
     class StartedError(Exception):
         pass
 
-    seen: list[EngineSettings] = []
+    seen: list[GeneratorSettings] = []
 
-    def start_engine(settings: EngineSettings) -> None:
+    def start_engine(settings: GeneratorSettings) -> None:
         seen.append(settings)
         raise StartedError
 
@@ -152,14 +152,10 @@ def test_the_engine_is_described_as_the_run_starts_it(monkeypatch: pytest.Monkey
     monkeypatch.setattr(vllm_engine, "without_gpu", lambda: False)
     monkeypatch.setattr(factory, "_why_not_vllm", lambda device: None)
     config = load_config(["config=configs/geo3k/cepo.yaml", "worker.rollout.tensor_parallel_size=2"])
-    rollout, model = config.worker.rollout, config.worker.actor.model
+    settings = factory.settings_of_run(config, most_visuals=(3, 1))
     with pytest.raises(StartedError):
-        factory.generator_of_run(
-            config, Tokens(), device="cuda", most_visuals=(3, 1), model_path=model.model_path,  # type: ignore[arg-type]
-            lora_rank=model.lora.rank, max_num_batched_tokens=rollout.max_num_batched_tokens, sleeps=True,
-            tensor_parallel_size=rollout.tensor_parallel_size,
-        )  # fmt: skip
-    assert seen == [factory.engine_settings_of_run(config, most_visuals=(3, 1), sleeps=True)]
+        factory.build_generator(settings, Tokens(), device="cuda")  # type: ignore[arg-type]
+    assert seen == [settings]
 
 
 def test_an_adapter_that_vllm_lacks_is_found_before_the_start() -> None:
@@ -168,3 +164,14 @@ def test_an_adapter_that_vllm_lacks_is_found_before_the_start() -> None:
     (found,) = engine_findings(config, machine(gpus=(gpu,), tools=ALL_TOOLS), sleeps=False)
     assert (found.mark, "LoRA rank 513 is above 512" in found.found) == ("fail", True)
     assert engine_findings(config, machine(), sleeps=False) == []
+
+
+def test_dora_needs_no_adapters_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLaVA-OneVision gets no adapters from vLLM; the run hands DoRA's over as full weights."""
+    from cepo.doctor import model_and_engine
+    from cepo.models.families import LlavaOneVision
+
+    monkeypatch.setattr(model_and_engine, "family_of_run", lambda config: LlavaOneVision())
+    lora = ["config=configs/geo3k/cepo.yaml", "worker.actor.model.lora.rank=8"]
+    assert model_and_engine._unserved(load_config(lora), "cuda") == "vLLM serves no LoRA adapters on LLaVA-OneVision"
+    assert model_and_engine._unserved(load_config([*lora, "worker.actor.model.lora.use_dora=true"]), "cuda") is None

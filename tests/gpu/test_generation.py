@@ -13,7 +13,7 @@ from benchmarks.support.rows import generation_requests
 from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
-from cepo.rollout.base import SamplingSettings
+from cepo.rollout.base import GeneratorSettings, SamplingSettings
 from cepo.rollout.transformers_generator import TransformersGenerator
 
 
@@ -25,14 +25,8 @@ def test_sampled_log_probs_under_an_adapter_are_the_trainers(
     processing = Processing(str(folder))
     actor = build_actor(folder, dtype=dtype)
     draw_adapter(actor)
-    generator = TransformersGenerator(
-        folder,
-        dtype=dtype,
-        device=place.device,
-        banned_token_ids=processing.banned_token_ids,
-        eos_token_ids=processing.eos_token_ids,
-        processing=processing,
-    )
+    chosen = GeneratorSettings(model_path=str(folder), dtype=dtype, max_model_len=16_384)
+    generator = TransformersGenerator(chosen, processing, device=place.device)
     generator.sync_weights(actor.rollout_weights())
     requests = generation_requests(place.part, processing, count=3)
     settings = SamplingSettings(num_samples=place.samples, max_response_length=place.response)

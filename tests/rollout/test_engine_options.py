@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from cepo.hardware.tools import BuildTools, look_for_tools, path_with, program_folder
+from cepo.rollout.base import GeneratorSettings
 from cepo.rollout.engine_options import (
     EngineMachine,
-    EngineSettings,
     attention_backend,
     engine_environment,
     engine_options,
 )
 
-SETTINGS = EngineSettings(
+SETTINGS = GeneratorSettings(
     model_path="org/model",
     dtype="bf16",
     max_model_len=3072,
@@ -178,10 +178,11 @@ def test_vllm_reads_the_prepared_environment() -> None:
     """What the user has set takes precedence."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     script = f"""{_START}
-from cepo.rollout.engine_options import EngineMachine, EngineSettings, engine_environment
+from cepo.rollout.base import GeneratorSettings
+from cepo.rollout.engine_options import EngineMachine, engine_environment
 from cepo.rollout.vllm_process import prepare_environment
 assert "vllm" not in sys.modules
-settings = EngineSettings(**{dataclasses.asdict(dataclasses.replace(SETTINGS, tensor_parallel_size=2))!r})
+settings = GeneratorSettings(**{dataclasses.asdict(dataclasses.replace(SETTINGS, tensor_parallel_size=2))!r})
 machine = EngineMachine(capability=(9, 0), serves_flashinfer=False, num_ranks=2)
 prepare_environment(engine_environment(settings, machine))
 from vllm import envs

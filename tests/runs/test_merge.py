@@ -29,7 +29,7 @@ from cepo.cli import main
 from cepo.data.batch import ScoringRow
 from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
-from cepo.rollout.base import GenerationRequest, SamplingSettings
+from cepo.rollout.base import GenerationRequest, GeneratorSettings, SamplingSettings
 from cepo.rollout.factory import build_generator
 from cepo.trainer.resuming import RunHistory, checkpoint_store, checkpoint_to_load
 from cepo.workers.distributed import reshard
@@ -245,20 +245,15 @@ def test_vllm_serves_a_merged_folder_with_the_trained_scores(
     finished = train(*options)
     assert merge("--checkpoint", finished.folder / "global_step_2", "--out", tmp_path / "merged") == 0
     prompt = encoded(tiny_processing, "Find x.", picture(1))
-    generator = build_generator(
-        "vllm",
-        model_path=tmp_path / "merged",
+    settings = GeneratorSettings(
+        name="vllm",
+        model_path=str(tmp_path / "merged"),
         dtype="fp32",
-        device="cuda" if torch.cuda.is_available() else "cpu",
-        seed=0,
         max_model_len=512,
-        banned_token_ids=tiny_processing.banned_token_ids,
-        eos_token_ids=tiny_processing.eos_token_ids,
-        lora_rank=0,
-        limit_images=1,
         max_num_batched_tokens=2048,
-        batch_size=4,
     )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    generator = build_generator(settings, tiny_processing, device=device)
     with contextlib.closing(generator):
         request = GenerationRequest(
             prompt_ids=prompt.engine_ids, num_prompt_tokens=len(prompt.token_ids), images=(picture(1),), seed=5
