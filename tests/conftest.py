@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from beartype import beartype
 from hypothesis import HealthCheck, settings
-from jaxtyping import install_import_hook
+from jaxtyping import Bool, Float, Int64, install_import_hook, jaxtyped
 
-import cepo  # noqa: F401  (first: where it was not installed by pip, it lets torchvision be imported beside a CPU torch)
+from cepo.algorithms import credit, grpo
 
 if TYPE_CHECKING:
     from cepo.models.processing import Processing
     from cepo.rollout.base import GenerationRequest
 
 # Before any test module imports them: the hook acts on first import only.
-install_import_hook(["cepo.algorithms.credit", "cepo.losses"], "beartype.beartype")
+install_import_hook(["cepo.losses"], "beartype.beartype")
+
+# These name torch in annotations alone, which the checker has to resolve.
+for _module in (credit, grpo):
+    vars(_module).update(Bool=Bool, Float=Float, Int64=Int64, Tensor=torch.Tensor)
+    for _name, _function in inspect.getmembers(_module, inspect.isfunction):
+        if _function.__module__ == _module.__name__:
+            setattr(_module, _name, jaxtyped(_function, typechecker=beartype))
 
 settings.register_profile(
     "reproducible",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from unittest import mock
 
 import torch
 from torch import Tensor
 
+from cepo.algorithms import build_estimator
 from cepo.types import Rollout, RolloutGroup, TokenBatch
 
 
@@ -75,6 +77,16 @@ def token_batch(
         reward_baselines=torch.full((len(rewards),), 0.25, dtype=dtype),
         values=old.to(dtype).tanh(),
     )
+
+
+def weighted_advantages(advantages: Tensor, delta: Tensor, *, mixing: float, clip_radius: float) -> Tensor:
+    """What the contrastive method makes of given (B,) advantages and (B, T) evidence, in place of its group's."""
+    settings = {"lambda_init": mixing, "lambda_schedule": "constant", "clip_radius": clip_radius}
+    rows, width = delta.shape
+    views = {"correct": delta, "wrong": torch.zeros_like(delta)}
+    batch = token_batch([0.0] * rows, [0] * rows, lengths=[width] * rows, old=delta, views=views, dtype=delta.dtype)
+    with mock.patch("cepo.algorithms.cepo.group_advantages", return_value=advantages):
+        return build_estimator("cepo", settings).signal(batch, step=0).advantages
 
 
 def log_probs_like(shape: Sequence[int], seed: int, scale: float = 3.0) -> Tensor:

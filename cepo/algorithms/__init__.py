@@ -1,5 +1,6 @@
 """Methods: each one module that is found by itself, behind the contract in `base`. Pure: tensors in, tensors out."""
 
+from cepo.algorithms import credit
 from cepo.algorithms.base import (
     Estimator,
     available_estimators,
@@ -9,13 +10,16 @@ from cepo.algorithms.base import (
     load_plugin,
     register_estimator,
 )
+from cepo.algorithms.grpo import group_advantages
 
 __all__ = [
     "Estimator",
     "available_estimators",
     "build_config",
     "build_estimator",
+    "credit",
     "estimator_class",
+    "group_advantages",
     "load_plugin",
     "register_estimator",
 ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic.dataclasses import is_pydantic_dataclass
 
+from cepo.algorithms import credit
 from cepo.algorithms.settings import NegativeConfig, NoSettings, PositiveConfig, TeacherConfig
 from cepo.errors import ConfigError, did_you_mean
 from cepo.sections import read_section, section
@@ -112,8 +113,6 @@ class GroupRelativeEstimator(Estimator):
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """Rollouts of groups whose rewards differ; all others have A = 0."""
-        from cepo.algorithms import credit  # needs torch, which reading a config must not load
-
         return credit.live_rows(rewards, group_ids)
 
 
@@ -163,8 +162,7 @@ def available_estimators() -> list[str]:
     """Names of all methods: those in `cepo/algorithms/`, found by themselves, and those of loaded plugins."""
     package = importlib.import_module("cepo.algorithms")
     for module in pkgutil.iter_modules(package.__path__):
-        if module.name != "credit":  # the only module here that needs torch when it is imported
-            importlib.import_module(f"cepo.algorithms.{module.name}")
+        importlib.import_module(f"cepo.algorithms.{module.name}")
     return sorted(_registry)
 
 

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from cepo.algorithms import credit
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import EvidenceEstimator
+from cepo.algorithms.grpo import group_advantages
 from cepo.algorithms.references import contrastive_references, contrastive_sides
 from cepo.algorithms.settings import EvidenceConfig, NegativeConfig
 from cepo.sections import section
-from cepo.types import Reference, RolloutGroup, TokenBatch
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-    from torch import Tensor
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 
 @register_estimator("cepo")
 class Cepo(EvidenceEstimator):
-    """`delta_t = log P_correct(y_t) - log P_wrong(y_t)`; the student's prior cancels.
+    """`delta_t = log P_correct(y_t) - log P_wrong(y_t)`, `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`,
+    `A_hat_t = A (1 + lambda(k) (w_t - 1))` with GRPO's advantage A. The student's prior cancels in delta.
 
-    Source: CEPO, eq. 5-7. Degenerate cases: `P_wrong = P_student` gives RLSD exactly, equal references give GRPO exactly.
+    Guarantees: `sign(A_hat_t) = sign(A)` and `|A_hat_t - A| <= lambda r |A|`. Degenerate cases: `P_wrong = P_student` gives
+    RLSD exactly, equal references give GRPO exactly. Source: CEPO, eq. 5-7.
     """
 
     @section
@@ -44,6 +43,15 @@ class Cepo(EvidenceEstimator):
         correct, wrong = contrastive_sides(shown["correct"], shown["wrong"], self.config.negative)
         return {"correct": correct, "wrong": wrong}
 
-    def delta(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
-        """log P_correct - log P_wrong."""
-        return batch.teacher_log_probs["correct"] - batch.teacher_log_probs["wrong"]
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """`A_hat_t = A (1 + lambda (w_t - 1))` in float64; plain GRPO where no teacher is needed."""
+        advantages = group_advantages(batch.rewards, batch.group_ids, self.config)  # A
+        if not self.needs_teacher(step=step):
+            return self.plain_signal(batch, advantages, step=step)
+        delta = batch.teacher_log_probs["correct"] - batch.teacher_log_probs["wrong"]
+        delta = delta.detach().where(batch.response_mask, 0.0)
+        sign = credit.advantage_sign(advantages).unsqueeze(1)
+        # clip(exp(sign(A) delta), 1 - r, 1 + r)
+        weight = credit.evidence_weight(delta, sign, clip_radius=self.config.clip_radius)
+        weighted = advantages.double().unsqueeze(1) * (1.0 + self.config.lambda_at(step) * (weight - 1.0))
+        return self.weighted_signal(batch, advantages, delta, weight, weighted, step=step)

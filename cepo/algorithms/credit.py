@@ -1,16 +1,20 @@
-"""Credit assignment: group-relative advantages and the evidence weight that scales their magnitude, never their sign."""
+"""What methods compute alike: statistics of groups, sums over time, the evidence weight, metrics.
+
+Tensors compute by their own methods, so that torch is named in annotations only: reading a configuration loads every method.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import cast
-
-import torch
-from jaxtyping import Bool, Float, Int64
-from torch import Tensor
+from typing import TYPE_CHECKING, cast
 
 from cepo.errors import ConfigError
 from cepo.metrics import Metric, Metrics, fraction, mean_of, mean_value
+from cepo.types import TokenBatch, TokenSignal
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
+    from torch import Tensor
 
 FLAT_REWARD_RANGE = 1e-6
 """A group whose rewards differ by less has advantage exactly 0: rounding alone can produce |A| of 0.1 in such groups."""
@@ -24,61 +28,30 @@ NEUTRAL_DELTA = 1e-3
 
 def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
     """True for rollouts of groups whose rewards differ: `max R - min R >= 1e-6`."""
-    group, num_groups = _groups(group_ids)
+    group, num_groups = groups_of(group_ids)
     exact = rewards.double()
     highest = exact.new_full((num_groups,), -math.inf).scatter_reduce(0, group, exact, "amax")
     lowest = exact.new_full((num_groups,), math.inf).scatter_reduce(0, group, exact, "amin")
     return ((highest - lowest) >= FLAT_REWARD_RANGE)[group]
 
 
-def group_advantages(
-    rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, ddof: int = 1, scale: str = "std"
-) -> Float[Tensor, " B"]:
-    """GRPO's advantage, `A_i = (R_i - mean_g) / (std_g + 1e-6)`, with statistics in float64.
-
-    Exactly 0 for all of a group whose rewards differ by less than 1e-6. `scale="none"` leaves out the division (Dr. GRPO).
-    Source: DeepSeekMath (Shao et al. 2024), with EasyR1's unbiased deviation and epsilon.
+def group_moments(
+    rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, ddof: int = 1
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """For each row, in float64: the reward less its group's mean, the group's deviation, the group's size.
 
     Raises:
-        ConfigError: a group has a single rollout; its advantage is not defined.
+        ConfigError: a group has a single rollout, so that no advantage is defined.
     """
-    centred, deviation, _ = _group_moments(rewards, group_ids, ddof)
-    if scale == "std":
-        centred = centred / (deviation + DEVIATION_FLOOR)
-    return centred.where(live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
-
-
-def best_of_group_advantages(
-    rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, ddof: int = 1, scale: str = "std"
-) -> Float[Tensor, " B"]:
-    """`(R_1 - R_2) / (std_g + 1e-6)` for a group's best rollout, 0 for its others; R_1, R_2 its two highest rewards.
-
-    Exactly 0 for all of a group whose best reward two rollouts share. `scale="none"` leaves out the division.
-
-    Raises:
-        ConfigError: a group has a single rollout.
-    """
-    group, num_groups = _groups(group_ids)
-    _, deviation, _ = _group_moments(rewards, group_ids, ddof)
+    group, num_groups = groups_of(group_ids)
     exact = rewards.double()
-    lowest = exact.new_full((num_groups,), -math.inf)
-    best = exact == lowest.scatter_reduce(0, group, exact, "amax")[group]
-    second = lowest.scatter_reduce(0, group, exact.masked_fill(best, -math.inf), "amax")[group]
-    alone = torch.bincount(group[best], minlength=num_groups)[group] == 1
-    margin = exact - second
-    if scale == "std":
-        margin = margin / (deviation + DEVIATION_FLOOR)
-    return margin.where(best & alone & live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
-
-
-def leave_one_out_advantages(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """`A_i = R_i - mean of the others of its group`, which is `(R_i - mean_g) n / (n - 1)`; exactly 0 in flat groups.
-
-    Raises:
-        ConfigError: a group has a single rollout.
-    """
-    centred, _, sizes = _group_moments(rewards, group_ids, 1)
-    return (centred * sizes / (sizes - 1)).where(live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
+    sizes = _group_sums(exact.new_ones(exact.shape), group, num_groups)
+    if int(sizes.min()) < 2:
+        raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
+    mean = _group_sums(exact, group, num_groups) / sizes
+    centred = exact - mean[group]
+    variance = _group_sums(centred.square(), group, num_groups) / (sizes - ddof)
+    return centred, variance.sqrt()[group], sizes[group]
 
 
 def discounted_returns(
@@ -102,7 +75,8 @@ def generalised_advantages(
     lambda = 0 makes A the one-step error. Source: Schulman et al. 2016.
     """
     value = values.double().where(response_mask, 0.0)
-    following = torch.cat([value[:, 1:], value.new_zeros(len(value), 1)], dim=1)
+    following = value.new_zeros(value.shape)
+    following[:, :-1] = value[:, 1:]
     errors = ((token_rewards * response_mask).double() + gamma * following - value).where(response_mask, 0.0)
     advantages = _backward_sums(errors, gamma * gae_lambda).where(response_mask, 0.0)
     return advantages, (advantages + value).where(response_mask, 0.0)
@@ -116,7 +90,7 @@ def whitened(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -
     exact = values.double()
     kept = exact[response_mask]
     if kept.numel() < 2 or float(kept.max() - kept.min()) < FLAT_REWARD_RANGE:
-        return torch.zeros_like(exact)
+        return exact.new_zeros(exact.shape)
     return ((exact - kept.mean()) / (kept.var() + 1e-8).sqrt()).where(response_mask, 0.0)
 
 
@@ -132,24 +106,6 @@ def evidence_weight(
     return scaled.clamp(math.log1p(-clip_radius), math.log1p(clip_radius)).exp()
 
 
-def evidence_advantages(
-    advantages: Float[Tensor, " B"], delta: Float[Tensor, "B T"], *, mixing: float, clip_radius: float
-) -> Float[Tensor, "B T"]:
-    """`A_hat_t = A * ((1 - mixing) + mixing * w_t)`, computed as `A * (1 + mixing * (w_t - 1))`.
-
-    The second form is exactly A where w_t = 1 or mixing = 0. Guarantees: `sign(A_hat_t) = sign(A)` and
-    `|A_hat_t - A| <= mixing * clip_radius * |A|`. Source: CEPO eq. 7 (RLSD eq. for the one-sided delta).
-
-    Args:
-        delta: evidence for the sampled tokens in nats, constant with respect to the weights.
-        mixing: lambda in [0, 1].
-        clip_radius: r in [0, 1).
-    """
-    weight = evidence_weight(delta, advantage_sign(advantages).unsqueeze(1), clip_radius=clip_radius)
-    factor = 1.0 + mixing * (weight - 1.0)
-    return (advantages.double().unsqueeze(1) * factor).to(advantages.dtype)
-
-
 def advantage_sign(advantages: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     """-1, 0 or 1; 0 where `|A| < 1e-6`."""
     return advantages.sign().where(advantages.abs() >= ZERO_ADVANTAGE, 0.0)
@@ -158,6 +114,14 @@ def advantage_sign(advantages: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
 def over_response(advantages: Float[Tensor, " B"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Gives every response token its rollout's advantage and padding exactly 0."""
     return advantages.unsqueeze(1).expand(response_mask.shape).where(response_mask, 0.0)
+
+
+def outcome_signal(batch: TokenBatch, advantages: Float[Tensor, " B"]) -> TokenSignal:
+    """The signal of a method whose tokens all get their rollout's advantage."""
+    return TokenSignal(
+        advantages=over_response(advantages, batch.response_mask),
+        metrics=group_metrics(batch.rewards, batch.correct, batch.group_ids),
+    )
 
 
 def evidence_metrics(
@@ -195,9 +159,9 @@ def evidence_metrics(
 
 def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
     """Fractions of groups that are all right, all wrong and mixed, and of rollouts without any advantage."""
-    group, num_groups = _groups(group_ids)
-    sizes = torch.bincount(group, minlength=num_groups)
-    right = torch.bincount(group, weights=correct.double(), minlength=num_groups)
+    group, num_groups = groups_of(group_ids)
+    sizes = group.bincount(minlength=num_groups)
+    right = group.bincount(weights=correct.double(), minlength=num_groups)
     all_right, all_wrong = int((right == sizes).sum()), int((right == 0).sum())
     return {
         "groups/all_right": fraction(all_right, num_groups),
@@ -209,39 +173,26 @@ def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], gro
 
 def demonstration_metrics(shown: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
     """Fractions of rollouts whose teacher reads a reference, and of groups in which any does."""
-    group, num_groups = _groups(group_ids)
-    taught = torch.bincount(group, weights=shown.double(), minlength=num_groups) > 0
+    group, num_groups = groups_of(group_ids)
+    taught = group.bincount(weights=shown.double(), minlength=num_groups) > 0
     return {
         "distillation/demonstrated_rollouts": mean_of(shown.float()),
         "distillation/demonstrated_groups": fraction(int(taught.sum()), num_groups),
     }
 
 
-def _group_moments(rewards: Tensor, group_ids: Tensor, ddof: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row, in float64: the reward less its group's mean, the group's deviation, the group's size."""
-    group, num_groups = _groups(group_ids)
-    exact = rewards.double()
-    sizes = _group_sums(torch.ones_like(exact), group, num_groups)
-    if int(sizes.min()) < 2:
-        raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
-    mean = _group_sums(exact, group, num_groups) / sizes
-    centred = exact - mean[group]
-    variance = _group_sums(centred.square(), group, num_groups) / (sizes - ddof)
-    return centred, variance.sqrt()[group], sizes[group]
-
-
 def _backward_sums(values: Tensor, factor: float) -> Tensor:
     """(B, T): `S_t = values_t + factor S_{t+1}`."""
-    sums, running = torch.empty_like(values), values.new_zeros(len(values))
+    sums, running = values.new_empty(values.shape), values.new_zeros(len(values))
     for token in range(values.shape[1] - 1, -1, -1):
         running = values[:, token] + factor * running
         sums[:, token] = running
     return sums
 
 
-def _groups(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
-    """Each row's group as 0, 1, ..., and the number of groups."""
-    found = torch.unique(group_ids, return_inverse=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+def groups_of(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
+    """Each row's group as 0, 1, 2 and so on, and the number of groups."""
+    found = group_ids.unique(return_inverse=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     _, group = cast("tuple[Tensor, Tensor]", found)
     return group, int(group.max()) + 1
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator
+from cepo.algorithms.grpo import group_advantages
 from cepo.algorithms.references import positive_references
-from cepo.algorithms.settings import DistillationConfig, TeacherConfig
+from cepo.algorithms.settings import DistillationConfig
+from cepo.metrics import mean_of
 from cepo.types import Distillation, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
@@ -36,10 +39,6 @@ class DistillationEstimator(Estimator):
         super().__init__(config)
         self.needs_group = self.config.policy_weight > 0 or self.config.positive.from_peer
 
-    @property
-    def teacher(self) -> TeacherConfig:
-        return self.config.teacher
-
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """The right answer or a right peer's response; with `positive.exclude_self` never a rollout's own."""
         return {VIEW: positive_references(group, self.config.positive)}
@@ -51,8 +50,6 @@ class DistillationEstimator(Estimator):
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
         """All rows, for any may get a reference; without distillation those of groups whose rewards differ."""
-        from cepo.algorithms import credit  # needs torch, which reading a config must not load
-
         if self.config.weight > 0:
             return super().live_rows(rewards, group_ids)
         return credit.live_rows(rewards, group_ids)
@@ -65,13 +62,11 @@ class DistillationEstimator(Estimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Which tokens are distilled and how much; the teacher's log-probs serve metrics and diagnostics alone."""
-        from cepo.algorithms import credit
-
         config, mask, rewards = self.config, batch.response_mask, batch.rewards
         advantages = rewards.new_zeros(mask.shape)
         if config.policy_weight > 0:
-            of_rows = credit.group_advantages(rewards, batch.group_ids, ddof=config.ddof, scale=config.scale)
-            advantages = credit.over_response(config.policy_weight * of_rows, mask)
+            of_rows = config.policy_weight * group_advantages(rewards, batch.group_ids, config)
+            advantages = credit.over_response(of_rows, mask)
         metrics = credit.group_metrics(rewards, batch.correct, batch.group_ids)
         if not self.needs_teacher(step=step):
             return TokenSignal(advantages=advantages, metrics=metrics)
@@ -92,7 +87,6 @@ class DistillationEstimator(Estimator):
 
 def _delta_metrics(delta: Float[Tensor, "B T"], learning: Bool[Tensor, "B T"], correct: Bool[Tensor, " B"]) -> Metrics:
     """log P_correct - log P_student of the sampled tokens in nats, apart for right and wrong rollouts."""
-    from cepo.metrics import mean_of
 
     right = correct.unsqueeze(1)
     return {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, register_estimator
+from cepo.metrics import mean_of
 from cepo.sections import section
 from cepo.types import TokenBatch, TokenSignal
 
@@ -32,9 +34,6 @@ class Gae(Estimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """Whitened advantages for the policy, plain returns for the critic; both 0 on padding."""
-        from cepo.algorithms import credit  # needs torch, which reading a config must not load
-        from cepo.metrics import mean_of
-
         del step
         assert batch.values is not None, "needs_values: the batch must bring the critic's values"
         mask, dtype = batch.response_mask, batch.token_level_rewards.dtype

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from cepo.algorithms import credit
 from cepo.algorithms.base import GroupRelativeEstimator, register_estimator
 from cepo.algorithms.settings import GroupAdvantageConfig
 from cepo.types import TokenBatch, TokenSignal
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int64
+    from torch import Tensor
+
+_DEFAULTS = GroupAdvantageConfig()
+
+
+def group_advantages(
+    rewards: Float[Tensor, " B"],
+    group_ids: Int64[Tensor, " B"],
+    settings: GroupAdvantageConfig = _DEFAULTS,
+) -> Float[Tensor, " B"]:
+    """`A_i = (R_i - mean_g) / (std_g + 1e-6)`, with statistics in float64; exactly 0 in groups of equal rewards.
+
+    `scale: none` leaves out the division (Dr. GRPO).
+
+    Raises:
+        ConfigError: a group has a single rollout.
+    """
+    advantages, deviation, _ = credit.group_moments(rewards, group_ids, ddof=settings.ddof)  # R_i - mean_g
+    if settings.scale == "std":
+        advantages = advantages / (deviation + credit.DEVIATION_FLOOR)
+    return advantages.where(credit.live_rows(rewards, group_ids), 0.0).to(rewards.dtype)
 
 
 @register_estimator("grpo")
 class Grpo(GroupRelativeEstimator):
     """`A_i = (R_i - mean_g) / (std_g + 1e-6)` for all tokens of rollout i. No teacher.
 
-    Source: DeepSeekMath (Shao et al. 2024).
+    Source: DeepSeekMath (Shao et al. 2024), with EasyR1's unbiased deviation and epsilon.
     """
 
     Config = GroupAdvantageConfig
     config: GroupAdvantageConfig
-
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """The group advantage on every response token, 0 on padding."""
-        from cepo.algorithms import credit  # needs torch, which reading a config must not load
-
         del step
-        rewards = batch.rewards
-        advantages = credit.group_advantages(rewards, batch.group_ids, ddof=self.config.ddof, scale=self.config.scale)
-        return TokenSignal(
-            advantages=credit.over_response(advantages, batch.response_mask),
-            metrics=credit.group_metrics(rewards, batch.correct, batch.group_ids),
-        )
+        return credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, register_estimator
 from cepo.algorithms.settings import GroupAdvantageConfig
 from cepo.types import TokenBatch, TokenSignal
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 class GrpoPassK(Estimator):
     """`A = (R_1 - R_2) / (std_g + 1e-6)` for all tokens of the group's best rollout, 0 for the others. No teacher.
 
-    Source: Tang et al. 2025 (arXiv 2503.19595). A group whose best reward two rollouts share has A = 0 throughout.
+    R_1, R_2 are the group's two highest rewards. A group whose best reward two rollouts share has A = 0 throughout.
+    Source: Tang et al. 2025 (arXiv 2503.19595).
     """
 
     Config = GroupAdvantageConfig
@@ -31,16 +34,18 @@ class GrpoPassK(Estimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """The margin on every response token of the best rollouts, 0 elsewhere."""
-        from cepo.algorithms import credit
-
         del step
-        rewards = batch.rewards
-        return TokenSignal(
-            advantages=credit.over_response(self._advantages(rewards, batch.group_ids), batch.response_mask),
-            metrics=credit.group_metrics(rewards, batch.correct, batch.group_ids),
-        )
+        return credit.outcome_signal(batch, self._advantages(batch.rewards, batch.group_ids))
 
     def _advantages(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:
-        from cepo.algorithms import credit  # needs torch, which reading a config must not load
-
-        return credit.best_of_group_advantages(rewards, group_ids, ddof=self.config.ddof, scale=self.config.scale)
+        group, num_groups = credit.groups_of(group_ids)
+        _, deviation, _ = credit.group_moments(rewards, group_ids, ddof=self.config.ddof)
+        exact = rewards.double()
+        lowest = exact.new_full((num_groups,), -math.inf)
+        best = exact == lowest.scatter_reduce(0, group, exact, "amax")[group]
+        second = lowest.scatter_reduce(0, group, exact.masked_fill(best, -math.inf), "amax")[group]
+        alone = group[best].bincount(minlength=num_groups)[group] == 1
+        margin = exact - second
+        if self.config.scale == "std":
+            margin = margin / (deviation + credit.DEVIATION_FLOOR)
+        return margin.where(best & alone & credit.live_rows(rewards, group_ids), 0.0).to(rewards.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, register_estimator
 from cepo.sections import section
 from cepo.types import TokenBatch, TokenSignal
@@ -29,8 +30,6 @@ class ReinforcePlusPlus(Estimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """The whitened return of every response token, 0 on padding."""
-        from cepo.algorithms import credit  # needs torch, which reading a config must not load
-
         del step
         mask = batch.response_mask
         returns = credit.discounted_returns(batch.token_level_rewards, mask, gamma=self.config.gamma)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, register_estimator
+from cepo.metrics import mean_of
 from cepo.types import TokenBatch, TokenSignal
 
 
@@ -18,9 +20,6 @@ class ReMax(Estimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """The reward above the greedy one on every response token, 0 on padding."""
-        from cepo.algorithms import credit  # needs torch, which reading a config must not load
-        from cepo.metrics import mean_of
-
         del step
         assert batch.reward_baselines is not None, "needs_baseline: the batch must bring the greedy responses' rewards"
         rewards = batch.rewards

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cepo.algorithms import credit
 from cepo.algorithms.base import GroupRelativeEstimator, register_estimator
 from cepo.types import TokenBatch, TokenSignal
 
@@ -16,13 +17,9 @@ class Rloo(GroupRelativeEstimator):
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """The leave-one-out advantage on every response token, 0 on padding."""
-        from cepo.algorithms import credit  # needs torch, which reading a config must not load
-
+        """`A_i = (R_i - mean_g) n / (n - 1)` on every response token, 0 on padding and in groups of equal rewards."""
         del step
         rewards = batch.rewards
-        advantages = credit.leave_one_out_advantages(rewards, batch.group_ids)
-        return TokenSignal(
-            advantages=credit.over_response(advantages, batch.response_mask),
-            metrics=credit.group_metrics(rewards, batch.correct, batch.group_ids),
-        )
+        centred, _, size = credit.group_moments(rewards, batch.group_ids)
+        advantages = (centred * size / (size - 1)).where(credit.live_rows(rewards, batch.group_ids), 0.0)
+        return credit.outcome_signal(batch, advantages.to(rewards.dtype))

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
+from cepo.algorithms import credit
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import EvidenceEstimator
+from cepo.algorithms.grpo import group_advantages
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import EvidenceConfig
-from cepo.types import Reference, RolloutGroup, TokenBatch
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-    from torch import Tensor
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 
 @register_estimator("rlsd")
 class Rlsd(EvidenceEstimator):
-    """`delta_t = log P_correct(y_t) - log P_student(y_t)`, with P_student the old policy.
+    """`delta_t = log P_correct(y_t) - log P_student(y_t)`, `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`,
+    `A_hat_t = A (1 + lambda(k) (w_t - 1))` with GRPO's advantage A and P_student the old policy.
 
-    Source: RLSD (Yang et al. 2026), algorithm 1. A group without a positive reference has delta = 0, hence GRPO.
+    A group without a positive reference has delta = 0, hence GRPO. Source: RLSD (Yang et al. 2026), algorithm 1.
     """
 
     Config = EvidenceConfig
@@ -30,6 +28,15 @@ class Rlsd(EvidenceEstimator):
         """The right answer, the same for all rollouts of the group."""
         return {"correct": positive_references(group, self.config.positive)}
 
-    def delta(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
-        """log P_correct - log P_student."""
-        return batch.teacher_log_probs["correct"] - batch.old_log_probs
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """`A_hat_t = A (1 + lambda (w_t - 1))` in float64; plain GRPO where no teacher is needed."""
+        advantages = group_advantages(batch.rewards, batch.group_ids, self.config)  # A
+        if not self.needs_teacher(step=step):
+            return self.plain_signal(batch, advantages, step=step)
+        delta = batch.teacher_log_probs["correct"] - batch.old_log_probs
+        delta = delta.detach().where(batch.response_mask, 0.0)
+        sign = credit.advantage_sign(advantages).unsqueeze(1)
+        # clip(exp(sign(A) delta), 1 - r, 1 + r)
+        weight = credit.evidence_weight(delta, sign, clip_radius=self.config.clip_radius)
+        weighted = advantages.double().unsqueeze(1) * (1.0 + self.config.lambda_at(step) * (weight - 1.0))
+        return self.weighted_signal(batch, advantages, delta, weight, weighted, step=step)

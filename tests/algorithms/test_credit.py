@@ -6,11 +6,13 @@ import math
 
 import pytest
 import torch
+from factories import weighted_advantages
 from hypothesis import given
 from hypothesis import strategies as st
 from jaxtyping import TypeCheckError
 
-from cepo.algorithms import credit
+from cepo.algorithms import credit, group_advantages
+from cepo.algorithms.settings import GroupAdvantageConfig
 from cepo.errors import ConfigError
 from cepo.metrics import results
 
@@ -19,7 +21,7 @@ HALF_RIGHT = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 def advantages(rewards: list[float], ids: list[int] | None = None, **options: object) -> torch.Tensor:
     groups = torch.tensor(ids or [0] * len(rewards))
-    return credit.group_advantages(torch.tensor(rewards), groups, **options)  # type: ignore[arg-type]
+    return group_advantages(torch.tensor(rewards), groups, GroupAdvantageConfig(**options))  # type: ignore[arg-type]
 
 
 def test_half_right_of_eight_have_advantage_0_9354() -> None:
@@ -33,7 +35,7 @@ def test_half_right_of_eight_have_advantage_0_9354() -> None:
 def test_the_floor_is_added_to_a_deviation() -> None:
     """The floor of 1e-6 is added to the deviation and does not bound it from below."""
     # Rewards 0 and 2e-6: deviation 1.4142e-6, 1e-6 / 2.4142e-6 = 0.41421; bounded from below it would be 0.70711.
-    found = credit.group_advantages(torch.tensor([0.0, 2e-6], dtype=torch.float64), torch.tensor([0, 0]))
+    found = group_advantages(torch.tensor([0.0, 2e-6], dtype=torch.float64), torch.tensor([0, 0]))
     assert found.tolist() == pytest.approx([1 - math.sqrt(2), math.sqrt(2) - 1], rel=1e-6)
 
 
@@ -112,12 +114,11 @@ def test_an_advantage_below_1e_6_has_sign_0() -> None:
 )
 def test_evidence_factors_are_those_worked_out_by_hand(advantage: float, delta: float, factor: float) -> None:
     """The case has lambda = 0.5 and clip radius = 0.5."""
-    weighted = credit.evidence_advantages(
+    given_advantage, evidence = (
         torch.tensor([advantage], dtype=torch.float64),
         torch.tensor([[delta]], dtype=torch.float64),
-        mixing=0.5,
-        clip_radius=0.5,
     )
+    weighted = weighted_advantages(given_advantage, evidence, mixing=0.5, clip_radius=0.5)
     assert float(weighted) == pytest.approx(advantage * factor, rel=1e-12)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import torch
-from factories import log_probs_like, same_bits, token_batch
+from factories import log_probs_like, same_bits, token_batch, weighted_advantages
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -48,7 +48,7 @@ def test_the_weighted_advantage_keeps_its_sign_and_is_finite(
     dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
 ) -> None:
     advantages, delta = tensors(case, dtype)
-    weighted = credit.evidence_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
+    weighted = weighted_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
     assert weighted.isfinite().all()
     assert torch.equal(weighted.sign(), advantages.sign().unsqueeze(1).expand_as(delta))
 
@@ -59,7 +59,7 @@ def test_the_largest_radius_below_1_leaves_the_sign(dtype: torch.dtype, advantag
     # w = 2^-53 and lambda = 1: the advantage shrinks to 2^-53 of itself, and does not vanish
     against = torch.tensor([[-1e4 * math.copysign(1.0, advantage)]], dtype=dtype)
     given_advantage = torch.tensor([advantage], dtype=dtype)
-    weighted = credit.evidence_advantages(given_advantage, against, mixing=1.0, clip_radius=LARGEST_RADIUS)
+    weighted = weighted_advantages(given_advantage, against, mixing=1.0, clip_radius=LARGEST_RADIUS)
     assert float(weighted / given_advantage) == pytest.approx(2.0**-53, rel=1e-6)
 
 
@@ -69,7 +69,7 @@ def test_evidence_moves_an_advantage_by_at_most_lambda_r_of_it(
     dtype: torch.dtype, case: tuple[list[float], list[list[float]]], mixing: float, radius: float
 ) -> None:
     advantages, delta = tensors(case, dtype)
-    weighted = credit.evidence_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
+    weighted = weighted_advantages(advantages, delta, mixing=mixing, clip_radius=radius)
     size = advantages.abs().double().unsqueeze(1)
     moved = (weighted.double() - advantages.double().unsqueeze(1)).abs()
     rounding = 2 * torch.finfo(dtype).eps * size
@@ -85,7 +85,7 @@ def test_without_evidence_the_advantage_is_plain_bit_for_bit(
     advantages, delta = tensors(case, dtype)
     plain = advantages.unsqueeze(1).expand_as(delta).contiguous()
     for lam, r, evidence in ((0.0, radius, delta), (mixing, 0.0, delta), (mixing, radius, torch.zeros_like(delta))):
-        assert same_bits(credit.evidence_advantages(advantages, evidence, mixing=lam, clip_radius=r), plain)
+        assert same_bits(weighted_advantages(advantages, evidence, mixing=lam, clip_radius=r), plain)
 
 
 @given(st.lists(st.floats(-300, 300), min_size=1, max_size=8), radii, st.sampled_from([-1.0, 1.0]))
