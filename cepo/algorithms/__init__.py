@@ -3,6 +3,7 @@
 from cepo.algorithms import credit
 from cepo.algorithms.base import (
     Estimator,
+    GroupRelativeEstimator,
     available_estimators,
     build_config,
     build_estimator,
@@ -14,6 +15,7 @@ from cepo.algorithms.grpo import group_advantages
 
 __all__ = [
     "Estimator",
+    "GroupRelativeEstimator",
     "available_estimators",
     "build_config",
     "build_estimator",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import json
@@ -29,8 +30,14 @@ from cepo.train import train
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
 METHOD_FILE = EXAMPLES / "custom_method" / "my_method.py"
+METHOD_FILES = {"my_method": METHOD_FILE, "visible": EXAMPLES / "visible_method" / "visible.py"}
 CONTRACT_FILE = REPOSITORY / "tests" / "contracts" / "test_estimators.py"
-TRAINED = ("custom_method/my_method.yaml", "reward_function/dapo.yaml", "custom_dataset/custom_dataset.yaml")
+TRAINED = (
+    "custom_method/my_method.yaml",
+    "visible_method/visible.yaml",
+    "reward_function/dapo.yaml",
+    "custom_dataset/custom_dataset.yaml",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +48,7 @@ def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads, handler, level = torch.get_num_threads(), signal.getsignal(signal.SIGTERM), logging.getLogger("cepo").level
     torch.set_num_threads(1)
     yield
-    for name in [name for name in sys.modules if name.startswith("cepo_plugin_my_method")]:
+    for name in [name for name in sys.modules if name.startswith("cepo_plugin_")]:
         del sys.modules[name]
     torch.set_num_threads(threads)
     signal.signal(signal.SIGTERM, handler)
@@ -157,17 +164,52 @@ def contract() -> ModuleType:
     return module
 
 
-def test_the_custom_method_keeps_the_contract_of_estimators() -> None:
+@pytest.mark.parametrize("name", METHOD_FILES)
+def test_a_method_of_the_examples_keeps_the_contract(name: str) -> None:
     tests = [
         function
-        for name, function in vars(contract()).items()
-        if name.startswith("test_") and {"name"} <= set(inspect.signature(function).parameters) <= {"name", "step"}
+        for test, function in vars(contract()).items()
+        if test.startswith("test_") and {"name"} <= set(inspect.signature(function).parameters) <= {"name", "step"}
     ]
     assert len(tests) >= 10
-    load_plugin(METHOD_FILE)
+    load_plugin(METHOD_FILES[name])
     for function in tests:
         further: dict[str, int] = {"step": 7} if "step" in inspect.signature(function).parameters else {}
-        function("my_method", **further)
+        function(name, **further)
+
+
+@pytest.mark.parametrize("name", METHOD_FILES)
+def test_a_method_of_the_examples_has_at_most_40_lines(name: str) -> None:
+    text = METHOD_FILES[name].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 40
+    functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    assert functions
+    assert not [
+        each.lineno for node in functions for each in ast.walk(node) if isinstance(each, ast.Import | ast.ImportFrom)
+    ]
+
+
+@pytest.mark.heavy
+def test_the_method_of_the_image_asks_about_every_live_row(elsewhere: Path) -> None:
+    """Two steps of the tiny model, which reads every prompt twice: with the image, and without it behind one more line."""
+    rows = trained("visible_method/visible.yaml", elsewhere)
+    assert [row["step"] for row in rows] == [1, 2]
+    for row in rows:
+        live = 16 * row["work/scored_fraction"]
+        assert row["work/teacher_rows"] == live > 0
+        assert row["actor/grad_norm"] > 0
+
+
+def test_a_token_that_the_image_explains_counts_more() -> None:
+    """A = 0.5 / (sqrt(0.5) + 1e-6); delta = log 2 is clipped at 1.3 for A > 0, and exp(-log 2) at 0.7 for A < 0."""
+    load_plugin(METHOD_FILES["visible"])
+    blind = {"blind": torch.full((2, 1), -1.0 - math.log(2))}
+    batch = token_batch([1.0, 0.0], [0, 0], lengths=[1, 1], old=-torch.ones(2, 1), views=blind)
+    plain = 0.5 / (math.sqrt(0.5) + 1e-6)
+    found = build_estimator("visible").signal(batch, step=0).advantages
+    torch.testing.assert_close(found, torch.tensor([[1.3 * plain], [-0.7 * plain]]))
+    never = build_estimator("visible", {"clip_radius": 0.0}).signal(batch, step=0).advantages
+    assert same_bits(never, build_estimator("grpo").signal(batch, step=0).advantages)
 
 
 def signal_of(blamed: list[float], **settings: Any) -> Tensor:

@@ -1,0 +1,34 @@
+"""A method in one file: tokens that the image makes likelier carry more of the advantage than what text alone explains."""
+
+from pydantic import Field
+
+from cepo.algorithms import GroupRelativeEstimator, credit, group_advantages, register_estimator
+from cepo.algorithms.settings import TeacherConfig
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
+
+
+@register_estimator("visible")
+class Visible(GroupRelativeEstimator):
+    """`delta_t = log P_student(y_t) - log P_blind(y_t)`, `A_hat_t = A clip(exp(sign(A) delta_t), 1 - r, 1 + r)`.
+
+    `P_blind` is the policy that reads the question without its image, and a line that says so. Degenerate case: r = 0 is
+    GRPO exactly. Source: this repository, as an example.
+    """
+
+    class Config:
+        clip_radius: float = Field(default=0.3, ge=0, lt=1, description="r.")
+        teacher: TeacherConfig = TeacherConfig(with_images=False, placement="assistant_prefix")
+
+    views = ("blind",)
+
+    def references(self, group: RolloutGroup) -> dict[str, list[Reference]]:
+        return {"blind": [Reference(text="The image is not shown.")] * len(group.rollouts)}
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        mask, advantages = batch.response_mask, group_advantages(batch.rewards, batch.group_ids)
+        delta = (batch.old_log_probs - batch.teacher_log_probs["blind"]).where(mask, 0.0)
+        sign = credit.advantage_sign(advantages).unsqueeze(1)
+        weight = credit.evidence_weight(delta, sign, clip_radius=self.config.clip_radius).to(delta.dtype)
+        weighted = (advantages.unsqueeze(1) * weight).where(mask, 0.0)
+        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        return TokenSignal(advantages=weighted, metrics=metrics, diagnostics={"delta": delta, "weight": weight * mask})
