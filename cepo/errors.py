@@ -34,18 +34,6 @@ class WorkerLostError(EngineError):
     """A worker died or hangs. The run can continue from its last checkpoint with new workers."""
 
 
-def require(condition: bool, name: str, value: object, accepted: str) -> None:
-    """Raises `ConfigError` naming the setting, its value and what is accepted, unless `condition` holds."""
-    if not condition:
-        raise ConfigError(f"{name} is {value}; accepted: {accepted}")
-
-
-def require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raises `ConfigError` unless `value` is one of `choices`."""
-    if value not in choices:
-        raise ConfigError(f"{name} is '{value}'.{did_you_mean(value, choices)} Accepted: {', '.join(choices)}")
-
-
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns a sentence fragment with the nearest known spelling; empty if none is near."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)

@@ -2,17 +2,94 @@
 
 from __future__ import annotations
 
-from cepo.algorithms.base import register_estimator
-from cepo.algorithms.distillation import DistillationEstimator
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cepo.algorithms import credit
+from cepo.algorithms.base import Estimator, register_estimator
+from cepo.algorithms.grpo import group_advantages
+from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import DistillationConfig
+from cepo.metrics import mean_of
+from cepo.types import Distillation, Reference, RolloutGroup, TokenBatch, TokenSignal
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int64
+    from torch import Tensor
+
+    from cepo.metrics import Metrics
 
 
 @register_estimator("opsd")
-class Opsd(DistillationEstimator):
-    """`KL(P_correct || P_student)_t` over the whole vocabulary at each token of the student's own responses.
+class Opsd(Estimator):
+    """`loss_t = weight D(P_correct, P_student)_t` over the whole vocabulary at each token of the student's own responses.
 
-    Its gradient in the student's logits is `(P_student - P_correct) / temperature`.
+    D is `divergence`, by default `KL(P_correct || P_student)`; its gradient in the student's logits is
+    `(P_student - P_correct) / temperature`. The reward does not enter it: `policy_weight A`, A the group advantage, goes to
+    the policy loss beside it. Degenerate cases: rollouts without a reference are masked (zero loss, attached zero gradient).
+    `weight = 0` with `policy_weight = 1` is GRPO exactly, and asks no teacher.
     Source: OPSD (Zhao et al. 2026), with the settings of the CEPO paper's comparison: live teacher, ground-truth answer.
     """
 
     Config = DistillationConfig
+    config: DistillationConfig
+    views = ("correct",)
+    distilled_view = "correct"
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.needs_group = self.config.policy_weight > 0 or self.config.positive.from_peer
+
+    def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
+        """The right answer or a right peer's response; with `positive.exclude_self` never a rollout's own."""
+        return {"correct": positive_references(group, self.config.positive)}
+
+    def needs_teacher(self, *, step: int) -> bool:
+        """False where `weight` = 0: the teacher would not be read."""
+        del step
+        return self.config.weight > 0
+
+    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        """All rows, for any may get a reference; without distillation those of groups whose rewards differ."""
+        if self.config.weight > 0:
+            return super().live_rows(rewards, group_ids)
+        return credit.live_rows(rewards, group_ids)
+
+    def learning_rows(
+        self, live: Bool[Tensor, " B"], has_reference: Mapping[str, Bool[Tensor, " B"]]
+    ) -> Bool[Tensor, " B"]:
+        """Rows with a reference; beside a policy loss all live ones."""
+        return live if self.config.policy_weight > 0 else live & has_reference["correct"]
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """Which tokens are distilled and how much; the teacher's log-probs serve metrics and diagnostics alone."""
+        config, mask, rewards = self.config, batch.response_mask, batch.rewards
+        advantages = rewards.new_zeros(mask.shape)
+        if config.policy_weight > 0:
+            of_rows = config.policy_weight * group_advantages(rewards, batch.group_ids, config)
+            advantages = credit.over_response(of_rows, mask)
+        metrics = credit.group_metrics(rewards, batch.correct, batch.group_ids)
+        if not self.needs_teacher(step=step):
+            return TokenSignal(advantages=advantages, metrics=metrics)
+        shown = batch.has_reference["correct"]
+        token_weight = credit.over_response(config.weight * shown.to(rewards.dtype), mask)
+        diagnostics: dict[str, Tensor] = {}
+        if "correct" in batch.teacher_log_probs:
+            delta = (batch.teacher_log_probs["correct"] - batch.old_log_probs).detach().where(token_weight > 0, 0.0)
+            diagnostics["delta"] = delta
+            metrics |= _delta_metrics(delta, token_weight > 0, batch.correct)
+        return TokenSignal(
+            advantages=advantages,
+            metrics=metrics | credit.demonstration_metrics(shown, batch.group_ids),
+            diagnostics=diagnostics,
+            distillation=Distillation(view="correct", divergence=config.divergence, token_weight=token_weight),
+        )
+
+
+def _delta_metrics(delta: Float[Tensor, "B T"], learning: Bool[Tensor, "B T"], correct: Bool[Tensor, " B"]) -> Metrics:
+    """log P_correct - log P_student of the sampled tokens in nats, apart for right and wrong rollouts."""
+    right = correct.unsqueeze(1)
+    return {
+        "distillation/delta_mean_right": mean_of(delta, learning & right),
+        "distillation/delta_mean_wrong": mean_of(delta, learning & ~right),
+    }

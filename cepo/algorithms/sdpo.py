@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from cepo.algorithms.base import register_estimator
-from cepo.algorithms.distillation import DistillationEstimator
+from cepo.algorithms.opsd import Opsd
 from cepo.algorithms.settings import DistillationConfig, TeacherConfig
 from cepo.sections import section
 from cepo.types import DivergenceConfig
 
 
 @register_estimator("sdpo")
-class Sdpo(DistillationEstimator):
-    """`JSD(P_correct, P_student)_t` with weight 0.5 and a teacher that averages the student's weights.
+class Sdpo(Opsd):
+    """OPSD with another divergence, and a teacher whose weights average the student's.
 
+    `loss_t = weight (1/2 KL(P_correct || M) + 1/2 KL(P_student || M))_t` with `M = (P_correct + P_student) / 2`.
     Rewards only choose demonstrations; a rollout without one is masked.
     Source: SDPO (2026), with the settings of the CEPO paper's comparison: decay 0.999, ground-truth answer, full vocabulary.
     """

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from cepo.errors import require, require_choice
 from cepo.metrics import Metric, Metrics, mean_of, share_of_mean
 
 LOG_RATIO_BOUND = 20.0
@@ -43,10 +42,6 @@ class PolicyLossSettings:
     clip: ClipRange = ClipRange()
     tau_positive: float = 1.0
     tau_negative: float = 1.05
-
-    def __post_init__(self) -> None:
-        require(self.tau_positive > 0, "worker.actor.tau_positive", self.tau_positive, "a positive number")
-        require(self.tau_negative > 0, "worker.actor.tau_negative", self.tau_negative, "a positive number")
 
 
 def clipped_surrogate(
@@ -82,11 +77,8 @@ def policy_loss(
     `cispo`: `-A sg(clip(rho)) log_probs`; no token loses its gradient. MiniMax 2025.
     `sapo`: `-A (4 / tau) sigmoid(tau (rho - 1))`, tau by the sign of A: a soft gate in place of the clip. Gao et al. 2025.
     At `log_probs = old_log_probs` all have the same gradient except `gspo`, whose gradient spreads over the sequence.
-
-    Raises:
-        ConfigError: unknown loss type; the message lists the known ones.
     """
-    return _loss_function(loss_type)(log_probs, old_log_probs, advantages, response_mask, settings)
+    return _LOSSES[loss_type](log_probs, old_log_probs, advantages, response_mask, settings)
 
 
 def _dual_clipped(ratio: Tensor, advantages: Tensor, clip: ClipRange) -> Tensor:
@@ -144,11 +136,6 @@ _LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, PolicyLossSettings]
 LOSS_TYPES = tuple(_LOSSES)
 
 
-def _loss_function(loss_type: str) -> Callable[[Tensor, Tensor, Tensor, Tensor, PolicyLossSettings], Tensor]:
-    require_choice("worker.actor.loss_type", loss_type, LOSS_TYPES)
-    return _LOSSES[loss_type]
-
-
 def token_weights(
     response_mask: Bool[Tensor, "B T"], aggregation: str, denominators: LossDenominators
 ) -> Float[Tensor, "B T"]:
@@ -156,11 +143,7 @@ def token_weights(
 
     `token`: 1 / num_tokens. `seq`: 1 / (num_sequences * length_i), the paper's formula. `seq_sum`: 1 / num_sequences.
     `constant`: 1 / (num_sequences * max_response_length) (Dr. GRPO). The weight of padding is exactly 0.
-
-    Raises:
-        ConfigError: unknown aggregation.
     """
-    require_choice("worker.actor.loss_avg_mode", aggregation, AGGREGATIONS)
     mask = response_mask.float()
     if aggregation == "token":
         return mask / denominators.num_tokens
@@ -169,6 +152,7 @@ def token_weights(
         return mask / lengths / denominators.num_sequences
     if aggregation == "seq_sum":
         return mask / denominators.num_sequences
+    assert aggregation == "constant", aggregation
     return mask / (denominators.num_sequences * denominators.max_response_length)
 
 
@@ -184,11 +168,7 @@ def policy_metrics(
     """Returns `surrogate_metrics` for the ratio of the loss type; `sapo` has no clip fraction, `cispo` no dual clip.
 
     `cispo` counts the tokens with an advantage other than 0 whose ratio is outside the clip range.
-
-    Raises:
-        ConfigError: unknown loss type.
     """
-    require_choice("worker.actor.loss_type", loss_type, LOSS_TYPES)
     of_tokens = surrogate_metrics(log_probs, old_log_probs, advantages, response_mask, settings.clip)
     if loss_type == "default":
         return of_tokens
