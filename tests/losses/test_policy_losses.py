@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cepo.errors import ConfigError
+from cepo.config.listing import settings_of
 from cepo.losses.kl import KL_PENALTIES, KLController, kl_penalty, penalised_rewards
 from cepo.losses.policy import (
+    AGGREGATIONS,
     LOSS_TYPES,
     ClipRange,
     LossDenominators,
@@ -53,15 +54,11 @@ def gradient_of(loss_type: str, ratios: list[list[float]], advantages: list[floa
     return log_probs.grad.tolist()
 
 
-def test_the_five_loss_types_are_known_and_listed() -> None:
-    assert LOSS_TYPES == ("default", "gspo", "gspo_token", "cispo", "sapo")
-    log_probs, old, spread, mask = inputs([[1.0]], [1.0])
-    for function in (policy_loss, policy_metrics):
-        with pytest.raises(
-            ConfigError,
-            match=r"worker\.actor\.loss_type is 'gsop'\. Did you mean 'gspo'\? Accepted: default, gspo, .*sapo",
-        ):
-            function("gsop", log_probs, old, spread, mask, SETTINGS)
+def test_names_of_losses_are_those_that_the_config_takes() -> None:
+    accepted = {setting.key: setting.choices for setting in settings_of()}
+    assert accepted["worker.actor.loss_type"] == LOSS_TYPES
+    assert accepted["worker.actor.loss_avg_mode"] == AGGREGATIONS
+    assert accepted["algorithm.kl_penalty"] == (*KL_PENALTIES, "full")
 
 
 @given(seed=st.integers(0, 1000))
