@@ -20,7 +20,7 @@ _WARPS = 8
 def log_probs_in_place(logits: Tensor, targets: Tensor, temperature: float, *, with_direction: bool) -> Tensor:
     """See `cepo.models.head.log_probs_in_place`. One program computes one row of `logits`, whose entries are contiguous."""
     if logits.stride(1) != 1:
-        raise ValueError(f"a row's logits are {logits.stride(1)} entries apart; the kernel takes them side by side")
+        raise ValueError(f"the kernel needs contiguous logits in each row, but their stride is {logits.stride(1)}")
     log_probs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     if len(logits):
         kernel: Any = _rows

@@ -76,8 +76,8 @@ def load_model(
         return model
     except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
         raise EngineError(
-            f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file was cut "
-            "short on its way or is damaged, copy or download the folder anew"
+            f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file is "
+            "truncated or damaged, copy or download the folder again"
         ) from error
 
 

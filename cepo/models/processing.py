@@ -187,7 +187,7 @@ class Processing:
         for index, piece in enumerate(texts):
             head, slot, rendered = rendered.partition(_TEXT_SLOT.format(index))
             if not slot:
-                raise ConfigError("the chat template does not show the user's text; check data.override_chat_template")
+                raise ConfigError("the chat template drops the user's text; check data.override_chat_template")
             token_ids += self.tokenizer(head, add_special_tokens=False)["input_ids"]
             token_ids += self.encode_text(piece)
         return token_ids + self.tokenizer(rendered, add_special_tokens=False)["input_ids"]

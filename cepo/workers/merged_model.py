@@ -172,7 +172,7 @@ def _with_adapter_merged(model: Any, folder: Path) -> Any:
         raise CheckpointError(f"the adapter {folder} does not fit this base model: {error}") from error
     # PEFT ignores unknown names and leaves missing adapter weights at zero, so the base would be written unchanged.
     absent = [name for name in result.missing_keys if ".lora_" in name or ".modules_to_save." in name]
-    _require_none(result.unexpected_keys, f"the adapter {folder} has weights for layers the base model has not")
+    _require_none(result.unexpected_keys, f"the adapter {folder} has weights for layers that the base model lacks")
     _require_none(absent, f"the adapter {folder} lacks weights")
     tied = [name for name in tensors if "lm_head" in name or "embed_tokens" in name]
     if getattr(model.config, "tie_word_embeddings", False):
@@ -187,7 +187,7 @@ def _load_shards(model: Any, folder: Path) -> None:
     entries: Any = ShardReader(folder).read_metadata().state_dict_metadata
     saved = {name: entry for name, entry in entries.items() if name.startswith(_WEIGHTS)}
     _require_none((name for name in saved if not hasattr(saved[name], "size")), f"{folder} has weights without a shape")
-    _require_none(saved.keys() - own.keys(), f"{folder} has weights that the base model has not")
+    _require_none(saved.keys() - own.keys(), f"{folder} has weights that the base model lacks")
     shapes = (f"{name} {tuple(saved[name].size)} for {tuple(own[name].shape)}" for name in saved)
     differing = [text for text, name in zip(shapes, saved, strict=True) if saved[name].size != own[name].shape]
     _require_none(differing, f"{folder} has weights of other shapes than the base model")

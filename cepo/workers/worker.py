@@ -261,7 +261,7 @@ def _sleeps(config: RunConfig, facts: WorkerFacts) -> bool:
         )
     if not phases.fits:
         logger.warning(
-            "memory may run out, by at most %s: lower worker.actor.micro_batch_size_per_device_for_update and "
+            "memory may be short by up to %s: lower worker.actor.micro_batch_size_per_device_for_update and "
             "_for_experience if it does (`cepo doctor` names settings that fit)",
             gib(-min(phases.sampling_left, phases.training_left)),
         )

@@ -228,7 +228,7 @@ def test_the_kernel_computes_what_torch_computes() -> None:
         [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("refused: a row's logits are 6 entries apart")
+    assert done.stdout.startswith("refused: the kernel needs contiguous logits in each row, but their stride is 6")
 
 
 @NEEDS_TRITON

@@ -46,7 +46,7 @@ def test_an_unknown_text_model_with_a_plain_head_is_accepted(caplog: pytest.LogC
     config = StableLmConfig(**SIZES)
     assert plain_head_gap(config) < 1e-6
     assert family_of(config).packs
-    assert "a tiny one was tried" in caplog.text
+    assert "a tiny model was tried" in caplog.text
     assert config.num_hidden_layers == 3, "the try works on a copy"
 
 

@@ -193,7 +193,7 @@ def test_broken_weights_end_the_run_with_code_2(
     assert cepo.train.main([*tiny_run, f"worker.actor.model.model_path={model}", run_folder]) == 2
     (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert f"worker.actor.model.model_path '{model}': its weights cannot be loaded (" in error
-    assert "download the folder anew" in error
+    assert "download the folder again" in error
 
 
 def test_a_reward_that_raises_or_hangs_costs_its_own_samples(tiny_run: list[str], tmp_path: Path) -> None:

@@ -239,11 +239,11 @@ ONE_TYPE_ON_A_CPU = ("qwen3_5", "qwen3_5_moe")
 """vLLM's CPU build computes linear attention in bf16 alone, so that the trainer's float32 differs by its rounding."""
 
 REFUSED = {
-    ("gemma3", "vllm", "cepo, LoRA"): "lets no token of an image see a later one",
-    ("gemma3", "vllm", "grpo, full"): "lets no token of an image see a later one",
+    ("gemma3", "vllm", "cepo, LoRA"): "masks later tokens of the same image",
+    ("gemma3", "vllm", "grpo, full"): "masks later tokens of the same image",
     ("llava_onevision", "vllm", "cepo, LoRA"): "serves no LoRA adapters on LLaVA-OneVision",
-    ("qwen3_5_moe", "vllm", "cepo, LoRA"): "serves experts beside an adapter on GPUs alone",
-    ("qwen3_vl_moe", "vllm", "cepo, LoRA"): "serves experts beside an adapter on GPUs alone",
+    ("qwen3_5_moe", "vllm", "cepo, LoRA"): "serves experts with an adapter only on GPUs",
+    ("qwen3_vl_moe", "vllm", "cepo, LoRA"): "serves experts with an adapter only on GPUs",
 }
 """What vLLM's CPU build cannot sample, or samples otherwise than transformers computes."""
 

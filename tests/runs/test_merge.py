@@ -313,7 +313,7 @@ def test_an_adapter_of_other_weights_is_refused(
     name = min(tensors)
     changes = {
         "lacks weights: 1 (": {key: tensor for key, tensor in tensors.items() if key != name},
-        "the base model has not: 1 (": tensors | {name.replace("layers.0", "layers.99"): tensors[name].clone()},
+        "the base model lacks: 1 (": tensors | {name.replace("layers.0", "layers.99"): tensors[name].clone()},
         "does not fit this base model": tensors | {name: tensors[name][:, :-1].contiguous()},
     }
     for words, changed in changes.items():
@@ -327,7 +327,7 @@ def test_a_critics_shards_are_not_taken_for_a_policys(
 ) -> None:
     critic = train(*FULL, "algorithm.adv_estimator=gae").folder / "global_step_2" / "critic"
     message = refusal(capsys, "--checkpoint", critic, "--out", tmp_path / "merged")
-    assert "weights that the base model has not: 2 (model.head.bias, model.head.weight)" in message
+    assert "weights that the base model lacks: 2 (model.head.bias, model.head.weight)" in message
 
 
 def test_shards_of_a_model_with_more_layers_are_refused(
@@ -341,4 +341,4 @@ def test_shards_of_a_model_with_more_layers_are_refused(
     (smaller / "config.json").write_text(json.dumps(config))
     checkpoint = train(*FULL).folder / "global_step_2"
     message = refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged", "--base", smaller)
-    assert "weights that the base model has not: 11 (model.language_model.layers.3." in message
+    assert "weights that the base model lacks: 11 (model.language_model.layers.3." in message

@@ -173,7 +173,7 @@ def test_a_model_that_a_worker_cannot_load_ends_the_run(
     weights.write_bytes(weights.read_bytes()[:-1000])
     model = f"worker.actor.model.model_path={tmp_path / 'model'}"
     with pytest.raises(
-        EngineError, match=r"its weights cannot be loaded \(SafetensorError: .*download the folder anew"
+        EngineError, match=r"its weights cannot be loaded \(SafetensorError: .*download the folder again"
     ):
         train(config_of(tiny_run, "trainer.launcher=ray", model, folder=tmp_path / "run"))
 

@@ -62,6 +62,6 @@ def test_a_worker_decides_by_what_is_free_after_loading(
     never = dataclasses.replace(config.worker.rollout, sleep="never")
     awake = dataclasses.replace(config, worker=dataclasses.replace(config.worker, rollout=never))
     assert not decides(monkeypatch, awake, free=share + 9 * GIB, total=80 * GIB)
-    assert "memory may run out, by at most 3.0 GiB" in caplog.text
+    assert "memory may be short by up to 3.0 GiB" in caplog.text
     other = dataclasses.replace(DEMAND, with_vllm=False)
     assert not decides(monkeypatch, config, free=9 * GIB, total=80 * GIB, demand=other), "only vLLM can sleep"

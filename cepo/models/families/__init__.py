@@ -78,7 +78,7 @@ def family_of(config: Any, *, section: str = "worker.actor.model", trust_remote_
             if gap <= LARGEST_GAP:
                 _BY_TYPE[config.model_type] = UntriedText()
                 logger.warning(
-                    "no test trains a model of model_type '%s'; a tiny one was tried, and its log-probs are right to %.0e nats",
+                    "no test covers model_type '%s'; a tiny model was tried, and its log-probs are correct to %.0e nats",
                     config.model_type,
                     gap,
                 )

@@ -204,7 +204,7 @@ class Family:
 
 def experts_unserved(use: EngineUse) -> str | None:
     """Returns why vLLM cannot serve a mixture of experts: with an adapter, its CPU build uses kernels that need a GPU."""
-    return "vLLM serves experts beside an adapter on GPUs alone" if use.with_adapter and not use.on_gpu else None
+    return "vLLM serves experts with an adapter only on GPUs" if use.with_adapter and not use.on_gpu else None
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:

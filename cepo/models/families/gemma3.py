@@ -63,7 +63,7 @@ class Gemma3(ProcessedFamily):
         """On a CPU vLLM's attention is causal among an image's tokens too, which changes log-probs by 0.1 nats."""
         if use.on_gpu or not use.most_images:
             return None
-        return "vLLM on a CPU lets no token of an image see a later one, which this model was trained to do"
+        return "vLLM on a CPU masks later tokens of the same image, to which this model attends"
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
         """See `with_tower_named`."""

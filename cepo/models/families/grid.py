@@ -140,7 +140,7 @@ class GridReader(ImageReader):
     def _video_reader(self) -> Any:
         if self._videos is None:
             raise DataError(
-                "the row has videos, but this model's are not read here; docs/models.md names those that are"
+                "the row has videos, which are not supported for this model; docs/models.md lists the models that read videos"
             )
         return self._videos
 

@@ -33,7 +33,7 @@ class LlavaOneVision(ProcessedFamily):
         if use.with_adapter:
             return "vLLM serves no LoRA adapters on LLaVA-OneVision"
         if use.most_images > 1:
-            return "vLLM cuts each of several images into tiles, where the model's own processor cuts none"
+            return "vLLM cuts each of several images into tiles, but the model's own processor cuts none of them"
         return None
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:

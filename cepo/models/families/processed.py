@@ -113,7 +113,7 @@ class ProcessedFamily(Family):
     """A family that uses its own processor and forward pass, with padded rows."""
 
     packs = False
-    why_padded = "this family goes by its own processor and forward pass, row by row"
+    why_padded = "this family uses its own processor and forward pass, which take padded rows"
     tower_inputs: ClassVar[tuple[str, ...]] = ()
 
     def placeholder_text(self, processor: Any) -> str:

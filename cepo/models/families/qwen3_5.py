@@ -21,7 +21,7 @@ class Qwen35(GridFamily):
         if use.on_gpu:
             return None
         if use.dtype != "bf16":
-            return f"vLLM computes linear attention on a CPU in bf16 alone, and worker.rollout.dtype is {use.dtype}"
+            return f"vLLM computes linear attention on a CPU only in bf16, but worker.rollout.dtype is {use.dtype}"
         return None
 
 
