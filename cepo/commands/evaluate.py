@@ -192,7 +192,7 @@ def _config_of_run(actor: Path | None) -> Path:
     file = None if actor is None else actor.resolve().parent.parent / CONFIG_FILE
     if file is None or not file.is_file():
         where = "" if file is None else f" (there is no {file})"
-        raise ConfigError(f"give config=FILE: what the prompts look like stands nowhere else{where}")
+        raise ConfigError(f"give config=FILE, which defines the prompts{where}")
     return file
 
 

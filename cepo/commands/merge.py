@@ -88,12 +88,12 @@ def prepare_repository(name: str, *, private: bool) -> None:
     try:
         validate_repo_id(name)
     except ValueError as error:
-        raise ConfigError(f"--upload '{name}' is no repository of the hub ({error}); give ORG/NAME") from error
+        raise ConfigError(f"--upload '{name}' is not a repository name of the hub ({error}); give ORG/NAME") from error
     if name.count("/") != 1:
-        raise ConfigError(f"--upload '{name}' is no repository of the hub; give ORG/NAME")
+        raise ConfigError(f"--upload '{name}' is not a repository name of the hub; give ORG/NAME")
     if huggingface_hub.get_token() is None:
         raise ConfigError(
-            f"--upload {name} needs a token that may write there, and none is at hand: run `hf auth login`, or set HF_TOKEN"
+            f"--upload {name} needs a token that may write there, and there is none: run `hf auth login`, or set HF_TOKEN"
         )
     with _hub_errors(f"--upload {name}: nothing was merged yet"):
         huggingface_hub.create_repo(name, private=private, exist_ok=True)

@@ -156,7 +156,7 @@ def _check_model(config: RunConfig) -> None:
             re.compile(lora.exclude_modules)
         except re.error as error:
             raise ConfigError(
-                f"{key}.exclude_modules={lora.exclude_modules!r} is no regular expression: {error}."
+                f"{key}.exclude_modules={lora.exclude_modules!r} is not a regular expression: {error}."
             ) from error
     for name, value in (("use_dora", "true" if lora.use_dora else None), ("quantization", lora.quantization)):
         if value is not None and lora.rank == 0:
@@ -305,7 +305,7 @@ def _require_data(key: str, name: str) -> None:
         raise ConfigError(f"{key}={name!r} must have the form name@split with one '@', or be a path.")
     if find_path(path) is None and (path.endswith(_DATA_ENDINGS) or not _HUB_NAME.fullmatch(path)):
         raise ConfigError(
-            f"{key}={name}: there is no such file or folder ({searched(path)}), and it has not the form of a hub name "
+            f"{key}={name}: there is no such file or folder ({searched(path)}), and it is not a hub name "
             "org/name@split."
         )
 
@@ -321,5 +321,5 @@ def _require_model(key: str, name: str) -> None:
         raise ConfigError(f"{key}={name} is a file; a model is a folder with config.json and weights.")
     if found is None and not _HUB_NAME.fullmatch(name):
         raise ConfigError(
-            f"{key}={name}: there is no such folder ({searched(name)}), and it has not the form of a hub name org/name."
+            f"{key}={name}: there is no such folder ({searched(name)}), and it is not a hub name org/name."
         )

@@ -147,7 +147,7 @@ class CheckpointStore:
                 )
         if state.get(_WEIGHTS_ONLY):
             raise CheckpointError(
-                f"{folder} holds weights alone (trainer.save_model_only), and no run can go on from it. To train on from these "
+                f"{folder} holds only weights (trainer.save_model_only), so no run can continue from it. To train on from these "
                 "weights, give `cepo merge`'s output as worker.actor.model.model_path; trainer.find_last_checkpoint=false "
                 "starts anew"
             )
@@ -195,7 +195,7 @@ class CheckpointStore:
             folder.mkdir()
         for path in later:
             path.rename(folder / path.name)
-        logger.info("%d checkpoints of an earlier run in %s now lie in %s", len(later), self.folder, folder.name)
+        logger.info("%d checkpoints of an earlier run in %s were moved to %s", len(later), self.folder, folder.name)
 
     def _whole(self) -> dict[int, Path]:
         return {step: path for step, path in self._folders().items() if (path / STATE_FILE).is_file()}

@@ -95,7 +95,7 @@ class SkippedUpdates:
             logger.warning(
                 "step %d trained nothing: all of its %d updates were skipped, because their gradients are not finite "
                 "(actor/skipped_updates). If more follow, lower worker.actor.optim.lr and look at the rewards. No checkpoint "
-                "is written on the way until an update succeeds%s",
+                "is written until an update succeeds%s",
                 step,
                 num_updates,
                 ""
@@ -113,5 +113,5 @@ class SkippedUpdates:
             raise EngineError(
                 f"all updates of the last {self.steps_in_a_row} steps were skipped, because their gradients are not finite, so "
                 f"that nothing is trained any more (trainer.max_skipped_steps={self._most}; -1 goes on). The checkpoints in "
-                f"{folder} are those of before; go on from one with a lower worker.actor.optim.lr"
+                f"{folder} are from before; continue from one with a lower worker.actor.optim.lr"
             )

@@ -88,7 +88,7 @@ def how_to_resume(config: RunConfig) -> str:
     trainer = config.trainer
     if trainer.save_model_only:
         anew = "the same command with trainer.find_last_checkpoint=false starts anew"
-        return f"checkpoints hold weights alone (trainer.save_model_only), so no run goes on from them; {anew}"
+        return f"checkpoints hold only weights (trainer.save_model_only), so no run continues from them; {anew}"
     last = CheckpointStore(run_folder(config), keep=-1, identity={}).find_last()
     if last is None:
         often = f"trainer.save_freq is {trainer.save_freq}; a number of steps makes a run write checkpoints on its way"

@@ -76,7 +76,7 @@ def fault(*arguments: str) -> str:
         (["worker.actor.model.model_path=configs/microgeo/base.yaml"], ["is a file"]),
         (["worker.reward.reward_function=rewards"], ["worker.reward.reward_function=", "path/file.py:function"]),
         (["worker.reward.reward_function=no.py:score"], ["no.py: there is no such file"]),
-        (["worker.actor.model.lora.exclude_modules='(('"], ["exclude_modules", "no regular expression"]),
+        (["worker.actor.model.lora.exclude_modules='(('"], ["exclude_modules", "not a regular expression"]),
         (
             ["worker.actor.model.lora.rank=0", "worker.actor.model.lora.use_dora=true"],
             ["use_dora=true needs an adapter", "lora.rank, such as 16"],

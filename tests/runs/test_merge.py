@@ -218,7 +218,7 @@ def test_weights_alone_merge_and_are_refused_by_a_resume(tiny_run: list[str], tm
     trained = {name.removeprefix("model."): tensor for name, tensor in finished.parameters.items()}
     assert merged.keys() == trained.keys()
     assert all(torch.equal(merged[name], trained[name]) for name in trained)
-    with pytest.raises(CheckpointError, match=r"global_step_2 holds weights alone \(trainer.save_model_only\)"):
+    with pytest.raises(CheckpointError, match=r"global_step_2 holds only weights \(trainer.save_model_only\)"):
         run(tiny_run, *FULL, folder=folder)
     config = checked_config([*tiny_run, *options, f"trainer.save_checkpoint_path={folder}"])
     lost = RunHistory(restarts=1, first_step=0)

@@ -82,7 +82,7 @@ class Ranks:
     def build(self, contents: Sequence[bytes]) -> list[Any]:
         """Connects the ranks, builds their workers and returns each rank's answer."""
         logger.info(
-            "%d workers load the model and start their engines; what they say is in %s",
+            "%d workers load the model and start their engines; their logs are in %s",
             self.number,
             self._logs[0].parent,
         )
@@ -153,7 +153,7 @@ class Ranks:
                 break
             if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
                 said = time.monotonic()
-                logger.info("%s since %.0f s: %d of %d workers are done", what, said - start, len(results), self.number)
+                logger.info("%s for %.0f s: %d of %d workers are done", what, said - start, len(results), self.number)
             for call in ready:
                 rank = pending.pop(call)
                 try:
