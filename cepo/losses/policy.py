@@ -228,6 +228,6 @@ def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]
 
 
 def _sequence_log_ratio(log_probs: Tensor, old_log_probs: Tensor, response_mask: Tensor) -> Tensor:
-    """(B, 1): the mean of log rho over each response."""
+    """Returns (B, 1): the mean of log rho over each response."""
     total = (log_probs - old_log_probs).where(response_mask, 0.0).sum(dim=1, keepdim=True)
     return total / response_mask.sum(dim=1, keepdim=True).clamp(min=1)

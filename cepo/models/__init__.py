@@ -1,1 +1,1 @@
-"""Model-specific code: processors, image tokens, position ids, LoRA targets and attention. No other package names a family."""
+"""Contains all code that depends on the model family: processors, image tokens, position ids, LoRA targets, attention."""

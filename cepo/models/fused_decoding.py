@@ -210,7 +210,6 @@ class FusedDecoding:
         return self._split(scores)
 
     def _to_slots(self, tensor: Float[Tensor, "B key_heads share n"]) -> Float[Tensor, "P key_heads slots_x_share n"]:
-        """Groups the rows' queries or attention weights by prompt."""
         if self._rows is not None:
             tensor = tensor[self._rows]
         grouped = tensor.view(-1, self._num_slots, *tensor.shape[1:]).transpose(1, 2)

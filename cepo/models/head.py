@@ -242,7 +242,7 @@ def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
 def _by_recomputation(
     hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float, chunk_tokens: int
 ) -> Tensor:
-    """Computes `target_log_probs` for any other head, such as one with an adapter, by recomputing chunks in the backward pass."""
+    """Computes `target_log_probs` for other heads, such as one with an adapter, and recomputes chunks in the backward pass."""
 
     def chunk(part: Tensor, wanted: Tensor) -> Tensor:
         log_p = (head(part).float() / temperature).log_softmax(dim=1)

@@ -64,10 +64,7 @@ class Video:
         }
 
     def times(self, temporal_patch_size: int) -> tuple[float, ...]:
-        """Returns the time of each temporal patch in seconds: the mean of its first and last frame's times.
-
-        The last patch is filled with copies of the last frame.
-        """
+        """Returns each temporal patch's seconds, the mean of its first and last frame. The last frame fills the last patch."""
         missing = -len(self.frame_numbers) % temporal_patch_size
         seconds = [number / self.source_fps for number in (*self.frame_numbers, *self.frame_numbers[-1:] * missing)]
         return tuple(

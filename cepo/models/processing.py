@@ -140,10 +140,7 @@ class Processing:
         history: Sequence[Turn] = (),
         assistant_prefix: str = "",
     ) -> EncodedPrompt:
-        """Tokenises the user turn `text` (one `<image>` per image, one `<video>` per video) and the assistant header.
-
-        `history` precedes that turn; `assistant_prefix` follows the header, directly before the response.
-        """
+        """Tokenises `history`, the user turn `text` with its image marks, the assistant header and `assistant_prefix`."""
         with_videos = images is not None and bool(images.frame_times)
         engine_ids = self.template_ids(text, with_videos=with_videos, history=history)
         prefix = self.encode_text(assistant_prefix)

@@ -98,7 +98,7 @@ def segment_attention(
     segments: SegmentLayout | None = None,
     **settings: Any,
 ) -> tuple[Float[Tensor, "1 L H D"], None]:
-    """Attention function for transformers: packed attention with `segments`, else `sdpa` or `attend_by_formula`.
+    """Computes attention for transformers: packed attention with `segments`, else `sdpa` or `attend_by_formula`.
 
     Packed attention is flash attention part by part on a CPU and FlexAttention on other devices. `attend_by_formula` is used
     inside `attention_by_formula`.
@@ -121,7 +121,7 @@ def segment_attention(
 
 @contextmanager
 def attention_by_formula() -> Iterator[None]:
-    """Context manager in which rows without a layout use `attend_by_formula`, which rounds the same values differently."""
+    """Makes rows without a layout use `attend_by_formula` inside the context, which rounds the same values differently."""
     token = _BY_FORMULA.set(True)
     try:
         yield
@@ -132,7 +132,7 @@ def attention_by_formula() -> Iterator[None]:
 def attend_by_formula(
     query: Float[Tensor, "R H L D"], key: Float[Tensor, "R K L D"], value: Float[Tensor, "R K L D"], scale: float
 ) -> Float[Tensor, "R H L D"]:
-    """Causal softmax attention, computed in float32 for some queries at a time and returned in the query's type."""
+    """Computes causal softmax attention in float32, some queries at a time, and returns it in the query's type."""
     rows, heads, length, _ = query.shape
     grouped = query.unflatten(1, (key.shape[1], -1))
     keys, values = key.float().unsqueeze(2), value.float().unsqueeze(2)
@@ -154,7 +154,7 @@ def attend_by_parts(
     layout: SegmentLayout,
     scale: float,
 ) -> Float[Tensor, "1 H L D"]:
-    """Packed softmax attention, merged from flash attention over each of `layout.parts()`.
+    """Computes packed softmax attention by merging flash attention over each of `layout.parts()`.
 
     With `o_p` and `l_p` the output and the log of the softmax's denominator of part p for a token, `l = logsumexp_p l_p` and
     `o = sum_p exp(l_p - l) o_p`. No key is copied and no mask is built. In the backward pass each part's kernel gets the
@@ -222,7 +222,7 @@ def attend_by_blocks(
     layout: SegmentLayout,
     scale: float,
 ) -> Float[Tensor, "1 H L D"]:
-    """Packed attention by FlexAttention, which skips blocks without visible pairs; see `attend_by_parts`.
+    """Computes packed attention by FlexAttention, which skips blocks without visible pairs; see `attend_by_parts`.
 
     It is compiled on a GPU. On a CPU it is a dense computation without gradient, used to test the mask.
 
@@ -290,10 +290,7 @@ def _require_gradients(
 
 
 def block_mask(layout: SegmentLayout, device: torch.device) -> Any:
-    """Builds FlexAttention's block mask: a token sees the tokens up to itself in whose branch it is.
-
-    It is built from two numbers per block, without a tensor of tokens x tokens.
-    """
+    """Builds FlexAttention's mask from two numbers per block: a token sees itself and earlier tokens in whose branch it is."""
     from torch.nn.attention.flex_attention import BlockMask
 
     ends = layout.branch_end_of_token

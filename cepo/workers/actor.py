@@ -122,10 +122,7 @@ class Actor:
             return self._pass(rows, keep=OWN_VIEW if keep_states else None)
 
     def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns KL(P_student || P_reference) over the vocabulary before each response token, in nats.
-
-        The rows' reference states must have been kept by `score_reference`.
-        """
+        """Returns KL(P_student || P_reference) over the vocabulary per token, in nats, for rows with kept reference states."""
         self.offload.weights_here()
         self.kept.require(OWN_VIEW, rows)
         return self._pass(rows, beside=OWN_VIEW)
@@ -154,10 +151,7 @@ class Actor:
         return [results[index] for index in range(len(rows))]
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """Runs one optimizer step per batch at the learning rate of the 0-based training step.
-
-        Denominators are totals over all ranks, so the ranks' gradients are summed.
-        """
+        """Runs one optimizer step per batch at the 0-based step's learning rate; denominators are totals over all ranks."""
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
         self.offload.weights_here()
         self.offload.optimizer_here()

@@ -19,7 +19,7 @@ def target_names(target_modules: str) -> list[str]:
 
 
 def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | None) -> None:
-    """Checks that each name matches a layer of the model that `excluded` does not exclude.
+    """Checks that each name matches at least one layer of the model outside of `excluded`.
 
     As in PEFT, a name matches modules with that path or a path that ends with it, and `excluded` is a regular expression
     for whole paths.

@@ -49,10 +49,7 @@ class KeptStates:
         assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
 
     def states_for(self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig) -> TeacherStates | None:
-        """Returns the rows' states, concatenated; None if none were kept for the view.
-
-        A row without a kept state has no teacher: it gets zeros, and its weight is 0.
-        """
+        """Concatenates the rows' states, with zeros for rows without any (their weight is 0); None if the view has none."""
         kept = self._views.get(view)
         if kept is None or not kept.states:
             return None

@@ -157,7 +157,6 @@ def _declared_dtype(base: BaseModel) -> torch.dtype:
 
 
 def _with_adapter_merged(model: Any, folder: Path) -> Any:
-    """Returns the base with `scale B A` added to every adapted weight."""
     from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -221,7 +220,6 @@ def _require_none(names: Iterable[str], complaint: str) -> None:
 
 
 def _write(model: Any, folder: Path, base: BaseModel, dtype: torch.dtype) -> None:
-    """Writes weights, configuration and generation config."""
     from transformers import GenerationConfig
     from transformers.utils.hub import cached_file
 

@@ -113,7 +113,6 @@ class Passes:
         self._checked = True
 
         def numbers(parts: Sequence[RankPass], form: Callable[..., CollatedRows]) -> Tensor:
-            """Returns the outputs of the sample's rows, in its order."""
             found: dict[int, Tensor] = {}
             for part in parts:
                 passing = part.rows(rows)
@@ -135,10 +134,7 @@ class Passes:
         self._judge(packed - padded, noise)
 
     def metrics(self) -> Metrics:
-        """Returns the tokens computed since the last call, including padding and fillers, and the share saved by sharing.
-
-        Merged over ranks, `_max` is the value of the rank with the most tokens.
-        """
+        """Returns the tokens computed since the last call (with padding and fillers; `_max`: over ranks) and the share saved."""
         computed, asked = self.tokens_computed - self._reported[0], self.tokens_asked - self._reported[1]
         self._reported = (self.tokens_computed, self.tokens_asked)
         return {

@@ -123,7 +123,7 @@ class ImageEncoder:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Context manager in which encoded images are neither counted nor kept, for a check that runs once.
+        """Neither counts nor keeps images encoded inside the context, for a check that runs once.
 
         The last bits of features depend on the images encoded with them. Without this, the first step of a resumed run, which
         contains the check, would not be bit-identical to the same step of an uninterrupted run.
@@ -222,7 +222,7 @@ class ScoringModel(nn.Module):
 
     @contextmanager
     def at_temperature(self, temperature: float | None) -> Iterator[None]:
-        """Context manager in which logits are divided by `temperature`; None changes nothing."""
+        """Divides logits by `temperature` inside the context; None changes nothing."""
         before = self.temperature
         self.temperature = before if temperature is None else temperature
         try:

@@ -91,7 +91,6 @@ class TeacherWeights:
 
 
 def _local(parameter: Any) -> Tensor:
-    """Returns this rank's shard as a plain tensor."""
     data = parameter.detach()
     return data.to_local() if hasattr(data, "to_local") else data
 

@@ -172,10 +172,7 @@ class Family:
         raise NotImplementedError
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
-        """Returns the keyword arguments of the forward pass for units in the order of their placeholders.
-
-        `is_frame` marks the units that belong to a video, which have other placeholders.
-        """
+        """Returns the forward pass's arguments for units in the order of their placeholders; `is_frame` marks video frames."""
         joined = SimpleNamespace(pooler_output=_concatenated([one.embeddings for one in features]))
         return {"mm_encoder_outputs": {"image": joined}}
 

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 class GridReader(ImageReader):
-    """Reads images, and videos if the family has them, as patches on a grid.
-
-    Args:
-        reads_videos: whether videos are read, as images that follow their times.
-    """
+    """Reads images as patches on a grid and, with `reads_videos`, videos as images that follow their times."""
 
     def __init__(self, processor: Any, config: Any, encode_text: EncodeText, *, reads_videos: bool) -> None:
         self._images: Any = processor.image_processor
@@ -201,5 +197,4 @@ class GridFamily(Family):
 
 
 def _time_text(seconds: float) -> str:
-    """Returns the text before a frame in Qwen3-VL."""
     return f"<{seconds:.1f} seconds>"
