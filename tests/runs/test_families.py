@@ -26,6 +26,7 @@ from training_runs import (
 from cepo.data.batch import ScoringRow
 from cepo.errors import ConfigError
 from cepo.models.families import FAMILIES as SUPPORTED
+from cepo.models.families import family_of
 from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights
 from cepo.workers.actor import Actor
@@ -177,6 +178,8 @@ def test_on_a_4_bit_base_log_probs_are_those_of_engine_weights(
     model = plain_model(folder, family)
     changed = [name for name, before in model.state_dict().items() if not torch.equal(weights[name], before)]
     assert len(changed) == len(quantised_weights(actor.module)) > 0
+    vision = family_of(model.config).vision_parts(actor.module.base)
+    assert not any(quantised_weights(part) for part in vision)
     model.load_state_dict(weights)
     expected: list[Tensor] = []
     for (text, images), start in zip(prompts_of(family), range(0, len(rows), 2), strict=True):
