@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +57,11 @@ def prepare_quantised(model: Any) -> None:
     rounds activations to bf16 and has no backward pass. A layer's other tensors (scales, the code of the 4-bit type) are
     not saved in checkpoints, because the base is quantised again when it is loaded.
     """
-    layers = dict(_quantised_layers(model))
-    for layer in layers.values():
+    layers = [layer for layer in model.modules() if is_quantised(getattr(layer, "weight", None))]
+    for layer in layers:
         layer.support_avx512bf16_for_cpu = False
         layer.register_state_dict_post_hook(_without_scales)
-    weights = sum(layer.in_features * layer.out_features for layer in layers.values())
+    weights = sum(layer.in_features * layer.out_features for layer in layers)
     rest = sum(weight.numel() for weight in model.parameters() if not is_quantised(weight))
     logger.info("%d linear layers with %d weights are in 4 bits, %d weights are not", len(layers), weights, rest)
 
@@ -112,10 +111,6 @@ def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
         return BitsAndBytesConfig.from_dict(settings)  # pyright: ignore[reportReturnType]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read as settings of a 4-bit base: {error}") from error
-
-
-def _quantised_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    return ((name, layer) for name, layer in model.named_modules() if is_quantised(getattr(layer, "weight", None)))
 
 
 def _without_scales(layer: Any, state: dict[str, Any], prefix: str, _: Any) -> None:
