@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cepo.runtime.ray.backend as ray_backend
+import cepo.runtime.ray.ray_backend as ray_backend
 from cepo.config import check_config, load_config, run_folder
 from cepo.runtime.ray.ranks import Ranks
 from cepo.train import train

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.meta import find_undeclared_variables
@@ -18,8 +18,8 @@ from cepo.data.image_store import decoded_images, listed
 from cepo.data.images import limited_size, verify_image
 from cepo.data.messages import is_conversation, read_conversation
 from cepo.data.order import problem_indices
+from cepo.data.reading import read_source, without_decoding
 from cepo.data.row_checks import RowMeasure, check_rows, why_none_is_usable
-from cepo.data.sources import read_source, without_decoding
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource, Turn, Video
@@ -97,8 +97,8 @@ class ProblemSet(Sequence[Problem]):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        row_number = self._usable[index]
+            return [self[i] for i in range(len(self))[cast("slice[Any, Any, Any]", index)]]
+        row_number: int = self._usable[cast(int, index)]
         row = dict(self._rows[row_number])
         config = self._config
         images = decoded_images(row, config)
@@ -188,7 +188,7 @@ class ProblemSet(Sequence[Problem]):
         config = self._config
         for key, wrong, accepted in (
             (config.prompt_key, dict, "text, a number, or a list of messages"),
-            (config.answer_key, list | dict, "text or a number"),
+            (config.answer_key, (list, dict), "text or a number"),
         ):
             if isinstance(row[key], wrong):
                 raise DataError(f"column '{key}' holds a {type(row[key]).__name__}; accepted: {accepted}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from cepo.config.schema import DataConfig
 from cepo.data.images import load_rgb
-from cepo.data.sources import read_source, without_decoding
+from cepo.data.reading import read_source, without_decoding
 from cepo.models.inputs import ImageInputs, ImageSource
 from cepo.models.processing import Processing
 
@@ -20,7 +20,7 @@ def listed(row: Mapping[str, Any], key: str) -> list[Any]:
     value = row.get(key)
     if value is None or value == "":
         return []
-    return list(value) if isinstance(value, list | tuple) else [value]
+    return [*cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else [value]
 
 
 def decoded_images(row: Mapping[str, Any], config: DataConfig) -> tuple[Image, ...]:

@@ -8,7 +8,7 @@ import math
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from PIL import Image
 
@@ -79,8 +79,7 @@ def open_image(value: Any, image_dir: str | None) -> Image.Image:
 def _opened(value: Any, image_dir: str | None) -> Image.Image:
     if isinstance(value, Image.Image):
         return value
-    if isinstance(value, dict):
-        value = value["bytes"] if value.get("bytes") is not None else value.get("path")
+    value = bytes_or_path(value)
     try:
         if isinstance(value, bytes):
             return Image.open(io.BytesIO(value), formats=FORMATS)
@@ -91,6 +90,14 @@ def _opened(value: Any, image_dir: str | None) -> Image.Image:
     except Exception as error:  # damaged bytes make decoders raise almost anything
         raise DataError(f"the image cannot be read ({error}); accepted: {', '.join(FORMATS)}") from error
     raise DataError(f"the image is a {type(value).__name__}; accepted: PIL image, bytes, path, or {{bytes, path}}")
+
+
+def bytes_or_path(value: Any) -> Any:
+    """A mapping's `bytes`, or its `path` where it has none; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    entries = cast("dict[str, Any]", value)
+    return entries["bytes"] if entries.get("bytes") is not None else entries.get("path")
 
 
 def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:

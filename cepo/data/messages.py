@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from cepo.errors import DataError
 from cepo.models.inputs import Turn
@@ -35,23 +35,28 @@ def read_conversation(messages: Any) -> list[Turn]:
     return turns
 
 
-def _turn(message: Any, number: int) -> Turn:
-    if not isinstance(message, Mapping) or message.get("content") is None or "role" not in message:
-        found = f"the keys {', '.join(map(str, message))}" if isinstance(message, Mapping) else type(message).__name__
+def _mapping(value: object) -> Mapping[str, Any] | None:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else None
+
+
+def _turn(message: object, number: int) -> Turn:
+    given = _mapping(message)
+    if given is None or given.get("content") is None or "role" not in given:
+        found = type(message).__name__ if given is None else f"the keys {', '.join(map(str, given))}"
         raise DataError(f"message {number} has no role or no content (it is: {found}); {_ACCEPTED}")
-    if message["role"] not in ROLES:
-        raise DataError(f"message {number} has the role {message['role']!r}; accepted: {', '.join(ROLES)}")
-    content = message["content"]
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list | tuple):
+    if given["role"] not in ROLES:
+        raise DataError(f"message {number} has the role {given['role']!r}; accepted: {', '.join(ROLES)}")
+    content: Any = given["content"]
+    if not isinstance(content, str | list | tuple):
         raise DataError(
             f"message {number} has a {type(content).__name__} as content; accepted: text or a list of parts"
         )
-    return Turn(message["role"], "".join(_part(part, number) for part in parts))
+    parts: list[object] = [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
+    return Turn(given["role"], "".join(_part(part, number) for part in parts))
 
 
-def _part(part: Any, number: int) -> str:
-    given = {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
+def _part(part: object, number: int) -> str:
+    given = {key: value for key, value in (_mapping(part) or {}).items() if value is not None}
     kind = given.get("type")
     if kind == "text" and isinstance(given.get("text"), str):
         return given["text"]

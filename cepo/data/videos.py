@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Iterator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy
 from PIL import Image
 
-from cepo.data.images import load_rgb, media_file
+from cepo.data.images import bytes_or_path, load_rgb, media_file
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import Video
 
@@ -50,9 +50,9 @@ def load_video(value: Any, image_dir: str | None, rules: FrameRules) -> Video:
     if missing:
         raise ConfigError(f"videos need {', '.join(missing)}, not installed here: pip install 'cepo[video]'")
     if isinstance(value, list | tuple):
-        return _from_frames([load_rgb(frame, image_dir, None, None) for frame in value], rules)
-    if isinstance(value, dict):
-        value = value["bytes"] if value.get("bytes") is not None else value.get("path")
+        frames = cast("Sequence[Any]", value)
+        return _from_frames([load_rgb(frame, image_dir, None, None) for frame in frames], rules)
+    value = bytes_or_path(value)
     if isinstance(value, bytes):
         return _decoded(io.BytesIO(value), rules)
     if isinstance(value, str):
@@ -97,7 +97,7 @@ def _decoded(source: Any, rules: FrameRules) -> Video:
 
 
 @contextmanager
-def _opened(source: Any) -> Iterator[tuple[Any, Any]]:
+def _opened(source: Any) -> Generator[tuple[Any, Any]]:
     import av
 
     try:
@@ -150,7 +150,7 @@ def frame_size(size: tuple[int, int], num_frames: int, rules: FrameRules) -> tup
 
 
 def _qwen_rules() -> Any:
-    from qwen_vl_utils import vision_process
+    from qwen_vl_utils import vision_process  # pyright: ignore[reportMissingTypeStubs]
 
     return vision_process
 

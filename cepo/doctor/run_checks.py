@@ -204,7 +204,7 @@ def data_findings(config: RunConfig) -> list[Finding]:
 def _source_finding(key: str, source: str, config: RunConfig, processing: Any) -> Finding:
     """Checks the first rows exactly as a run checks all of them."""
     from cepo.data.dataset import ProblemSet
-    from cepo.data.sources import first_rows
+    from cepo.data.reading import first_rows
 
     several = key == "data.train_files" and len(config.data.train_sources) > 1
     subject = f"{key}, {source}" if several else key

@@ -50,7 +50,7 @@ def converted(rows: Any, benchmark: Benchmark) -> Any:
     """Converts a datasets table to problems, images undecoded; raises `DataError` with the number of an unreadable row."""
     from datasets import Dataset
 
-    from cepo.data.sources import without_decoding
+    from cepo.data.reading import without_decoding
 
     for column in benchmark.image_columns:
         if column in rows.column_names:

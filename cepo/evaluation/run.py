@@ -12,7 +12,7 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet
-from cepo.data.sources import read_source
+from cepo.data.reading import read_source
 from cepo.evaluation.benchmarks import PLAIN, REWARD, converted, recognise
 from cepo.models.processing import Processing
 from cepo.rewards.answers import extract_answer

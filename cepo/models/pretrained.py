@@ -157,6 +157,7 @@ def share_segments(model: Any) -> str | None:
     if not family.packs:
         return family.why_padded
     config = model.get_decoder().config
+    # Only models with several kinds of layers list them, and only some have a window at all.
     kinds = set(getattr(config, "layer_types", None) or ())
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     if kinds - {"full_attention"} or sliding:

@@ -53,7 +53,7 @@ class Processing:
                 f"worker.actor.model.model_path '{path}': no model can be read there ({error}); "
                 "give a folder with a Hugging Face checkpoint, or a hub name where a hub can be reached"
             ) from error
-        self.tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)
+        self.tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)  # a text model's is the tokenizer
         if chat_template is not None:
             self._processor.chat_template = chat_template
             self.tokenizer.chat_template = chat_template
@@ -247,7 +247,7 @@ def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bo
     try:
         declared = GenerationConfig.from_pretrained(path, trust_remote_code=trust_remote_code).eos_token_id
     except OSError:  # a checkpoint without generation_config.json
-        declared = getattr(config, "eos_token_id", None)
+        declared = getattr(config, "eos_token_id", None)  # only some configurations declare it
     ids = [declared] if isinstance(declared, int) else list(declared or [])
     if tokenizer.eos_token_id is not None and tokenizer.eos_token_id not in ids:
         ids.append(tokenizer.eos_token_id)

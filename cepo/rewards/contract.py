@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from cepo.errors import RewardError
 
@@ -76,9 +76,12 @@ def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
         raise ContractError(
             f"{where} a {type(score).__name__}: {score!r:.200}. Return a dict such as {{'overall': 1.0}}."
         )
-    if "overall" not in score:
-        raise ContractError(f"{where} a dict without 'overall', with {sorted(map(str, score))}. Add the key 'overall'.")
-    return {_checked_name(name, where): _checked_number(name, value, where) for name, value in score.items()}
+    entries = cast("Mapping[Any, Any]", score)
+    if "overall" not in entries:
+        raise ContractError(
+            f"{where} a dict without 'overall', with {sorted(map(str, entries))}. Add the key 'overall'."
+        )
+    return {_checked_name(name, where): _checked_number(name, value, where) for name, value in entries.items()}
 
 
 def validate_scores(scores: object, num_expected: int, *, source: str, first_sample: int = 0) -> list[RewardScore]:
@@ -88,12 +91,13 @@ def validate_scores(scores: object, num_expected: int, *, source: str, first_sam
             f"{source} returned a {type(scores).__name__} for {num_expected} samples. A batch function returns a list "
             "of dicts, one per sample; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
         )
-    if len(scores) != num_expected:
+    found = cast("Sequence[Any]", scores)
+    if len(found) != num_expected:
         raise BatchContractError(
-            f"{source} returned {len(scores)} scores for {num_expected} samples. Return one per sample, in their order, 0 "
+            f"{source} returned {len(found)} scores for {num_expected} samples. Return one per sample, in their order, 0 "
             "for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
         )
-    return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(scores)]
+    return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(found)]
 
 
 def _shown(value: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import cepo
 from cepo.errors import RewardError, did_you_mean
@@ -109,7 +109,7 @@ def load_reward_function(spec: str, kwargs: Mapping[str, Any]) -> LoadedReward:
     path, function_name = resolve_reward_path(spec)
     require_imports(path)
     module = _run_file(path)
-    reward_type = getattr(module, "REWARD_TYPE", "batch")
+    reward_type = getattr(module, "REWARD_TYPE", "batch")  # EasyR1's files name both, others need not
     if reward_type not in ("batch", "sequential"):
         raise RewardError(f"{path}: REWARD_TYPE = {reward_type!r}; it is 'batch' or 'sequential'.")
     if not hasattr(module, function_name):
@@ -125,7 +125,7 @@ def load_reward_function(spec: str, kwargs: Mapping[str, Any]) -> LoadedReward:
     return LoadedReward(
         function=functools.partial(function, **kwargs),
         name=str(getattr(module, "REWARD_NAME", "unknown")),
-        reward_type=cast(RewardType, reward_type),
+        reward_type=reward_type,
         path=path,
         function_name=function_name,
     )

@@ -84,7 +84,7 @@ def _load_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None
     adapters = manager._adapter_manager
     helper = PEFTHelper.from_dict(weights.plain_config())
     helper.validate_legal(manager.lora_config)
-    mapper = getattr(adapters.model, "hf_to_vllm_mapper", None)
+    mapper = getattr(adapters.model, "hf_to_vllm_mapper", None)  # only models with other names than the checkpoint's
     adapter = LoRAModel.from_lora_tensors(
         identifier,
         # vLLM scales one factor of each pair in place, which must not reach the trainer's weights.

@@ -103,6 +103,7 @@ def _adapted(model: Any, lora: LoraConfig) -> list[Any]:
 
 
 def _text_layers(config: Any) -> Layers:
+    # Configurations of older families leave out the head's size, or the number of key heads where it is that of all.
     heads = config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return Layers(

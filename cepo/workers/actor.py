@@ -20,9 +20,9 @@ from cepo.models.processing import Processing
 from cepo.progress import shown
 from cepo.rollout.base import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
-from cepo.workers.distillation import KeptStates
 from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
 from cepo.workers.gathering import GatheredWeights, MergedWeights, trained_weights
+from cepo.workers.kept_states import KeptStates
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.lockstep import Lockstep, RankPass
 from cepo.workers.offload import PhaseOffload

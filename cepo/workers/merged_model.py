@@ -150,6 +150,7 @@ def _declared_dtype(base: BaseModel) -> torch.dtype:
     import transformers
 
     config: Any = transformers.AutoConfig.from_pretrained(base.path, trust_remote_code=base.trust_remote_code)
+    # Older checkpoints declare the type in their text part alone, or nowhere.
     declared = getattr(config, "dtype", None) or getattr(getattr(config, "text_config", None), "dtype", None)
     if isinstance(declared, str):
         declared = getattr(torch, declared)
@@ -174,7 +175,7 @@ def _with_adapter_merged(model: Any, folder: Path) -> Any:
     _require_none(result.unexpected_keys, f"the adapter {folder} has weights for layers that the base model lacks")
     _require_none(absent, f"the adapter {folder} lacks weights")
     tied = [name for name in tensors if "lm_head" in name or "embed_tokens" in name]
-    if getattr(model.config, "tie_word_embeddings", False):
+    if getattr(model.config, "tie_word_embeddings", False):  # an entry of the text part alone in some families
         _require_none(tied, f"the adapter {folder} changes one of two tied weights, which a merge cannot keep apart")
     logger.info("adding %d tensors of the adapter %s", len(tensors), folder)
     return wrapped.merge_and_unload()

@@ -80,7 +80,7 @@ class ShardReader(dcp.FileSystemReader):
                 raise CheckpointError(
                     f"{path} names the shard '{name}', which is no file of its folder; give another checkpoint"
                 )
-        if getattr(metadata, "storage_meta", None) is None:
+        if getattr(metadata, "storage_meta", None) is None:  # checkpoints of older versions of torch have none
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id  # pyright: ignore[reportOptionalMemberAccess]
         return metadata

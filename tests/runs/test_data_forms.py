@@ -19,7 +19,7 @@ from training_runs import REPOSITORY, picture
 
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import Problem, ProblemSet, most_visuals
-from cepo.data.sources import read_source
+from cepo.data.reading import read_source
 from cepo.errors import ConfigError, DataError
 from cepo.models.processing import Processing
 

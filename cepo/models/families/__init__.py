@@ -84,6 +84,7 @@ def family_of(config: Any, *, section: str = "worker.actor.model", trust_remote_
                 )
                 return _BY_TYPE[config.model_type]
             reason = f"its log-probs are not those of a plain head on its last layer (they differ by {gap:.1e} nats)"
+    # A configuration that no checkpoint brought has no architectures.
     architecture = ", ".join(getattr(config, "architectures", None) or ()) or "no named architecture"
     raise ConfigError(
         f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not supported: "

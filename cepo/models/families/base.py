@@ -152,8 +152,14 @@ class Family:
         return bool(self.vision_modules)
 
     def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
-        """Returns the image reader for a loaded processor; None for text models."""
-        return None
+        """Returns the image reader; None for text models, and if the folder has no image processor."""
+        # A tokenizer alone has no image processor.
+        reads = self.reads_images and getattr(processor, "image_processor", None) is not None
+        return self.image_reader(processor, config, encode_text) if reads else None
+
+    def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
+        """Builds the image reader of a family that reads images."""
+        raise NotImplementedError
 
     def placeholders(self, config: Any) -> tuple[int | None, int | None]:
         """Returns the placeholder ids of a whole image and a whole video in a prompt for the rollout engine."""

@@ -51,9 +51,9 @@ class Gemma3(ProcessedFamily):
         """Returns `<start_of_image>`."""
         return processor.boi_token
 
-    def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
-        """Returns the image reader; None if the folder has no image processor, so that the model reads only text."""
-        return None if getattr(processor, "image_processor", None) is None else Gemma3Reader(processor, config)
+    def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
+        """Builds a `Gemma3Reader`."""
+        return Gemma3Reader(processor, config)
 
     def placeholders(self, config: Any) -> tuple[int | None, int | None]:
         """Returns `<start_of_image>`, the placeholder of a whole image."""

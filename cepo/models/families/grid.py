@@ -28,7 +28,7 @@ class GridReader(ImageReader):
 
     def __init__(self, processor: Any, config: Any, encode_text: EncodeText, *, reads_videos: bool) -> None:
         self._images: Any = processor.image_processor
-        self._videos: Any = getattr(processor, "video_processor", None) if reads_videos else None
+        self._videos: Any = getattr(processor, "video_processor", None) if reads_videos else None  # older folders
         self._vision, self._encode_text = config.vision_config, encode_text
         self.image_token_id: int = config.image_token_id
         self.placeholder_id = self.image_token_id
@@ -147,10 +147,8 @@ class GridFamily(Family):
     num_position_axes = 3
     vision_modules = ("visual",)
 
-    def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
-        """Returns the image reader; None if the folder has no image processor, so that the model reads only text."""
-        if getattr(processor, "image_processor", None) is None:
-            return None
+    def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
+        """Builds a `GridReader`."""
         return GridReader(processor, config, encode_text, reads_videos=self.reads_videos)
 
     def placeholders(self, config: Any) -> tuple[int | None, int | None]:

@@ -120,10 +120,8 @@ class ProcessedFamily(Family):
         """Returns the text that the chat template writes for an image."""
         return processor.image_token
 
-    def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
-        """Returns the image reader; None if the folder has no image processor, so that the model reads only text."""
-        if getattr(processor, "image_processor", None) is None:
-            return None
+    def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
+        """Builds a `ProcessedReader`."""
         placeholder = self.placeholder_text(processor)
         return ProcessedReader(processor, config, placeholder=placeholder, tower_inputs=self.tower_inputs)
 

@@ -1,5 +1,5 @@
 """Runs one worker process per device under Ray, on one or many machines; the trainer stays in the driver process."""
 
-from cepo.runtime.ray.backend import RayBackend
+from cepo.runtime.ray.ray_backend import RayBackend
 
 __all__ = ["RayBackend"]

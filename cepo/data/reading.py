@@ -31,7 +31,7 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
     Raises:
         ConfigError: no such file or split, an unknown format, or a hub that cannot be reached.
     """
-    import datasets
+    import datasets  # pyright: ignore[reportMissingTypeStubs]
 
     datasets.disable_progress_bars()
     name, _, split = source.partition("@")
@@ -50,7 +50,7 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
             }
         kind = FORMATS[files[0].suffix]
         try:
-            return datasets.load_dataset(kind, data_files=[str(file) for file in files], split=part, **options)
+            return _load_dataset(kind, data_files=[str(file) for file in files], split=part, **options)
         except Exception as error:  # each format's reader raises its own types
             reason = error.__cause__ or error
             if isinstance(reason, StopIteration) or "corresponds to no data" in str(reason):
@@ -59,9 +59,17 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
     if path.suffix or name.count("/") != 1:
         raise ConfigError(f"data files '{source}' do not exist; give a file, a folder, or a hub name org/name@split")
     try:
-        return datasets.load_dataset(name, split=split or "train")
+        return _load_dataset(name, split=split or "train")
     except Exception as error:  # the hub client raises a dozen unrelated types; all mean the same to the user
         raise ConfigError(f"data files '{source}': neither a local path nor reachable on the hub ({error})") from error
+
+
+def _load_dataset(*arguments: Any, **options: Any) -> Any:
+    """`datasets.load_dataset`, whose return type depends on its arguments."""
+    import datasets  # pyright: ignore[reportMissingTypeStubs]
+
+    library: Any = datasets
+    return library.load_dataset(*arguments, **options)
 
 
 def first_rows(source: str, count: int) -> tuple[Any, int | None]:
@@ -70,15 +78,16 @@ def first_rows(source: str, count: int) -> tuple[Any, int | None]:
     Raises:
         ConfigError: see `read_source`.
     """
-    import datasets
+    import datasets  # pyright: ignore[reportMissingTypeStubs]
     import huggingface_hub
 
     name, _, split = source.partition("@")
     if not Path(name).expanduser().exists() and name.count("/") == 1:
         try:
             huggingface_hub.dataset_info(name, timeout=20)
-            stream = datasets.load_dataset(name, split=(split or "train").partition("[")[0], streaming=True)
-            return datasets.Dataset.from_list(list(stream.take(count)), features=stream.features), None
+            stream = _load_dataset(name, split=(split or "train").partition("[")[0], streaming=True)
+            table: Any = datasets.Dataset
+            return table.from_list(list(stream.take(count)), features=stream.features), None
         except Exception as error:  # the hub is unreachable or refuses: read_source tries the cache
             logger.info("%s cannot be streamed from the hub (%s); looking in the cache", name, error)
     rows = read_source(source)
@@ -118,7 +127,7 @@ def local_files(source: str) -> tuple[list[Path], str]:
 
 def without_decoding(rows: Any, image_key: str, video_key: str | None = None) -> Any:
     """Leaves images and videos as bytes, because decoding all of them just to read other columns would take minutes."""
-    import datasets
+    import datasets  # pyright: ignore[reportMissingTypeStubs]
 
     for key, kind in ((image_key, datasets.Image), (video_key, datasets.Video)):
         feature = None if key is None else rows.features.get(key)
