@@ -14,7 +14,7 @@ from rich.table import Table
 
 from cepo.errors import DataError
 from cepo.report.curves import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
-from cepo.report.run import UNKNOWN_ESTIMATOR, RunData, load_run
+from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, load_run
 
 _METRIC = "val/accuracy"
 _MAY_DIFFER = ("trainer.experiment_name", "trainer.project_name", "trainer.save_checkpoint_path", "trainer.logger")

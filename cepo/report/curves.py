@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cepo.report.run import RunData
+from cepo.report.recorded_run import RunData
 from cepo.tracking.console import STAGES
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from cepo.report.curves import draw_accuracy, draw_evidence, draw_leak, draw_seconds
 from cepo.report.heatmap import TEXT_WIDTH_POINTS, Block, draw_block, draw_legend, pick_groups, prepare_block
-from cepo.report.run import RunData, load_run
+from cepo.report.recorded_run import RunData, load_run
 from cepo.tracking.run_folder import GroupRecord, read_rollouts
 
 if TYPE_CHECKING:

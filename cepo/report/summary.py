@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.table import Table
 
 from cepo.report.curves import binomial_error
-from cepo.report.run import RunData, load_run
+from cepo.report.recorded_run import RunData, load_run
 from cepo.tracking.console import STAGES
 from cepo.tracking.run_folder import read_generations
 

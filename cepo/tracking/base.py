@@ -64,8 +64,7 @@ class Sink(Protocol):
         ...
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Records groups of training rollouts."""
-        ...
+        """Records groups of training rollouts. By default nothing: groups are in `rollouts.jsonl`, which the report draws."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Records validation samples: one mapping each, with at least `prompt_id`, `response` and `accuracy`."""

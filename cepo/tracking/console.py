@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.text import Text
 
-from cepo.tracking.base import RunDescription
+from cepo.tracking.base import RunDescription, Sink
 from cepo.tracking.run_folder import GroupRecord
 
 STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
@@ -20,7 +20,7 @@ _MOST_SAMPLES = 3
 _SAMPLE_CHARACTERS = 100
 
 
-class ConsoleSink:
+class ConsoleSink(Sink):
     """Prints a line for every training step and every validation; without a terminal, plain and unwrapped."""
 
     required: ClassVar[bool] = False
@@ -38,9 +38,6 @@ class ConsoleSink:
             self._show(step_line(step, self._max_steps, values, remaining_seconds=remaining))
         if "val/accuracy" in values:
             self._show(validation_line(step, self._max_steps, values))
-
-    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Does nothing: groups are too long for a terminal."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         for row in rows[:_MOST_SAMPLES]:

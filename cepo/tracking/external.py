@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from cepo.tracking.base import RunDescription
+from cepo.tracking.base import RunDescription, Sink
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TRACKERS_FILE, GroupRecord, write_atomically
 
 STEP_NAME = "trainer/step"
@@ -30,7 +30,7 @@ _LONGEST_PARAMETER = 500
 _PARAMETERS_PER_CALL = 100
 
 
-class WandbSink:
+class WandbSink(Sink):
     """Logs metrics over `trainer/step`, and validation samples as a table, to Weights & Biases."""
 
     required: ClassVar[bool] = False
@@ -58,9 +58,6 @@ class WandbSink:
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({STEP_NAME: step, **{name: float(value) for name, value in values.items()}})
 
-    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Does nothing: groups are in `rollouts.jsonl`, which the report draws."""
-
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if not rows:
             return
@@ -72,7 +69,7 @@ class WandbSink:
         self._run.finish()
 
 
-class SwanlabSink:
+class SwanlabSink(Sink):
     """Logs metrics by step, and validation samples as texts, to SwanLab."""
 
     required: ClassVar[bool] = False
@@ -98,9 +95,6 @@ class SwanlabSink:
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({name: finite_or_nan(value) for name, value in values.items()}, step=step)
 
-    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Does nothing: groups are in `rollouts.jsonl`, which the report draws."""
-
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         texts = [self._text("\n\n".join(f"{name}: {value}" for name, value in row.items())) for row in rows]
         if texts:
@@ -110,7 +104,7 @@ class SwanlabSink:
         self._run.finish()
 
 
-class MlflowSink:
+class MlflowSink(Sink):
     """Logs metrics by step, settings as parameters, the configuration and validation samples as artifacts, to MLflow.
 
     Characters that MLflow refuses in a metric's name become `_`.
@@ -150,9 +144,6 @@ class MlflowSink:
             self._metric(_FORBIDDEN.sub("_", name), finite_or_nan(value), now, step) for name, value in values.items()
         ]
         self._client.log_batch(self._run_id, metrics=metrics)
-
-    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Does nothing: groups are in `rollouts.jsonl`, which the report draws."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         if rows:

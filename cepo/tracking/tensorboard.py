@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from cepo.tracking.base import RunDescription
+from cepo.tracking.base import RunDescription, Sink
 from cepo.tracking.run_folder import TENSORBOARD_FOLDER, GroupRecord
 
 
-class TensorboardSink:
+class TensorboardSink(Sink):
     """Logs every metric as a scalar, validation samples as text. On resume, TensorBoard hides the repeated steps."""
 
     required: ClassVar[bool] = False
@@ -24,9 +24,6 @@ class TensorboardSink:
         for name, value in values.items():
             self._writer.add_scalar(name, float(value), global_step=step)
         self._writer.flush()
-
-    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Does nothing: groups are in `rollouts.jsonl`, which the report draws."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         for number, row in enumerate(rows):

@@ -14,7 +14,7 @@ from cepo.commands.merge import find_base
 from cepo.config import load_config
 from cepo.config.recorded import recorded_for_evaluation, recorded_model
 from cepo.errors import CheckpointError, ConfigError
-from cepo.report.run import load_run
+from cepo.report.recorded_run import load_run
 
 CODE = "import os\nos.mkdir({trace!r})\ndef reward(samples):\n    return [{{'overall': 0.0}} for _ in samples]\n"
 

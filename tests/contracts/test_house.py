@@ -39,6 +39,7 @@ HOMES = {
     "ray": {"runtime"}, "vllm": {"rollout"}, "peft": {"workers", "models", "rollout"},
     "wandb": {"tracking"}, "mlflow": {"tracking"}, "swanlab": {"tracking"},
 }  # fmt: skip
+COMMON_STEMS = {"__init__", "__main__", "base"}
 HEAVY = ("ray", "vllm", "transformers", "peft", "wandb", "mlflow", "swanlab")
 
 
@@ -103,6 +104,14 @@ def test_there_is_no_circle_of_imports_between_modules_or_rooms() -> None:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
             pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_file_name_stands_in_two_rooms() -> None:
+    homes: dict[str, list[str]] = {}
+    for file in MODULES:
+        homes.setdefault(file.stem, []).append(str(file.relative_to(REPOSITORY)))
+    shared = {stem: found for stem, found in homes.items() if len(found) > 1 and stem not in COMMON_STEMS}
+    assert not shared, shared
 
 
 def test_pure_packages_import_torch_jaxtyping_and_pydantic_alone() -> None:

@@ -21,7 +21,7 @@ from cepo.errors import DataError
 from cepo.report import run_summary, write_report
 from cepo.report.colours import LOWERED, RAISED
 from cepo.report.curves import STAGE_COLOURS, running_mean
-from cepo.report.run import load_run
+from cepo.report.recorded_run import load_run
 from cepo.report.summary import accuracy_change, tokens_per_second
 from cepo.tracking.console import STAGES
 
