@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from cepo.tracking.base import RunDescription, Sink
-from cepo.tracking.run_folder import GroupRecord
 
 STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
 """The stages of a step in the order they run; each has a metric `timing_s/<stage>`."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from cepo.tracking.base import RunDescription, Sink
-from cepo.tracking.run_folder import TENSORBOARD_FOLDER, GroupRecord
+from cepo.tracking.run_folder import TENSORBOARD_FOLDER
 
 
 class TensorboardSink(Sink):

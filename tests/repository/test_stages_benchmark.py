@@ -100,7 +100,7 @@ def test_counted_operations_of_an_update_are_the_profiles(
     outputs = (MICRO.heads + 2 * MICRO.key_value_heads) * MICRO.head_width + 2 * (MICRO.hidden + MICRO.intermediate)
     assert in_place + unread == 2 * MICRO.layers * 2 * tokens * 16 * outputs
     # Outside attention the tower has nothing but products; its features are kept from one run to the next.
-    tower = ModelFlops(MICRO).picture - 4 * MICRO.vision_layers * MICRO.vision_hidden * PICTURE_PATCHES**2
+    tower = ModelFlops(MICRO).image - 4 * MICRO.vision_layers * MICRO.vision_hidden * PICTURE_PATCHES**2
     assert stages.matrix_product_flops(actor, work) == counter.get_total_flops() + tower
 
 
