@@ -1,4 +1,4 @@
-"""LoRA linear layers that accumulate the adapter's product in place (`addmm`): 4 to 8 % of a forward and backward pass on a CPU."""
+"""LoRA linear layers that accumulate the adapter in place (`addmm`): 4 to 8 % of a forward and backward pass on a CPU."""
 
 from __future__ import annotations
 
