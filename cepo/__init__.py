@@ -2,7 +2,7 @@
 
 import sys
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Older Pythons must be able to read this file, so that they can say what is missing.
 if sys.version_info < (3, 11):  # noqa: UP036
