@@ -58,7 +58,7 @@ def load_model(
         if not hasattr(config, key):
             raise ConfigError(f"{section}.override_config.{key}: the model's configuration has no such entry")
         setattr(config, key, value)
-    if getattr(config, "quantization_config", None) is not None:
+    if getattr(config, "quantization_config", None) is not None:  # an entry of quantised checkpoints alone
         raise ConfigError(
             f"{section}.model_path '{path}' holds quantised weights, which are not trained here. Name the checkpoint they "
             "were made from; worker.actor.model.lora.quantization=nf4 quantises it as it is loaded"

@@ -57,6 +57,7 @@ def prepare_quantised(model: Any) -> None:
     rounds activations to bf16 and has no backward pass. A layer's other tensors (scales, the code of the 4-bit type) are
     not saved in checkpoints, because the base is quantised again when it is loaded.
     """
+    # Most modules have no weight of their own.
     layers = [layer for layer in model.modules() if is_quantised(getattr(layer, "weight", None))]
     for layer in layers:
         layer.support_avx512bf16_for_cpu = False
@@ -68,7 +69,7 @@ def prepare_quantised(model: Any) -> None:
 
 def is_quantised(weight: Any) -> bool:
     """Whether the parameter holds packed 4-bit numbers, which cannot be sharded and of which no norm can be computed."""
-    return getattr(weight, "quant_state", None) is not None
+    return getattr(weight, "quant_state", None) is not None  # an attribute of bitsandbytes' parameters alone
 
 
 def quantised_weights(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -85,7 +86,7 @@ def dequantised(weight: Any) -> Tensor:
 
 def write_quantization(model: Any, folder: Path) -> None:
     """Writes the quantisation settings of the base beside its adapter; writes nothing if the base is not quantised."""
-    settings = getattr(model.config, "quantization_config", None)
+    settings = getattr(model.config, "quantization_config", None)  # an entry of quantised models alone
     if settings is not None:
         text = json.dumps(settings.to_dict(), indent=2, default=str)
         (folder / QUANTIZATION_CONFIG).write_text(text + "\n", encoding="utf-8")

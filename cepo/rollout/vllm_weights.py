@@ -68,9 +68,8 @@ def _forget_packed_experts(worker: Any) -> None:
     if torch.cuda.is_available():
         return
     for module in worker.model_runner.model.modules():
-        method: Any = getattr(
-            module, "quant_method", None
-        )  # only vLLM's layers have it, and only its experts' method has a kernel
+        # Only vLLM's layers have a method, and only its experts' method has a kernel.
+        method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 

@@ -70,6 +70,7 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
         text=_text_layers(config.get_text_config()),
         vision=_vision_layers(config.vision_config) if multimodal else None,
         vocabulary=model.get_output_embeddings().weight.shape[0],
+        # Towers without merging, or with other names for it, count as the Qwen-VLs' 2 x 2.
         patches_per_token=getattr(config.vision_config, "spatial_merge_size", 2) ** 2 if multimodal else 1,
         vision_outside_blocks=vision - (sum(blocks) - sum(text_blocks)),
         adapts_vision=not in_tower.isdisjoint(adapted),

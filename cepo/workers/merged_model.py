@@ -224,6 +224,7 @@ def _write(model: Any, folder: Path, base: BaseModel, dtype: torch.dtype) -> Non
     from transformers import GenerationConfig
     from transformers.utils.hub import cached_file
 
+    # Text models have no sub-configurations, and a model need not have all that its class names.
     for name in ("", *getattr(model.config, "sub_configs", {})):
         part = getattr(model.config, name, None) if name else model.config
         if part is not None:
