@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from cepo.config.paths import find_path, searched, split_function
 from cepo.config.plan import plan_lines
 from cepo.config.schema import ModelConfig, RewardConfig, RunConfig
 from cepo.errors import ConfigError, did_you_mean
+from cepo.trees import is_mapping
 
 MICROGEO_MODEL = "microgeo:model"
 MICROGEO_DATA = ("microgeo:train", "microgeo:validation")
@@ -117,8 +118,8 @@ def _positions_of(model: ModelConfig) -> int | None:
             raise ConfigError(f"worker.actor.model.model_path: {file} cannot be read: {error}.") from error
     name = "max_position_embeddings"
     for tree in (model.override_config, settings):
-        for section in (tree, tree.get("text_config") if isinstance(tree, Mapping) else None):
-            value = section.get(name) if isinstance(section, Mapping) else None
+        for section in (tree, tree.get("text_config") if is_mapping(tree) else None):
+            value = section.get(name) if is_mapping(section) else None
             if isinstance(value, int):
                 return value
     return None

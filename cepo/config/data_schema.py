@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from cepo.config.paths import File, located_data
 from cepo.sections import section
+from cepo.trees import is_list
 
 
 def parts_of(text: str) -> list[str]:
@@ -16,7 +17,7 @@ def parts_of(text: str) -> list[str]:
 
 
 def _joined(value: Any) -> Any:
-    texts = isinstance(value, list) and value and all(isinstance(entry, str) and "," not in entry for entry in value)
+    texts = is_list(value) and value and all(isinstance(entry, str) and "," not in entry for entry in value)
     return ",".join(value) if texts else value
 
 

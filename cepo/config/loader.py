@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,6 +20,7 @@ from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError
 from cepo.sections import Tree, default_tree, fields_of
+from cepo.trees import is_dict, is_list, is_mapping
 
 
 def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunConfig:
@@ -58,9 +59,10 @@ def _read_run(tree: Tree, origins: Origins) -> RunConfig:
         raise origins.error("algorithm.adv_estimator", str(error)) from None
     methods: dict[str, Tree] = {}
     for name in sorted({chosen, *written}):
-        estimator, section = estimator_class(name), written.get(name) or {}
+        estimator = estimator_class(name)
+        section: Any = written.get(name) or {}
         shared = {own: getattr(settings.algorithm, key) for key, own in estimator.shared_settings.items()}
-        if isinstance(section, Mapping):
+        if is_mapping(section):
             section = _located_strings({**shared, **section})
         methods[name] = dataclasses.asdict(origins.read(estimator.Config, section, path=f"algorithm.{name}"))
     parts = {field: getattr(settings, field) for field in fields_of(RunSettings)}
@@ -94,9 +96,9 @@ def _merged(sources: Sequence[Source]) -> DictConfig:
     """Merges defaults and sources, interpolations unresolved. A section left empty in a file keeps its defaults."""
     merged: Any = OmegaConf.create(default_tree(RunSettings))
     for source in sources:
-        trimmed = _without_empty_sections(OmegaConf.to_container(source.tree), RunSettings, "", source.origins)
+        trimmed: Any = _without_empty_sections(OmegaConf.to_container(source.tree), RunSettings, "", source.origins)
         try:
-            merged = OmegaConf.merge(merged, OmegaConf.create(trimmed))
+            merged = OmegaConf.merge(merged, trimmed)
         except (OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:  # a mapping over a list
             place = next(iter(source.origins.places.values()), "config")
             raise ConfigError(f"{place}: cannot be combined with the settings before it: {error}") from error
@@ -105,7 +107,7 @@ def _merged(sources: Sequence[Source]) -> DictConfig:
 
 def _without_empty_sections(tree: Any, section: type[Any], path: str, origins: Origins) -> Any:
     """Removes sections that are written with nothing below them; a section written as a value is an error."""
-    if not isinstance(tree, Mapping):
+    if not is_mapping(tree):
         if path and not (isinstance(tree, str) and tree.startswith("${")):
             raise origins.error(path, f"{path} must be a section with keys, got {tree!r}.")
         return tree
@@ -132,7 +134,7 @@ def _resolved(merged: DictConfig, origins: Origins) -> dict[str, Any]:
         raise origins.error(key, f"{key} is required and not set (??? marks a value to be filled in).") from None
     except OmegaConfBaseException as error:
         raise _unresolved(error, origins) from error
-    assert isinstance(tree, dict)
+    assert is_dict(tree)
     return cast("dict[str, Any]", tree)
 
 
@@ -147,7 +149,7 @@ def _load_plugins(merged: DictConfig, origins: Origins) -> None:
     key = "trainer.plugins"
     try:
         trainer = merged.get("trainer")
-        value = trainer.get("plugins") if isinstance(trainer, DictConfig) else []
+        value: Any = trainer.get("plugins") if isinstance(trainer, DictConfig) else []
         value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except OmegaConfBaseException as error:
         raise _unresolved(error, origins) from error
@@ -161,15 +163,15 @@ def _load_plugins(merged: DictConfig, origins: Origins) -> None:
 
 
 def _located_strings(value: Any) -> Any:
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {key: _located_strings(entry) for key, entry in value.items()}
     return located(value) if isinstance(value, str) and value.startswith(("configs/", "examples/")) else value
 
 
 def _escaped(value: Any) -> Any:
     """Escapes `${`, so that resolved text is not read as a reference when it is loaded again."""
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {key: _escaped(entry) for key, entry in value.items()}
-    if isinstance(value, list):
+    if is_list(value):
         return [_escaped(entry) for entry in value]
     return value.replace("${", "\\${") if isinstance(value, str) else value

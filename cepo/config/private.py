@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cepo.trees import is_dict, is_list, is_mapping
+
 MASK = "***"
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
 _REFERENCE = re.compile(r"\$\{\s*([\w.-]+)\s*\}")
@@ -43,7 +45,7 @@ def without_secrets(tree: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
     """Returns the tree with a mask for every text whose setting's name says that it is secret."""
     kept: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping):
+        if is_mapping(value):
             kept[key] = without_secrets(value, (*path, str(key)))
         else:
             is_secret = isinstance(value, str) and value and _SECRET.fullmatch(str(key))
@@ -56,8 +58,8 @@ def with_references(tree: dict[str, Any], references: Mapping[Path, Any]) -> dic
     for path, text in references.items():
         section = tree
         for name in path[:-1]:
-            section = section.get(name) if isinstance(section, dict) else None
-        if isinstance(section, dict) and path[-1] in section:
+            section = section.get(name) if is_dict(section) else None
+        if is_dict(section) and path[-1] in section:
             section[path[-1]] = text
     return tree
 
@@ -73,7 +75,7 @@ def masked_argument(argument: str) -> str:
 def _leaves(tree: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
     for key, value in tree.items():
         below = (*path, str(key))
-        if isinstance(value, Mapping):
+        if is_mapping(value):
             yield from _leaves(value, below)
         else:
             yield below, value
@@ -82,10 +84,10 @@ def _leaves(tree: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, list):
+    elif is_list(value):
         for entry in value:
             yield from _texts(entry)
-    elif isinstance(value, Mapping):
+    elif is_mapping(value):
         for entry in value.values():
             yield from _texts(entry)
 

@@ -18,6 +18,7 @@ from cepo.config.data_schema import parts_of
 from cepo.config.paths import PACKAGE_FOLDER, REPOSITORY_FOLDER, find_path, split_function
 from cepo.config.sources import Origins, Source, read_file
 from cepo.errors import ConfigError
+from cepo.trees import is_dict, is_list, is_mapping
 
 logger = logging.getLogger(__name__)
 
@@ -71,16 +72,16 @@ def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any
     kept, _ = _kept(file, (MODEL, CHAT_TEMPLATE), given)
     tree = _tree(kept)
     model = without_interpolation(OmegaConf.to_container(OmegaConf.create(OmegaConf.select(tree, MODEL) or {})))
-    if not isinstance(model, dict) or not model:
+    if not is_dict(model) or not model:
         raise ConfigError(f"{file} is not the configuration of a run: {MODEL} is no section")
     return model, without_interpolation(kept.get(CHAT_TEMPLATE))
 
 
 def without_interpolation(value: Any) -> Any:
     """Returns the recorded value as text: `\\${`, which a record writes for `${`, becomes `${`; nothing is looked up."""
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return {key: without_interpolation(entry) for key, entry in value.items()}
-    if isinstance(value, list):
+    if is_list(value):
         return [without_interpolation(entry) for entry in value]
     return value.replace("\\${", "${") if isinstance(value, str) else value
 
@@ -120,9 +121,7 @@ def _tree(kept: Mapping[str, Any]) -> DictConfig:
 def _leaves(tree: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     """Yields dotted keys and values; a mapping whose keys are not plain names is a value."""
     for key, value in tree.items():
-        named = (
-            isinstance(value, Mapping) and value and all(isinstance(each, str) and "." not in each for each in value)
-        )
+        named = is_mapping(value) and value and all(isinstance(each, str) and "." not in each for each in value)
         if named and "[" not in "".join(value):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
@@ -134,15 +133,15 @@ def _below(key: str, sections: Collection[str]) -> bool:
 
 
 def _interpolates(value: Any) -> bool:
-    if isinstance(value, Mapping):
+    if is_mapping(value):
         return any(_interpolates(each) for pair in value.items() for each in pair)
-    if isinstance(value, list):
+    if is_list(value):
         return any(_interpolates(entry) for entry in value)
     return isinstance(value, str) and _INTERPOLATION.search(value) is not None
 
 
 def _function_names(value: Any) -> list[str]:
-    names = value if isinstance(value, list) else parts_of(str(value))
+    names = value if is_list(value) else parts_of(str(value))
     return [str(name) for name in names]
 
 

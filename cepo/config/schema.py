@@ -379,5 +379,7 @@ class RunConfig(RunSettings):
         from_environment: path and unresolved text of settings that took text from the environment.
     """
 
-    methods: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    from_environment: Mapping[tuple[str, ...], Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    methods: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict[str, Mapping[str, Any]])
+    from_environment: Mapping[tuple[str, ...], Any] = dataclasses.field(
+        default_factory=dict[tuple[str, ...], Any], compare=False, repr=False
+    )

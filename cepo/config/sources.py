@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cepo.config.paths import find_config_file, searched
 from cepo.errors import ConfigError
 from cepo.sections import SectionError, read_section
+from cepo.trees import is_mapping
 
 _Section = TypeVar("_Section")
 _ARGUMENT_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
@@ -25,8 +26,8 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 class Origins:
     """The place that set each dotted key last; `arguments` holds the text after `=` of command-line arguments."""
 
-    places: dict[str, str] = field(default_factory=dict)
-    arguments: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict[str, str])
+    arguments: dict[str, str] = field(default_factory=dict[str, str])
 
     def update(self, other: Origins) -> None:
         """Adds the places of a later source, which replace earlier ones."""
@@ -97,8 +98,9 @@ def read_file(path: Path) -> tuple[Source, Path | None]:
     """Reads one YAML file; returns it without its `base` key, and the base file that the key names."""
     try:
         text = path.read_text(encoding="utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        tree = OmegaConf.create(text if isinstance(root, yaml.MappingNode) else {})
+        root: Any = yaml.SafeLoader(text).get_single_node()
+        empty: dict[str, Any] = {}
+        tree = OmegaConf.create(text if isinstance(root, yaml.MappingNode) else empty)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line}: this is not valid YAML: {error.problem}.") from error
@@ -165,7 +167,7 @@ def read_argument(argument: str) -> Source:
 
 
 def _collect_argument_keys(node: Any, prefix: str, place: str, places: dict[str, str]) -> None:
-    if isinstance(node, Mapping):
+    if is_mapping(node):
         for key, value in node.items():
             places[f"{prefix}{key}"] = place
             _collect_argument_keys(value, f"{prefix}{key}.", place, places)

@@ -16,6 +16,7 @@ from typing import Any
 
 from cepo.errors import CheckpointError
 from cepo.trainer.protocol import Backend
+from cepo.trees import is_dict, is_list
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{folder} is not a whole checkpoint ({error}); give a folder global_step_<N>"
             ) from error
-        if not isinstance(state, dict):
+        if not is_dict(state):
             raise CheckpointError(
                 f"{folder / STATE_FILE} holds no trainer's state; give another folder global_step_<N>"
             )
@@ -201,8 +202,8 @@ class CheckpointStore:
         return {step: path for step, path in self._folders().items() if (path / STATE_FILE).is_file()}
 
     def _folders(self) -> dict[int, Path]:
-        found = self.folder.glob("global_step_*") if self.folder.is_dir() else []
-        numbered = ((path.name.removeprefix("global_step_"), path) for path in found)
+        found = [*self.folder.glob("global_step_*")] if self.folder.is_dir() else []
+        numbered = [(path.name.removeprefix("global_step_"), path) for path in found]
         return {int(number): path for number, path in numbered if number.isdecimal()}
 
     def _scores(self) -> dict[int, float]:
@@ -273,11 +274,11 @@ def _has_format(folder: Path) -> bool:
 def _lists_files(content: object) -> bool:
     """Returns whether `content` has a size and a sum for each name, and at least for the trainer's state."""
     return (
-        isinstance(content, dict)
+        is_dict(content)
         and STATE_FILE in content
         and all("\0" not in name for name in content)
         and all(
-            isinstance(entry, list) and len(entry) == 2 and all(type(part) is int for part in entry)
+            is_list(entry) and len(entry) == 2 and all(type(part) is int for part in entry)
             for entry in content.values()
         )
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
@@ -38,14 +39,17 @@ def ask_until_enough(
     """
     kept: list[Rollouts] = []
     left_out: list[Rollouts] = []
-    rounds = last_gain = 0
+    rounds = last_gain = num_raised = num_timed_out = 0
     while len(kept) < num_groups:
         is_enough = (
             rounds >= max_rounds if max_rounds > 0 else rounds - last_gain >= PASSES_WITHOUT_GAIN * rounds_per_pass
         )
         if is_enough and len(kept) + len(left_out) >= num_groups:
             break
-        for group in _groups(next_round(rounds)):
+        answered = next_round(rounds)
+        num_raised += answered.num_raised
+        num_timed_out += answered.num_timed_out
+        for group in _groups(answered):
             value = group_mean(group, algorithm.filter_key)
             is_kept = algorithm.filter_low < value < algorithm.filter_high
             (kept if is_kept else left_out).append(group)
@@ -64,7 +68,8 @@ def ask_until_enough(
             rounds,
             num_groups - len(kept),
         )
-    return _joined((kept + left_out)[:num_groups], metrics)
+    joined = _joined((kept + left_out)[:num_groups], metrics)
+    return dataclasses.replace(joined, num_raised=num_raised, num_timed_out=num_timed_out)
 
 
 def group_mean(group: Rollouts, key: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -25,7 +25,7 @@ class StageClock:
         self._metrics: Metrics = {}
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str) -> Generator[None]:
         """Times the body as part of stage `name`; stages may repeat, but not nest within themselves."""
         start = time.perf_counter()
         try:
@@ -60,7 +60,7 @@ class EqualRewards:
             return
         self._steps += 1
         self._responses += rewards.numel()
-        self._values |= set(rewards.flatten().tolist())
+        self._values |= {float(reward) for reward in rewards.flatten()}
         if self._steps == FIRST_STEPS and len(self._values) == 1:
             (value,) = self._values
             logger.warning(

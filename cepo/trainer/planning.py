@@ -151,7 +151,7 @@ def plan_views(
         for name, of_rows in references.items()
     }
     stays = estimator.settled({name: [each.text is not None for each in rows] for name, rows in placed.items()})
-    views = []
+    views: list[View] = []
     for name in estimator.views:
         texts = [each.text if stay else None for each, stay in zip(placed[name], stays[name], strict=True)]
         rows = [row for row, text in enumerate(texts) if text is not None and live[row]]
@@ -188,7 +188,7 @@ def student_rows(
     if estimator.reads_old_log_probs:
         read |= has_reference if estimator.views else True
     needed = live if every else live & (read | ~on_policy)
-    return [row for row, is_needed in enumerate(needed.tolist()) if is_needed]
+    return [row for row, is_needed in enumerate(needed) if is_needed]
 
 
 def reference_metrics(views: Sequence[View], num_live: int) -> Metrics:

@@ -60,7 +60,7 @@ def group_records(
     """Returns the first `num_groups` groups, those with right and wrong rollouts before the others."""
     rollouts = batch.rollouts
     size, numbers = rollouts.group_size, range(len(rollouts.problems))
-    num_right = rollouts.correct.view(len(numbers), size).sum(dim=1).tolist()
+    num_right = [int(number) for number in rollouts.correct.view(len(numbers), size).sum(dim=1)]
     chosen = sorted(numbers, key=lambda number: (not 0 < num_right[number] < size, number))[:num_groups]
     return [_group_record(batch, signal, processing, number) for number in chosen]
 
@@ -94,7 +94,7 @@ def _rollout_record(
 
     def diagnostic(name: str) -> list[float] | None:
         values = signal.diagnostics.get(name)
-        return None if values is None else values[row, : len(tokens)].tolist()
+        return None if values is None else [float(value) for value in values[row, : len(tokens)]]
 
     return RolloutRecord(
         response=rollouts.responses[row],
@@ -102,7 +102,7 @@ def _rollout_record(
         reward=float(rollouts.rewards[row]),
         accuracy=float(rollouts.correct[row]),
         advantage=float(advantages.mean()),
-        token_advantages=advantages.tolist(),
+        token_advantages=[float(advantage) for advantage in advantages],
         delta=diagnostic("delta"),
         weight=diagnostic("weight"),
         references=references,

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from cepo.errors import CheckpointError
+from cepo.trees import is_dict
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ def _holder(descriptor: int) -> dict[str, Any]:
         found = json.loads(os.pread(descriptor, 4096, 0))
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return found if is_dict(found) else {}
 
 
 def _may_live(holder: dict[str, Any]) -> bool:

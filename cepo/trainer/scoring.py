@@ -121,7 +121,7 @@ def actor_batches(
         on_policy = bool(plan.on_policy[rows].all())
         parts.append(
             OptimizerBatch(
-                rows=[rollouts.scoring_row(row) for row in live.tolist()],
+                rows=[rollouts.scoring_row(int(row)) for row in live],
                 old_log_probs=(rollouts.sampled_log_probs if on_policy else batch.old_log_probs)[live],
                 on_policy=on_policy,
                 advantages=signal.advantages[live],
@@ -147,7 +147,7 @@ def critic_batches(
     assert batch.values is not None and signal.returns is not None, "a method with needs_values returns the targets"
     parts = [
         CriticBatch(
-            rows=[batch.rollouts.scoring_row(row) for row in rows.tolist()],
+            rows=[batch.rollouts.scoring_row(int(row)) for row in rows],
             old_values=batch.values[rows],
             returns=signal.returns[rows],
             response_mask=batch.rollouts.response_mask[rows],
@@ -159,7 +159,7 @@ def critic_batches(
 
 
 def _cuts(rollouts: Rollouts, num_prompts: int, max_response_length: int) -> Iterator[tuple[Tensor, LossDenominators]]:
-    for rows in torch.arange(len(rollouts.generations)).split(num_prompts * rollouts.group_size):
+    for rows in torch.split(torch.arange(len(rollouts.generations)), num_prompts * rollouts.group_size):
         yield (
             rows,
             LossDenominators(

@@ -29,6 +29,8 @@ def rounds_mixed_from(first: int) -> Callable[[int], Rollouts]:
             responses=["", ""],
             scores=[{"overall": reward} for reward in rewards],
             correct=torch.tensor(rewards) > 0.5,
+            num_raised=2,
+            num_timed_out=1,
         )
 
     return next_round
@@ -54,3 +56,4 @@ def test_rounds_are_asked_up_to_the_limit(max_rounds: int, rounds_per_pass: int,
     values = results(rollouts.metrics)
     assert (values["filter/rounds"], values["filter/filled_groups"]) == (rounds, filled)
     assert rollouts.rewards.tolist() == ([0.0] * 4 if filled else [1.0, 0.0] * 2)
+    assert (rollouts.num_raised, rollouts.num_timed_out) == (2 * rounds, rounds), "failures of dropped groups count too"

@@ -16,6 +16,7 @@ from cepo.config.listing import written
 from cepo.config.sources import Origins
 from cepo.errors import ConfigError, did_you_mean
 from cepo.sections import Tree, read_section, section
+from cepo.trees import is_dict
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +170,7 @@ def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields dotted keys and values. A mapping is a value if EasyR1 has a key of its name, or if it is empty."""
     for name, value in tree.items():
         key = f"{path}{name}"
-        if isinstance(value, dict) and value and key not in EASYR1_KEYS:
+        if is_dict(value) and value and key not in EASYR1_KEYS:
             yield from _leaves(value, f"{key}.")
         else:
             yield key, value
