@@ -15,6 +15,8 @@ from mistakes import MISTAKES, PAGE, Mistake, build_world, run_as_command
 import cepo.train
 from cepo.cli import main
 
+pytestmark = pytest.mark.heavy
+
 SECONDS_IN_THIS_PROCESS = 30
 AS_COMMANDS = ("a YAML file without config=", "an image column misnamed", "a library that the reward needs")
 
@@ -36,13 +38,7 @@ def test_there_are_50_mistakes_with_names_and_messages() -> None:
     assert all(mistake.parts for mistake in MISTAKES)
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    [
-        pytest.param(mistake, marks=[pytest.mark.heavy] if mistake.loads_model else [], id=mistake.name)
-        for mistake in MISTAKES
-    ],
-)
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake.name for mistake in MISTAKES])
 def test_a_mistake_ends_soon_with_its_code_and_the_remedy(
     mistake: Mistake,
     run: list[str],

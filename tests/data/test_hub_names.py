@@ -71,6 +71,7 @@ def test_a_name_that_hub_and_cache_lack_ends_in_seconds(closed_port: str, hub_ho
     assert [part for part in parts if part not in str(caught.value)] == []
 
 
+@pytest.mark.heavy
 def test_a_silent_hub_is_given_up_after_6_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

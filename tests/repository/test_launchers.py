@@ -14,6 +14,8 @@ import yaml
 
 from cepo.algorithms import available_estimators
 
+pytestmark = pytest.mark.heavy
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAUNCHERS = REPOSITORY / "scripts" / "geo3k"
 CONFIGS = REPOSITORY / "configs" / "geo3k"
@@ -177,7 +179,6 @@ def test_help_lists_all_47_configurations_and_ends_with_0(tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.heavy
 def test_a_dry_sweep_lists_21_ablations_and_starts_nothing(tmp_path: Path) -> None:
     """They are in 21 folders."""
     done = launch("sweep.sh", "4b", folder=tmp_path, DRY_RUN=1, CHECKPOINTS=tmp_path / "runs")
@@ -231,7 +232,6 @@ def tiny_overrides(tmp_path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.heavy
 def test_the_2b_launcher_trains_two_steps_on_geometry3k(
     geo3k_slice: Path, tiny_model_folder: Path, tiny_overrides: list[str], tmp_path: Path
 ) -> None:
@@ -265,7 +265,6 @@ def test_the_2b_launcher_trains_two_steps_on_geometry3k(
     assert other.stdout.startswith("to do  "), "finished with other settings is not finished"
 
 
-@pytest.mark.heavy
 def test_a_sweep_of_two_failing_runs_tries_both_and_ends_with_1(geo3k_slice: Path, tmp_path: Path) -> None:
     (tmp_path / "no-model").mkdir()
     variables = {"MODEL_PATH": tmp_path / "no-model", "TRAIN_FILES": geo3k_slice, "HF_HUB_OFFLINE": 1, "SKIP_DOCTOR": 1}
@@ -312,7 +311,6 @@ def test_a_mistake_in_an_evaluation_is_named(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.heavy
 def test_the_evaluation_script_measures_the_tiny_model(
     geo3k_slice: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
