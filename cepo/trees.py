@@ -1,8 +1,8 @@
-"""Tells plain nested data apart, as YAML and JSON files give it, so that type checkers know what an entry is."""
+"""Plain nested data, as YAML and JSON files give it: tells its kinds apart for type checkers, and changes its texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 
@@ -19,3 +19,12 @@ def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
 def is_list(value: object) -> TypeGuard[list[Any]]:
     """Returns whether the value is a list."""
     return isinstance(value, list)
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Returns the data with every text replaced by what `change` makes of it; keys stay as they are."""
+    if is_mapping(value):
+        return {key: with_texts(entry, change) for key, entry in value.items()}
+    if is_list(value):
+        return [with_texts(entry, change) for entry in value]
+    return change(value) if isinstance(value, str) else value

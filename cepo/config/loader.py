@@ -20,7 +20,7 @@ from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError
 from cepo.sections import Tree, default_tree, fields_of
-from cepo.trees import is_dict, is_list, is_mapping
+from cepo.trees import is_dict, is_mapping, with_texts
 
 
 def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunConfig:
@@ -135,7 +135,7 @@ def _resolved(merged: DictConfig, origins: Origins) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise _unresolved(error, origins) from error
     assert is_dict(tree)
-    return cast("dict[str, Any]", tree)
+    return tree
 
 
 def _unresolved(error: OmegaConfBaseException, origins: Origins) -> ConfigError:
@@ -170,8 +170,4 @@ def _located_strings(value: Any) -> Any:
 
 def _escaped(value: Any) -> Any:
     """Escapes `${`, so that resolved text is not read as a reference when it is loaded again."""
-    if is_mapping(value):
-        return {key: _escaped(entry) for key, entry in value.items()}
-    if is_list(value):
-        return [_escaped(entry) for entry in value]
-    return value.replace("${", "\\${") if isinstance(value, str) else value
+    return with_texts(value, lambda text: text.replace("${", "\\${"))

@@ -18,7 +18,7 @@ from cepo.config.data_schema import parts_of
 from cepo.config.paths import PACKAGE_FOLDER, REPOSITORY_FOLDER, find_path, split_function
 from cepo.config.sources import Origins, Source, read_file
 from cepo.errors import ConfigError
-from cepo.trees import is_dict, is_list, is_mapping
+from cepo.trees import is_dict, is_list, is_mapping, with_texts
 
 logger = logging.getLogger(__name__)
 
@@ -79,11 +79,7 @@ def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any
 
 def without_interpolation(value: Any) -> Any:
     """Returns the recorded value as text: `\\${`, which a record writes for `${`, becomes `${`; nothing is looked up."""
-    if is_mapping(value):
-        return {key: without_interpolation(entry) for key, entry in value.items()}
-    if is_list(value):
-        return [without_interpolation(entry) for entry in value]
-    return value.replace("\\${", "${") if isinstance(value, str) else value
+    return with_texts(value, lambda text: text.replace("\\${", "${"))
 
 
 def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:

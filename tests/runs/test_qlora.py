@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from training_runs import (
     FinishedRun,
+    assert_evaluates,
     differing,
     encoded,
     largest_gap,
@@ -199,15 +200,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(tiny_run: list[str], 
 def test_a_checkpoint_is_evaluated_as_a_merged_model(
     trained: FinishedRun, problem_file: Path, parity_reward: str, tmp_path: Path
 ) -> None:
-    arguments = [
-        f"checkpoint={trained.folder / 'global_step_2'}",
-        f"data={problem_file}",
-        f"out={tmp_path / 'out'}",
-        "n=1",
-        f"worker.reward.reward_function={parity_reward}",
-    ]
-    assert main(["evaluate", *arguments]) == 0
-    assert (tmp_path / "out").is_dir()
+    assert_evaluates(trained.folder / "global_step_2", problem_file, parity_reward, out=tmp_path / "out")
 
 
 def test_a_checkpoint_that_is_quantised_already_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:

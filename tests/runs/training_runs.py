@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from cepo.cli import main
 from cepo.config import RunConfig, check_config, load_config
 from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt
@@ -125,6 +126,13 @@ def assert_same_run(folder: Path, expected: FinishedRun) -> None:
         assert {name: row[name] for name in compared} == pytest.approx(
             {name: other[name] for name in compared}, rel=1e-3, abs=1e-5
         )
+
+
+def assert_evaluates(checkpoint: Path, data: Path, reward: str, *, out: Path) -> None:
+    """`cepo evaluate` with one response per problem ends well and writes its results."""
+    arguments = [f"checkpoint={checkpoint}", f"data={data}", f"out={out}", "n=1"]
+    assert main(["evaluate", *arguments, f"worker.reward.reward_function={reward}"]) == 0
+    assert (out / "evaluation.json").is_file()
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
