@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from cepo.config import RunConfig, load_config
-from cepo.config.schema import LoraConfig
 from cepo.sizing.fitting import phases_on, settings_that_fit
-from cepo.sizing.known import SIZES, known_shape
-from cepo.sizing.memory import ModelShape
+from cepo.sizing.known import SIZES, shapes_of
 from cepo.sizing.needs import ShapeOf, estimate_needs
 
 CARDS = (24, 48, 80, 96, 141, 180)
@@ -39,7 +35,7 @@ def memory_table() -> list[str]:
         for trained, settings in _TRAINED.items():
             for response in RESPONSES:
                 config = load_config([_SETTING, f"data.max_response_length={response}", *settings])
-                cells = [cell(config, _shapes(size), card) for card in CARDS]
+                cells = [cell(config, shapes_of(size), card) for card in CARDS]
                 lines.append(f"| {size} | {trained} | {response} | {' | '.join(cells)} |")
     return lines
 
@@ -82,13 +78,6 @@ def _verdict(config: RunConfig, shapes: ShapeOf, free: int, total: int) -> str |
         if found == wanted or (wanted == "sleeps" and found == "fits"):
             largest = rows
     return f"{wanted} {largest}" if largest else None
-
-
-def _shapes(size: str) -> ShapeOf:
-    def shape_of_path(path: str, trust: bool, override: Mapping[str, Any], lora: LoraConfig) -> ModelShape:
-        return known_shape(size, lora)
-
-    return shape_of_path
 
 
 def _with_rows(config: RunConfig, rows: int) -> RunConfig:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from doctor_cases import qwen3_vl_config
 from fake_machine import REPOSITORY, card, fake_machine
+
+from cepo.sizing.known import known_config
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 SECTIONS = ("this config's devices", "this config's engine", "this config's memory")
@@ -31,7 +32,7 @@ MACHINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen3_vl_2b")
-    qwen3_vl_config("2B").save_pretrained(folder)
+    known_config("2B").save_pretrained(folder)
     return folder
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from doctor_cases import GIB, machine, on_devices, qwen3_vl, qwen3_vl_2b, training
+from doctor_cases import GIB, machine, on_devices, qwen3_vl_2b, training
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
@@ -22,10 +20,9 @@ from cepo.doctor.run_checks import checkpoints_kept, engine_share, fits, memory_
 from cepo.microgeo.model import model_config
 from cepo.microgeo.tokenizer import build_tokenizer
 from cepo.sizing.fitting import phases_on, settings_that_fit
-from cepo.sizing.known import SIZES, known_shape
+from cepo.sizing.known import SIZES, shapes_of
 from cepo.sizing.memory import (
     VALUE_BYTES,
-    ModelShape,
     adapter_parameters,
     block_bytes_per_token,
     bytes_in_4_bits,
@@ -36,7 +33,7 @@ from cepo.sizing.memory import (
     scoring_bytes,
     training_memory,
 )
-from cepo.sizing.needs import Needs, ShapeOf, estimate_needs
+from cepo.sizing.needs import Needs, estimate_needs
 from cepo.sizing.phases import Phases
 from cepo.sizing.shape import shape_of
 from cepo.sizing.table import RESPONSES, memory_table
@@ -230,16 +227,6 @@ def test_scoring_long_rows_takes_more_than_updating_one() -> None:
     assert both.total > update.total
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("rank", [0, 16])
-def test_known_shapes_are_those_that_transformers_builds(size: str, rank: int) -> None:
-    """This holds for each size."""
-    lora = LoraConfig(rank=rank)
-    built = qwen3_vl(size, lora)
-    assert known_shape(size, lora) == dataclasses.replace(built, adapted=known_shape(size, lora).adapted)
-    assert sorted(known_shape(size, lora).adapted) == sorted(built.adapted)
-
-
 @pytest.mark.parametrize(
     ("offloaded", "sampling", "scoring"),
     [
@@ -300,22 +287,15 @@ def test_beside_vllm_qwen3_vl_2b_fits_80_gib_at_0_6() -> None:
     for share in ("0.6", "0.95", "0.01"):
         arguments = ["config=configs/geo3k/base.yaml", f"worker.rollout.gpu_memory_utilization={share}"]
         config = load_config(arguments)
-        found = memory_findings(needs, config, machine(gpus=(card,)), with_vllm=True, shape_of_path=of_size("2B"))
+        found = memory_findings(needs, config, machine(gpus=(card,)), with_vllm=True, shape_of_path=shapes_of("2B"))
         marks[share] = [each.mark for each in found if each.mark != "info"]
     assert marks == {"0.6": ["ok", "ok"], "0.95": ["ok", "fail"], "0.01": ["fail", "fail"]}
-
-
-def of_size(size: str) -> ShapeOf:
-    def shape_of_path(path: str, trust: bool, override: Mapping[str, Any], lora: LoraConfig) -> ModelShape:
-        return known_shape(size, lora)
-
-    return shape_of_path
 
 
 def on_a_card(size: str, gigabytes: float, *settings: str) -> tuple[Phases, str]:
     """What a card makes of the paper's setting with these changes, and which setting would fit where it is refused."""
     config = load_config(["config=configs/geo3k/cepo.yaml", *settings])
-    shapes = of_size(size)
+    shapes = shapes_of(size)
     card = {"free": int((gigabytes - 0.5) * 1e9), "total": int(gigabytes * 1e9), "with_vllm": True}
     needs = estimate_needs(config, cpu_engine=False, shape_of_path=shapes)
     return phases_on(config, needs, **card), settings_that_fit(config, **card, shape_of_path=shapes)
