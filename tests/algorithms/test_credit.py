@@ -14,7 +14,7 @@ from jaxtyping import TypeCheckError
 from cepo.algorithms import credit, group_advantages
 from cepo.algorithms.settings import GroupAdvantageConfig
 from cepo.errors import ConfigError
-from cepo.metrics import results
+from cepo.metrics import mean_value, results
 
 HALF_RIGHT = [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
@@ -143,6 +143,20 @@ def test_evidence_metrics_count_tokens_of_rows_with_an_advantage() -> None:
     assert values["evidence/delta_mean_right"] == pytest.approx(0.5 / 3)
     assert values["evidence/delta_mean_wrong"] == pytest.approx(1.5)
     assert values["evidence/delta_std_wrong"] == pytest.approx(math.sqrt(0.5))
+
+
+def test_the_spread_of_one_delta_adds_nothing_to_a_mean() -> None:
+    metrics = credit.evidence_metrics(
+        torch.tensor([[1.0]]),
+        torch.ones(1),
+        torch.ones(1, 1, dtype=torch.bool),
+        torch.tensor([True]),
+        mixing=1,
+        clip_radius=0.5,
+    )
+    for side in ("right", "wrong"):
+        assert metrics[f"evidence/delta_std_{side}"].result is None
+        assert metrics[f"evidence/delta_std_{side}"].merge(mean_value(0.5, 3.0)).result == 0.5
 
 
 def test_evidence_counts_above_a_thousandth_of_a_nat() -> None:

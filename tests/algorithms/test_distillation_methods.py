@@ -53,6 +53,14 @@ def test_the_presets_of_both_distillation_methods_hold() -> None:
         assert (config.divergence.clip, config.divergence.importance_clip) == (None, None)
 
 
+@both
+def test_only_live_rows_with_a_reference_get_an_update_pass(method: str) -> None:
+    """With a policy loss beside the distillation all live rows learn."""
+    live, shown = torch.tensor([True, True, False, False]), {"correct": torch.tensor([True, False, True, False])}
+    assert build_estimator(method).learning_rows(live, shown).tolist() == [True, False, False, False]
+    assert build_estimator(method, {"policy_weight": 0.5}).learning_rows(live, shown).tolist() == live.tolist()
+
+
 def test_a_section_with_one_key_keeps_the_other_defaults() -> None:
     config = build_config("sdpo", {"divergence": {"support": "topk"}, "teacher": {"ema_decay": 0.95}})
     assert (config.divergence.kind, config.divergence.support) == ("jsd", "topk")
@@ -132,6 +140,9 @@ def test_a_policy_weight_blends_in_the_group_advantage(
     alone = signal_of(method, dataclasses.replace(batch, teacher_log_probs={}), weight=0.0, policy_weight=1.0)
     assert alone.distillation is None
     assert same_bits(alone.advantages, build_estimator("grpo").signal(batch, step=0).advantages)
+    equal = signal_of(method, batch, weight=1.0, policy_weight=1.0)
+    assert equal.distillation is not None
+    assert same_bits(equal.advantages, alone.advantages)
 
 
 @both

@@ -104,6 +104,8 @@ def test_equal_returns_whiten_to_exactly_0() -> None:
         signal = signal_of("reinforce_plus_plus", batch_of([reward] * 7, list(range(7)), [3, 1, 4, 1, 5, 9, 2]))
         assert torch.count_nonzero(signal.advantages) == 0
     assert whitened(torch.tensor([[5.0]]), torch.tensor([[True]])).tolist() == [[0.0]]
+    smallest_difference = whitened(torch.tensor([[0.0, 1e-6]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool))
+    assert torch.count_nonzero(smallest_difference) == 2
 
 
 def test_remax_is_the_reward_above_the_greedy_one_on_every_token() -> None:
