@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,14 +17,19 @@ _USAGE_ERROR = 2
 
 
 def run_report_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo report RUN [--out FILE]`: prints the run's summary and draws its figure.
+    """`cepo report RUN [--out FILE] [--png FILE] [--pdf FILE]`: prints the run's summary and writes its page.
 
     Returns:
-        0, or 2 with a message on standard error if the run cannot be read or the figure cannot be written.
+        0, or 2 with a message on standard error if the run cannot be read or a file cannot be written.
     """
-    parser = argparse.ArgumentParser(prog="cepo report", description="Summary table and picture of one run.")
+    parser = argparse.ArgumentParser(prog="cepo report", description="Summary table and page of one run.")
     parser.add_argument("run", type=Path, metavar="RUN", help="run folder, the one with metrics.jsonl")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="PNG to write; default: report.png in the run folder")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="page to write; default: report.html in the run folder"
+    )
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the curves into a PNG file")
+    parser.add_argument("--pdf", type=Path, metavar="FILE", help="also draw the curves into a PDF file")
+    parser.add_argument("--open", action="store_true", help="open the page where a display exists")
     return _guarded(parser, argv, lambda arguments: _report(arguments, console or Console()))
 
 
@@ -39,12 +47,16 @@ def run_compare_command(argv: Sequence[str], *, console: Console | None = None) 
 
 
 def _report(arguments: argparse.Namespace, console: Console) -> None:
-    from cepo.report.page import write_report
+    from cepo.report.page import save_curves, write_report
     from cepo.report.summary import run_summary
 
     console.print(run_summary(arguments.run))
     path = write_report(arguments.run, arguments.out)
-    console.print(f"picture: {path}", soft_wrap=True, highlight=False, markup=False)
+    drawn = [save_curves(arguments.run, file) for file in (arguments.png, arguments.pdf) if file is not None]
+    for name, written in [*(("curves", file) for file in drawn), ("page", path)]:
+        console.print(f"{name}: {written}", soft_wrap=True, highlight=False, markup=False)
+    if arguments.open and (sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        webbrowser.open(path.resolve().as_uri())
 
 
 def _compare(arguments: argparse.Namespace, console: Console) -> None:

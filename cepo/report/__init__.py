@@ -1,7 +1,7 @@
-"""Figures and tables of finished runs: `write_report`, `run_summary`, `compare_runs`."""
+"""Pages, figures and tables of runs: `write_report`, `save_curves`, `run_summary`, `compare_runs`."""
 
 from cepo.report.compare import Comparison, compare_runs, plot_comparison
-from cepo.report.page import write_report
+from cepo.report.page import save_curves, write_report
 from cepo.report.summary import run_summary
 
-__all__ = ["Comparison", "compare_runs", "plot_comparison", "run_summary", "write_report"]
+__all__ = ["Comparison", "compare_runs", "plot_comparison", "run_summary", "save_curves", "write_report"]

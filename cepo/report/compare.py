@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from cepo.errors import DataError
-from cepo.report.curves import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION
+from cepo.report.charts import Chart, Series, save_figure
 from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, load_run
 
 _METRIC = "val/accuracy"
@@ -114,6 +113,8 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
     by_method: dict[str, list[RunData]] = {}
     for folder in folders:
         run = load_run(Path(folder))
+        if not run.rows:
+            raise DataError(f"{folder}/metrics.jsonl has no rows yet; wait for the first step, or leave the run out")
         if run.estimator == UNKNOWN_ESTIMATOR:
             raise DataError(f"{folder}/config.yaml does not set algorithm.adv_estimator; runs are grouped by it")
         by_method.setdefault(run.estimator, []).append(run)
@@ -122,35 +123,17 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
 
 
 def plot_comparison(comparison: Comparison, out: Path) -> Path:
-    """Draws each method's mean curve with the band from its lowest to its highest run; returns the PNG's path."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(7.5, 4.6), dpi=140, facecolor="white", layout="constrained")
-    axes = figure.add_subplot()
-    colours = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, BLACK, SKY)
-    for number, method in enumerate(comparison.methods):
+    """Draws each method's mean curve with the band from its lowest to its highest run; returns the file's path."""
+    series: list[Series] = []
+    for method in comparison.methods:
         curves = [[run.values_by_step(_METRIC)[step] for step in method.steps] for run in method.runs]
         columns = list(zip(*curves, strict=True))
-        colour, marker = colours[number % len(colours)], "osD^vPX"[number % 7]
-        axes.fill_between(
-            method.steps, [*map(min, columns)], [*map(max, columns)], color=colour, alpha=0.15, linewidth=0
-        )
         label = f"{method.estimator} ({len(curves)} run{'s' if len(curves) > 1 else ''})"
+        low, high = [*map(min, columns)], [*map(max, columns)]
         mean = [statistics.fmean(column) for column in columns]
-        axes.plot(method.steps, mean, color=colour, marker=marker, markersize=4, linewidth=1.8, label=label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("step")
-    axes.set_ylabel("held-out accuracy")
-    axes.set_title("Mean over runs, band from the lowest to the highest run", loc="left", fontsize=10)
-    axes.grid(axis="y", color="#E5E5E5", linewidth=0.7)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(out.name + ".new")
-    figure.savefig(beside, format="png")
-    os.replace(beside, out)
-    return out
+        series.append(Series(label=label, steps=method.steps, values=mean, low=low, high=high))
+    title = "Held-out accuracy: mean over runs, band from the lowest to the highest run"
+    return save_figure([Chart(title=title, unit="fraction right", series=series)], out)
 
 
 def _result(estimator: str, runs: Sequence[RunData]) -> MethodResult:

@@ -1,105 +1,66 @@
-"""Draws the training curves of one run: accuracy, evidence, seconds per stage."""
+"""Says which charts show a run, and from which metrics."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from cepo.report.charts import Chart, Series
 from cepo.report.recorded_run import RunData
 from cepo.tracking.console import STAGES
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-# Okabe and Ito's colours, distinct under every common colour blindness, and grey for a ninth stage.
-BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, YELLOW, BLACK, GREY = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#E69F00",
-    "#56B4E9",
-    "#CC79A7",
-    "#F0E442",
-    "#000000",
-    "#999999",
-)
-STAGE_COLOURS = dict(zip(STAGES, (BLUE, YELLOW, GREEN, VERMILLION, BLACK, ORANGE, SKY, GREY, PURPLE), strict=True))
 _SMOOTHED_STEPS = 5
+_PARTS = {
+    "Optimisation": (
+        ("Policy loss", "loss", ("actor/pg_loss", "actor/distillation_loss")),
+        ("Gradient norm", "norm before clipping", ("actor/grad_norm",)),
+        ("Entropy", "nats per token", ("rollout/entropy", "actor/live_entropy")),
+        ("KL", "nats per token", ("critic/kl", "actor/kl_loss", "actor/live_ppo_kl")),
+        ("Ratio clip rate", "fraction of tokens", ("actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower")),
+        ("Learning rate", "rate", ("actor/lr", "critic/lr")),
+        ("Log-prob gap of engine and trainer", "nats", ("rollout/log_prob_gap_mean", "rollout/log_prob_gap_max")),
+    ),
+    "Evidence": (
+        ("Evidence fractions", "fraction of tokens", ("evidence/positive_fraction", "evidence/negative_fraction")),
+        ("Lambda", "mixing weight", ("evidence/lambda",)),
+        (
+            "Delta by sign of A",
+            "nats per token",
+            ("evidence/delta_mean_positive_advantage", "evidence/delta_mean_negative_advantage"),
+        ),
+        ("Weight clip rates", "fraction of tokens", ("evidence/clip_low_rate", "evidence/clip_high_rate")),
+        ("Mean weight", "weight", ("evidence/weight_mean",)),
+        ("Evidence against the advantage", "fraction of tokens", ("evidence/disagreement_rate",)),
+        ("Divergence", "nats per token", ("distillation/divergence",)),
+    ),
+}
+"""Charts of plain metrics: title, unit, names."""
 
 
-def draw_accuracy(axes: Axes, run: RunData) -> None:
-    """Draws each step's training accuracy with its running mean, and validation points with one binomial standard error."""
-    steps, accuracy = run.series("reward/accuracy")
-    if steps:
-        axes.plot(steps, accuracy, color=SKY, linewidth=1, alpha=0.8, label="training, each step")
-    if len(steps) >= _SMOOTHED_STEPS:
-        smoothed = running_mean(accuracy, _SMOOTHED_STEPS)
-        axes.plot(steps, smoothed, color=BLUE, linewidth=2, label=f"training, mean of {_SMOOTHED_STEPS} steps")
-    steps, accuracy = run.series("val/accuracy")
-    if steps:
-        counts = run.values_by_step("val/num_samples")
-        errors = [binomial_error(value, counts.get(step)) or 0.0 for step, value in zip(steps, accuracy, strict=True)]
-        style = {"fmt": "o-", "color": VERMILLION, "markersize": 5, "capsize": 3, "linewidth": 1.2}
-        axes.errorbar(steps, accuracy, yerr=errors, label="held-out, ± standard error", **style)
-    _finish(axes, "Accuracy", "fraction right")
-
-
-def draw_evidence(axes: Axes, run: RunData) -> None:
-    """Draws fractions of tokens with evidence, and lambda; for a run without evidence, the fractions of groups instead."""
-    curves = [
-        ("evidence/positive_fraction", "tokens with positive evidence", BLUE, "-"),
-        ("evidence/negative_fraction", "tokens with negative evidence", VERMILLION, "--"),
-        ("evidence/lambda", "lambda", BLACK, ":"),
-    ]
-    title = "Evidence"
-    if not any(run.series(name)[0] for name, *_ in curves[:2]):
-        title = "Groups (this run used no evidence)"
-        curves = [
-            ("groups/mixed", "mixed", BLUE, "-"),
-            ("groups/all_right", "all right", GREEN, "--"),
-            ("groups/all_wrong", "all wrong", VERMILLION, ":"),
-        ]
-    for name, label, colour, line in curves:
-        steps, values = run.series(name)
-        if steps:
-            axes.plot(steps, values, line, color=colour, linewidth=1.8, label=label)
-    _finish(axes, title, "fraction")
-
-
-def draw_leak(axes: Axes, run: RunData) -> None:
-    """Draws the leak probe: how much showing the right answer changes each token of held-out responses, in nats."""
-    for name, label, colour, line in (
-        ("leak/hint_gap_right", "right responses", BLUE, "o-"),
-        ("leak/hint_gap_wrong", "wrong responses", VERMILLION, "s--"),
-    ):
-        steps, values = run.series(name)
-        if steps:
-            axes.plot(steps, values, line, color=colour, linewidth=1.5, markersize=4, label=label)
-    axes.axhline(0.0, color=BLACK, linewidth=0.7)
-    limits = axes.get_ylim()
-    _finish(axes, "Gap between hinted and plain", "nats per token", fraction=False)
-    axes.set_ylim(*limits)
-
-
-def draw_seconds(axes: Axes, run: RunData) -> None:
-    """Draws seconds per stage as a stacked bar for each training step; `other` is what the stages do not cover."""
-    steps, totals = run.series("timing_s/step")
-    if not steps:
-        steps = sorted({step for stage in STAGES for step in run.series(f"timing_s/{stage}")[0] if step > 0})
-        totals = []
-    heights = [0.0] * len(steps)
-    for stage in STAGES:
-        by_step = run.values_by_step(f"timing_s/{stage}")
-        if not any(by_step.get(step, 0.0) > 0 for step in steps):
-            continue
-        values = [by_step.get(step, 0.0) for step in steps]
-        axes.bar(steps, values, bottom=heights, width=1.0, color=STAGE_COLOURS[stage], label=stage, linewidth=0)
-        heights = [height + value for height, value in zip(heights, values, strict=True)]
-    rest = [max(total - height, 0.0) for total, height in zip(totals, heights, strict=False)]
-    if rest and sum(rest) > 0.01 * sum(totals):
-        axes.bar(steps, rest, bottom=heights, width=1.0, color="#DDDDDD", label="other", linewidth=0)
-    _finish(axes, "Time of each step", "seconds", fraction=False)
+def run_charts(run: RunData) -> dict[str, list[Chart]]:
+    """Returns the charts of a run by the heading that they stand under, without those that have no value."""
+    groups = _plain(run, ("groups/mixed", "groups/all_right", "groups/all_wrong"))
+    shown = [name for name in run.names("references/") if name.endswith("_used")]
+    fallbacks = [name for name in run.names("references/") if name not in shown]
+    evidence = [_delta_by_verdict(run), *_plain_charts(run, "Evidence")]
+    parts = {
+        "Learning": [_rewards(run), *_accuracy(run), _lengths(run), *_cut_responses(run)],
+        "Evidence": evidence,
+        "Groups and references": [
+            Chart(title="Group composition", unit="fraction of groups", series=groups, stacked=True),
+            Chart(title="References shown", unit="fraction of rows that learn", series=_plain(run, shown)),
+            Chart(title="Fallbacks", unit="fraction", series=_plain(run, fallbacks)),
+        ],
+        "Leak probe": [_leak(run)],
+        "Optimisation": _plain_charts(run, "Optimisation"),
+        "Time and memory": [
+            Chart(title="Seconds of each stage", unit="seconds", series=_stages(run, "timing_s"), stacked=True),
+            Chart(title="Tokens of each stage", unit="tokens", series=_stages(run, "tokens"), stacked=True),
+            Chart(title="Memory", unit="GB", series=_plain(run, run.names("perf/"))),
+        ],
+    }
+    kept = {heading: [chart for chart in charts if chart.series] for heading, charts in parts.items()}
+    return {heading: charts for heading, charts in kept.items() if charts}
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:
@@ -115,22 +76,88 @@ def binomial_error(fraction: float, count: float | None) -> float | None:
     return math.sqrt(max(fraction * (1 - fraction), 0.0) / count)
 
 
-def _finish(axes: Axes, title: str, unit: str, *, fraction: bool = True) -> None:
-    from matplotlib.ticker import MaxNLocator
+def _plain_charts(run: RunData, heading: str) -> list[Chart]:
+    return [Chart(title=title, unit=unit, series=_plain(run, names)) for title, unit, names in _PARTS[heading]]
 
-    axes.set_title(title, fontsize=11, loc="left", fontweight="bold")
-    axes.set_xlabel("step", fontsize=9)
-    axes.set_ylabel(unit, fontsize=9)
-    axes.tick_params(labelsize=8)
-    axes.grid(axis="y", color="#E5E5E5", linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if fraction:
-        axes.set_ylim(0, 1)
-    else:
-        axes.set_ylim(0, 1.35 * max(axes.get_ylim()[1], 1e-9))  # room for the legend above the bars
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=8, frameon=False, ncols=1 if fraction else 3, loc="best")
-    else:
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="#777777")
+
+def _plain(run: RunData, names: Sequence[str]) -> list[Series]:
+    return [
+        Series(label=name.partition("/")[2].replace("_", " "), steps=steps, values=values)
+        for name in names
+        for steps, values in [run.series(name)]
+        if steps
+    ]
+
+
+def _banded(run: RunData, label: str, name: str, spread: str) -> list[Series]:
+    steps, values = run.series(name)
+    errors = run.values_by_step(spread)
+    low = [value - errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]
+    high = [value + errors.get(step, 0.0) for step, value in zip(steps, values, strict=True)]
+    return [Series(label=label, steps=steps, values=values, low=low, high=high)] if steps else []
+
+
+def _rewards(run: RunData) -> Chart:
+    named = {"reward/mean", "reward/std", "reward/max", "reward/min", "reward/correct"}
+    parts = [name for name in run.names("reward/") if name not in named and "num_" not in name]
+    series = [*_banded(run, "mean", "reward/mean", "reward/std"), *_plain(run, parts)]
+    return Chart(title="Reward", unit="reward", series=series, note="the band is one standard deviation over rollouts")
+
+
+def _accuracy(run: RunData) -> list[Chart]:
+    steps, values = run.series("reward/correct")
+    sampled = f"training, temperature {run.temperature()}"
+    training = [
+        Series(label=f"{sampled}, each step", steps=steps, values=values),
+        Series(label=f"mean of {_SMOOTHED_STEPS} steps", steps=steps, values=running_mean(values, _SMOOTHED_STEPS)),
+    ]
+    charts = [Chart(title="Training accuracy", unit="fraction right", series=training if steps else [])]
+    held_out: list[Series] = []
+    for name, label in (("accuracy", f"temperature {run.temperature(validation=True)}"), ("greedy_accuracy", "greedy")):
+        steps, values = run.series(f"val/{name}")
+        counts = run.values_by_step("val/num_samples" if name == "accuracy" else "val/num_greedy_samples")
+        errors = [binomial_error(value, counts.get(step)) or 0.0 for step, value in zip(steps, values, strict=True)]
+        low, high = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
+        held_out += [Series(label=label, steps=steps, values=values, low=low, high=high)] if steps else []
+    note = "the band is one binomial standard error"
+    return [*charts, Chart(title="Held-out accuracy", unit="fraction right", series=held_out, note=note)]
+
+
+def _lengths(run: RunData) -> Chart:
+    steps, values = run.series("response_length/mean")
+    low, high = (run.series(f"response_length/{end}")[1] for end in ("min", "max"))
+    series = [Series(label="mean", steps=steps, values=values, low=low, high=high)] if steps else []
+    note = "the band reaches from the shortest to the longest"
+    return Chart(title="Response length", unit="tokens", series=series, note=note)
+
+
+def _cut_responses(run: RunData) -> list[Chart]:
+    series = _plain(run, ["response_length/clip_ratio"])
+    return [Chart(title="Responses cut by the length limit", unit="fraction", series=series)]
+
+
+def _delta_by_verdict(run: RunData) -> Chart:
+    series = [
+        one
+        for side in ("right", "wrong")
+        for one in _banded(run, f"{side} rollouts", f"evidence/delta_mean_{side}", f"evidence/delta_std_{side}")
+    ]
+    note = "the band is one standard deviation over tokens"
+    return Chart(title="Delta of right and wrong rollouts", unit="nats per token", series=series, note=note)
+
+
+def _leak(run: RunData) -> Chart:
+    names = ("leak/hint_gap_right", "leak/hint_gap_wrong")
+    note = "how much the shown answer changes each token of held-out responses"
+    return Chart(title="Gap between hinted and plain", unit="nats per token", series=_plain(run, names), note=note)
+
+
+def _stages(run: RunData, kind: str) -> list[Series]:
+    """Returns one bar of each stage for every training step; 0 where a step did not run it."""
+    steps = [step for step, _ in zip(*run.series("timing_s/step"), strict=True) if step > 0]
+    series: list[Series] = []
+    for stage in STAGES:
+        values = run.values_by_step(f"{kind}/{stage}")
+        if any(values.get(step, 0.0) > 0 for step in steps):
+            series.append(Series(label=stage, steps=steps, values=[values.get(step, 0.0) for step in steps]))
+    return series

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cepo.config.recorded import without_interpolation
 from cepo.errors import DataError
-from cepo.tracking.run_folder import CONFIG_FILE, METRICS_FILE, MetricsRow, read_metrics
+from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_metrics
 
 UNKNOWN_ESTIMATOR = "unknown method"
 
@@ -34,18 +34,25 @@ class RunData:
     @property
     def estimator(self) -> str:
         """The value of `algorithm.adv_estimator`."""
-        return str(self._algorithm.get("adv_estimator", UNKNOWN_ESTIMATOR))
-
-    @property
-    def clip_radius(self) -> float | None:
-        """The radius r of the evidence weight; None for a method without one."""
-        section = self._algorithm.get(self.estimator)
-        radius = section.get("clip_radius") if isinstance(section, Mapping) else None
-        return float(radius) if isinstance(radius, int | float) else None
+        return str(self.setting("algorithm.adv_estimator", UNKNOWN_ESTIMATOR))
 
     @property
     def last_step(self) -> int:
-        return self.rows[-1].step
+        """The last recorded step; 0 before the first."""
+        return self.rows[-1].step if self.rows else 0
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """Returns the value of a dotted key of the configuration."""
+        return nested(self.config, key, default)
+
+    def temperature(self, *, validation: bool = False) -> float:
+        """Returns the sampling temperature of training or of validation."""
+        sampled = self.setting("worker.rollout.temperature", 1.0)
+        return self.setting("worker.rollout.val_override_config.temperature", sampled) if validation else sampled
+
+    def names(self, beginning: str) -> list[str]:
+        """Returns the metrics whose names begin so, sorted."""
+        return sorted({name for row in self.rows for name in row.values if name.startswith(beginning)})
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Returns the steps at which a metric was measured, and its values."""
@@ -56,20 +63,18 @@ class RunData:
         """Returns a metric's values by step."""
         return dict(zip(*self.series(name), strict=True))
 
-    @property
-    def _algorithm(self) -> Mapping[str, Any]:
-        section = self.config.get("algorithm")
-        return section if isinstance(section, Mapping) else {}
-
 
 def load_run(folder: Path) -> RunData:
-    """Reads a run folder; raises `DataError` if it, `metrics.jsonl` or its first row is missing, or a file is broken."""
-    rows = read_metrics(folder)
-    if not rows:
-        raise DataError(
-            f"{folder / METRICS_FILE} has no rows yet; wait for the first step, or look at the run's own output"
-        )
-    return RunData(folder=folder, rows=rows, config=_read_config(folder / CONFIG_FILE))
+    """Reads a run folder, which may have no step yet; raises `DataError` if it or a file is missing or broken."""
+    return RunData(folder=folder, rows=read_metrics(folder), config=_read_config(folder / CONFIG_FILE))
+
+
+def nested(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """Returns what a dotted key names in nested mappings, or the default where it names nothing."""
+    node: Any = tree
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return default if node is None else node
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -47,12 +47,14 @@ def run_summary(run_folder: Path) -> Table:
     table = Table(title=f"{run.estimator}: {run.name}", title_justify="left", show_header=False, title_style="bold")
     table.add_column("quantity", no_wrap=True)
     table.add_column("value")
-    for quantity, value in [*_accuracy_rows(run), *_evidence_rows(run)]:
-        table.add_row(quantity, value)
-    table.add_section()
-    for quantity, value in _time_rows(run):
+    for quantity, value in summary_rows(run):
         table.add_row(quantity, value)
     return table
+
+
+def summary_rows(run: RunData) -> list[tuple[str, str]]:
+    """Returns what a reader wants to know first: quantities and their values as text."""
+    return [*_accuracy_rows(run), *_evidence_rows(run), *_time_rows(run)]
 
 
 def accuracy_change(run: RunData) -> AccuracyChange | None:
