@@ -98,5 +98,20 @@ class TrainerConfig:
         description="Steps in a row whose updates were all skipped for gradients that are not finite, after which the "
         "run ends; -1: never.",
     )
+    on_fault: Literal["warn", "skip", "stop"] = Field(
+        default="warn",
+        description="What becomes of a step whose log-probs, rewards or advantages are not finite, whose engine gap is "
+        "above max_log_prob_gap, or whose responses or rewards have collapsed: warn; skip: also no update where the fault "
+        "shows before it; stop: also end the run, the last good checkpoint kept.",
+    )
+    collapse_steps: int = Field(
+        default=10,
+        ge=1,
+        description="Steps in a row in which half of the responses are empty or repeat one token, or all rewards are "
+        "equal, that count as collapse.",
+    )
+    max_log_prob_gap: float = Field(
+        default=1.0, gt=0, description="Mean gap between rollout engine and trainer, in nats a token, that is a fault."
+    )
     plugins: list[File] = Field(default=[], description="Python files that register further methods.")
     seed: int = Field(default=1, ge=0, description="Seed of everything that has none of its own.")

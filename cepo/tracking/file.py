@@ -68,16 +68,19 @@ class FileSink:
                 self._metrics.replace_last(metrics_object(MetricsRow(step=step, values={**last.values, **values})))
             else:
                 self._metrics.append(metrics_object(MetricsRow(step=step, values=dict(values))))
+            self._metrics.to_disk()
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
         with _writing(self._folder):
             for record in records:
                 self._rollouts.append(group_object(record))
+            self._rollouts.to_disk()
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         with _writing(self._folder):
             for row in rows:
                 self._generations.append({"step": step, **row})
+            self._generations.to_disk()
 
     def close(self) -> None:
         with _writing(self._folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,6 +44,15 @@ def encode_line(row: Mapping[str, Any]) -> bytes:
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
 
+def to_disk(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def finite_or_none(value: float) -> float | None:
     """Returns None for NaN and infinity, which JSON does not have; they are read back as NaN."""
     number = float(value)
@@ -50,7 +60,7 @@ def finite_or_none(value: float) -> float | None:
 
 
 class LineFile:
-    """A file of JSON lines opened for appending. Each row reaches the operating system before `append` returns.
+    """A file of JSON lines opened for appending. Rows reach the operating system at once, and the disk with `to_disk`.
 
     Opening it cuts off an incomplete last line and, if `last_step` is given, all rows from the first later step on.
 
@@ -89,6 +99,10 @@ class LineFile:
         self._file.truncate()
         self._file.flush()
         self.last = row
+
+    def to_disk(self) -> None:
+        """Waits until all rows are on the disk."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import DataError
-from cepo.tracking.lines import finite_or_none, read_objects
+from cepo.tracking.lines import finite_or_none, read_objects, to_disk
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -206,7 +206,8 @@ def read_environment(run_folder: Path) -> list[dict[str, Any]]:
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
     """Writes a new file and renames it over the old one, so that a reader never sees a part of it.
 
-    The new file is on the disk before the rename. `private`: only its owner may read it.
+    The new file is on the disk before the rename, and so is its name when this returns. `private`: only its owner may
+    read it.
     """
     beside = path.with_name(path.name + ".new")
     beside.unlink(missing_ok=True)
@@ -216,6 +217,7 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
+    to_disk(path.parent)
 
 
 def _existing(run_folder: Path, name: str) -> Path:

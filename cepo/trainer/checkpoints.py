@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import CheckpointError
+from cepo.tracking.lines import to_disk
+from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.protocol import Backend
 from cepo.trees import is_dict, is_list
 
@@ -70,25 +72,7 @@ class CheckpointStore:
             CheckpointError: it cannot be written, for lack of room or rights. Earlier checkpoints are unchanged.
         """
         step = state.step
-        target = self.folder / f"global_step_{step}"
-        partial = self.folder / f".global_step_{step}.partial"
-        content = {"global_step": step, "state": dataclasses.asdict(state), _SCORE: val_reward_score, **self._identity}
-        content |= {_FORMAT: FORMAT_VERSION}
-        content |= {_WEIGHTS_ONLY: True} if self._weights_only else {}
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            backend.save(partial)
-            _write_json(partial / STATE_FILE, content)
-            _write_json(partial / FILES_FILE, written_files(partial))
-            _to_disk(partial)
-        except (OSError, CheckpointError) as error:
-            shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would take the room of the next attempt
-            raise CheckpointError(
-                f"the checkpoint of step {step} cannot be written to {self.folder}: {error}"
-            ) from error
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
+        target = self._write(f"global_step_{step}", state, backend, val_reward_score)
         scores = self._scores()
         best = max(sorted(scores), key=lambda each: scores[each], default=None)
         tracker = {
@@ -98,10 +82,38 @@ class CheckpointStore:
             "last_actor_path": str((target / "actor").absolute()),
         }
         try:
-            _write_json(self.folder / TRACKER_FILE, tracker)
+            write_atomically(self.folder / TRACKER_FILE, json.dumps(tracker, indent=2) + "\n")
         except OSError as error:  # nothing resumes from it; the checkpoint itself is whole
             logger.warning("%s does not name the checkpoint of step %d: %s", self.folder / TRACKER_FILE, step, error)
         self._prune(newest=step, best=best)
+        return target
+
+    def save_aside(self, state: TrainerState, backend: Backend) -> Path:
+        """Writes the state to `untrained_step_<N>`, where `find_last` does not look; raises as `save` does."""
+        return self._write(f"untrained_step_{state.step}", state, backend, None)
+
+    def _write(self, name: str, state: TrainerState, backend: Backend, val_reward_score: float | None) -> Path:
+        target, partial = self.folder / name, self.folder / f".{name}.partial"
+        step = state.step
+        content = {"global_step": step, "state": dataclasses.asdict(state), _SCORE: val_reward_score, **self._identity}
+        content |= {_FORMAT: FORMAT_VERSION}
+        content |= {_WEIGHTS_ONLY: True} if self._weights_only else {}
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            backend.save(partial)
+            (partial / STATE_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+            (partial / FILES_FILE).write_text(json.dumps(written_files(partial), indent=2) + "\n", encoding="utf-8")
+            for path in (*partial.rglob("*"), partial):  # no rename may come before what is renamed
+                to_disk(path)
+        except (OSError, CheckpointError) as error:
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would take the room of the next attempt
+            raise CheckpointError(
+                f"the checkpoint of step {step} cannot be written to {self.folder}: {error}"
+            ) from error
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+        to_disk(self.folder)
         return target
 
     def find_last(self, *, after: int = -1) -> Path | None:
@@ -284,25 +296,9 @@ def _lists_files(content: object) -> bool:
     )
 
 
-def _to_disk(folder: Path) -> None:
-    """Waits until the folder's files and their names are on the disk, so that no rename comes before them."""
-    for path in (*folder.rglob("*"), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 def _checksum(path: Path) -> int:
     number = 0
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             number = zlib.crc32(block, number)
     return number
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    beside = path.with_name(path.name + ".partial")
-    beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(beside, path)

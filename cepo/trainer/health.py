@@ -81,9 +81,11 @@ class SkippedUpdates:
     """
 
     def __init__(self, most: int) -> None:
-        self._most, self.steps_in_a_row = most, 0
+        self._most, self.steps_in_a_row, self._reason = most, 0, ""
 
-    def see(self, step: int, num_skipped: float, num_updates: int) -> None:
+    def see(
+        self, step: int, num_skipped: float, num_updates: int, *, reason: str = "their gradients are not finite"
+    ) -> None:
         """Takes the updates of the 1-based `step`; a step without any is ignored."""
         if num_updates == 0:
             return
@@ -91,13 +93,15 @@ class SkippedUpdates:
             self.steps_in_a_row = 0
             return
         self.steps_in_a_row += 1
+        self._reason = reason
         if self.steps_in_a_row == 1:
             logger.warning(
-                "step %d trained nothing: all of its %d updates were skipped, because their gradients are not finite "
-                "(actor/skipped_updates). If more follow, lower worker.actor.optim.lr and look at the rewards. No checkpoint "
-                "is written until an update succeeds%s",
+                "step %d trained nothing: all of its %d updates were skipped, because %s (actor/skipped_updates). If more "
+                "follow, lower worker.actor.optim.lr and look at the rewards. No checkpoint is written until an update "
+                "succeeds%s",
                 step,
                 num_updates,
+                reason,
                 ""
                 if self._most < 0
                 else f", and after {self._most} such steps the run ends (trainer.max_skipped_steps)",
@@ -111,7 +115,15 @@ class SkippedUpdates:
         """
         if 0 < self._most <= self.steps_in_a_row:
             raise EngineError(
-                f"all updates of the last {self.steps_in_a_row} steps were skipped, because their gradients are not finite, so "
-                f"that nothing is trained any more (trainer.max_skipped_steps={self._most}; -1 goes on). The checkpoints in "
-                f"{folder} are from before; continue from one with a lower worker.actor.optim.lr"
+                f"all updates of the last {self.steps_in_a_row} steps were skipped, because {self._reason}, so that nothing "
+                f"is trained any more (trainer.max_skipped_steps={self._most}; -1 goes on). The checkpoints in {folder} are "
+                "from before; continue from one with a lower worker.actor.optim.lr"
             )
+
+    def refuse_as_last(self, folder: object) -> None:
+        """Raises the `EngineError` of a run whose last steps trained nothing; `folder` holds their weights."""
+        raise EngineError(
+            f"the run's last {self.steps_in_a_row} steps trained nothing: all their updates were skipped, because "
+            f"{self._reason}. Its checkpoints are from before. The weights after the last step were set aside in {folder}; "
+            "nothing resumes from them unless trainer.load_checkpoint_path names that folder"
+        )

@@ -25,6 +25,7 @@ from cepo.rewards.pool import RewardPool
 from cepo.tracking.tracker import Tracker
 from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
+from cepo.trainer.faults import FaultWatch
 from cepo.trainer.filtering import ask_until_enough
 from cepo.trainer.health import EqualRewards, SkippedUpdates, StageClock
 from cepo.trainer.planning import ScoringPlan, make_plan, rollout_groups
@@ -72,6 +73,7 @@ class Trainer:
         self._asker = Asker(self.config, self.contexts, self.processing, self.rewards, self.clock)
         self._equal_rewards = EqualRewards()
         self._skipped_updates = SkippedUpdates(self.config.trainer.max_skipped_steps)
+        self._faults = FaultWatch(self.config.trainer)
         self._first_step = self.state.step
         self._last_validated = -1
         self._last_val_reward: float | None = None
@@ -99,7 +101,7 @@ class Trainer:
         if self.total_steps > self._first_step:
             if settings.val_freq > 0 or settings.val_before_train:
                 self.validate(self.total_steps)
-            self.save(self.total_steps)
+            self.save_last()
 
     def train_step(self, step: int) -> None:
         """Runs one step of the algorithm."""
@@ -108,7 +110,8 @@ class Trainer:
             plan = self.plan(rollouts)
             batch = self.score(plan)
             signal = self.estimate(batch)
-            updated = self.update(batch, signal)
+            may_learn = self._faults.before_update(batch, signal)
+            updated = self.update(batch, signal) if may_learn else self.leave_out_update(step)
         self.state.step = step + 1
         self.record(batch, signal, updated)
 
@@ -268,6 +271,13 @@ class Trainer:
         self.clock.count_tokens("update", sum(row.num_tokens for part in batches for row in part.rows))
         return metrics
 
+    def leave_out_update(self, step: int) -> Metrics:
+        """Ends the 0-based step without an update."""
+        self.backend.forget_work()
+        self.backend.finish_step(step)
+        self._skipped_updates.see(step + 1, 1, 1, reason="the step has a fault (trainer.on_fault)")
+        return {_SKIPPED: sum_value(1.0)}
+
     def record(self, batch: ScoredBatch, signal: TokenSignal, updated: Metrics) -> None:
         """Writes the step's metrics and some of its rollouts."""
         rollouts, settings = batch.rollouts, self.config.trainer
@@ -276,11 +286,13 @@ class Trainer:
             reward_metrics(rollouts),
             work_metrics(batch, self.config.worker.rollout.temperature),
         ]
-        parts += [batch.metrics, batch.plan.metrics, signal.metrics, updated, self.clock.drain()]
+        parts += [batch.metrics, batch.plan.metrics, signal.metrics, updated, self._faults.metrics, self.clock.drain()]
         if self.restarts:
             parts.append({"faults/restarts": sum_value(self.restarts)})
-        self.tracker.log_metrics(rollouts.step + 1, results(merge_metrics(parts)))
+        values = results(merge_metrics(parts))
+        self.tracker.log_metrics(rollouts.step + 1, values)
         self.tracker.log_rollouts(group_records(batch, signal, self.processing, settings.rollouts_to_log))
+        self._faults.after_update(rollouts.step + 1, values)
 
     def validate(self, done: int) -> None:
         """Measures the accuracy on held-out problems after `done` steps."""
@@ -310,6 +322,16 @@ class Trainer:
         except CheckpointError as error:
             self._is_save_missing = True
             logger.error("%s. The run goes on and tries again after the next step", error)
+
+    def save_last(self) -> None:
+        """Saves the checkpoint of the last step.
+
+        Raises:
+            EngineError: the last steps trained nothing. Their weights are set aside, where no run resumes from them.
+        """
+        if self._skipped_updates.steps_in_a_row:
+            self._skipped_updates.refuse_as_last(self.checkpoints.save_aside(self.state, self.backend))
+        self.save(self.total_steps)
 
     def save(self, done: int) -> None:
         """Saves a checkpoint after `done` steps."""
