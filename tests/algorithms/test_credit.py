@@ -151,7 +151,7 @@ def test_the_spread_of_one_delta_adds_nothing_to_a_mean() -> None:
         torch.ones(1),
         torch.ones(1, 1, dtype=torch.bool),
         torch.tensor([True]),
-        mixing=1,
+        mixing=1.0,
         clip_radius=0.5,
     )
     for side in ("right", "wrong"):
