@@ -77,7 +77,7 @@ def generalised_advantages(
     value = values.double().where(response_mask, 0.0)
     following = value.new_zeros(value.shape)
     following[:, :-1] = value[:, 1:]
-    errors = ((token_rewards * response_mask).double() + gamma * following - value).where(response_mask, 0.0)
+    errors = (token_rewards.double() + gamma * following - value).where(response_mask, 0.0)
     advantages = _backward_sums(errors, gamma * gae_lambda).where(response_mask, 0.0)
     return advantages, (advantages + value).where(response_mask, 0.0)
 

@@ -95,6 +95,11 @@ def test_a_single_rollout_is_an_error_that_names_the_setting() -> None:
         advantages([1.0, 0.0, 1.0], ids=[0, 0, 1])
 
 
+def test_rewards_closer_than_1e_6_are_equal() -> None:
+    rewards, groups = torch.tensor([0.0, 1.5e-6, 0.0, 0.9e-6]), torch.tensor([0, 0, 1, 1])
+    assert credit.live_rows(rewards, groups).tolist() == [True, True, False, False]
+
+
 def test_an_advantage_below_1e_6_has_sign_0() -> None:
     signs = credit.advantage_sign(torch.tensor([-2.0, -9e-7, 0.0, 9e-7, 2e-6]))
     assert signs.tolist() == [-1.0, 0.0, 0.0, 0.0, 1.0]

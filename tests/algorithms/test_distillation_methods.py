@@ -157,13 +157,15 @@ def test_weight_0_asks_no_teacher_and_leaves_flat_groups_out(method: str) -> Non
 
 @both
 def test_metrics_count_demonstrated_rollouts_and_the_gain(method: str) -> None:
-    """3 of 4 rollouts in 2 of 2 groups have a demonstration, and the gain is half a nat."""
-    signal = signal_of(method, batch_of([True, False, True, True]))
+    """3 of 4 rollouts in 2 of 2 groups have a demonstration; the right one gains half a nat, the wrong ones a quarter."""
+    teacher = torch.tensor([-0.5, -0.5, -0.75, -0.75]).unsqueeze(1).expand(4, 3)
+    batch = dataclasses.replace(batch_of([True, False, True, True]), teacher_log_probs={"correct": teacher})
+    signal = signal_of(method, batch)
     found = results(signal.metrics)
     assert found["distillation/demonstrated_rollouts"] == 0.75
     assert found["distillation/demonstrated_groups"] == 1.0
-    assert found["distillation/delta_mean_right"] == found["distillation/delta_mean_wrong"] == 0.5
-    assert signal.diagnostics["delta"].tolist() == [[0.5] * 3, [0.0] * 3, [0.5, 0.5, 0.0], [0.5] * 3]
+    assert (found["distillation/delta_mean_right"], found["distillation/delta_mean_wrong"]) == (0.5, 0.25)
+    assert signal.diagnostics["delta"].tolist() == [[0.5] * 3, [0.0] * 3, [0.25, 0.25, 0.0], [0.25] * 3]
     none = results(signal_of(method, batch_of([False] * 4)).metrics)
     assert none["distillation/demonstrated_groups"] == 0.0
     assert "distillation/delta_mean_right" not in none
