@@ -85,7 +85,7 @@ def weighted_advantages(advantages: Tensor, delta: Tensor, *, mixing: float, cli
     rows, width = delta.shape
     views = {"correct": delta, "wrong": torch.zeros_like(delta)}
     batch = token_batch([0.0] * rows, [0] * rows, lengths=[width] * rows, old=delta, views=views, dtype=delta.dtype)
-    with mock.patch("cepo.algorithms.cepo.group_advantages", return_value=advantages):
+    with mock.patch("cepo.algorithms.evidence.group_advantages", return_value=advantages):
         return build_estimator("cepo", settings).signal(batch, step=0).advantages
 
 

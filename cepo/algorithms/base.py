@@ -48,7 +48,7 @@ class Estimator(ABC):
     needs_group: bool = False  # a class's own, unless its settings decide
     needs_baseline: ClassVar[bool] = False
     needs_values: ClassVar[bool] = False
-    reads_old_log_probs: ClassVar[bool] = True
+    reads_old_log_probs: bool = True  # likewise
     shared_settings: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, config: Any) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Self
+
+from pydantic import model_validator
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import EvidenceEstimator
-from cepo.algorithms.grpo import group_advantages
 from cepo.algorithms.references import contrastive_references, contrastive_sides
 from cepo.algorithms.settings import EvidenceConfig, NegativeConfig
 from cepo.sections import section
@@ -29,13 +31,24 @@ class Cepo(EvidenceEstimator):
 
         negative: NegativeConfig = NegativeConfig()
 
+        @model_validator(mode="after")
+        def _the_baseline_keeps_its_side(self) -> Self:
+            if self.baseline == "hindsight" and self.negative.fallback == "neutral":
+                raise ValueError(
+                    "negative.fallback neutral leaves rollouts without a right side, which baseline hindsight reads; "
+                    "accepted beside it: student"
+                )
+            return self
+
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     views = ("correct", "wrong")
     reads_old_log_probs = False
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """The right answer and one wrong answer, the same for all rollouts of the group."""
-        correct, wrong = contrastive_references(group, self.config.positive, self.config.negative)
+        """The right answer and one wrong answer, the same for all rollouts of the group (but see `positive.exclude_self`)."""
+        correct, wrong = contrastive_references(group, self.positive, self.config.negative)
+        if not self.is_weighted(group.step):  # the baseline alone reads a teacher
+            wrong = [None] * len(wrong)
         return {"correct": correct, "wrong": wrong}
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
@@ -45,13 +58,13 @@ class Cepo(EvidenceEstimator):
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """`A_hat_t = A (1 + lambda (w_t - 1))` in float64; plain GRPO where no teacher is needed."""
-        advantages = group_advantages(batch.rewards, batch.group_ids, self.config)  # A
         if not self.needs_teacher(step=step):
-            return self.plain_signal(batch, advantages, step=step)
+            return self.plain_signal(batch, step=step)
+        advantages = self.advantages(batch)  # A
         delta = batch.teacher_log_probs["correct"] - batch.teacher_log_probs["wrong"]
         delta = delta.detach().where(batch.response_mask, 0.0)
-        sign = credit.advantage_sign(advantages).unsqueeze(1)
+        sign = credit.advantage_sign(advantages)
         # clip(exp(sign(A) delta), 1 - r, 1 + r)
         weight = credit.evidence_weight(delta, sign, clip_radius=self.config.clip_radius)
-        weighted = advantages.double().unsqueeze(1) * (1.0 + self.config.lambda_at(step) * (weight - 1.0))
+        weighted = advantages.double() * (1.0 + self.config.lambda_at(step) * (weight - 1.0))
         return self.weighted_signal(batch, advantages, delta, weight, weighted, step=step)

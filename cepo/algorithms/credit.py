@@ -24,6 +24,8 @@ ZERO_ADVANTAGE = 1e-6
 """Below this magnitude an advantage has sign 0."""
 NEUTRAL_DELTA = 1e-3
 """Evidence of smaller magnitude counts as neither for nor against in the metrics."""
+_LARGEST_LOG_ODDS = 500.0
+"""Bounds summed evidence where its exponential is still finite in float64."""
 
 
 def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
@@ -45,13 +47,41 @@ def group_moments(
     """
     group, num_groups = groups_of(group_ids)
     exact = rewards.double()
-    sizes = _group_sums(exact.new_ones(exact.shape), group, num_groups)
-    if int(sizes.min()) < 2:
-        raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
+    sizes = _group_sizes(group, num_groups)
     mean = _group_sums(exact, group, num_groups) / sizes
     centred = exact - mean[group]
     variance = _group_sums(centred.square(), group, num_groups) / (sizes - ddof)
     return centred, variance.sqrt()[group], sizes[group]
+
+
+def pass_rate_of_others(
+    rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, low: float = 0.0, high: float = 1.0
+) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
+    """`p_i = (sum_{j != i} r_j + 1/2) / n` of each row's group, in float64, and the group's size n.
+
+    `r_j` is the reward as a share of the way from `low` to `high`, within [0, 1]: for rewards `low` and `high` alone it
+    counts successes. p_i is never 0 or 1, and the row's own reward is not in it.
+
+    Raises:
+        ConfigError: a group has a single rollout.
+    """
+    group, num_groups = groups_of(group_ids)
+    sizes = _group_sizes(group, num_groups)
+    shares = ((rewards.double() - low) / (high - low)).clamp(0.0, 1.0)
+    others = _group_sums(shares, group, num_groups)[group] - shares
+    return (others + 0.5) / sizes[group], sizes[group]
+
+
+def evidence_values(prior: Float[Tensor, " B"], delta: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """`V_t = sigmoid(logit p + sum_{s<t} delta_s)`: the prior's odds times the likelihood ratio of the tokens before t.
+
+    float64, in the form `p / (p + (1 - p) exp(-sum))`, which is p exactly where the sum is 0. Where delta is
+    `log P(y_t | right answer) - log P(y_t)`, this is Bayes' rule with the policy in place of all other answers.
+    """
+    before = delta.new_zeros(delta.shape).double()
+    before[:, 1:] = delta.double().cumsum(dim=1)[:, :-1]
+    odds = prior.unsqueeze(1)
+    return odds / (odds + (1.0 - odds) * (-before).clamp(-_LARGEST_LOG_ODDS, _LARGEST_LOG_ODDS).exp())
 
 
 def discounted_returns(
@@ -95,7 +125,7 @@ def whitened(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -
 
 
 def evidence_weight(
-    delta: Float[Tensor, "B T"], sign: Float[Tensor, "B 1"], *, clip_radius: float
+    delta: Float[Tensor, "B T"], sign: Float[Tensor, "B _"], *, clip_radius: float
 ) -> Float[Tensor, "B T"]:
     """`w_t = exp(clamp(sign * delta_t, log1p(-r), log1p(r)))`, which is `clip(exp(sign * delta_t), 1 - r, 1 + r)`.
 
@@ -106,7 +136,7 @@ def evidence_weight(
     return scaled.clamp(math.log1p(-clip_radius), math.log1p(clip_radius)).exp()
 
 
-def advantage_sign(advantages: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+def advantage_sign(advantages: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """-1, 0 or 1; 0 where `|A| < 1e-6`."""
     return advantages.sign().where(advantages.abs() >= ZERO_ADVANTAGE, 0.0)
 
@@ -126,20 +156,20 @@ def outcome_signal(batch: TokenBatch, advantages: Float[Tensor, " B"]) -> TokenS
 
 def evidence_metrics(
     delta: Float[Tensor, "B T"],
-    advantages: Float[Tensor, " B"],
+    advantages: Float[Tensor, " B"] | Float[Tensor, "B _"],
     response_mask: Bool[Tensor, "B T"],
     correct: Bool[Tensor, " B"],
     *,
     mixing: float,
     clip_radius: float,
 ) -> Metrics:
-    """How much evidence there was and how it was used, over response tokens of rollouts with A != 0.
+    """How much evidence there was and how it was used, over response tokens with A != 0; A of rollouts or of tokens.
 
     `evidence/delta_*` are nats, apart for rollouts that the verifier accepts and refuses, whatever the sign of A: under a
     reward for format some wrong rollouts have A > 0. `positive_fraction` and `negative_fraction` count |delta| > 1e-3;
     clip rates count tokens whose raw weight lies outside [1 - r, 1 + r].
     """
-    sign = advantage_sign(advantages).unsqueeze(1)
+    sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)
     raw, accepted = sign * delta, correct.unsqueeze(1)
     metrics: Metrics = {
@@ -195,6 +225,14 @@ def groups_of(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
     found = group_ids.unique(return_inverse=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     _, group = cast("tuple[Tensor, Tensor]", found)
     return group, int(group.max()) + 1
+
+
+def _group_sizes(group: Tensor, num_groups: int) -> Tensor:
+    """(num_groups,) in float64; an error where one rollout has no other to be compared with."""
+    sizes = group.bincount(minlength=num_groups).double()
+    if int(sizes.min()) < 2:
+        raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
+    return sizes
 
 
 def _group_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:

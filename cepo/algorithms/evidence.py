@@ -1,55 +1,130 @@
-"""What RLSD and CEPO share beside their mathematics: when they ask a teacher, and what is recorded of a step."""
+"""What methods that learn from evidence share: the two baselines, when they ask a teacher, what is recorded of a step."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cepo.algorithms import credit
-from cepo.algorithms.base import GroupRelativeEstimator
-from cepo.algorithms.settings import EvidenceConfig
-from cepo.metrics import mean_value
+from cepo.algorithms.base import Estimator, GroupRelativeEstimator
+from cepo.algorithms.grpo import group_advantages
+from cepo.algorithms.settings import EvidenceConfig, HindsightConfig, PositiveConfig
+from cepo.metrics import Metrics, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float, Int64
     from torch import Tensor
 
 
-class EvidenceEstimator(GroupRelativeEstimator):
-    """A method that scales GRPO's advantage A token by token.
+def one_sided_delta(batch: TokenBatch) -> Float[Tensor, "B T"]:
+    """`delta_t = log P_correct(y_t) - log P_student(y_t)`, 0 on padding."""
+    delta = batch.teacher_log_probs["correct"] - batch.old_log_probs
+    return delta.detach().where(batch.response_mask, 0.0)
 
-    Degenerate cases, each exactly GRPO: lambda = 0 (no teacher is asked), clip radius 0, evidence 0.
+
+def hindsight_advantages(
+    batch: TokenBatch, config: HindsightConfig
+) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+    """`A_t = (R - V_t) / sigma` and the share `V_t = sigmoid(logit p + sum_{s<t} delta_s)` of right continuations.
+
+    delta is `one_sided_delta`, and p the pass rate of the other rollouts. R and V_t are compared
+    on the scale of the rewards, between `reward_low` and `reward_high`. `sigma = sqrt(p (1 - p) n / (n - ddof))` of that
+    scale stands for the group's deviation, without the rollout's own reward; 1 with `scale: none`. Both 0 on padding.
+    """
+    mask, rewards, span = batch.response_mask, batch.rewards, config.reward_high - config.reward_low
+    prior, size = credit.pass_rate_of_others(rewards, batch.group_ids, low=config.reward_low, high=config.reward_high)
+    values = credit.evidence_values(prior, one_sided_delta(batch))
+    advantages = rewards.double().unsqueeze(1) - (config.reward_low + span * values)
+    if config.scale == "std":
+        advantages = advantages / (span * (prior * (1.0 - prior) * size / (size - config.ddof)).sqrt()).unsqueeze(1)
+    return advantages.to(rewards.dtype).where(mask, 0.0), values.to(rewards.dtype).where(mask, 0.0)
+
+
+def of_others(positive: PositiveConfig) -> PositiveConfig:
+    """Where the right answer comes from, without the rollout itself: a baseline must not know how its response ends."""
+    return dataclasses.replace(positive, exclude_self=True)
+
+
+def value_metrics(values: Float[Tensor, "B T"], batch: TokenBatch) -> Metrics:
+    """What the baseline expects of the prefixes of rollouts that turn out right, and of the others."""
+    right, mask = batch.correct.unsqueeze(1), batch.response_mask
+    return {
+        "evidence/value_mean_right": mean_of(values, mask & right),
+        "evidence/value_mean_wrong": mean_of(values, mask & ~right),
+    }
+
+
+class EvidenceEstimator(GroupRelativeEstimator):
+    """A method that scales an advantage A token by token: GRPO's, or `hindsight_advantages` with `baseline: hindsight`.
+
+    Degenerate cases, each exactly the advantage itself: lambda = 0, clip radius 0, evidence 0. With the group's baseline
+    lambda = 0 asks no teacher.
     """
 
     config: EvidenceConfig
 
-    def needs_teacher(self, *, step: int) -> bool:
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.reads_old_log_probs = self.reads_old_log_probs or self.in_hindsight
+
+    @property
+    def in_hindsight(self) -> bool:
+        """Whether the baseline is one of evidence."""
+        return self.config.baseline == "hindsight"
+
+    @property
+    def positive(self) -> PositiveConfig:
+        """Where the right answer comes from."""
+        return of_others(self.config.positive) if self.in_hindsight else self.config.positive
+
+    def is_weighted(self, step: int) -> bool:
         """False where lambda(step) = 0 or the clip radius is 0: the weights would not be read."""
         return self.config.lambda_at(step) > 0 and self.config.clip_radius > 0
 
-    def plain_signal(self, batch: TokenBatch, advantages: Float[Tensor, " B"], *, step: int) -> TokenSignal:
+    def needs_teacher(self, *, step: int) -> bool:
+        """Whether the weights or the baseline read one."""
+        return self.in_hindsight or self.is_weighted(step)
+
+    def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
+        """Rollouts of groups whose rewards differ; with a baseline of evidence all, since it is never sure of a reward."""
+        return (
+            Estimator.live_rows(self, rewards, group_ids)
+            if self.in_hindsight
+            else super().live_rows(rewards, group_ids)
+        )
+
+    def advantages(self, batch: TokenBatch) -> Float[Tensor, "B _"]:
+        """A: (B, 1) of the group, or (B, T) of the evidence."""
+        if self.in_hindsight:
+            return hindsight_advantages(batch, self.config)[0]
+        return group_advantages(batch.rewards, batch.group_ids, self.config).unsqueeze(1)
+
+    def plain_signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """GRPO's signal, for a step that asks no teacher."""
-        plain = credit.outcome_signal(batch, advantages)
+        plain = credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config))
         mixing = {"evidence/lambda": mean_value(self.config.lambda_at(step))}
         return dataclasses.replace(plain, metrics=plain.metrics | mixing)
 
     def weighted_signal(
         self,
         batch: TokenBatch,
-        advantages: Float[Tensor, " B"],
+        advantages: Float[Tensor, "B _"],
         delta: Float[Tensor, "B T"],
         weight: Float[Tensor, "B T"],
         weighted: Float[Tensor, "B T"],
         *,
         step: int,
     ) -> TokenSignal:
-        """The weighted advantages, with delta and weight recorded; 0 on padding."""
+        """The weighted advantages, with delta, weight and, of evidence, the baseline recorded; 0 on padding."""
         mask, mixing, radius = batch.response_mask, self.config.lambda_at(step), self.config.clip_radius
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
         metrics |= credit.evidence_metrics(delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=radius)
+        diagnostics = {"delta": delta, "weight": weight.to(delta.dtype).where(mask, 0.0)}
+        if self.in_hindsight:
+            values = hindsight_advantages(batch, self.config)[1]
+            metrics |= value_metrics(values, batch)
+            diagnostics["value"] = values
         return TokenSignal(
-            advantages=weighted.to(advantages.dtype).where(mask, 0.0),
-            metrics=metrics,
-            diagnostics={"delta": delta, "weight": weight.to(delta.dtype).where(mask, 0.0)},
+            advantages=weighted.to(advantages.dtype).where(mask, 0.0), metrics=metrics, diagnostics=diagnostics
         )

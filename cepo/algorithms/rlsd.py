@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import register_estimator
-from cepo.algorithms.evidence import EvidenceEstimator
-from cepo.algorithms.grpo import group_advantages
+from cepo.algorithms.evidence import EvidenceEstimator, one_sided_delta
 from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import EvidenceConfig
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
@@ -26,17 +25,16 @@ class Rlsd(EvidenceEstimator):
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """The right answer, the same for all rollouts of the group."""
-        return {"correct": positive_references(group, self.config.positive)}
+        return {"correct": positive_references(group, self.positive)}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """`A_hat_t = A (1 + lambda (w_t - 1))` in float64; plain GRPO where no teacher is needed."""
-        advantages = group_advantages(batch.rewards, batch.group_ids, self.config)  # A
         if not self.needs_teacher(step=step):
-            return self.plain_signal(batch, advantages, step=step)
-        delta = batch.teacher_log_probs["correct"] - batch.old_log_probs
-        delta = delta.detach().where(batch.response_mask, 0.0)
-        sign = credit.advantage_sign(advantages).unsqueeze(1)
+            return self.plain_signal(batch, step=step)
+        advantages = self.advantages(batch)  # A
+        delta = one_sided_delta(batch)  # log P_correct(y_t) - log P_student(y_t)
+        sign = credit.advantage_sign(advantages)
         # clip(exp(sign(A) delta), 1 - r, 1 + r)
         weight = credit.evidence_weight(delta, sign, clip_radius=self.config.clip_radius)
-        weighted = advantages.double().unsqueeze(1) * (1.0 + self.config.lambda_at(step) * (weight - 1.0))
+        weighted = advantages.double() * (1.0 + self.config.lambda_at(step) * (weight - 1.0))
         return self.weighted_signal(batch, advantages, delta, weight, weighted, step=step)

@@ -108,9 +108,34 @@ class TeacherConfig:
 
 
 @section
-class EvidenceConfig(GroupAdvantageConfig):
-    """Settings of the evidence methods: the mixing weight and its schedule, the clip radius, the reference, the teacher."""
+class HindsightConfig(GroupAdvantageConfig):
+    """Settings of a baseline that follows the evidence: what rewards mean, the reference, the teacher."""
 
+    reward_low: float = Field(default=0.0, description="Reward of a wrong response, for a baseline from evidence.")
+    reward_high: float = Field(
+        default=1.0, description="Reward of a right response, for a baseline from evidence; between them lie shares."
+    )
+    positive: PositiveConfig = PositiveConfig()
+    teacher: TeacherConfig = TeacherConfig()
+
+    @model_validator(mode="after")
+    def _rewards_differ(self) -> Self:
+        if self.reward_high <= self.reward_low:
+            raise ValueError(
+                f"reward_high {self.reward_high} is not above reward_low {self.reward_low}; a right response earns more"
+            )
+        return self
+
+
+@section
+class EvidenceConfig(HindsightConfig):
+    """Settings of the evidence methods: the baseline, the mixing weight and its schedule, the clip radius."""
+
+    baseline: Literal["group", "hindsight"] = Field(
+        default="group",
+        description="What the reward is compared with: the group's mean; hindsight: the pass rate of the others, "
+        "moved token by token by the evidence of the right answer.",
+    )
     lambda_init: float = Field(default=0.5, ge=0, le=1, description="Mixing weight at its highest.")
     lambda_schedule: Literal["linear", "constant"] = Field(default="linear", description="Course of the mixing weight.")
     lambda_decay_steps: int = Field(default=25, ge=1, description="Steps after which a linear one is 0.")
@@ -122,8 +147,6 @@ class EvidenceConfig(GroupAdvantageConfig):
     clip_radius: float = Field(
         default=0.5, ge=0, lt=1, description="The evidence weight stays within 1 - this and 1 + this."
     )
-    positive: PositiveConfig = PositiveConfig()
-    teacher: TeacherConfig = TeacherConfig()
 
     def lambda_at(self, step: int) -> float:
         """lambda at the 0-based rollout step: a pure function, so that a resumed run continues exactly.

@@ -77,6 +77,7 @@ class Settings:
     mixing: float = 0.5
     mixing_steps: int = 25
     radius: float = 0.5
+    baseline: str = "group"
     right_source: str = "ground_truth"
     wrong_source: str = "peer_answer"
     exclude_self: bool = False

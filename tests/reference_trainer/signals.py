@@ -65,6 +65,19 @@ def generalised(token_rewards: Rows, values: Rows, gamma: float, decay: float) -
     return result
 
 
+def hindsight(rewards: Sequence[float], deltas: Rows, size: int) -> Rows:
+    """(R - V_t) / sigma, V_t = 1 / (1 + (1 - p) / p e^(-sum of earlier deltas)), p of the others, sigma of p over n - 1."""
+    result = []
+    for index, (reward, delta) in enumerate(zip(rewards, deltas, strict=True)):
+        start = index // size * size
+        others = [rewards[other] for other in range(start, start + size) if other != index]
+        rate = (sum(others) + 0.5) / size
+        sigma = math.sqrt(rate * (1 - rate) * size / (size - 1))
+        values = [1 / (1 + (1 - rate) / rate * math.exp(-sum(delta[:token]))) for token in range(len(delta))]
+        result.append((reward - numpy.array(values)) / sigma)
+    return result
+
+
 def whitened(rows: Rows) -> Rows:
     """(x - mean) / sqrt(var + 1e-8) over all tokens of the batch, var over n - 1."""
     everything = numpy.concatenate(rows)
@@ -76,12 +89,15 @@ def mixing_at(step: int, initial: float, decay_steps: int) -> float:
     return initial * max(0.0, 1.0 - step / decay_steps)
 
 
-def evidence_advantages(advantages: Sequence[float], deltas: Rows, mixing: float, radius: float) -> Rows:
+def evidence_advantages(advantages: Rows, deltas: Rows, mixing: float, radius: float) -> Rows:
     """A ((1 - lambda) + lambda clip(e^(sign(A) delta), 1 - r, 1 + r))."""
     result = []
-    for advantage, delta in zip(advantages, deltas, strict=True):
-        weights = [min(max(math.exp(numpy.sign(advantage) * value), 1 - radius), 1 + radius) for value in delta]
-        result.append(numpy.array([advantage * ((1 - mixing) + mixing * weight) for weight in weights]))
+    for of_row, delta in zip(advantages, deltas, strict=True):
+        tokens = []
+        for advantage, value in zip(of_row, delta, strict=True):
+            weight = min(max(math.exp(numpy.sign(advantage) * value), 1 - radius), 1 + radius)
+            tokens.append(advantage * ((1 - mixing) + mixing * weight))
+        result.append(numpy.array(tokens))
     return result
 
 

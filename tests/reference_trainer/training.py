@@ -130,8 +130,13 @@ class ReferenceTrainer:
         method = settings.method
         if method in EVIDENCE:
             mixing = signals.mixing_at(step, settings.mixing, settings.mixing_steps)
-            flat = signals.group_advantages(rewards, size)
-            advantages = signals.evidence_advantages(flat, self._deltas(rows, step), mixing, settings.radius)
+            if settings.baseline == "hindsight":
+                plain = signals.hindsight(rewards, self._deltas(rows, step, one_sided=True), size)
+            else:
+                plain = signals.spread(signals.group_advantages(rewards, size), lengths)
+            advantages = signals.evidence_advantages(plain, self._deltas(rows, step), mixing, settings.radius)
+        elif method == "hindsight":
+            advantages = signals.hindsight(rewards, self._deltas(rows, step), size)
         elif method in DISTILLATION:
             of_groups = [settings.policy_weight * value for value in signals.group_advantages(rewards, size)]
             advantages = signals.spread(of_groups, lengths)
@@ -176,14 +181,15 @@ class ReferenceTrainer:
             )
         return result
 
-    def _deltas(self, rows: list[Row], step: int) -> signals.Rows:
+    def _deltas(self, rows: list[Row], step: int, *, one_sided: bool = False) -> signals.Rows:
         """log P(with the right answer) - log P(with the wrong answer, or without any)."""
         deltas = []
         for row in rows:
             problem = self.problems[row.group]
             group = problem.responses[step]
             right = right_texts(problem, group, self.settings)[row.place]
-            wrong = wrong_text(group, self.settings) if self.settings.method == "cepo" else None
+            contrasts = self.settings.method == "cepo" and not one_sided
+            wrong = wrong_text(group, self.settings) if contrasts else None
             if right is None:
                 deltas.append(numpy.zeros(len(row.ids)))
                 continue

@@ -135,6 +135,14 @@ CASES = {
             "algorithm.cepo.positive.source=peer_full", "algorithm.cepo.negative.source=peer_full",
         ],
     ),
+    "cepo, baseline of evidence, one epoch": Case(
+        _evidence("cepo", baseline="hindsight", epochs=1),
+        [*_mixing("cepo"), "algorithm.cepo.baseline=hindsight", "worker.actor.ppo_epochs=1"],
+    ),
+    "hindsight, from a peer": Case(
+        Settings(method="hindsight", right_source="peer_answer", exclude_self=True),
+        ["algorithm.hindsight.positive.source=peer_answer"],
+    ),
     "opsd": Case(Settings(method="opsd", divergence=Divergence(kind="forward_kl"))),
     "sdpo, top 20 from a peer, beside the reward": Case(
         Settings(

@@ -1,0 +1,257 @@
+"""The baseline of evidence: its gradient is the policy gradient, summed over every group of a small tabular policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from factories import group, log_probs_like, rollout, same_bits, token_batch
+from torch import Tensor
+
+from cepo.algorithms import build_estimator
+from cepo.errors import ConfigError
+from cepo.types import TokenBatch
+
+WIDTH, LONGEST, SIZE = 3, 3, 3
+END = 0
+EXACT = {"rtol": 0.0, "atol": 1e-10}
+
+
+def responses() -> list[tuple[int, ...]]:
+    """All responses over 3 tokens: those that end by themselves, and those that are cut after 3 tokens."""
+    ended = [(*words, END) for length in range(LONGEST) for words in itertools.product(range(1, WIDTH), repeat=length)]
+    return ended + list(itertools.product(range(1, WIDTH), repeat=LONGEST))
+
+
+RESPONSES = responses()
+PREFIXES = {
+    words: number for number, words in enumerate(sorted({one[:end] for one in RESPONSES for end in range(len(one))}))
+}
+MASK = torch.tensor([[token < len(one) for token in range(LONGEST)] for one in RESPONSES])
+# Right is what contains token 1 at an even place, whether it is cut or not.
+RIGHT = torch.tensor([float(1 in one[::2]) for one in RESPONSES], dtype=torch.float64)
+ANSWERS = [one[-1] for one in RESPONSES]
+
+
+def tables(seed: int, number: int = 1) -> Tensor:
+    """(number, prefixes, 3): logits of the next token."""
+    generator = torch.Generator().manual_seed(seed)
+    return 1.5 * torch.randn(number, len(PREFIXES), WIDTH, generator=generator, dtype=torch.float64)
+
+
+def token_log_probs(logits: Tensor) -> Tensor:
+    """(responses, 3) of each response's tokens, 0 behind its end."""
+    table = logits.log_softmax(dim=-1)
+    rows = [
+        torch.stack(
+            [table[PREFIXES[one[:place]], token] for place, token in enumerate(one)] + [table.new_zeros(())] * 3
+        )
+        for one in RESPONSES
+    ]
+    return torch.stack([row[:LONGEST] for row in rows])
+
+
+GROUPS = torch.tensor(list(itertools.product(range(len(RESPONSES)), repeat=SIZE)))
+POLICY = tables(8)[0]
+
+
+def batch_of_groups(rewards: Tensor, old: Tensor, correct: Tensor, wrong: Tensor | None = None) -> TokenBatch:
+    """All groups of 3 responses at once. `old` is by response; the teachers' log-probs are by response or by row."""
+    picked = GROUPS.flatten()
+    token_rewards = torch.zeros(len(picked), LONGEST, dtype=torch.float64)
+    token_rewards[:, 0] = rewards[picked]
+    views = {"correct": correct} if wrong is None else {"correct": correct, "wrong": wrong}
+    return TokenBatch(
+        token_level_rewards=token_rewards,
+        response_mask=MASK[picked],
+        old_log_probs=old[picked],
+        group_ids=torch.arange(len(GROUPS)).repeat_interleave(SIZE),
+        teacher_log_probs={name: view if len(view) == len(picked) else view[picked] for name, view in views.items()},
+        correct=RIGHT[picked] == 1.0,
+        has_reference={name: torch.ones(len(picked), dtype=torch.bool) for name in views},
+    )
+
+
+def expected_gradient(make: Callable[[Tensor], TokenBatch], name: str, settings: dict[str, object]) -> Tensor:
+    """E over groups of `mean_i sum_t A_it grad log P(y_it)`, by the chance of every group."""
+    logits = POLICY.clone().requires_grad_()
+    log_probs = token_log_probs(logits)
+    chances = log_probs.detach().sum(dim=1)[GROUPS].sum(dim=1).exp()
+    batch = make(log_probs.detach())
+    advantages = build_estimator(name, settings).signal(batch, step=0).advantages
+    weight = (chances / SIZE).repeat_interleave(SIZE).unsqueeze(1) * advantages
+    (weight * log_probs[GROUPS.flatten()]).sum().backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+def exact_gradient(rewards: Tensor) -> Tensor:
+    """The gradient of the expected reward, `sum_y P(y) R(y)`."""
+    logits = POLICY.clone().requires_grad_()
+    (token_log_probs(logits).sum(dim=1).exp() * rewards).sum().backward()
+    assert logits.grad is not None
+    return logits.grad
+
+
+def with_teacher(rewards: Tensor, teacher: Tensor) -> Callable[[Tensor], TokenBatch]:
+    return lambda old: batch_of_groups(rewards, old, token_log_probs(teacher))
+
+
+def pass_rate(rewards: Tensor) -> float:
+    return float((token_log_probs(POLICY).sum(dim=1).exp() * rewards).sum())
+
+
+@pytest.mark.parametrize("seed", [2, 3])
+def test_the_expected_gradient_is_the_exact_policy_gradient(seed: int) -> None:
+    """3,375 groups of 3 of the 15 responses; any teacher will do, here a random one."""
+    assert 0.1 < pass_rate(RIGHT) < 0.9
+    gradient = expected_gradient(with_teacher(RIGHT, tables(seed)[0]), "hindsight", {"scale": "none"})
+    torch.testing.assert_close(gradient, exact_gradient(RIGHT), **EXACT)
+
+
+def test_the_scale_multiplies_it_by_the_mean_of_1_over_sigma() -> None:
+    """The others' successes are binomial; with s of 2, p = (s + 1/2) / 3 and sigma^2 = p (1 - p) 3 / 2."""
+    chance = pass_rate(RIGHT)
+    factor = 0.0
+    for successes, ways in enumerate((1, 2, 1)):
+        rate = (successes + 0.5) / 3
+        likely = ways * chance**successes * (1 - chance) ** (2 - successes)
+        factor += likely / math.sqrt(rate * (1 - rate) * 3 / 2)
+    gradient = expected_gradient(with_teacher(RIGHT, tables(2)[0]), "hindsight", {})
+    torch.testing.assert_close(gradient, factor * exact_gradient(RIGHT), **EXACT)
+
+
+def test_rewards_between_and_beyond_the_ends_stay_unbiased() -> None:
+    """Rewards are -1, 1, or -1.3 for a cut response; the baseline counts the last as wrong."""
+    rewards = 2 * RIGHT - 1 - 0.3 * (MASK.sum(dim=1) == LONGEST) * (RIGHT == 0)
+    settings = {"scale": "none", "reward_low": -1.0}
+    gradient = expected_gradient(with_teacher(rewards, tables(2)[0]), "hindsight", settings)
+    torch.testing.assert_close(gradient, exact_gradient(rewards), **EXACT)
+
+
+def shown_answers(owner: int) -> Tensor:
+    """(rows, 3): the log-probs of a teacher that reads the answer of the rollout `owner` places further in the group."""
+    by_answer = torch.stack([token_log_probs(table) for table in tables(4, WIDTH)])
+    shown = torch.tensor(ANSWERS)[GROUPS.roll(-owner, dims=1)].flatten()
+    return by_answer[shown, GROUPS.flatten()]
+
+
+def test_a_peers_answer_leaves_it_unbiased_and_the_own_does_not() -> None:
+    """The own answer, the response's last token, tells the baseline what comes after the prefix."""
+    gradients = [
+        expected_gradient(
+            lambda old, owner=owner: batch_of_groups(RIGHT, old, shown_answers(owner)), "hindsight", {"scale": "none"}
+        )
+        for owner in (0, 1)
+    ]
+    exact = exact_gradient(RIGHT)
+    torch.testing.assert_close(gradients[1], exact, **EXACT)
+    assert float((gradients[0] - exact).norm() / exact.norm()) > 0.05
+
+
+def test_equal_teachers_leave_one_out_bit_for_bit() -> None:
+    """`(R - p) / sigma` by loops; p = (others' successes + 1/2) / 4, and sigma^2 = p (1 - p) 4 / 3."""
+    (old,) = log_probs_like((1, 8, 5), seed=3)
+    rewards = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    batch = token_batch(rewards, [0] * 4 + [1] * 4, lengths=[5, 3, 1, 4, 2, 5, 5, 1], old=old, views={"correct": old})
+    advantages = build_estimator("hindsight").signal(batch, step=0).advantages
+    for row, reward in enumerate(rewards):
+        start = row // 4 * 4
+        rate = (sum(rewards[start : start + 4]) - reward + 0.5) / 4
+        expected = torch.tensor((reward - rate) / math.sqrt(rate * (1 - rate) * 4 / 3)).float().expand(5)
+        assert same_bits(advantages[row], expected.where(batch.response_mask[row], 0.0))
+
+
+def test_a_value_is_the_priors_odds_times_what_the_tokens_say() -> None:
+    """p = (1 + 1/2) / 4; after evidence of log 3 the odds 3 / 5 are 9 / 5, hence V = 9 / 14."""
+    correct, old = torch.zeros(4, 3, dtype=torch.float64), torch.zeros(4, 3, dtype=torch.float64)
+    correct[0] = torch.tensor([math.log(3.0), -math.log(3.0), 7.0])
+    batch = token_batch(
+        [0.0, 1.0, 0.0, 0.0], [0] * 4, lengths=[3] * 4, old=old, views={"correct": correct}, dtype=torch.float64
+    )
+    signal = build_estimator("hindsight", {"scale": "none"}).signal(batch, step=0)
+    expected = torch.tensor([3 / 8, 9 / 14, 3 / 8], dtype=torch.float64)
+    torch.testing.assert_close(signal.diagnostics["value"][0], expected)
+    torch.testing.assert_close(signal.advantages[0], -expected)
+    assert signal.advantages[1].tolist() == [1 - 0.5 / 4] * 3
+
+
+def test_extreme_evidence_keeps_values_between_0_and_1() -> None:
+    """The last token's own evidence is never read."""
+    old = torch.tensor([[0.0, -1e4, 0.0], [-1e4, -1e4, -1e4]], dtype=torch.float64)
+    correct = torch.tensor([[-1e4, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    batch = token_batch([1.0, 0.0], [0, 0], lengths=[3, 3], old=old, views={"correct": correct}, dtype=torch.float64)
+    values = build_estimator("hindsight").signal(batch, step=0).diagnostics["value"]
+    assert values[0].tolist() == pytest.approx([0.25, 0.0, 0.25])
+    assert values[1].tolist() == pytest.approx([0.75, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("name", ["hindsight", "cepo", "rlsd"])
+def test_no_rollouts_own_response_is_its_right_reference(name: str) -> None:
+    these = group(
+        rollout(0, 1.0, "70", correct=True), rollout(1, 1.0, "70.0", correct=True), rollout(2, 0.0, "3"),
+    )  # fmt: skip
+    settings = {} if name == "hindsight" else {"baseline": "hindsight"}
+    for source in ("peer_answer", "peer_full"):
+        estimator = build_estimator(name, {"positive": {"source": source}, **settings})
+        sources = [None if one is None else one.source_index for one in estimator.references(these)["correct"]]
+        assert sources == [1, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["cepo", "rlsd"])
+@pytest.mark.parametrize("step", [0, 10, 25])
+def test_the_weight_scales_the_baselines_advantage_within_bounds(name: str, step: int) -> None:
+    """`sign(A_hat_t) = sign(A_t)` and `|A_hat_t - A_t| <= lambda r |A_t|`; at step 25 lambda is 0 and A_hat_t = A_t."""
+    old, correct, wrong = log_probs_like((3, 8, 6), seed=5, scale=1.0)
+    rewards, ids, lengths = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], [0] * 4 + [1] * 4, [6, 4, 1, 5, 6, 6, 2, 3]
+    batch = token_batch(rewards, ids, lengths=lengths, old=old, views={"correct": correct, "wrong": wrong})
+    plain = build_estimator("hindsight").signal(batch, step=step).advantages
+    signal = build_estimator(name, {"baseline": "hindsight"}).signal(batch, step=step)
+    assert torch.equal(signal.advantages.sign(), plain.sign())
+    mixing = 0.5 * max(0.0, 1 - step / 25)
+    assert ((signal.advantages - plain).abs() <= mixing * 0.5 * plain.abs() * (1 + 1e-5)).all()
+    assert same_bits(signal.advantages, plain) == (step == 25)
+    expected = (plain.sign() * signal.diagnostics["delta"]).exp().clamp(0.5, 1.5).where(batch.response_mask, 0.0)
+    torch.testing.assert_close(signal.diagnostics["weight"], expected)
+
+
+def test_the_baseline_goes_on_when_lambda_is_0() -> None:
+    """Then the wrong side, which only the weight reads, is not asked any more."""
+    these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "3"))
+    estimator = build_estimator("cepo", {"baseline": "hindsight"})
+    for step, shown in ((24, True), (25, False)):
+        assert estimator.needs_teacher(step=step)
+        found = estimator.references(dataclasses.replace(these, step=step))
+        assert all(found["correct"])
+        assert [one is not None for one in found["wrong"]] == [shown] * 2
+
+
+@pytest.mark.parametrize("name", ["hindsight", "cepo", "rlsd"])
+def test_every_rollout_learns_since_no_reward_is_certain(name: str) -> None:
+    rewards, ids = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0, 0, 1, 1])
+    settings: Sequence[dict[str, object]] = ({},) if name == "hindsight" else ({}, {"baseline": "hindsight"})
+    live = [build_estimator(name, each).live_rows(rewards, ids).tolist() for each in settings]
+    assert live[-1] == [True] * 4
+    assert name == "hindsight" or live[0] == [False] * 4
+
+
+def test_a_group_of_one_rollout_is_an_error() -> None:
+    batch = token_batch([1.0], [0], lengths=[2], old=torch.zeros(1, 2), views={"correct": torch.zeros(1, 2)})
+    with pytest.raises(ConfigError, match=r"worker\.rollout\.n is 1 for some prompt"):
+        build_estimator("hindsight").signal(batch, step=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"reward_low": 1.0}, "reward_high 1.0 is not above reward_low 1.0"),
+        ({"baseline": "hindsight", "negative": {"fallback": "neutral"}}, "accepted beside it: student"),
+    ],
+)
+def test_settings_that_leave_no_baseline_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        build_estimator("cepo", settings)
