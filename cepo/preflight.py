@@ -30,7 +30,8 @@ def check_before_imports(config: RunConfig) -> None:
     """
     from cepo.rewards.functions import require_imports, resolve_reward_path
 
-    for spec in config.worker.reward.reward_functions:
+    reward = config.worker.reward
+    for spec in [*reward.reward_functions, *filter(None, [reward.answer_function])]:
         require_imports(resolve_reward_path(spec)[0])
     address = ray_address(config)
     if chosen_launcher(config) == "ray" and address is not None:

@@ -235,6 +235,7 @@ def _reward_pool(reward: RewardConfig) -> RewardPool:
         reward.reward_function,
         reward.reward_function_kwargs,
         weights=reward.reward_weights,
+        answer_function=reward.answer_function,
         num_workers=reward.num_cpus,
         timeout_seconds=reward.timeout_seconds,
     )

@@ -72,6 +72,7 @@ class Rollout:
         response_ids: the response's tokens without the end-of-turn token.
         answer: the extracted final answer, None if nothing can be extracted.
         answer_equals_ground_truth: whether the grader judges `answer` equal to the ground truth, or a rounding of it.
+        answer_value: a text that answers of equal value share; None: its spelling alone counts.
     """
 
     index: int
@@ -80,6 +81,7 @@ class Rollout:
     response_ids: tuple[int, ...]
     answer: str | None
     answer_equals_ground_truth: bool
+    answer_value: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,12 @@ class Estimator(ABC):
         positive = getattr(self.config, "positive", None)
         return isinstance(positive, PositiveConfig) and positive.source == "solution"
 
+    @property
+    def reads_answers(self) -> bool:
+        """Whether it shows answers that were extracted from responses."""
+        sides = (getattr(self.config, side, None) for side in ("positive", "negative"))
+        return any(getattr(side, "source", None) == "peer_answer" for side in sides)
+
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """For each view one entry per rollout of the group; None makes the view the student's own for that rollout."""
         assert not self.views, f"{type(self).__name__} declares views and must say what they read"

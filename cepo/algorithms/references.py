@@ -114,9 +114,10 @@ def _select(group: RolloutGroup, candidates: Sequence[Rollout], config: Negative
     if config.select == "random" and not config.strict_lowest:
         return random.Random(f"{group.seed}/{group.step}/{group.prompt_id}").choice(candidates)
     if config.select == "most_frequent" and not config.strict_lowest:
-        counts: Counter[str | None] = Counter(rollout.answer for rollout in candidates)
+        values = {rollout.index: rollout.answer_value or rollout.answer for rollout in candidates}
+        counts = Counter(values.values())
         del counts[None]  # having no answer is not an answer that rollouts share
-        return min(candidates, key=lambda rollout: (-counts[rollout.answer], rollout.index))
+        return min(candidates, key=lambda rollout: (-counts[values[rollout.index]], rollout.index))
     return min(candidates, key=lambda rollout: (rollout.reward, rollout.index))
 
 

@@ -259,15 +259,21 @@ def _check_files(config: RunConfig) -> None:
 def _check_rewards(reward: RewardConfig) -> None:
     key, functions = "worker.reward.reward_function", reward.reward_functions
     for name in functions:
-        file, function = split_function(name)
-        if not file.endswith(".py") or not function.isidentifier():
-            raise ConfigError(f"{key}={name} must have the form path/file.py:function.")
-        _require_file(key, file)
+        _require_function(key, name)
+    if reward.answer_function is not None:
+        _require_function("worker.reward.answer_function", reward.answer_function)
     if reward.reward_weights is not None and len(reward.reward_weights) != len(functions):
         raise ConfigError(
             f"worker.reward.reward_weights={reward.reward_weights} has {len(reward.reward_weights)} entries, and {key} names "
             f"{len(functions)} functions. Give one weight for each, or null for 1 each."
         )
+
+
+def _require_function(key: str, name: str) -> None:
+    file, function = split_function(name)
+    if not file.endswith(".py") or not function.isidentifier():
+        raise ConfigError(f"{key}={name} must have the form path/file.py:function.")
+    _require_file(key, file)
 
 
 def check_model_and_data(model_path: str, sources: Sequence[str]) -> None:

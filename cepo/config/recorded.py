@@ -31,13 +31,14 @@ _EVALUATED = (
     "worker.reward.reward_function",
     "worker.reward.reward_function_kwargs",
     "worker.reward.reward_weights",
+    "worker.reward.answer_function",
     "worker.reward.skip_special_tokens",
     "worker.reward.timeout_seconds",
     "algorithm.correct_key",
     "algorithm.correct_threshold",
 )
 _REMOTE_CODE = f"{MODEL}.trust_remote_code"
-_REWARD = "worker.reward.reward_function"
+_FUNCTIONS = ("worker.reward.reward_function", "worker.reward.answer_function")
 _INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
 """Matches `${` after an even number of backslashes; after an odd number it is text."""
 
@@ -53,12 +54,12 @@ def recorded_for_evaluation(file: Path, given: Collection[str]) -> Source:
         ConfigError: a setting that is needed names a reward file that is not cepo's own, or refers to the environment.
     """
     kept, places = _kept(file, _EVALUATED, given)
-    functions = kept.get(_REWARD)
-    for name in [] if functions is None else _function_names(functions):
+    named = [(key, name) for key in _FUNCTIONS if kept.get(key) is not None for name in _function_names(kept[key])]
+    for key, name in named:
         if not _is_shipped(split_function(name)[0]):
             raise ConfigError(
-                f"{places.get(_REWARD, file)}: the run was rewarded by {name}, a file that is no part of cepo and would run "
-                f"here. If you trust it, give {_REWARD}={name}, or config={file} for the whole configuration"
+                f"{places.get(key, file)}: the run was rewarded by {name}, a file that is no part of cepo and would run "
+                f"here. If you trust it, give {key}={name}, or config={file} for the whole configuration"
             )
     return Source(_tree(kept), Origins(places))
 

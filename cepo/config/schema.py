@@ -337,6 +337,11 @@ class RewardConfig:
         default={},
         description="Keyword arguments of that function; of several, a section for each under its file's name.",
     )
+    answer_function: Annotated[str, AfterValidator(_located_functions)] | None = Field(
+        default=None,
+        description="`file.py:function` that returns the final answer in a response's text, or None; null: the last "
+        "`\\boxed{}` or `<answer>`. Rewards get it as `extracted_answer`, teachers as references.",
+    )
     skip_special_tokens: bool = Field(default=True, description="Decode responses without special tokens.")
     num_cpus: int = Field(default=1, ge=1, description="Worker processes that score responses.")
     timeout_seconds: float = Field(

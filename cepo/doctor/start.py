@@ -93,9 +93,12 @@ def _trackers(config: RunConfig) -> str:
 
 def _reward(config: RunConfig) -> str:
     from cepo.rewards.combined import load_reward
+    from cepo.rewards.functions import load_answer_function
 
     reward = config.worker.reward
     load_reward(reward.reward_function, reward.reward_function_kwargs, reward.reward_weights)
+    if reward.answer_function is not None:
+        load_answer_function(reward.answer_function)
     return reward.reward_function
 
 

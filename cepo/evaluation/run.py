@@ -15,7 +15,6 @@ from cepo.data.dataset import ProblemSet
 from cepo.data.reading import read_source
 from cepo.evaluation.benchmarks import PLAIN, REWARD, converted, recognise
 from cepo.models.processing import Processing
-from cepo.rewards.answers import extract_answer
 from cepo.rewards.benchmark import kind_of, read_answer
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.base import Generator
@@ -86,6 +85,7 @@ def reward_pool(task: Task, config: RunConfig) -> RewardPool:
         task.reward_function,
         {} if task.is_benchmark else reward.reward_function_kwargs,
         weights=None if task.is_benchmark else reward.reward_weights,
+        answer_function=None if task.is_benchmark else reward.answer_function,
         num_workers=reward.num_cpus,
         timeout_seconds=reward.timeout_seconds,
     )
@@ -103,6 +103,7 @@ def graded_rows(
     for start in range(0, len(task.problems), size):
         problems = task.problems[start : start + size]
         rollouts = asker.ask(problems, generator, validation_settings(config), step=VALIDATION_STEP)
+        answers = [] if task.is_benchmark else asker.answers(rollouts)
         for number, problem in enumerate(problems):
             columns = problem.columns if task.is_benchmark else {}
             kind = columns.get("answer_kind") or kind_of(problem.ground_truth)
@@ -116,9 +117,7 @@ def graded_rows(
                     "sample": sample,
                     "ground_truth": problem.ground_truth,
                     "response": response,
-                    "answer": read_answer(response, kind, columns["choices"])
-                    if task.is_benchmark
-                    else extract_answer(response),
+                    "answer": read_answer(response, kind, columns["choices"]) if task.is_benchmark else answers[row],
                     "correct": bool(rollouts.correct[row]),
                     "length": len(one.response_ids),
                     "finished": one.finished,

@@ -58,6 +58,9 @@ def answers_equal(prediction: str, ground_truth: str) -> bool:
     answer. A gold answer in words (`\angle 1 \cong \angle 4`) or an equation is compared by spelling only; other
     algebra goes to `math_verify`.
 
+    A percentage is its fraction: `60\%`, `0.6` and `\frac{3}{5}` are equal. A gold `60\%` is also stated by `60`, because
+    the question may name the unit; a gold `60` is not stated by `60\%`.
+
     A prediction `A \approx B` is right if A or B is, provided that A and B differ by at most 1 %. Texts of more than
     512 characters are compared without normalisation.
     """
@@ -69,7 +72,10 @@ def answers_equal(prediction: str, ground_truth: str) -> bool:
     if predicted == gold:
         return True
     if _is_numeric(gold):
-        return any(_numbers_equal(value, gold) for value in _stated_values(predicted))
+        values = _stated_values(predicted)
+        if any(_numbers_equal(value, gold) for value in values):
+            return True
+        return gold.endswith("%") and any("%" not in value and _numbers_equal(value, gold[:-1]) for value in values)
     if _is_worded(gold):
         return predicted.casefold() == gold.casefold()
     return _verified(predicted, gold)
@@ -110,6 +116,17 @@ def is_rounding(first: str, second: str) -> bool:
 def is_numeric_answer(text: str) -> bool:
     r"""Returns whether a text states one number, such as `60^\circ`, `2:3` or `5 \sqrt { 3 }`."""
     return len(text) <= _MAX_CHARACTERS and _is_numeric(normalise_answer(text))
+
+
+def value_key(answer: str) -> str:
+    r"""Returns a text that answers of equal value share, such as `1/2`, `0.5` and `50\%`; the spelling of what is no number.
+
+    Values are compared to 12 significant digits.
+    """
+    value = decimal_value(answer)
+    if value is not None:
+        return f"{value + 0.0:.12g}"
+    return normalise_answer(answer).casefold() if len(answer) <= _MAX_CHARACTERS else answer.strip()
 
 
 def decimal_value(text: str) -> float | None:
@@ -166,6 +183,7 @@ _TEXT = re.compile(
 )
 _TRAILING_PUNCTUATION = re.compile(r"(?:\\[,;:!]|[.,;\s])+\Z")
 _NUMERIC = re.compile(r"(?:[\d.+\-*/^(){}\[\]:]|\\(?:frac|sqrt|pi|times|cdot|div)(?![A-Za-z]))+")
+_PERCENTAGE = re.compile(r"(-?[^-+:%]+)%")
 _PLAIN_DECIMAL = re.compile(r"-?\d+(?:\.\d+)?")
 _NOT_IN_A_NAME = re.compile(
     r"[+\-*/^<>,:;]|\\(?:frac|sqrt|pi|times|cdot|div|approx|pm|neq|leq?|geq?|lt|gt)(?![A-Za-z])"
@@ -224,7 +242,7 @@ def _one_spelling(text: str) -> str:
     text = _TEXT.sub(r" \1 ", text)
     text = re.sub(r"(?<=\d)\s*\{\s*\}", "", text)
     text = re.sub(r"(?<=\d)\s*\{\s*,\s*\}\s*(?=\d)", ",", text)
-    text = _SPACES.sub(" ", text)
+    text = _SPACES.sub(" ", text).replace(r"\%", "%")
     text = _value_of_equation(text)
     return _without_spaces(text)
 
@@ -305,6 +323,8 @@ def _without_spaces(text: str) -> str:
 
 
 def _is_numeric(text: str) -> bool:
+    percentage = _PERCENTAGE.fullmatch(text)
+    text = percentage[1] if percentage else text
     return bool(_NUMERIC.fullmatch(text)) and bool(re.search(r"\d|\\pi", text))
 
 
@@ -331,7 +351,8 @@ def _numbers_equal(prediction: str, gold: str) -> bool:
 
 
 def _ratio_as_fraction(text: str) -> str:
-    parts = text.split(":")
+    """`2:3` -> `\\frac{2}{3}`, `60%` -> `\\frac{60}{100}`; anything else stays unchanged."""
+    parts = [text[:-1], "100"] if text.endswith("%") else text.split(":")
     return rf"\frac{{{parts[0]}}}{{{parts[1]}}}" if len(parts) == 2 else text
 
 

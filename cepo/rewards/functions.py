@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import cepo
 from cepo.errors import RewardError, did_you_mean
-from cepo.rewards.contract import RewardScore, validate_score, validate_scores
+from cepo.rewards.contract import ContractError, RewardScore, validate_score, validate_scores
 
 RewardType = Literal["batch", "sequential"]
 
@@ -106,12 +106,44 @@ def load_reward_function(spec: str, kwargs: Mapping[str, Any]) -> LoadedReward:
     Raises `RewardError` if the file is missing or fails to run, if it has no such function, if that is not callable or
     does not take `kwargs`, or if REWARD_TYPE is neither "batch" nor "sequential".
     """
-    path, function_name = resolve_reward_path(spec)
-    require_imports(path)
-    module = _run_file(path)
+    path, function_name, module, function = _loaded(spec)
     reward_type = getattr(module, "REWARD_TYPE", "batch")  # EasyR1's files name both, others need not
     if reward_type not in ("batch", "sequential"):
         raise RewardError(f"{path}: REWARD_TYPE = {reward_type!r}; it is 'batch' or 'sequential'.")
+    _check_keywords(function, kwargs, f"{path.name}:{function_name}")
+    return LoadedReward(
+        function=functools.partial(function, **kwargs),
+        name=str(getattr(module, "REWARD_NAME", "unknown")),
+        reward_type=reward_type,
+        path=path,
+        function_name=function_name,
+    )
+
+
+def load_answer_function(spec: str) -> Callable[[str], str | None]:
+    """Runs the file that `spec` names and returns its function, which finds the final answer in a response's text.
+
+    The result's outer white space is removed; None and blank text mean that there is no answer. Raises `RewardError` as
+    `load_reward_function`; a call raises `ContractError` if the function returns anything but text or None.
+    """
+    path, name, _, function = _loaded(spec)
+
+    def extract(response: str) -> str | None:
+        answer = function(response)
+        if answer is not None and not isinstance(answer, str):
+            raise ContractError(
+                f"worker.reward.answer_function={path.name}:{name} returned a {type(answer).__name__}: {answer!r:.200}. "
+                "Return the final answer as text, or None where a response has none."
+            )
+        return (answer or "").strip() or None
+
+    return extract
+
+
+def _loaded(spec: str) -> tuple[Path, str, ModuleType, Callable[..., Any]]:
+    path, function_name = resolve_reward_path(spec)
+    require_imports(path)
+    module = _run_file(path)
     if not hasattr(module, function_name):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value) and name[0] != "_"]
         raise RewardError(
@@ -121,14 +153,7 @@ def load_reward_function(spec: str, kwargs: Mapping[str, Any]) -> LoadedReward:
     function = getattr(module, function_name)
     if not callable(function):
         raise RewardError(f"{path}: {function_name} is a {type(function).__name__}, not a function.")
-    _check_keywords(function, kwargs, f"{path.name}:{function_name}")
-    return LoadedReward(
-        function=functools.partial(function, **kwargs),
-        name=str(getattr(module, "REWARD_NAME", "unknown")),
-        reward_type=reward_type,
-        path=path,
-        function_name=function_name,
-    )
+    return path, function_name, module, function
 
 
 def _run_file(path: Path) -> ModuleType:

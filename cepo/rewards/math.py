@@ -16,7 +16,8 @@ def compute_score(reward_inputs: Sequence[Mapping[str, Any]], *, format_weight: 
     r"""Scores a batch: `overall = (1 - format_weight) * accuracy + format_weight * format`.
 
     `accuracy` is 1 if the extracted answer equals `ground_truth` (`cepo.rewards.answers`), else 0. `format` is 1 if the
-    response holds an answer, a non-empty `\boxed{}` or `<answer>`, else 0. With `format_weight` 0 the reward is 0 or 1.
+    response holds an answer, a non-empty `\boxed{}` or `<answer>`, else 0. Under `worker.reward.answer_function` the
+    answer is what that function found (`extracted_answer`). With `format_weight` 0 the reward is 0 or 1.
     Samples are scored independently. `RewardPool` enforces the time limit; there is none here.
 
     Raises `ConfigError` if `format_weight` lies outside 0..1.
@@ -25,7 +26,10 @@ def compute_score(reward_inputs: Sequence[Mapping[str, Any]], *, format_weight: 
         raise ConfigError(f"format_weight = {format_weight}: give a number from 0 to 1.")
     scores: list[dict[str, float]] = []
     for reward_input in reward_inputs:
-        answer = extract_answer(reward_input["response"])
+        if "extracted_answer" in reward_input:
+            answer: str | None = reward_input["extracted_answer"]
+        else:
+            answer = extract_answer(reward_input["response"])
         accuracy = float(answer is not None and answers_equal(answer, reward_input["ground_truth"]))
         has_answer = float(answer is not None)
         overall = (1.0 - format_weight) * accuracy + format_weight * has_answer

@@ -23,6 +23,7 @@ from cepo.rewards.stream import RewardStream
 
 logger = logging.getLogger(__name__)
 
+_Action = Literal["score", "extract", "match", "value"]
 _SAMPLES_TOGETHER = 32
 _SAMPLES_ONE_BY_ONE = 8
 _SAMPLES_RETRIED = 4
@@ -45,7 +46,7 @@ class _Fault:
 class _Task:
     """A share of a call's items for one worker. `one_by_one`: one reply per item; else one reply for all of them."""
 
-    action: Literal["score", "compare", "match"]
+    action: _Action
     one_by_one: bool
     indices: deque[int]
 
@@ -54,7 +55,8 @@ class RewardPool:
     """Runs a reward function in processes that are killed and replaced when they exceed the time limit.
 
     `spec` is `path/to/file.py:function` (see `cepo.rewards.functions`) and `kwargs` are its keywords. Several functions
-    are added up with `weights` (see `cepo.rewards.combined`).
+    are added up with `weights` (see `cepo.rewards.combined`). `answer_function` names a function that finds the final
+    answer in a response (see `load_answer_function`); each sample then has its result as `extracted_answer`.
 
     Sequential functions are called sample by sample, each within `timeout_seconds`. A batch function is called with up
     to 32 samples at once, and the whole call gets `timeout_seconds`. If such a call raises, returns an invalid score,
@@ -76,6 +78,7 @@ class RewardPool:
         kwargs: Mapping[str, Any],
         *,
         weights: Sequence[float] | None = None,
+        answer_function: str | None = None,
         num_workers: int,
         timeout_seconds: float,
     ) -> None:
@@ -87,7 +90,8 @@ class RewardPool:
         self.spec = spec
         self.reward_name = "unknown"
         self.reward_type = "batch"
-        self._kwargs, self._weights = dict(kwargs), weights
+        self._setup = {"spec": spec, "kwargs": dict(kwargs), "weights": weights, "answer_function": answer_function}
+        self._answer_function = answer_function
         self._timeout_seconds = timeout_seconds
         self._samples_together = _SAMPLES_TOGETHER
         self._fields: dict[str, None] = {"overall": None}
@@ -126,7 +130,7 @@ class RewardPool:
         for verdict in verdicts:
             if not isinstance(verdict, _Fault):
                 self._fields.update(dict.fromkeys(verdict))
-        _warn_of_faults(faults, len(verdicts), self.spec)
+        _warn_of_faults(faults, len(verdicts), f"{self.spec} failed for %d of %d samples, which score 0")
         return RewardOutcome(
             scores=[
                 dict.fromkeys(self._fields, 0.0) if index in faults else verdict
@@ -156,22 +160,35 @@ class RewardPool:
             f"learnt from it. The first failure:\n{outcome.first_failure.details}"
         )
 
-    def answers_equal(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Applies `cepo.rewards.answers.answers_equal(prediction, ground_truth)` to each pair, within `timeout_seconds` each.
+    def extracted_answers(self, responses: Sequence[str]) -> list[str | None]:
+        r"""Returns each response's final answer, None where there is none: by `answer_function`, else by `extract_answer`.
+
+        Each call of `answer_function` is limited by `timeout_seconds`; one that hangs or raises gives None.
+        """
+        if self._answer_function is None:
+            from cepo.rewards.answers import extract_answer  # imports sympy, which this side does without otherwise
+
+            return [extract_answer(response) for response in responses]
+        return self._each("extract", responses, f"{self._answer_function} failed for %d of %d responses: no answer")
+
+    def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Applies `states_the_same(prediction, ground_truth)` of `cepo.rewards.answers` to each pair, each under the limit.
 
         A comparison that hangs or raises counts as False and is logged as a warning.
         """
-        return self._compared("compare", pairs, "answers_equal")
+        return [bool(same) for same in self._each("match", pairs, "%d of %d comparisons failed and count as unequal")]
 
-    def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Applies `cepo.rewards.answers.states_the_same` (equal, or a rounding) to each pair, under the same limits."""
-        return self._compared("match", pairs, "states_the_same")
+    def value_keys(self, answers: Sequence[str]) -> list[str]:
+        """Applies `cepo.rewards.answers.value_key` to each answer, under the same limits; an answer that fails is its own key."""
+        keys = self._each("value", answers, "%d of %d answers have no value and are compared by spelling")
+        return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 
-    def _compared(self, action: Literal["compare", "match"], pairs: Sequence[tuple[str, str]], what: str) -> list[bool]:
-        verdicts = self._run(action, [tuple(pair) for pair in pairs], one_by_one=True)
+    def _each(self, action: _Action, items: Sequence[Any], consequence: str) -> list[Any]:
+        """Returns the worker's result for each item, None for one at fault."""
+        verdicts = self._run(action, list(items), one_by_one=True)
         faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
-        _warn_of_faults(faults, len(pairs), what)
-        return [index not in faults and bool(verdict) for index, verdict in enumerate(verdicts)]
+        _warn_of_faults(faults, len(items), consequence)
+        return [None if index in faults else verdict for index, verdict in enumerate(verdicts)]
 
     def close(self) -> None:
         """Ends the worker processes. A closed pool cannot be used again; closing twice is allowed."""
@@ -186,7 +203,7 @@ class RewardPool:
 
     def _run(
         self,
-        action: Literal["score", "compare", "match"],
+        action: _Action,
         items: list[Any],
         *,
         one_by_one: bool,
@@ -226,7 +243,7 @@ class RewardPool:
                 self._samples_together,
             )
 
-    def _tasks(self, action: Literal["score", "compare", "match"], num_items: int, one_by_one: bool) -> list[_Task]:
+    def _tasks(self, action: _Action, num_items: int, one_by_one: bool) -> list[_Task]:
         largest = _SAMPLES_ONE_BY_ONE if one_by_one else self._samples_together
         size = max(1, min(largest, math.ceil(num_items / len(self._workers))))
         return _split(action, one_by_one, range(num_items), size)
@@ -322,12 +339,10 @@ class RewardPool:
         return self._workers[position]
 
     def _start_worker(self) -> WorkerProcess:
-        return WorkerProcess(self.spec, self._kwargs, weights=self._weights, timeout_seconds=self._timeout_seconds)
+        return WorkerProcess(self._setup, timeout_seconds=self._timeout_seconds)
 
 
-def _split(
-    action: Literal["score", "compare", "match"], one_by_one: bool, indices: Sequence[int] | deque[int], size: int
-) -> list[_Task]:
+def _split(action: _Action, one_by_one: bool, indices: Sequence[int] | deque[int], size: int) -> list[_Task]:
     ordered = list(indices)
     return [_Task(action, one_by_one, deque(ordered[start : start + size])) for start in range(0, len(ordered), size)]
 
@@ -343,11 +358,11 @@ def _check_picklable(samples: Sequence[Mapping[str, Any]]) -> None:
             ) from error
 
 
-def _warn_of_faults(faults: Mapping[int, _Fault], num_samples: int, source: str) -> None:
+def _warn_of_faults(faults: Mapping[int, _Fault], num_samples: int, consequence: str) -> None:
     if not faults:
         return
     examples = "; ".join(f"sample {index}: {fault.failure.reason}" for index, fault in list(faults.items())[:3])
-    logger.warning("%s failed for %d of %d samples, which score 0. %s", source, len(faults), num_samples, examples)
+    logger.warning(f"{consequence}. %s", len(faults), num_samples, examples)
 
 
 def _end_workers(workers: list[WorkerProcess], owner: int) -> None:

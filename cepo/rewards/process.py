@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,15 @@ _CLOSE_SECONDS = 1.0
 
 
 class WorkerProcess:
-    """A running `python -m cepo.rewards.serving`. It loads the function first and reports when it is `ready`.
+    """A running `python -m cepo.rewards.serving`. It loads the functions first and reports when it is `ready`.
+
+    `setup` names them: `spec`, `kwargs`, `weights` and `answer_function` of `RewardPool`.
 
     `connection` carries pickles both ways and is separate from the standard streams: what a reward function prints goes
     to the trainer's standard error, and it reads nothing.
     """
 
-    def __init__(
-        self, spec: str, kwargs: Mapping[str, Any], *, weights: Sequence[float] | None = None, timeout_seconds: float
-    ) -> None:
+    def __init__(self, setup: Mapping[str, Any], *, timeout_seconds: float) -> None:
         self.ready = False
         self.deadline = time.monotonic() + START_SECONDS
         self.connection, other_end = Pipe()
@@ -46,15 +46,12 @@ class WorkerProcess:
             start_new_session=True,
         )
         other_end.close()
-        setup = {
-            "spec": spec,
-            "kwargs": dict(kwargs),
-            "weights": weights,
+        others = {
             "sys_path": [entry or os.getcwd() for entry in sys.path],
             "timeout_seconds": timeout_seconds,
             "start_seconds": START_SECONDS,
         }
-        self.send(setup)
+        self.send({**setup, **others})
 
     @property
     def pid(self) -> int:

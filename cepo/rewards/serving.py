@@ -42,21 +42,31 @@ def main() -> None:
 
 
 def _serve(setup: dict[str, Any], connection: Connection, parent: int, devnull: IO[str]) -> None:
-    from cepo.rewards.answers import answers_equal, states_the_same
+    from cepo.rewards.answers import answers_equal, states_the_same, value_key
     from cepo.rewards.combined import load_reward
+    from cepo.rewards.functions import load_answer_function
 
     with _Deadline(setup["start_seconds"] + _GRACE_SECONDS, devnull):
         try:
             reward = load_reward(setup["spec"], setup["kwargs"], setup["weights"])
+            own = setup["answer_function"]
+            extract = load_answer_function(own) if own is not None else None
             # Builds the parser's tables now, so that the first sample's time limit does not pay for them.
             answers_equal(r"\frac{1}{2}", r"\sqrt{3}")
         except (Exception, SystemExit) as error:
             connection.send(("failed", str(error)))
             return
     connection.send(("ready", (reward.name, reward.reward_type)))
+
+    def score(samples: list[Any], first: int) -> list[Any]:
+        if extract is not None:
+            samples = [{**sample, "extracted_answer": extract(sample["response"])} for sample in samples]
+        return reward.score(samples, first_sample=first)
+
     actions: dict[str, Callable[[list[Any], int], list[Any]]] = {
-        "score": lambda samples, first: reward.score(samples, first_sample=first),
-        "compare": lambda pairs, _: [answers_equal(*pair) for pair in pairs],
+        "score": score,
+        "extract": lambda responses, _: [extract(response) if extract else None for response in responses],
+        "value": lambda answers, _: [value_key(answer) for answer in answers],
         "match": lambda pairs, _: [states_the_same(*pair) for pair in pairs],
     }
     limit = setup["timeout_seconds"] + _GRACE_SECONDS

@@ -179,6 +179,10 @@ class Asker:
             num_timed_out=outcome.num_timed_out,
         )
 
+    def answers(self, rollouts: Rollouts) -> list[str | None]:
+        """Returns the final answer of each response, None where there is none."""
+        return self._rewards.extracted_answers(rollouts.responses)
+
     def _requests(
         self, problems: Sequence[Problem], prompts: Sequence[EncodedPrompt], *, step: int, attempt: int
     ) -> list[GenerationRequest]:

@@ -73,6 +73,28 @@ class EqualRewards:
             )
 
 
+class MissingAnswers:
+    """Warns once, at the first step in which most responses have no final answer that could be a reference."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def see(self, num_missing: int, num_responses: int) -> None:
+        """Takes the number of a step's responses, and how many of them have no answer."""
+        if self._has_warned or 2 * num_missing <= num_responses:
+            return
+        self._has_warned = True
+        logger.warning(
+            "%d of %d responses (%.0f %%) have no final answer: they give no wrong reference, and without those cepo is rlsd. "
+            "An answer is the last \\boxed{...} or <answer>...</answer>; for another format name a function in "
+            "worker.reward.answer_function. Responses that data.max_response_length cuts have no answer either. "
+            "references/responses_without_answer counts them at every step",
+            num_missing,
+            num_responses,
+            100 * num_missing / num_responses,
+        )
+
+
 class SkippedUpdates:
     """Counts consecutive steps in which every update of the actor was skipped.
 

@@ -27,8 +27,8 @@ from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.faults import FaultWatch
 from cepo.trainer.filtering import ask_until_enough
-from cepo.trainer.health import EqualRewards, SkippedUpdates, StageClock
-from cepo.trainer.planning import ScoringPlan, make_plan, rollout_groups
+from cepo.trainer.health import EqualRewards, MissingAnswers, SkippedUpdates, StageClock
+from cepo.trainer.planning import ScoringPlan, make_plan, num_without_answer, rollout_groups
 from cepo.trainer.protocol import Backend
 from cepo.trainer.recording import group_records, reward_metrics, work_metrics
 from cepo.trainer.scoring import (
@@ -72,6 +72,7 @@ class Trainer:
         self.clock = StageClock()
         self._asker = Asker(self.config, self.contexts, self.processing, self.rewards, self.clock)
         self._equal_rewards = EqualRewards()
+        self._missing_answers = MissingAnswers()
         self._skipped_updates = SkippedUpdates(self.config.trainer.max_skipped_steps)
         self._faults = FaultWatch(self.config.trainer)
         self._first_step = self.state.step
@@ -156,7 +157,15 @@ class Trainer:
         """Decides which rows learn, what their teachers read, and which rows the student has to score."""
         groups = []
         if self.estimator.needs_teacher(step=rollouts.step):
-            groups = rollout_groups(rollouts, self.rewards, self.processing, seed=self.config.trainer.seed)
+            groups = rollout_groups(
+                rollouts,
+                self.rewards,
+                self.processing,
+                seed=self.config.trainer.seed,
+                with_values=self.estimator.negative.select == "most_frequent",
+            )
+            if self.estimator.reads_answers:
+                self._missing_answers.see(num_without_answer(groups), len(rollouts.generations))
         return make_plan(
             rollouts,
             groups,

@@ -17,7 +17,6 @@ from cepo.data.hints import sanitise_reference
 from cepo.metrics import Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
-from cepo.rewards.answers import extract_answer
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.asking import Rollouts
 from cepo.types import Reference, Rollout, RolloutGroup
@@ -92,6 +91,7 @@ def make_plan(
         metrics["work/teacher_rows"] = sum_value(sum(len(view.rows) for view in views))
     if groups:
         metrics |= reference_metrics(views, int(live.sum())) | fallback_metrics(groups, estimator.negative)
+        metrics["references/responses_without_answer"] = fraction(num_without_answer(groups), len(live))
     return ScoringPlan(
         rollouts=rollouts,
         live=live,
@@ -102,18 +102,23 @@ def make_plan(
     )
 
 
-def rollout_groups(rollouts: Rollouts, pool: RewardPool, processing: Processing, *, seed: int) -> list[RolloutGroup]:
+def rollout_groups(
+    rollouts: Rollouts, pool: RewardPool, processing: Processing, *, seed: int, with_values: bool = False
+) -> list[RolloutGroup]:
     """Returns the rollouts' groups with extracted answers; the grader compares wrong ones with the ground truth.
 
     A rounding of the ground truth, which the reward refuses, must not be shown to a teacher as wrong.
 
-    Answers are sanitised here already, so that one that becomes empty is no candidate for a reference.
+    Answers are sanitised here already, so that one that becomes empty is no candidate for a reference. `with_values`:
+    wrong answers get their value, by which `negative.select=most_frequent` counts them.
     """
-    extracted = [extract_answer(response) for response in rollouts.responses]
+    extracted = pool.extracted_answers(rollouts.responses)
     answers = [sanitise_reference(answer or "", processing.special_texts) or None for answer in extracted]
     doubtful = [row for row, answer in enumerate(answers) if answer is not None and not rollouts.correct[row]]
     pairs = [(str(answers[row]), rollouts.problems[row // rollouts.group_size].ground_truth) for row in doubtful]
     equal = dict(zip(doubtful, pool.same_statements(pairs), strict=True)) if pairs else {}
+    asked = doubtful if with_values else []
+    values = dict(zip(asked, pool.value_keys([str(answers[row]) for row in asked]), strict=True)) if asked else {}
 
     def candidate(index: int, row: int) -> Rollout:
         response = rollouts.generations[row].response_ids
@@ -124,6 +129,7 @@ def rollout_groups(rollouts: Rollouts, pool: RewardPool, processing: Processing,
             response_ids=tuple(token for token in response if token not in processing.eos_token_ids),
             answer=answers[row],
             answer_equals_ground_truth=equal.get(row, bool(rollouts.correct[row])),
+            answer_value=values.get(row),
         )
 
     return [
@@ -205,6 +211,11 @@ def reference_metrics(views: Sequence[View], num_live: int) -> Metrics:
         metrics[f"references/{view.name}_without_room"] = fraction(view.num_without_room, view.num_chosen)
         metrics[f"references/{view.name}_cut"] = fraction(view.num_cut, len(view.rows))
     return metrics
+
+
+def num_without_answer(groups: Sequence[RolloutGroup]) -> int:
+    """Returns the number of responses in which no final answer was found."""
+    return sum(rollout.answer is None for group in groups for rollout in group.rollouts)
 
 
 def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -> Metrics:

@@ -75,6 +75,7 @@ def fault(*arguments: str) -> str:
         (["worker.actor.model.tokenizer_path=/nowhere"], ["tokenizer_path=/nowhere"]),
         (["worker.actor.model.model_path=configs/microgeo/base.yaml"], ["is a file"]),
         (["worker.reward.reward_function=rewards"], ["worker.reward.reward_function=", "path/file.py:function"]),
+        (["worker.reward.answer_function=no.py:find"], ["answer_function=no.py: there is no such file"]),
         (["worker.reward.reward_function=no.py:score"], ["no.py: there is no such file"]),
         (["worker.actor.model.lora.exclude_modules='(('"], ["exclude_modules", "not a regular expression"]),
         (

@@ -64,19 +64,20 @@ def test_plugins_of_the_record_are_not_imported(tmp_path: Path, hostile: Path, t
     assert trace.exists(), "the user's own word imports it"
 
 
+@pytest.mark.parametrize("key", ["worker.reward.reward_function", "worker.reward.answer_function"])
 def test_a_recorded_reward_file_needs_the_users_word(
-    tmp_path: Path, hostile: Path, trace: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, hostile: Path, trace: Path, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
     function = f"{hostile}:reward"
-    checkpoint = stranger(tmp_path / "run", f"worker.reward.reward_function={function}")
+    checkpoint = stranger(tmp_path / "run", f"{key}={function}")
     assert dry_run(checkpoint)[0] == 2
     message = capsys.readouterr().err
     assert f"rewarded by {function}, a file that is no part of cepo and would run here" in message
-    assert f"give worker.reward.reward_function={function}, or config={tmp_path / 'run' / 'config.yaml'}" in message
-    for word in (f"worker.reward.reward_function={function}", f"config={tmp_path / 'run' / 'config.yaml'}"):
+    assert f"give {key}={function}, or config={tmp_path / 'run' / 'config.yaml'}" in message
+    for word in (f"{key}={function}", f"config={tmp_path / 'run' / 'config.yaml'}"):
         code, text = dry_run(checkpoint, word)
         assert code == 0
-        assert function in text
+        assert key.endswith("answer_function") or function in text
     assert not trace.exists()
 
 

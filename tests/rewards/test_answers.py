@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cepo.rewards.answers import answers_equal, extract_answer, normalise_answer
+from cepo.rewards.answers import answers_equal, extract_answer, normalise_answer, value_key
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,12 @@ def test_every_pitfall_in_the_data_is_decided_as_by_a_reader(gold: str, predicti
         (r"\frac { 40 } { 3 }", "13 1/3"),
         (r"4 \frac { 4 } { 11 }", r"\frac{48}{11}"),
         (r"\frac { \pi } { 4 }", "π/4"),
+        (r"60\%", "0.6"),
+        (r"60\%", r"\frac{3}{5}"),
+        (r"60\%", "60%"),
+        (r"60\%", "60"),
+        ("0.6", r"60 \%"),
+        (r"\frac{3}{5}", r"x = 60\%"),
         ("10.0", "10"),
         ("131.00", "131"),
         ("60", r"2 \times 30"),
@@ -190,6 +196,11 @@ def test_the_same_answer_in_another_form_is_right(gold: str, prediction: str) ->
         (r"3 \sqrt { 2 }", r"3\sqrt{2} \approx 4.2"),
         ("60", "6 0"),
         ("5", "5%"),
+        ("60", r"60\%"),
+        (r"60\%", r"6\%"),
+        (r"0.6\%", r"60\%"),
+        (r"60\%", "6000"),
+        (r"60\%", "0.06"),
         ("5", r"5 \approx 6"),
         ("5", r"4.99 \approx 5.01 \approx 5"),
         ("60", ""),
@@ -210,6 +221,16 @@ def test_the_same_answer_in_another_form_is_right(gold: str, prediction: str) ->
 )
 def test_another_answer_is_wrong(gold: str, prediction: str) -> None:
     assert answers_equal(prediction, gold) is False
+
+
+def test_answers_of_one_value_share_a_key() -> None:
+    """Numbers by value, words in any case; a rounding is another value, and so is another text."""
+    assert len({value_key(text) for text in ("0.5", "1/2", r"\frac{1}{2}", r"50\%", "x = .5", r"2^{-1}")}) == 1
+    assert value_key(r"5 \sqrt { 3 }") == value_key(r"\sqrt{75}") != value_key("8.66")
+    assert value_key("Not enough information") == value_key("not enough  information") != value_key("40")
+    assert value_key("-0") == value_key("0.0") == "0"
+    assert value_key("9" * 600) == "9" * 600
+    assert value_key("99999!") == "99999!", "a value too large to be computed has its spelling"
 
 
 def test_the_gold_is_not_read_as_its_last_number() -> None:

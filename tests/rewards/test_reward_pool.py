@@ -93,8 +93,8 @@ def test_a_tower_of_powers_scores_0_and_spares_its_neighbours(
 
 def test_the_grader_runs_in_the_pool_and_a_hanging_pair_is_false(math_pool: RewardPool) -> None:
     pairs = [("60°", "60"), ("9^{9^{9^9}}", "60"), ("61", "60"), (r"\sqrt{75}", r"5 \sqrt { 3 }")]
-    assert math_pool.answers_equal(pairs) == [True, False, False, True]
-    assert math_pool.answers_equal([]) == []
+    assert math_pool.same_statements(pairs) == [True, False, False, True]
+    assert math_pool.same_statements([]) == []
 
 
 @pytest.mark.parametrize("spec", ["misbehaving.py:batch", "sequential.py:one"])

@@ -192,3 +192,34 @@ def test_a_problem_asked_twice_together_gets_other_noise(tiny_run: list[str], tm
     run(tiny_run, *ONE_STEP, folder=tmp_path, prepare=prepare)
     assert len({request.seed for request in seen}) == 4
     assert len({request.prompt_ids for request in seen}) == 2
+
+
+def test_the_users_answers_are_what_teachers_read(tiny_run: list[str], tmp_path: Path) -> None:
+    """A random model writes no box: without the user's function no response has an answer, and a warning says so."""
+    file = tmp_path / "lengths.py"
+    file.write_text("def by_length(response):\n    return f'{len(response)} characters'\n")
+    reward = tmp_path / "even.py"
+    reward.write_text(
+        "def compute_score(samples):\n"
+        "    return [{'overall': float(i % 2), 'read': float('extracted_answer' in one)} for i, one in enumerate(samples)]\n"
+    )
+    settings = ["algorithm.adv_estimator=cepo", f"worker.reward.reward_function={reward}:compute_score", *ONE_STEP]
+    settings += ["trainer.rollouts_to_log=4"]
+    own = f"worker.reward.answer_function={file}:by_length"
+    finished = run(tiny_run, *settings, own, folder=tmp_path / "own")
+    row = step_row(finished)
+    assert row["references/responses_without_answer"] == 0
+    assert row["reward/read"] == 1
+    groups = [group for group in finished.rollouts if group["references"]["wrong"]]
+    assert groups
+    for group in groups:
+        wrong = [one["response"] for one in group["rollouts"] if one["accuracy"] == 0]
+        assert group["references"]["wrong"] in [f"{len(response)} characters" for response in wrong]
+
+
+def test_a_format_without_answers_is_reported_loudly(
+    tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    row = step_row(run(tiny_run, "algorithm.adv_estimator=cepo", *ONE_STEP, folder=tmp_path))
+    assert row["references/responses_without_answer"] == 1
+    assert "(100 %) have no final answer: they give no wrong reference" in caplog.text

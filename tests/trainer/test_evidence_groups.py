@@ -28,7 +28,12 @@ def pool() -> Iterator[RewardPool]:
 
 
 def group_of(
-    pool: RewardPool, truth: str, responses: list[tuple[str, bool]], *, ids: list[tuple[int, ...]] | None = None
+    pool: RewardPool,
+    truth: str,
+    responses: list[tuple[str, bool]],
+    *,
+    ids: list[tuple[int, ...]] | None = None,
+    with_values: bool = False,
 ) -> RolloutGroup:
     """One group of responses with the verifier's verdict on each."""
     tokens = ids or [(1, 2, END)] * len(responses)
@@ -43,7 +48,7 @@ def group_of(
         correct=torch.tensor([right for _, right in responses]),
     )
     processing = SimpleNamespace(special_texts=["<|im_end|>"], eos_token_ids=(END, STOP))
-    (group,) = rollout_groups(rollouts, pool, cast("Any", processing), seed=7)
+    (group,) = rollout_groups(rollouts, pool, cast("Any", processing), seed=7, with_values=with_values)
     return group
 
 
@@ -64,6 +69,15 @@ def test_a_rounding_of_the_truth_is_no_wrong_reference(pool: RewardPool) -> None
     assert [rollout.answer for rollout in wrong_candidates(group)] == ["10"]
     whole = group_of(pool, "100", [(rf"\boxed{{{answer}}}", False) for answer in ("101", "99", "100.4")])
     assert [rollout.answer for rollout in wrong_candidates(whole)] == ["101", "99"]
+
+
+def test_the_most_frequent_answer_is_counted_by_value(pool: RewardPool) -> None:
+    """0.5 is written in three ways and 7 twice alike: by spelling 7 is the most frequent, by value 0.5."""
+    answers = ["7", "7", r"\frac{1}{2}", "0.5", r"50\%"]
+    responses = [(rf"\boxed{{{answer}}}", False) for answer in answers]
+    chosen = wrong_reference(group_of(pool, "3", responses, with_values=True), NegativeConfig(select="most_frequent"))
+    assert chosen is not None
+    assert (chosen.text, chosen.source_index) == (r"\frac{1}{2}", 2)
 
 
 def test_a_response_without_an_answer_is_wrong_and_no_candidate(pool: RewardPool) -> None:
