@@ -52,7 +52,9 @@ class RewardOutcome:
     num_raised: int
     """Samples whose function raised, broke the contract or crashed its process; all their fields are 0."""
     num_timed_out: int
-    """Samples that exceeded the time limit; all their fields are 0."""
+    """Samples that exceeded the whole time limit; all their fields are 0."""
+    num_ungraded: int = 0
+    """Samples that got less than the whole limit, since many before them had used it up; all their fields are 0."""
     first_failure: Failure | None = None
     """The failure of the first sample that failed."""
 

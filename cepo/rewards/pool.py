@@ -9,7 +9,7 @@ import pickle
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -38,17 +38,21 @@ def _never() -> bool:
 
 @dataclass(frozen=True)
 class _Fault:
-    kind: Literal["raised", "timed_out"]
+    kind: Literal["raised", "timed_out", "ungraded"]
     failure: Failure
 
 
 @dataclass
 class _Task:
-    """A share of a call's items for one worker. `one_by_one`: one reply per item; else one reply for all of them."""
+    """A share of a call's items for one worker. `one_by_one`: one reply per item; else one reply for all of them.
+
+    `limit`: the seconds for the current reply.
+    """
 
     action: _Action
     one_by_one: bool
     indices: deque[int]
+    limit: float = math.inf
 
 
 class RewardPool:
@@ -65,8 +69,10 @@ class RewardPool:
     `RewardError`. If a batch was merely slow, later calls get half its size. A batch function therefore sees only a
     part of the batch, sees some samples twice after a fault, and must score samples independently.
 
-    After 8 samples of a call have run out of time, the call's other samples get a tenth of the limit each. A failed
-    sample gets 0 in every field, is counted, and is logged as a warning. Calls from several threads are served in turn.
+    After 8 samples of a call have run out of time, the call's other samples get a tenth of the limit each, so that a
+    hostile batch cannot hold up the run. One that takes longer has not timed out: it is counted as ungraded. Verdicts
+    (a score, raised, timed out) thus depend on the sample alone. A failed or ungraded sample gets 0 in every field, is
+    counted, and is logged as a warning. Calls from several threads are served in turn.
 
     The constructor waits until the function is loaded. Raises `ConfigError` for a bad setting, `RewardError` if the
     function cannot be loaded, `EngineError` if a process cannot be started.
@@ -131,13 +137,15 @@ class RewardPool:
             if not isinstance(verdict, _Fault):
                 self._fields.update(dict.fromkeys(verdict))
         _warn_of_faults(faults, len(verdicts), f"{self.spec} failed for %d of %d samples, which score 0")
+        kinds = Counter(fault.kind for fault in faults.values())
         return RewardOutcome(
             scores=[
                 dict.fromkeys(self._fields, 0.0) if index in faults else verdict
                 for index, verdict in enumerate(verdicts)
             ],
-            num_raised=sum(fault.kind == "raised" for fault in faults.values()),
-            num_timed_out=sum(fault.kind == "timed_out" for fault in faults.values()),
+            num_raised=kinds["raised"],
+            num_timed_out=kinds["timed_out"],
+            num_ungraded=kinds["ungraded"],
             first_failure=faults[min(faults)].failure if faults else None,
         )
 
@@ -148,7 +156,7 @@ class RewardPool:
 
     def require_a_score(self, outcome: RewardOutcome) -> None:
         """Raises `RewardError` if no sample has got a score, in `outcome` or in any outcome passed here before."""
-        failed = outcome.num_raised + outcome.num_timed_out
+        failed = outcome.num_raised + outcome.num_timed_out + outcome.num_ungraded
         if self._has_scored or failed < len(outcome.scores):
             self._has_scored = self._has_scored or bool(outcome.scores)
             return
@@ -156,8 +164,8 @@ class RewardPool:
             return
         raise RewardError(
             f"{self.spec} failed for each of the first {failed} responses ({outcome.num_raised} raised or returned no score, "
-            f"{outcome.num_timed_out} took more than worker.reward.timeout_seconds={self._timeout_seconds:g}): nothing can be "
-            f"learnt from it. The first failure:\n{outcome.first_failure.details}"
+            f"{outcome.num_timed_out} took more than worker.reward.timeout_seconds={self._timeout_seconds:g}, "
+            f"{outcome.num_ungraded} were not graded after those): nothing can be learnt from it. The first failure:\n{outcome.first_failure.details}"
         )
 
     def extracted_answers(self, responses: Sequence[str]) -> list[str | None]:
@@ -257,8 +265,8 @@ class RewardPool:
             task = queue[0]
             shares = [items[index] for index in task.indices]
             if worker.send((task.action, task.one_by_one, task.indices[0], shares)):
-                worker.deadline = time.monotonic() + self._limit
                 self._busy[worker] = queue.popleft()
+                self._start_clock(worker, task)
             else:
                 self._replace_idle(position)
 
@@ -299,7 +307,7 @@ class RewardPool:
             verdicts[answered[0]] = _Fault("raised", value)
         else:
             queue.extendleft(_split(task.action, True, answered, _SAMPLES_RETRIED))
-        worker.deadline = time.monotonic() + self._limit
+        self._start_clock(worker, task)
         if not task.indices:
             del self._busy[worker]
 
@@ -313,24 +321,24 @@ class RewardPool:
         task = self._busy.pop(worker)
         if task.one_by_one or len(task.indices) == 1:
             index = task.indices.popleft()
-            reason = f"no score within {self._limit:g} s" if overdue else ending
+            reason = f"no score within {task.limit:g} s" if overdue else ending
+            kind = "raised" if not overdue else "timed_out" if task.limit == self._timeout_seconds else "ungraded"
             self._note_overdue(overdue)
-            verdicts[index] = _Fault("timed_out" if overdue else "raised", Failure(reason=reason, details=reason))
+            verdicts[index] = _Fault(kind, Failure(reason=reason, details=reason))
         elif overdue:
             self._overdue_batches.append(list(task.indices))
         queue.extendleft(_split(task.action, True, task.indices, _SAMPLES_RETRIED))
         self._workers[self._workers.index(worker)] = self._start_worker()
 
-    @property
-    def _limit(self) -> float:
-        """Returns the seconds for a sample; after many timeouts fewer, so that a hostile batch cannot hold up the run."""
-        return self._timeout_seconds / (1 if self._num_overdue < _FULL_TIMEOUTS else 10)
+    def _start_clock(self, worker: WorkerProcess, task: _Task) -> None:
+        task.limit = self._timeout_seconds / (1 if self._num_overdue < _FULL_TIMEOUTS else 10)
+        worker.deadline = time.monotonic() + task.limit
 
     def _note_overdue(self, overdue: bool) -> None:
         self._num_overdue += overdue
         if overdue and self._num_overdue == _FULL_TIMEOUTS:
             message = "%d samples of a batch ran past %g s; the rest of the batch gets %g s a sample."
-            logger.warning(message, _FULL_TIMEOUTS, self._timeout_seconds, self._limit)
+            logger.warning(message, _FULL_TIMEOUTS, self._timeout_seconds, self._timeout_seconds / 10)
 
     def _replace_idle(self, position: int) -> WorkerProcess:
         ending = self._workers[position].kill()
@@ -363,6 +371,15 @@ def _warn_of_faults(faults: Mapping[int, _Fault], num_samples: int, consequence:
         return
     examples = "; ".join(f"sample {index}: {fault.failure.reason}" for index, fault in list(faults.items())[:3])
     logger.warning(f"{consequence}. %s", len(faults), num_samples, examples)
+    ungraded = sum(fault.kind == "ungraded" for fault in faults.values())
+    if ungraded:
+        logger.warning(
+            "%d of %d samples were not graded, since %d before them had used up the limit: they took more than the tenth of "
+            "it that they had (reward/num_ungraded)",
+            ungraded,
+            num_samples,
+            _FULL_TIMEOUTS,
+        )
 
 
 def _end_workers(workers: list[WorkerProcess], owner: int) -> None:

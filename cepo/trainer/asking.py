@@ -35,7 +35,7 @@ class Rollouts:
         responses: decoded texts, row by row.
         scores: the reward function's fields, row by row.
         correct: (B,) the verdict on each response.
-        num_raised, num_timed_out: responses whose reward failed.
+        num_raised, num_timed_out, num_ungraded: responses whose reward failed; see `RewardOutcome`.
         reward_baselines: (B,) the greedy response's reward, for methods that compare with it.
         metrics: how online filtering chose the prompts.
     """
@@ -49,6 +49,7 @@ class Rollouts:
     correct: Tensor
     num_raised: int = 0
     num_timed_out: int = 0
+    num_ungraded: int = 0
     reward_baselines: Tensor | None = None
     metrics: Metrics = field(default_factory=dict[str, Metric])
 
@@ -177,6 +178,7 @@ class Asker:
             correct=correct,
             num_raised=outcome.num_raised,
             num_timed_out=outcome.num_timed_out,
+            num_ungraded=outcome.num_ungraded,
         )
 
     def answers(self, rollouts: Rollouts) -> list[str | None]:

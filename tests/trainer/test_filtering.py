@@ -31,6 +31,7 @@ def rounds_mixed_from(first: int) -> Callable[[int], Rollouts]:
             correct=torch.tensor(rewards) > 0.5,
             num_raised=2,
             num_timed_out=1,
+            num_ungraded=3,
         )
 
     return next_round
@@ -56,4 +57,5 @@ def test_rounds_are_asked_up_to_the_limit(max_rounds: int, rounds_per_pass: int,
     values = results(rollouts.metrics)
     assert (values["filter/rounds"], values["filter/filled_groups"]) == (rounds, filled)
     assert rollouts.rewards.tolist() == ([0.0] * 4 if filled else [1.0, 0.0] * 2)
-    assert (rollouts.num_raised, rollouts.num_timed_out) == (2 * rounds, rounds), "failures of dropped groups count too"
+    failed = rollouts.num_raised, rollouts.num_timed_out, rollouts.num_ungraded
+    assert failed == (2 * rounds, rounds, 3 * rounds), "failures of dropped groups count too"
