@@ -70,9 +70,7 @@ def ask_until_enough(
             num_groups - len(kept),
         )
     joined = _joined((kept + left_out)[:num_groups], metrics)
-    return dataclasses.replace(
-        joined, num_raised=num_raised, num_timed_out=num_timed_out, num_ungraded=num_ungraded
-    )
+    return dataclasses.replace(joined, num_raised=num_raised, num_timed_out=num_timed_out, num_ungraded=num_ungraded)
 
 
 def group_mean(group: Rollouts, key: str) -> float:

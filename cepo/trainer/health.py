@@ -85,7 +85,7 @@ class MissingAnswers:
             return
         self._has_warned = True
         logger.warning(
-            "%d of %d responses (%.0f %%) have no final answer: they give no wrong reference, and without those cepo is rlsd. "
+            "%d of %d responses (%.0f %%) have no final answer, so that they give teachers no answer to read. "
             "An answer is the last \\boxed{...} or <answer>...</answer>; for another format name a function in "
             "worker.reward.answer_function. Responses that data.max_response_length cuts have no answer either. "
             "references/responses_without_answer counts them at every step",
