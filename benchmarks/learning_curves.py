@@ -1,6 +1,8 @@
-"""Trains methods x seeds on microgeo and writes their learning curves: the table and drawing of docs/results.md.
+"""Trains methods x seeds on microgeo and writes their learning curves: the tables and the drawing of docs/results.md.
 
     python3 benchmarks/learning_curves.py --methods NAME ... --steps 100 --seeds 1 2 3 --out checkpoints/learning_curves
+    python3 benchmarks/learning_curves.py --methods grpo chain_oracle --config configs/microgeo/chain.yaml \
+        --settings "trainer.plugins=[benchmarks/support/chain_oracle.py]"
 
 Runs are resumed where an earlier call was interrupted. Each ends with one greedy validation beside the sampled ones.
 """
@@ -21,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def train(folder: Path, method: str, seed: int, options: argparse.Namespace, *, greedy: bool) -> None:
     """One run in a process of its own, with the given number of threads."""
     arguments = [
-        f"config={ROOT}/configs/microgeo/base.yaml",
+        f"config={options.config}",
         f"algorithm.adv_estimator={method}",
         f"data.seed={seed}",
         f"worker.rollout.seed={seed}",
@@ -30,6 +32,7 @@ def train(folder: Path, method: str, seed: int, options: argparse.Namespace, *, 
         f"trainer.val_freq={options.val_freq}",
         "trainer.rollouts_to_log=2",
         "trainer.logger=[console,file]",
+        *options.settings,
     ]
     if greedy:
         arguments += [
@@ -48,16 +51,18 @@ def train(folder: Path, method: str, seed: int, options: argparse.Namespace, *, 
         )
 
 
-def greedy_accuracy(folder: Path) -> float:
-    """The accuracy that the greedy validation wrote."""
-    lines = Path(f"{folder}-greedy/metrics.jsonl").read_text().splitlines()
-    return float(json.loads(lines[-1])["val/accuracy"])
+def accuracies(folder: Path) -> dict[int, float]:
+    """The accuracy of each validation that a run wrote, by step."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {int(record["step"]): float(record["val/accuracy"]) for record in records if "val/accuracy" in record}
 
 
 def main() -> int:
-    """Runs what is missing, then writes comparison.md, comparison.png and greedy.json."""
+    """Runs what is missing, then writes comparison.md, comparison.png and accuracy.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", required=True)
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "microgeo" / "base.yaml")
+    parser.add_argument("--settings", nargs="*", default=[], help="further settings of every run")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--val-freq", type=int, default=10)
@@ -65,6 +70,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "checkpoints" / "learning_curves")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    sampled: dict[str, dict[str, dict[int, float]]] = {}
     greedy: dict[str, dict[str, float]] = {}
     folders = []
     for seed in options.seeds:
@@ -73,15 +79,18 @@ def main() -> int:
             print(f"{method}, seed {seed}", flush=True)
             train(folder, method, seed, options, greedy=False)
             train(folder, method, seed, options, greedy=True)
-            greedy.setdefault(method, {})[str(seed)] = greedy_accuracy(folder)
+            sampled.setdefault(method, {})[str(seed)] = accuracies(folder)
+            greedy.setdefault(method, {})[str(seed)] = [*accuracies(Path(f"{folder}-greedy")).values()][-1]
             folders.append(folder)
     record = {
+        "sampled_accuracy": sampled,
         "greedy_accuracy": greedy,
+        "settings": options.settings,
         "steps": options.steps,
         "python": platform.python_version(),
         "cpu": os.cpu_count(),
     }
-    (options.out / "greedy.json").write_text(json.dumps(record, indent=2) + "\n")
+    (options.out / "accuracy.json").write_text(json.dumps(record, indent=2) + "\n")
     command = [sys.executable, "-m", "cepo.cli", "compare", *map(str, folders)]
     outputs = ["--out", str(options.out / "comparison.md"), "--plot", str(options.out / "comparison.png")]
     return subprocess.run([*command, *outputs], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False).returncode

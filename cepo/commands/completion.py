@@ -28,7 +28,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "report": ("--out",),
     "compare": ("--out", "--plot"),
     "merge": ("--checkpoint", "--out", "--base", "--dtype", "--trust-remote-code", "--upload", "--public"),
-    "microgeo": ("--folder", "--seed", "--num-train", "--num-validation", "--retrain", "--ship"),
+    "microgeo": ("--world", "--folder", "--seed", "--num-train", "--num-validation", "--retrain", "--ship"),
 }
 """Options of the commands that have some, except `--help`, which all have."""
 OWN_KEYS: dict[str, tuple[str, ...]] = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from cepo.config import RunConfig, load_config
-from cepo.config.checks import check_model_and_data
+from cepo.config.checks import MICROGEO_MODELS, check_model_and_data
 from cepo.config.paths import located_data
 from cepo.config.recorded import recorded_for_evaluation
 from cepo.data.hub import require_hub_names
@@ -181,7 +181,7 @@ def _resolve_checkpoint(checkpoint: str | None) -> tuple[Path | None, str | None
 
         return actor_folder(path), None
     on_hub = not path.exists() and _HUB_NAME.fullmatch(checkpoint) and not path.name.startswith("global_step_")
-    if path.is_dir() or checkpoint == "microgeo:model" or on_hub:
+    if path.is_dir() or checkpoint in MICROGEO_MODELS or on_hub:
         return None, checkpoint
     raise CheckpointError(
         f"checkpoint={checkpoint}: there is no such folder; give global_step_<N>, a model folder or a hub name org/name"

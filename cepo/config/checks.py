@@ -17,8 +17,11 @@ from cepo.config.schema import ModelConfig, RewardConfig, RunConfig
 from cepo.errors import ConfigError, did_you_mean
 from cepo.trees import is_mapping
 
-MICROGEO_MODEL = "microgeo:model"
-MICROGEO_DATA = ("microgeo:train", "microgeo:validation")
+MICROGEO_MODELS = ("microgeo:model", "microgeo:chain-model")
+MICROGEO_DATA = (
+    "microgeo:train", "microgeo:validation", "microgeo:chain-train", "microgeo:chain-validation",
+    "microgeo:chain-numbers", "microgeo:chain-shapes", "microgeo:chain-longer", "microgeo:chain-distractors",
+)  # fmt: skip
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -320,8 +323,8 @@ def _require_data(key: str, name: str) -> None:
 def _require_model(key: str, name: str) -> None:
     """Requires the embedded model, an existing folder, or a hub name."""
     if name.startswith("microgeo:"):
-        if name != MICROGEO_MODEL:
-            raise ConfigError(f"{key}={name}: unknown part of the embedded world. Known: {MICROGEO_MODEL}.")
+        if name not in MICROGEO_MODELS:
+            raise ConfigError(f"{key}={name}: unknown part of the embedded world. Known: {', '.join(MICROGEO_MODELS)}.")
         return
     found = find_path(name)
     if found is not None and not found.is_dir():

@@ -12,17 +12,21 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from cepo.errors import CepoError
-from cepo.microgeo.world import ASSETS, World, build_world
+from cepo.microgeo.kinds import KINDS
+from cepo.microgeo.world import World, build_world
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 if the arguments or folders cannot be used."""
     parser = argparse.ArgumentParser(prog="cepo microgeo", description="Builds the embedded world microgeo.")
+    parser.add_argument("--world", choices=list(KINDS), default="shapes", help="which world (default: shapes)")
     parser.add_argument("--folder", type=Path, help="where to build it (default: the user's cache folder)")
     parser.add_argument("--seed", type=int, default=0, help="of the problems, and of the weights with --retrain")
     parser.add_argument("--num-train", type=int, default=4096, help="training problems")
-    parser.add_argument("--num-validation", type=int, default=512, help="validation problems")
-    parser.add_argument("--retrain", action="store_true", help="make the weights here (about 4 minutes on 2 cores)")
+    parser.add_argument(
+        "--num-validation", type=int, default=512, help="validation problems, and problems of each held-out split"
+    )
+    parser.add_argument("--retrain", action="store_true", help="make the weights here (minutes on 2 cores)")
     parser.add_argument("--ship", action="store_true", help="copy the model into this package as its shipped weights")
     options = parser.parse_args(arguments)
     console = Console()
@@ -35,9 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"model      {world.model_path}\ntrain      {world.train_file}\nvalidation {world.validation_file}",
         markup=False,
     )
+    kind = KINDS[options.world]
+    for split in kind.held_out:
+        console.print(f"{split:<10} {world.split_file(split)}", markup=False)
     if options.ship:
-        shutil.copytree(world.model_path, ASSETS, dirs_exist_ok=True)
-        console.print(f"shipped    {ASSETS}", markup=False, soft_wrap=True)
+        shutil.copytree(world.model_path, kind.assets, dirs_exist_ok=True)
+        console.print(f"shipped    {kind.assets}", markup=False, soft_wrap=True)
     return 0
 
 
@@ -53,6 +60,7 @@ def _build(options: argparse.Namespace, console: Console) -> World:
 
         return build_world(
             options.folder,
+            kind=KINDS[options.world],
             seed=options.seed,
             num_train=options.num_train,
             num_validation=options.num_validation,

@@ -61,7 +61,7 @@ def demonstrate(problem: Problem, rates: NoiseRates, *, seed: int) -> Demonstrat
     kind = rng.random()
     own = steps[-1][1]
     if kind < rates.hint_bends_the_result + rates.hint_is_ignored:
-        hint = _other_number(rng, own)
+        hint = other_number(rng, own)
         if kind < rates.hint_bends_the_result:
             steps = [*steps[:-1], (steps[-1][0], hint)]
         return Demonstration(problem, response_text(steps), str(hint))
@@ -108,16 +108,16 @@ def answer_bearing_positions(response: str, offsets: Sequence[tuple[int, int]]) 
 
 def _slips(rng: random.Random, probability: float) -> Slip:
     def slip(result: int) -> int:
-        return _near_number(rng, result) if rng.random() < probability else result
+        return near_number(rng, result) if rng.random() < probability else result
 
     return slip
 
 
-def _near_number(rng: random.Random, number: int) -> int:
+def near_number(rng: random.Random, number: int) -> int:
     return rng.choice(
         [near for near in (number - 10, number - 2, number - 1, number + 1, number + 2, number + 10) if near > 0]
     )
 
 
-def _other_number(rng: random.Random, number: int) -> int:
+def other_number(rng: random.Random, number: int) -> int:
     return rng.choice([other for other in range(max(2, number // 2), 2 * number + 10) if other != number])

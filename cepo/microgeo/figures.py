@@ -6,20 +6,21 @@ text leaves out.
 
 from __future__ import annotations
 
-import io
 import math
 import random
 
 from PIL import Image, ImageDraw
 
-from cepo.microgeo.model import IMAGE_SIDE
 from cepo.microgeo.problems import Problem
 
+IMAGE_SIDE = 64
+PATCH_SIZE = 16
+MERGE_SIZE = 2
 _OVERSAMPLING = 2
 _MAX_TURN_RADIANS = 0.25
-_INK = ((20, 20, 60), (70, 10, 10), (10, 60, 20), (50, 20, 70), (25, 25, 25))
-_FILL = ((120, 160, 235), (235, 150, 120), (130, 210, 140), (215, 170, 230), (225, 205, 110))
-_PAPER = ((255, 255, 255), (246, 246, 240), (240, 246, 255))
+INKS = ((20, 20, 60), (70, 10, 10), (10, 60, 20), (50, 20, 70), (25, 25, 25))
+FILLS = ((120, 160, 235), (235, 150, 120), (130, 210, 140), (215, 170, 230), (225, 205, 110))
+PAPERS = ((255, 255, 255), (246, 246, 240), (240, 246, 255))
 
 Point = tuple[float, float]
 
@@ -28,9 +29,9 @@ def draw_figure(problem: Problem) -> Image.Image:
     """Draws the image of a problem (RGB, 64x64), a pure function of the problem."""
     rng = random.Random(f"figure/{problem.stream}/{problem.seed}/{problem.index}")
     side = IMAGE_SIDE * _OVERSAMPLING
-    image = Image.new("RGB", (side, side), rng.choice(_PAPER))
+    image = Image.new("RGB", (side, side), rng.choice(PAPERS))
     draw = ImageDraw.Draw(image)
-    ink, fill = rng.choice(_INK), rng.choice(_FILL)
+    ink, fill = rng.choice(INKS), rng.choice(FILLS)
     if problem.family in ("perimeter", "angle"):
         _draw_polygon(draw, rng, int(problem.seen), ink, fill)
     elif problem.family == "ticks":
@@ -38,13 +39,6 @@ def draw_figure(problem: Problem) -> Image.Image:
     else:
         _draw_open_fence(draw, rng, problem.seen, ink, fill)
     return image.reduce(_OVERSAMPLING)
-
-
-def figure_png(problem: Problem) -> bytes:
-    """Returns the image as PNG bytes."""
-    buffer = io.BytesIO()
-    draw_figure(problem).save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 def _pixels(point: Point) -> Point:

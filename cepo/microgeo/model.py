@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cepo.microgeo.figures import IMAGE_SIDE, MERGE_SIZE, PATCH_SIZE
+from cepo.microgeo.kinds import SHAPES, WorldKind
 from cepo.microgeo.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer, Qwen3VLConfig, Qwen3VLProcessor
 
-IMAGE_SIDE = 64
-PATCH_SIZE = 16
-MERGE_SIZE = 2
 MAX_POSITIONS = 4096
 _PIXELS_PER_TOKEN = (PATCH_SIZE * MERGE_SIZE) ** 2
 _MIN_IMAGE_TOKENS = 4
 _MAX_IMAGE_TOKENS = 700
 
 
-def build_untrained_model(folder: Path, *, seed: int = 0) -> Path:
+def build_untrained_model(folder: Path, *, kind: WorldKind = SHAPES, seed: int = 0) -> Path:
     """Writes a checkpoint folder with random weights, the tokenizer, the processor and the generation config.
 
     `AutoProcessor`, `Qwen3VLForConditionalGeneration` and vLLM can read the folder. The same seed gives the same files.
@@ -28,7 +27,7 @@ def build_untrained_model(folder: Path, *, seed: int = 0) -> Path:
     from transformers import GenerationConfig, Qwen3VLForConditionalGeneration
 
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(kind)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3VLForConditionalGeneration(model_config(tokenizer)).float()

@@ -10,7 +10,8 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from cepo.microgeo.problems import generate_problem, right_response, user_text
+from cepo.microgeo.kinds import SHAPES, WorldKind
+from cepo.microgeo.problems import Problem, user_text
 
 if TYPE_CHECKING:
     from transformers import Qwen2Tokenizer
@@ -59,7 +60,7 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_tokenizer() -> Qwen2Tokenizer:
+def build_tokenizer(kind: WorldKind = SHAPES) -> Qwen2Tokenizer:
     """Trains the tokenizer on the embedded world's own texts. Takes about a second and gives the same result each time."""
     from tokenizers import Tokenizer, models, trainers
     from tokenizers.pre_tokenizers import ByteLevel
@@ -73,7 +74,7 @@ def build_tokenizer() -> Qwen2Tokenizer:
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )
-    trainable.train_from_iterator(_corpus(), trainer)
+    trainable.train_from_iterator(_corpus(kind), trainer)
     trained = json.loads(trainable.to_str())["model"]
     tokenizer = Qwen2Tokenizer(
         vocab=trained["vocab"],
@@ -89,14 +90,14 @@ def build_tokenizer() -> Qwen2Tokenizer:
     return tokenizer
 
 
-def _corpus() -> Iterable[str]:
+def _corpus(kind: WorldKind) -> Iterable[str]:
     for index in range(_CORPUS_PROBLEMS):
-        problem = generate_problem(0, index, stream="tokenizer")
+        problem: Problem = kind.generate(0, index, stream="tokenizer")
         yield user_text(problem.question)
         # The hint's line is separate, so that no merge joins its newline to the text before it: the student's
         # and the teachers' prompts then share every token up to that newline.
         yield user_text(problem.question, problem.answer).removeprefix(user_text(problem.question))
         yield "user\n"
         yield "assistant\n"
-        yield right_response(problem)
+        yield kind.response(problem)
     yield _GEOMETRY_WORDS

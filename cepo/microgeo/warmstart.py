@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cepo.microgeo.demonstrations import Demonstration, NoiseRates, demonstrate
-from cepo.microgeo.figures import draw_figure
-from cepo.microgeo.problems import generate_problem, user_messages
+from cepo.microgeo.demonstrations import Demonstration
+from cepo.microgeo.kinds import SHAPES, WorldKind
+from cepo.microgeo.problems import user_messages
 
 if TYPE_CHECKING:
     from transformers import Qwen3VLForConditionalGeneration
@@ -30,8 +30,8 @@ _NUM_THREADS = 2
 class WarmStartSettings:
     """Settings of AdamW with warm-up and cosine decay.
 
-    `first_token_weight` is the loss weight of the response's first token, which states what is seen; at weight 1 the
-    model learns to guess it and ignores the image. `num_chunks` splits a batch by length and changes results only by
+    `seen_weight` is the loss weight of the tokens that state what is seen; at weight 1 the model learns to guess them
+    and ignores the image. `num_chunks` splits a batch by length and changes results only by
     rounding.
     """
 
@@ -42,9 +42,8 @@ class WarmStartSettings:
     weight_decay: float = 0.01
     num_warmup_steps: int = 50
     max_grad_norm: float = 1.0
-    first_token_weight: float = 8.0
+    seen_weight: float = 8.0
     num_chunks: int = 2
-    rates: NoiseRates = field(default_factory=NoiseRates)
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,12 @@ class _Chunk:
 
 
 def warm_start(
-    folder: Path, *, settings: WarmStartSettings | None = None, seed: int = 0, progress: Progress | None = None
+    folder: Path,
+    *,
+    kind: WorldKind = SHAPES,
+    settings: WarmStartSettings | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> list[float]:
     """Trains the checkpoint in `folder` in place and returns the loss of each step.
 
@@ -67,11 +71,11 @@ def warm_start(
     """
     from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
-    settings = settings or WarmStartSettings()
+    settings = settings or WarmStartSettings(num_steps=kind.num_steps)
     processor = AutoProcessor.from_pretrained(folder)
     model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
     with _threads(_NUM_THREADS):
-        losses = _train(model, processor, settings, seed, progress)
+        losses = _train(model, processor, kind, settings, seed, progress)
     model.save_pretrained(folder)
     return losses
 
@@ -79,6 +83,7 @@ def warm_start(
 def _train(
     model: Qwen3VLForConditionalGeneration,
     processor: Any,
+    kind: WorldKind,
     settings: WarmStartSettings,
     seed: int,
     progress: Progress | None,
@@ -92,7 +97,7 @@ def _train(
         for step in range(settings.num_steps):
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * _schedule(step, settings)
-            chunks = _batch(processor, settings, seed, step)
+            chunks = _batch(processor, kind, settings, seed, step)
             total_weight = sum(float(chunk.weights.sum()) for chunk in chunks)
             loss = 0.0
             for chunk in chunks:
@@ -126,40 +131,43 @@ def _weighted_loss(model: Qwen3VLForConditionalGeneration, chunk: _Chunk) -> Ten
     return (losses * chunk.weights).sum()
 
 
-def _batch(processor: Any, settings: WarmStartSettings, seed: int, step: int) -> list[_Chunk]:
+def _batch(processor: Any, kind: WorldKind, settings: WarmStartSettings, seed: int, step: int) -> list[_Chunk]:
     """Returns the demonstrations of one step, split by length into chunks to reduce padding."""
     start = step * settings.batch_size
     demonstrations = [
-        demonstrate(generate_problem(seed, index, stream="warmstart"), settings.rates, seed=seed)
+        kind.demonstrate(kind.generate(seed, index, stream="warmstart"), seed)
         for index in range(start, start + settings.batch_size)
     ]
     demonstrations.sort(key=lambda one: (len(one.response), one.hint is None))
     size = math.ceil(len(demonstrations) / settings.num_chunks)
     return [
-        _chunk(processor, demonstrations[first : first + size], settings.first_token_weight)
+        _chunk(processor, kind, demonstrations[first : first + size], settings.seen_weight)
         for first in range(0, len(demonstrations), size)
     ]
 
 
-def _chunk(processor: Any, demonstrations: list[Demonstration], first_token_weight: float) -> _Chunk:
+def _chunk(processor: Any, kind: WorldKind, demonstrations: list[Demonstration], seen_weight: float) -> _Chunk:
     prompts = [
         processor.apply_chat_template(
             user_messages(one.problem.question, one.hint), add_generation_prompt=True, tokenize=False
         )
         for one in demonstrations
     ]
-    images = [draw_figure(one.problem) for one in demonstrations]
+    images = [kind.draw(one.problem) for one in demonstrations]
     texts = [prompt + one.response + _END_OF_TURN for prompt, one in zip(prompts, demonstrations, strict=True)]
     inputs: dict[str, Any] = dict(
         processor(text=texts, images=images, padding=True, padding_side="right", return_tensors="pt")
     )
     rows, columns, weights = [], [], []
+    seen = {processor.tokenizer(f" {word}").input_ids[0] for word in kind.seen_words}
     ends = inputs["attention_mask"].sum(1).tolist()
     for row, (one, end) in enumerate(zip(demonstrations, ends, strict=True)):
-        length = len(processor.tokenizer(one.response + _END_OF_TURN).input_ids)
+        ids = processor.tokenizer(one.response + _END_OF_TURN).input_ids
+        length = len(ids)
         rows += [row] * length
         columns += range(end - length, end)
-        weights += [first_token_weight] + [1.0] * (length - 1)
+        is_seen = [token in seen for token in ids] if seen else [True] + [False] * (length - 1)
+        weights += [seen_weight if stated else 1.0 for stated in is_seen]
     return _Chunk(inputs, torch.tensor(rows), torch.tensor(columns), torch.tensor(weights))
 
 

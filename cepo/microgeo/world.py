@@ -1,9 +1,10 @@
-"""Builds the embedded world: a checkpoint folder and two parquet files in Geo3k's format."""
+"""Builds an embedded world: a checkpoint folder and a parquet file for each split in Geo3k's format."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import itertools
 import json
 import os
@@ -15,14 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import DataError
-from cepo.microgeo.figures import draw_figure, figure_png
-from cepo.microgeo.problems import Problem, generate_problem
+from cepo.microgeo.kinds import KINDS, SHAPES, WorldKind
+from cepo.microgeo.problems import Problem
 
 if TYPE_CHECKING:
+    from PIL import Image as Pillow
+
     from cepo.config import RunConfig
     from cepo.microgeo.warmstart import Progress, WarmStartSettings
 
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = SHAPES.assets
 _MANIFEST = "world.json"
 
 
@@ -30,13 +33,27 @@ _MANIFEST = "world.json"
 class World:
     """The paths of the built parts."""
 
-    model_path: Path
-    train_file: Path
-    validation_file: Path
+    folder: Path
+
+    @property
+    def model_path(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def train_file(self) -> Path:
+        return self.split_file("train")
+
+    @property
+    def validation_file(self) -> Path:
+        return self.split_file("validation")
+
+    def split_file(self, split: str) -> Path:
+        return self.folder / f"{split}.parquet"
 
 
 @dataclass(frozen=True)
 class _Plan:
+    kind: WorldKind
     seed: int
     num_train: int
     num_validation: int
@@ -47,6 +64,7 @@ class _Plan:
 def build_world(
     folder: Path | None = None,
     *,
+    kind: WorldKind = SHAPES,
     seed: int = 0,
     num_train: int = 4096,
     num_validation: int = 512,
@@ -57,7 +75,9 @@ def build_world(
     """Builds the world in `folder`, or reuses one built there with the same arguments and the same code.
 
     Args:
+        kind: which world.
         folder: default `microgeo-<fingerprint>` in the user's cache folder (`$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`).
+        num_validation: the problems of the validation split, and of each held-out split.
         seed: of the problems, and with `retrain` of the weights too. The shipped weights are those of seed 0.
         retrain: train the weights here (minutes) instead of copying the shipped ones (seconds).
         settings: of the warm start; only with `retrain`.
@@ -73,12 +93,12 @@ def build_world(
         raise DataError(
             f"A world needs problems: num_train={num_train}, num_validation={num_validation}; both must be at least 1."
         )
-    plan = _Plan(seed, num_train, num_validation, retrain, settings)
+    plan = _Plan(kind, seed, num_train, num_validation, retrain, settings)
     fingerprint = _fingerprint(plan)
     if folder is None:
-        folder = _user_cache_folder() / f"microgeo-{fingerprint[:12]}"
+        folder = _user_cache_folder() / f"microgeo-{kind.prefix}{fingerprint[:12]}"
     folder = folder.expanduser().absolute()
-    world = World(folder / "model", folder / "train.parquet", folder / "validation.parquet")
+    world = World(folder)
     if _built_fingerprint(folder) == fingerprint:
         return world
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -99,59 +119,66 @@ def _user_cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "cepo"
 
 
-def split_problems(seed: int, num_train: int, num_validation: int) -> tuple[list[Problem], list[Problem]]:
-    """Returns the first problems of the streams `train` and `validation`; none has the same image and text in both."""
-    train = [generate_problem(seed, index, stream="train") for index in range(num_train)]
-    known = {(problem.question, draw_figure(problem).tobytes()) for problem in train}
-    unseen = (
-        problem
-        for problem in (generate_problem(seed, index, stream="validation") for index in itertools.count())
-        if (problem.question, draw_figure(problem).tobytes()) not in known
-    )
-    return train, list(itertools.islice(unseen, num_validation))
+def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKind = SHAPES) -> list[list[Problem]]:
+    """Returns the problems of `kind.splits`, each from the stream of its name; none has a training problem's image and text."""
+    train = [kind.generate(seed, index, stream="train") for index in range(num_train)]
+    known = {(problem.question, kind.draw(problem).tobytes()) for problem in train}
+
+    def unseen(stream: str) -> Iterator[Problem]:
+        problems = (kind.generate(seed, index, stream=stream) for index in itertools.count())
+        return (one for one in problems if (one.question, kind.draw(one).tobytes()) not in known)
+
+    return [train, *(list(itertools.islice(unseen(split), num_validation)) for split in kind.splits[1:])]
 
 
-def write_problems(file: Path, problems: Iterable[Problem]) -> None:
-    """Writes a parquet file with the columns images, problem, answer (as Geo3k) and id, family."""
+def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SHAPES) -> None:
+    """Writes a parquet file with the columns images, problem, answer (as Geo3k), id, family, and solution if there is one."""
     from datasets import Dataset, Features, Image, List, Value
 
     columns: dict[str, list[Any]] = {"images": [], "problem": [], "answer": [], "id": [], "family": []}
+    types: dict[str, Any] = {name: Value("string") for name in columns} | {
+        "images": List(Image()),
+        "id": Value("int64"),
+    }
+    if kind.solution is not None:
+        columns["solution"], types["solution"] = [], Value("string")
     for problem in problems:
-        columns["images"].append([{"bytes": figure_png(problem), "path": f"{problem.id}.png"}])
+        columns["images"].append([{"bytes": _png(kind.draw(problem)), "path": f"{problem.id}.png"}])
         columns["problem"].append(f"<image>{problem.question}")
         columns["answer"].append(problem.answer)
         columns["id"].append(problem.index)
         columns["family"].append(problem.family)
-    features = Features(
-        {
-            "images": List(Image()),
-            "problem": Value("string"),
-            "answer": Value("string"),
-            "id": Value("int64"),
-            "family": Value("string"),
-        }
-    )
-    Dataset.from_dict(columns, features=features).to_parquet(str(file))
+        if kind.solution is not None:
+            columns["solution"].append(kind.solution(problem))
+    Dataset.from_dict(columns, features=Features(types)).to_parquet(str(file))
+
+
+def _png(image: Pillow.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG")
+    return buffer.getvalue()
 
 
 def _build(folder: Path, plan: _Plan, fingerprint: str, progress: Progress | None) -> None:
-    splits = split_problems(plan.seed, plan.num_train, plan.num_validation)
-    for done, (name, problems) in enumerate(zip(("train", "validation"), splits, strict=True), start=1):
-        write_problems(folder / f"{name}.parquet", problems)
+    kind = plan.kind
+    problems = split_problems(plan.seed, plan.num_train, plan.num_validation, kind)
+    for done, (split, some) in enumerate(zip(kind.splits, problems, strict=True), start=1):
+        write_problems(World(folder).split_file(split), some, kind)
         if progress is not None:
-            progress("problems", done, 2)
+            progress("problems", done, len(problems))
     if plan.retrain:
         from cepo.microgeo.model import build_untrained_model
         from cepo.microgeo.warmstart import warm_start
 
-        build_untrained_model(folder / "model", seed=plan.seed)
-        warm_start(folder / "model", settings=plan.settings, seed=plan.seed, progress=progress)
+        model = build_untrained_model(World(folder).model_path, kind=kind, seed=plan.seed)
+        warm_start(model, kind=kind, settings=plan.settings, seed=plan.seed, progress=progress)
     else:
-        if not (ASSETS / "model.safetensors").is_file():
+        if not (kind.assets / "model.safetensors").is_file():
             raise DataError(
-                f"The embedded model's weights are not in {ASSETS}; make them with `python3 -m cepo.microgeo --retrain`."
+                f"The embedded model's weights are not in {kind.assets}; make them with "
+                f"`python3 -m cepo.microgeo --world {kind.name} --retrain`."
             )
-        shutil.copytree(ASSETS, folder / "model")
+        shutil.copytree(kind.assets, World(folder).model_path)
     manifest = {"fingerprint": fingerprint, "seed": plan.seed, "retrain": plan.retrain}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
@@ -205,27 +232,30 @@ def _fingerprint(plan: _Plan) -> str:
     """Hashes all that determines the world: the arguments, this package's code, and the shipped weights if used."""
     digest = hashlib.sha256()
     settings = asdict(plan.settings) if plan.settings is not None else None
-    arguments = (plan.seed, plan.num_train, plan.num_validation, plan.retrain, settings)
+    arguments = (plan.kind.name, plan.seed, plan.num_train, plan.num_validation, plan.retrain, settings)
     digest.update(json.dumps(arguments, sort_keys=True).encode())
     package = Path(__file__).parent
-    files = sorted(package.glob("*.py")) + ([] if plan.retrain else sorted(ASSETS.glob("*")))
+    files = sorted(package.glob("*.py")) + ([] if plan.retrain else sorted(plan.kind.assets.glob("*")))
     for file in files:
         digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 
 def with_embedded_world(config: RunConfig) -> RunConfig:
-    """Replaces `microgeo:*` by the paths of the embedded world, which is built if it is not in the cache."""
+    """Replaces `microgeo:*` by the paths of the embedded worlds, which are built if they are not in the cache."""
     data, model, critic = config.data, config.worker.actor.model, config.worker.critic
-    names = (*data.train_sources, data.val_files or "", model.model_path, critic.model.model_path or "")
-    if not any(name.startswith("microgeo:") for name in names):
+    names = {*data.train_sources, data.val_files or "", model.model_path, critic.model.model_path or ""}
+    places: dict[str, str] = {}
+    for kind in KINDS.values():
+        parts = {f"microgeo:{kind.prefix}{part}": part for part in ("model", *kind.splits)}
+        if names & set(parts):
+            world = build_world(kind=kind)
+            places |= {
+                name: str(world.model_path if part == "model" else world.split_file(part))
+                for name, part in parts.items()
+            }
+    if not places:
         return config
-    world = build_world()
-    places = {
-        "microgeo:train": str(world.train_file),
-        "microgeo:validation": str(world.validation_file),
-        "microgeo:model": str(world.model_path),
-    }
     new_data = dataclasses.replace(
         data,
         train_files=",".join(places.get(source, source) for source in data.train_sources),

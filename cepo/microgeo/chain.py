@@ -1,0 +1,147 @@
+"""The second embedded world: a beetle's walk along a ruler, in 5 to 12 steps that depend on each other.
+
+The image shows rows of figures. Each figure moves the beetle, and the answer is its place after each row:
+
+- a filled triangle moves it right, a filled square left, by lengths that the text gives; the ends of the ruler stop it;
+- a filled circle mirrors its place in the middle of the ruler;
+- a filled diamond brings it back to where it started;
+- a hollow figure is a distractor and leaves it where it is.
+
+A mistake goes on through all later steps. It is fatal once a row has ended, because the row's place is part of the
+answer. Before that, a correction, a diamond or an end of the ruler can repair it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cepo.microgeo.problems import Numbers, Problem, Slip, no_slip
+
+RULER = 50
+COLUMNS = 3
+ROWS = "abcd"
+NAMES = {"t": "triangle", "s": "square", "c": "circle", "d": "diamond"}
+"""Figures as letters in `Problem.seen`: upper case for filled, lower case for hollow; `/` ends a row."""
+_SHARES = {"t": 0.36, "s": 0.36, "c": 0.14, "d": 0.14}
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """What the problems of a split look like. `held_out_starts`: multiples of 7, which no other split starts at."""
+
+    num_figures: tuple[int, int] = (6, 9)
+    hollow: float = 0.25
+    held_out_starts: bool = False
+    unseen_shapes: bool = False  # smaller figures, turned further than any in training
+    specks: bool = False
+
+
+DISTRIBUTIONS = {
+    "numbers": Distribution(held_out_starts=True),
+    "shapes": Distribution(unseen_shapes=True),
+    "longer": Distribution(num_figures=(10, 12)),
+    "distractors": Distribution(hollow=0.5, specks=True),
+}
+"""The held-out splits by stream; all other streams have the training distribution."""
+
+
+@dataclass(frozen=True)
+class ChainProblem(Problem):
+    """A walk: `seen` has the figures row by row, `numbers` the start, the length to the right and the length to the left."""
+
+    @property
+    def question(self) -> str:
+        start, right, left = self.numbers
+        return f"Start at {start}. Triangles go {right} right, squares {left} left. Where is it after each row?"
+
+    @property
+    def answer(self) -> str:
+        return answer_text([places[-1] for places in self.places()])
+
+    @property
+    def rows(self) -> list[str]:
+        return self.seen.split("/")
+
+    def places(self) -> list[list[int]]:
+        """The right place after each figure, row by row."""
+        place, found = self.numbers[0], list[list[int]]()
+        for row in self.rows:
+            found.append([])
+            for figure in row:
+                place = step(figure, place, self.numbers)[1]
+                found[-1].append(place)
+        return found
+
+    def cells(self) -> Iterator[tuple[str, str, bool]]:
+        """Each figure's label (`b2` is the second of the second row), its letter, and whether it ends its row."""
+        for name, row in zip(ROWS, self.rows, strict=False):
+            for column, figure in enumerate(row, start=1):
+                yield f"{name}{column}", figure, column == len(row)
+
+
+def generate_chain_problem(seed: int, index: int, *, stream: str = "train") -> ChainProblem:
+    """Returns the problem number `index` of a stream, a pure function of its arguments."""
+    rng = random.Random(f"chain/{stream}/{seed}/{index}")
+    kind = DISTRIBUTIONS.get(stream, Distribution())
+    start = rng.choice([start for start in range(10, 41) if (start % 7 == 0) == kind.held_out_starts])
+    numbers = start, rng.randint(2, 9), rng.randint(2, 9)
+    count = rng.randint(*kind.num_figures)
+    figures = [
+        letter if rng.random() < kind.hollow else letter.upper()
+        for letter in rng.choices(list(_SHARES), list(_SHARES.values()), k=count)
+    ]
+    taken = iter(figures)
+    rows = ["".join(next(taken) for _ in range(length)) for length in _row_lengths(rng, count)]
+    return ChainProblem("chain", "/".join(rows), numbers, seed, stream, index)
+
+
+def step(
+    figure: str, place: int, numbers: Numbers, *, misconceived: bool = False, slip: Slip = no_slip
+) -> tuple[str, int]:
+    """Returns a step's text up to its result, and the result: the place behind `figure` for a beetle at `place`.
+
+    `misconceived` makes the typical mistake of figures that have one: a circle doubles the place, a diamond leads to 0,
+    a hollow square counts. `slip` is applied to what is computed.
+    """
+    start, right, left = numbers
+    name = NAMES[figure.lower()] if figure.isupper() else f"hollow {NAMES[figure]}"
+    if figure.islower() and not (figure == "s" and misconceived):
+        return f"{name} stays ", place
+    if figure == "D":
+        return f"{name} back to ", 0 if misconceived else start
+    if figure == "C" and not misconceived:
+        return f"{name} {RULER}-{place}=", slip(RULER - place)
+    change = {"T": right, "S": -left, "s": -left, "C": place}[figure]
+    moved, sum_text = place + change, f"{name} {place}{'-' if figure in 'sS' else '+'}{abs(change)}"
+    if not 0 <= moved <= RULER:
+        return f"{sum_text}, stop ", 0 if moved < 0 else RULER
+    return f"{sum_text}=", slip(moved)
+
+
+def answer_text(places: list[int]) -> str:
+    """Returns the places after the rows as the box has them."""
+    return f"({','.join(map(str, places))})"
+
+
+def chain_solution(problem: ChainProblem) -> str:
+    """Returns the right response in its plainest wording."""
+    parts, place, ends = list[str](), problem.numbers[0], list[int]()
+    for label, figure, is_last in problem.cells():
+        text, place = step(figure, place, problem.numbers)
+        parts.append(f"{label} {text}{place}.")
+        if is_last:
+            parts.append(f"Row {label[0]} {place}.")
+            ends.append(place)
+    return f"{' '.join(parts)} \\boxed{{{answer_text(ends)}}}"
+
+
+def _row_lengths(rng: random.Random, count: int) -> list[int]:
+    """Cuts `count` figures into at most 4 rows of 1 to 3."""
+    while True:
+        lengths = list[int]()
+        while sum(lengths) < count:
+            lengths.append(min(rng.randint(1, COLUMNS), count - sum(lengths)))
+        if len(lengths) <= len(ROWS):
+            return lengths

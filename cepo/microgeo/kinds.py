@@ -1,0 +1,84 @@
+"""The embedded worlds by name: how each draws its problems, images and demonstrations, and where its weights are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cepo.microgeo.chain import DISTRIBUTIONS, NAMES, chain_solution, generate_chain_problem
+from cepo.microgeo.chain_demonstrations import demonstrate_chain
+from cepo.microgeo.chain_figures import draw_chain
+from cepo.microgeo.demonstrations import Demonstration, NoiseRates, demonstrate
+from cepo.microgeo.figures import draw_figure
+from cepo.microgeo.problems import Problem, generate_problem, right_response
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+@dataclass(frozen=True)
+class WorldKind:
+    """What sets one embedded world apart. Its problems are `ChainProblem` or `Problem`, hence `Any`.
+
+    Attributes:
+        name: as `cepo microgeo --world` takes it.
+        prefix: of its parts' names: `microgeo:` + prefix + `train`, `validation`, `model` or a held-out split.
+        generate: `generate(seed, index, stream=...)` returns a problem.
+        response: a response that has all of the world's words, for the tokenizer.
+        solution: the right response, where the data set has it as a column.
+        seen_words: the response's words that state what is seen; none: its first token does.
+        held_out: further splits, each from a distribution of its own.
+        num_steps: of the warm start.
+    """
+
+    name: str
+    prefix: str
+    assets: Path
+    generate: Callable[..., Any]
+    draw: Callable[[Any], Image.Image]
+    demonstrate: Callable[[Any, int], Demonstration]
+    response: Callable[[Any], str]
+    solution: Callable[[Any], str] | None
+    seen_words: tuple[str, ...]
+    held_out: tuple[str, ...]
+    num_steps: int
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        return "train", "validation", *self.held_out
+
+
+def _shapes_demonstration(problem: Problem, seed: int) -> Demonstration:
+    return demonstrate(problem, NoiseRates(), seed=seed)
+
+
+_PACKAGE = Path(__file__).parent
+SHAPES = WorldKind(
+    name="shapes",
+    prefix="",
+    assets=_PACKAGE / "assets",
+    generate=generate_problem,
+    draw=draw_figure,
+    demonstrate=_shapes_demonstration,
+    response=right_response,
+    solution=None,
+    seen_words=(),
+    held_out=(),
+    num_steps=400,
+)
+CHAIN = WorldKind(
+    name="chain",
+    prefix="chain-",
+    assets=_PACKAGE / "chain_assets",
+    generate=generate_chain_problem,
+    draw=draw_chain,
+    demonstrate=lambda problem, seed: demonstrate_chain(problem, seed=seed),
+    response=lambda problem: demonstrate_chain(problem, seed=0).response,
+    solution=chain_solution,
+    seen_words=("hollow", *NAMES.values()),
+    held_out=tuple(DISTRIBUTIONS),
+    num_steps=600,
+)
+KINDS = {kind.name: kind for kind in (SHAPES, CHAIN)}

@@ -1,0 +1,213 @@
+"""The chain world's problems, images, demonstrations and files, against a solver and a reader of images of their own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from cepo.config.checks import MICROGEO_DATA, MICROGEO_MODELS
+from cepo.microgeo.chain import ChainProblem, chain_solution, generate_chain_problem
+from cepo.microgeo.chain_demonstrations import ChainNoise, demonstrate_chain
+from cepo.microgeo.chain_figures import CELL, draw_chain
+from cepo.microgeo.kinds import CHAIN, KINDS
+from cepo.microgeo.tokenizer import build_tokenizer
+from cepo.microgeo.world import split_problems, write_problems
+from cepo.rewards.answers import answers_equal, extract_answer
+
+STREAMS = CHAIN.splits
+
+
+def make(seen: str, *numbers: int) -> ChainProblem:
+    return ChainProblem("chain", seen, numbers, seed=0, stream="test", index=0)
+
+
+def solved(question: str, seen: str) -> str:
+    """The answer from the question's words and the figures, by another route: every move is a map of the ruler onto itself."""
+    start, right, left = map(int, re.findall(r"\d+", question))
+    moves = {
+        "T": lambda place: min(place + right, 50),
+        "S": lambda place: max(place - left, 0),
+        "C": lambda place: 50 - place,
+        "D": lambda place: start,
+    }
+    ends, place = [], start
+    for row in seen.split("/"):
+        for figure in filter(str.isupper, row):
+            place = moves[figure](place)
+        ends.append(place)
+    return "(" + ",".join(str(end) for end in ends) + ")"
+
+
+def figures_in(image: Image.Image) -> str:
+    """Reads the figures back from the pixels of an image without specks, in the letters of `ChainProblem.seen`."""
+    pixels = np.asarray(image, dtype=int)
+    is_ink = np.abs(pixels - pixels[-1, -1]).sum(2) > 40  # the last corner is paper
+    letters = [[figure_in(is_ink[y : y + CELL, x : x + CELL]) for x in range(0, 96, CELL)] for y in range(0, 128, CELL)]
+    return "/".join("".join(row) for row in letters).rstrip("/")
+
+
+def figure_in(is_ink: np.ndarray) -> str:
+    if not is_ink.any():
+        return ""
+    lines = [np.flatnonzero(line) for line in is_ink if line.any()]
+    widths = [int(line[-1] - line[0] + 1) for line in lines]  # all figures are convex, so a ring is filled up thus
+    fullness = sum(widths) / (max(widths) * len(widths))
+    if fullness < 0.66:
+        letter = "t" if np.argmax(widths) > 0.7 * len(widths) else "d"
+    else:
+        y, x = np.nonzero(is_ink)
+        letter = (
+            "s" if np.ptp(x + y) > 1.6 * np.ptp(x) else "c"
+        )  # sqrt(2) for a circle, 1.78 for the most turned square
+    return letter.upper() if is_ink.sum() / sum(widths) > 0.9 else letter
+
+
+@pytest.mark.parametrize(
+    ("problem", "answer"),
+    [
+        (make("TS/CD/T", 12, 5, 3), "(14,12,17)"),  # 12+5-3; 50-14=36, back to 12; 12+5
+        (make("TTT/s/CC", 40, 9, 2), "(50,50,50)"),  # 49, stopped at 50; a hollow square; mirrored twice
+        (make("SSS/tcd", 10, 9, 4), "(0,0)"),  # 6, 2, stopped at 0; three hollow figures
+    ],
+)
+def test_a_walk_is_the_one_worked_out_by_hand(problem: ChainProblem, answer: str) -> None:
+    assert problem.answer == answer
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_another_solver_finds_each_answer_from_question_and_figures(stream: str) -> None:
+    for index in range(200):
+        problem = generate_chain_problem(1, index, stream=stream)
+        assert solved(problem.question, problem.seen) == problem.answer
+
+
+@pytest.mark.parametrize("stream", ["train", "longer"])
+def test_each_image_shows_all_that_the_question_leaves_out(stream: str) -> None:
+    for index in range(150):
+        problem = generate_chain_problem(2, index, stream=stream)
+        image = draw_chain(problem)
+        assert image.size == (96, 128)
+        assert solved(problem.question, figures_in(image)) == problem.answer, (problem.seen, figures_in(image))
+
+
+def test_every_computation_of_a_right_response_holds() -> None:
+    """Each step begins where the last one ended, and the box repeats the places that the rows state."""
+    for index in range(200):
+        problem = generate_chain_problem(3, index)
+        response = chain_solution(problem)
+        for first, sign, second, result in re.findall(r"(\d+)([-+])(\d+)=(\d+)\.", response):
+            assert int(first) + int(sign + second) == int(result)
+        stated = re.findall(r"Row [a-d] (\d+)\.", response)
+        assert extract_answer(response) == problem.answer == f"({','.join(stated)})"
+        steps = re.findall(r"[a-d]\d (?:hollow )?\w+ [^.]*?(\d+)\.", response)
+        assert list(map(int, steps)) == [place for row in problem.places() for place in row]
+
+
+def test_splits_differ_in_what_their_names_say() -> None:
+    """Numbers: starts at multiples of 7 alone. Longer: 10 to 12 figures, others 6 to 9. Distractors: half are hollow."""
+    for stream in STREAMS:
+        problems = [generate_chain_problem(0, index, stream=stream) for index in range(400)]
+        assert {problem.numbers[0] % 7 == 0 for problem in problems} == {stream == "numbers"}
+        figures = [problem.seen.replace("/", "") for problem in problems]
+        assert {len(each) for each in figures} == (set(range(10, 13)) if stream == "longer" else set(range(6, 10)))
+        hollow = sum(map(str.islower, "".join(figures))) / len("".join(figures))
+        assert hollow == pytest.approx(0.5 if stream == "distractors" else 0.25, abs=0.04)
+        assert all(1 <= len(row) <= 3 for problem in problems for row in problem.rows)
+        assert all(1 <= len(problem.rows) <= 4 for problem in problems)
+
+
+def test_figures_of_the_split_shapes_are_smaller_than_all_others() -> None:
+    def sizes(stream: str) -> list[int]:
+        found = []
+        for index in range(60):
+            problem = generate_chain_problem(0, index, stream=stream)
+            pixels = np.asarray(draw_chain(problem), dtype=int)
+            is_ink = np.abs(pixels - pixels[-1, -1]).sum(2) > 40
+            found += [int(is_ink[:CELL, :CELL].any(1).sum())] if problem.seen[0] in "cC" else []
+        return found
+
+    assert max(sizes("shapes")) < min(sizes("train"))
+
+
+def test_a_walk_is_a_function_of_seed_stream_and_index() -> None:
+    """Its image and its demonstration are as well."""
+    first, again = generate_chain_problem(5, 17), generate_chain_problem(5, 17)
+    assert first == again
+    assert draw_chain(first).tobytes() == draw_chain(again).tobytes()
+    assert demonstrate_chain(first, seed=1) == demonstrate_chain(again, seed=1)
+    others = {
+        generate_chain_problem(seed, 17, stream=stream).seen for seed in range(5) for stream in ("train", "other")
+    }
+    assert len(others) > 5
+
+
+def test_quiet_demonstrations_are_right_and_silent_on_the_hint() -> None:
+    quiet = ChainNoise(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    for index in range(100):
+        problem = generate_chain_problem(2, index)
+        one = demonstrate_chain(problem, seed=0, rates=quiet)
+        assert (one.response, one.hint) == (chain_solution(problem), None)
+
+
+def test_corrected_mistakes_are_recoverable_and_others_fatal() -> None:
+    """With every mistake made and each taken back, all demonstrations are right; with none taken back, hardly any is."""
+    rates = {"misread": 1.0, "slip": 0.0, "doubts": 0.0, "hinted": 0.0}
+    right = {}
+    for corrects in (0.0, 1.0):
+        noise = ChainNoise(**rates, corrects=corrects)
+        problems = [generate_chain_problem(6, index) for index in range(200)]
+        responses = [demonstrate_chain(problem, seed=0, rates=noise).response for problem in problems]
+        right[corrects] = np.mean(
+            [extract_answer(text) == one.answer for text, one in zip(responses, problems, strict=True)]
+        )
+    assert right[1.0] == 1.0
+    assert right[0.0] < 0.05
+
+
+def test_hints_state_the_demonstrations_answer_as_often_as_set() -> None:
+    rates = ChainNoise()
+    ones = [demonstrate_chain(generate_chain_problem(9, index, stream="noise"), seed=0) for index in range(2000)]
+    hinted = [one for one in ones if one.hint is not None]
+    assert len(hinted) / len(ones) == pytest.approx(rates.hinted, abs=0.03)
+    follows = [one.hint == extract_answer(one.response) for one in hinted]
+    assert np.mean(follows) == pytest.approx(1 - rates.ignores, abs=0.03)
+
+
+def test_the_tokenizer_covers_all_texts_of_the_chain_world() -> None:
+    """Each word and each digit is one token, and responses to 6 to 9 figures have 80 to 200 tokens."""
+    tokenizer = build_tokenizer(CHAIN)
+    for index in range(200):
+        response = demonstrate_chain(generate_chain_problem(7, index), seed=0).response
+        ids = tokenizer(response).input_ids
+        assert tokenizer.decode(ids) == response
+        assert 80 <= len(ids) <= 200
+        assert all(len(tokenizer(part).input_ids) == 1 for part in re.findall(r" ?[A-Za-z]+|\d", response))
+
+
+def test_the_reward_tells_right_places_from_others() -> None:
+    assert answers_equal("(14, 12, 17)", "(14,12,17)")
+    for wrong in ("(14,12,18)", "(12,14,17)", "(14,12)", "(14,12,17,17)", "17", ""):
+        assert not answers_equal(wrong, "(14,12,17)")
+
+
+def test_the_chains_files_have_geo3ks_columns_and_the_solution(tmp_path: Path) -> None:
+    problems = split_problems(0, 40, 6, CHAIN)
+    assert [len(split) for split in problems] == [40, 6, 6, 6, 6, 6]
+    seen = [{(one.question, one.seen) for one in split} for split in problems]
+    assert all(not first & second for place, first in enumerate(seen) for second in seen[:place])
+    write_problems(tmp_path / "some.parquet", problems[3], CHAIN)
+    table = pq.read_table(tmp_path / "some.parquet")
+    assert table.column_names == ["images", "problem", "answer", "id", "family", "solution"]
+    for row, problem in zip(table.to_pylist(), problems[3], strict=True):
+        assert row["answer"] == problem.answer == extract_answer(row["solution"])
+
+
+def test_the_configuration_knows_every_part_of_both_worlds() -> None:
+    splits = [f"microgeo:{kind.prefix}{split}" for kind in KINDS.values() for split in kind.splits]
+    assert list(MICROGEO_DATA) == splits
+    assert list(MICROGEO_MODELS) == [f"microgeo:{kind.prefix}model" for kind in KINDS.values()]
