@@ -1,7 +1,7 @@
 """Trains methods x seeds on microgeo and writes their learning curves: the tables and the drawing of docs/results.md.
 
     python3 benchmarks/learning_curves.py --methods NAME ... --steps 100 --seeds 1 2 3 --out checkpoints/learning_curves
-    python3 benchmarks/learning_curves.py --methods grpo chain_oracle --config configs/microgeo/chain.yaml \
+    python3 benchmarks/learning_curves.py --methods NAME chain_oracle --config configs/microgeo/chain.yaml \
         --settings "trainer.plugins=[benchmarks/support/chain_oracle.py]"
 
 Runs are resumed where an earlier call was interrupted. Each ends with one greedy validation beside the sampled ones.

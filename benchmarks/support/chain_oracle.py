@@ -8,7 +8,7 @@ one is taken back, that a row and the box repeat what was found, are means over 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,7 +26,6 @@ _STEP = re.compile(
     r"|Row (?P<row>[a-d]) (?P<end>\d+)\."
     r"|\\boxed\{\((?P<box>[\d,]*)\)\}"
 )
-_DECAY = 0.9
 _PRIOR = 0.8, 2.0  # the chance that a step of any kind goes right, and how many sightings it counts as
 
 
@@ -61,17 +60,18 @@ class Chances:
     """Decayed counts of how often a step of each kind went right from a right state."""
 
     def __init__(self) -> None:
-        self.right: Counter[str] = Counter()
-        self.seen: Counter[str] = Counter()
+        self.right: defaultdict[str, float] = defaultdict(float)
+        self.seen: defaultdict[str, float] = defaultdict(float)
 
     def __getitem__(self, key: str) -> float:
         mean, weight = _PRIOR
         return (self.right[key] + mean * weight) / (self.seen[key] + weight)
 
-    def add(self, outcomes: Sequence[tuple[str, bool]]) -> None:
+    def add(self, outcomes: Sequence[tuple[str, bool]], *, decay: float = 0.9) -> None:
+        """Adds what was seen, after the counts so far have lost 1 - `decay` of their weight: the policy changes."""
         for counts in (self.right, self.seen):
             for key in counts:
-                counts[key] *= _DECAY  # type: ignore[assignment]  # a Counter of floats
+                counts[key] *= decay
         for key, is_right in outcomes:
             self.right[key] += is_right
             self.seen[key] += 1
@@ -82,8 +82,9 @@ def values_along(
 ) -> tuple[list[float], list[tuple[str, bool]]]:
     """`V` before the first step and after each one, and what was seen of each kind of step while the walk was right.
 
-    `V_k = c_k V_{k+1} + (1 - c_k) W_k` with c_k the chance of step k of the solution and W_k the value just after a wrong
-    step: `again * V_{k+1}`, or what a diamond later in the row is worth. After a wrong row end V = 0.
+    `V_k = c_k V_{k+1} + (1 - c_k) W_{k+1}` with c_k the chance of step k of the solution and `W = again V + (1 - again) D`
+    the value just after a wrong step, which may be taken back at once; D is what a diamond later in the row is worth.
+    After a wrong row end V = 0.
     """
     after = [1.0] * (len(truth) + 1)  # after[k]: k steps of the solution are right
     repaired = [0.0] * (len(truth) + 1)  # repaired[k]: k steps are done and the place is wrong, too late for `again`
@@ -93,30 +94,28 @@ def values_along(
         mended = 0.0 if key in ("row", "box") else chances["again"] * after[k + 1]
         wrong = mended + (1 - chances["again"]) * repaired[k + 1] if mended else 0.0
         after[k] = chance * after[k + 1] + (1 - chance) * wrong
-    values, seen, k, is_right, lost = [after[0]], list[tuple[str, bool]](), 0, True, False
+    values, seen, k, state = [after[0]], list[tuple[str, bool]](), 0, "right"
     for step in steps:
-        if lost:
-            values.append(0.0)
-            continue
-        if step.key == "again" and k and step.label == truth[k - 1].label:
-            if not is_right:
-                seen.append(("again", True))
-        elif k == len(truth) or step.label != truth[k].label:
-            lost = True
-        else:
-            k += 1
-            if is_right:
-                seen.append((truth[k - 1].key, step.result == truth[k - 1].result))
-            elif truth[k - 2].key != "row":
-                seen.append(("again", False))
-        is_right = not lost and step.result == truth[k - 1].result
-        lost |= not is_right and truth[k - 1].key in ("row", "box")
-        if lost:
-            values.append(0.0)
-        elif is_right:
-            values.append(after[k])
-        else:
-            values.append(chances["again"] * after[k] + (1 - chances["again"]) * repaired[k])
+        repeats = step.key == "again" and k > 0 and step.label == truth[k - 1].label
+        if state != "lost" and not repeats and (k == len(truth) or step.label != truth[k].label):
+            state = "lost"
+        if state != "lost":
+            if state == "wrong":
+                seen.append(("again", repeats))
+            k += not repeats
+            is_right = step.result == truth[k - 1].result
+            if state == "right" and not repeats:
+                seen.append((truth[k - 1].key, is_right))
+            is_final = truth[k - 1].key in ("row", "box")
+            state = "right" if is_right else "lost" if is_final else "wrong" if state == "right" else "carried"
+        again = chances["again"]
+        worth = {
+            "right": after[k],
+            "wrong": again * after[k] + (1 - again) * repaired[k],
+            "carried": repaired[k],
+            "lost": 0,
+        }
+        values.append(worth[state])
     return values, seen
 
 
@@ -144,7 +143,7 @@ def token_advantages(
 
 @register_estimator("chain_oracle")
 class ChainOracle(GroupRelativeEstimator):
-    """`A_t = (V(end of t's step) - V(start of t's step)) / (std_g + 1e-6)`: grpo's scale, on the same groups.
+    """`A_t = (V(end of t's step) - V(start of t's step)) / (std_g + 1e-6)`: the group advantage's scale, on the same groups.
 
     It keeps the counts between steps, which a method must not: it is a yardstick, not a method.
     """

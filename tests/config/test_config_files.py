@@ -51,6 +51,7 @@ def test_runs_of_different_methods_have_folders_of_their_own() -> None:
     names = {load_config([f"config={file}"]).trainer.experiment_name for file in SHIPPED if file.stem != "base"}
     assert names == {f"{world}-{method}" for world, method in EVERY_METHOD} | {
         "microgeo-lora-grpo",
+        "microgeo-chain-grpo",
         "quickstart",
         "geo3k-released-code",
     }

@@ -80,7 +80,7 @@ def test_a_walk_is_the_one_worked_out_by_hand(problem: ChainProblem, answer: str
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_another_solver_finds_each_answer_from_question_and_figures(stream: str) -> None:
+def test_another_solver_finds_each_answer(stream: str) -> None:
     for index in range(200):
         problem = generate_chain_problem(1, index, stream=stream)
         assert solved(problem.question, problem.seen) == problem.answer

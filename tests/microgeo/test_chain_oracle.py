@@ -1,0 +1,67 @@
+"""The oracle of benchmarks/: values of states against arithmetic by hand and against rollouts, and credit per token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.support.chain_oracle import Chances, steps_of, token_advantages, values_along
+from cepo.microgeo.chain import chain_solution, generate_chain_problem
+from cepo.microgeo.chain_demonstrations import ChainNoise, demonstrate_chain
+
+SOLUTION = "a1 triangle 10+5=15. a2 diamond back to 10. Row a 10. \\boxed{(10)}"
+CHANCES = {"triangle": 0.6, "diamond": 0.5, "row": 1.0, "box": 1.0, "again": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("response", "values"),
+    [
+        # After a right diamond 1, after a wrong one 0.2; so before it 0.5 + 0.5 * 0.2 = 0.6. After a wrong triangle
+        # 0.2 * 0.6 + 0.8 * 0.5 = 0.52, for the diamond repairs the place; before it 0.6 * 0.6 + 0.4 * 0.52 = 0.568.
+        (SOLUTION, [0.568, 0.6, 1, 1, 1]),
+        ("So a1 triangle 10+5=14. a2 diamond back to 10. Row a 10. \\boxed{(10)}", [0.568, 0.52, 1, 1, 1]),
+        ("a1 triangle 10+5=15. a2 diamond back to 0. Row a 0. \\boxed{(0)}", [0.568, 0.6, 0.2, 0, 0]),
+        (
+            "a1 triangle 10+5=15. a2 diamond back to 0. No, a2 diamond back to 10. Row a 10. \\boxed{(10)}",
+            [0.568, 0.6, 0.2, 1, 1, 1],
+        ),
+        ("a1 triangle 10+5=15. Row a 15. \\boxed{(15)}", [0.568, 0.6, 0, 0]),
+    ],
+)
+def test_the_worth_of_each_state_is_the_one_by_hand(response: str, values: list[float]) -> None:
+    found, _ = values_along(steps_of(response), steps_of(SOLUTION), CHANCES)
+    assert found == pytest.approx(values)
+
+
+def test_credit_is_on_the_step_and_sums_to_reward_less_value() -> None:
+    response = "a1 triangle 10+5=15. a2 diamond back to 0. Row a 0. \\boxed{(0)}"
+    steps = steps_of(response)
+    values, _ = values_along(steps, steps_of(SOLUTION), CHANCES)
+    credits = token_advantages(steps, values, list(response), 0.0)
+    assert len(credits) == len(response) + 1  # the end token
+    assert credits[0] == pytest.approx(0.6 - 0.568)
+    assert credits[response.index("diamond")] == pytest.approx(0.2 - 0.6)
+    assert credits[-1] == 0.0
+    changes = [credits[step.end - 1] for step in steps]
+    assert sum(changes) == pytest.approx(0.0 - values[0])
+
+
+def test_values_counted_from_walks_are_calibrated_on_others() -> None:
+    """In bins of predicted value, the share of right walks lies within 0.12 of the mean prediction."""
+    chances, predicted, right = Chances(), [], []
+    for index in range(900):
+        problem = generate_chain_problem(1, index)
+        one = demonstrate_chain(problem, seed=0, rates=ChainNoise(hinted=0))
+        values, outcomes = values_along(steps_of(one.response), steps_of(chain_solution(problem)), chances)
+        is_right = one.response.endswith(f"{problem.answer}}}")
+        assert values[-1] == is_right
+        if index < 600:
+            chances.add(outcomes, decay=1.0)
+        else:
+            predicted += values
+            right += [is_right] * len(values)
+    bins = np.digitize(predicted, [0.2, 0.4, 0.6, 0.8])
+    for place in range(5):
+        where = bins == place
+        assert where.sum() > 100
+        assert np.mean(np.array(right)[where]) == pytest.approx(np.mean(np.array(predicted)[where]), abs=0.12)
