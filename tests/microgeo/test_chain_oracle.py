@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.support.chain_oracle import Chances, steps_of, token_advantages, values_along
+from benchmarks.support.chain_values import Chances, steps_of, token_advantages, values_along
 from cepo.microgeo.chain import chain_solution, generate_chain_problem
 from cepo.microgeo.chain_demonstrations import ChainNoise, demonstrate_chain
 

@@ -1,0 +1,125 @@
+"""What the states of a walk in the chain world are worth, and the true credit of its steps.
+
+The worked solution of the data set says after which step a walk is still right. What such a state is worth is counted:
+rollouts are Monte-Carlo continuations of the states that they pass, so the chances that a step goes right, that a wrong
+one is taken back, that a row and the box repeat what was found, are means over the rollouts of earlier steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_STEP = re.compile(
+    r"(?P<again>No, )?(?:[A-Z]\w+ )?(?P<label>[a-d]\d) (?P<name>(?:hollow )?\w+) [^.]*?(?P<place>\d+)\."
+    r"|Row (?P<row>[a-d]) (?P<end>\d+)\."
+    r"|\\boxed\{\((?P<box>[\d,]*)\)\}"
+)
+_PRIOR = 0.8, 2.0  # the chance that a step of any kind goes right, and how many sightings it counts as
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of a response: characters up to `end`, and the key under which its chance is counted.
+
+    `key`: a figure's name, `row`, `box`, or `again` for a step that takes the last one back.
+    """
+
+    end: int
+    key: str
+    label: str
+    result: str
+
+
+def steps_of(text: str) -> list[Step]:
+    """The steps, row ends and box of a response, in their order."""
+    found = []
+    for match in _STEP.finditer(text):
+        if match["label"]:
+            key = "again" if match["again"] else match["name"]
+            found.append(Step(match.end(), key, match["label"], match["place"]))
+        elif match["row"]:
+            found.append(Step(match.end(), "row", match["row"], match["end"]))
+        else:
+            found.append(Step(match.end(), "box", "", match["box"]))
+    return found
+
+
+class Chances:
+    """Decayed counts of how often a step of each kind went right from a right state."""
+
+    def __init__(self) -> None:
+        self.right: defaultdict[str, float] = defaultdict(float)
+        self.seen: defaultdict[str, float] = defaultdict(float)
+
+    def __getitem__(self, key: str) -> float:
+        mean, weight = _PRIOR
+        return (self.right[key] + mean * weight) / (self.seen[key] + weight)
+
+    def add(self, outcomes: Sequence[tuple[str, bool]], *, decay: float = 0.9) -> None:
+        """Adds what was seen, after the counts so far have lost 1 - `decay` of their weight: the policy changes."""
+        for counts in (self.right, self.seen):
+            for key in counts:
+                counts[key] *= decay
+        for key, is_right in outcomes:
+            self.right[key] += is_right
+            self.seen[key] += 1
+
+
+def values_along(
+    steps: Sequence[Step], truth: Sequence[Step], chances: Mapping[str, float] | Chances
+) -> tuple[list[float], list[tuple[str, bool]]]:
+    """`V` before the first step and after each one, and what was seen of each kind of step while the walk was right.
+
+    `V_k = c_k V_{k+1} + (1 - c_k) W_{k+1}` with c_k the chance of step k of the solution and `W = again V + (1 - again) D`
+    the value just after a wrong step, which may be taken back at once; D is what a diamond later in the row is worth.
+    After a wrong row end V = 0.
+    """
+    after = [1.0] * (len(truth) + 1)  # after[k]: k steps of the solution are right
+    repaired = [0.0] * (len(truth) + 1)  # repaired[k]: k steps are done and the place is wrong, too late for `again`
+    for k in reversed(range(len(truth))):
+        chance, key = chances[truth[k].key], truth[k].key
+        repaired[k] = chance * after[k + 1] if key == "diamond" else 0.0 if key in ("row", "box") else repaired[k + 1]
+        mended = 0.0 if key in ("row", "box") else chances["again"] * after[k + 1]
+        wrong = mended + (1 - chances["again"]) * repaired[k + 1] if mended else 0.0
+        after[k] = chance * after[k + 1] + (1 - chance) * wrong
+    values, seen, k, state = [after[0]], list[tuple[str, bool]](), 0, "right"
+    for step in steps:
+        repeats = step.key == "again" and k > 0 and step.label == truth[k - 1].label
+        if state != "lost" and not repeats and (k == len(truth) or step.label != truth[k].label):
+            state = "lost"
+        if state != "lost":
+            if state == "wrong":
+                seen.append(("again", repeats))
+            k += not repeats
+            is_right = step.result == truth[k - 1].result
+            if state == "right" and not repeats:
+                seen.append((truth[k - 1].key, is_right))
+            is_final = truth[k - 1].key in ("row", "box")
+            state = "right" if is_right else "lost" if is_final else "wrong" if state == "right" else "carried"
+        again = chances["again"]
+        worth = {
+            "right": after[k],
+            "wrong": again * after[k] + (1 - again) * repaired[k],
+            "carried": repaired[k],
+            "lost": 0,
+        }
+        values.append(worth[state])
+    return values, seen
+
+
+def token_advantages(
+    steps: Sequence[Step], values: Sequence[float], pieces: Sequence[str], reward: float
+) -> list[float]:
+    """Each token's `V(end of its step) - V(start of its step)`; tokens behind the last step, and the end token, get R - V."""
+    found, position, k = list[float](), 0, 0
+    for piece in pieces:
+        position += len(piece)
+        if k < len(steps):
+            found.append(values[k + 1] - values[k])
+            k += position >= steps[k].end
+        else:
+            found.append(reward - values[-1])
+    return [*found, reward - values[-1]]
