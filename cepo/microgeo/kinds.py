@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ class WorldKind:
         solution: the right response, where the data set has it as a column.
         seen_words: the response's words that state what is seen; none: its first token does.
         held_out: further splits, each from a distribution of its own.
-        num_steps: of the warm start.
+        warm_start: settings of the warm start.
     """
 
     name: str
@@ -43,7 +43,7 @@ class WorldKind:
     solution: Callable[[Any], str] | None
     seen_words: tuple[str, ...]
     held_out: tuple[str, ...]
-    num_steps: int
+    warm_start: Mapping[str, Any]
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -66,7 +66,7 @@ SHAPES = WorldKind(
     solution=None,
     seen_words=(),
     held_out=(),
-    num_steps=400,
+    warm_start={},
 )
 CHAIN = WorldKind(
     name="chain",
@@ -79,6 +79,6 @@ CHAIN = WorldKind(
     solution=chain_solution,
     seen_words=("hollow", *NAMES.values()),
     held_out=tuple(DISTRIBUTIONS),
-    num_steps=600,
+    warm_start={"num_steps": 500, "batch_size": 32, "num_threads": 1},
 )
 KINDS = {kind.name: kind for kind in (SHAPES, CHAIN)}

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 _END_OF_TURN = "<|im_end|>"
-_NUM_THREADS = 2
 
 
 @dataclass(frozen=True)
@@ -31,11 +30,12 @@ class WarmStartSettings:
     """Settings of AdamW with warm-up and cosine decay.
 
     `seen_weight` is the loss weight of the tokens that state what is seen; at weight 1 the model learns to guess them
-    and ignores the image. `num_chunks` splits a batch by length and changes results only by
-    rounding.
+    and ignores the image. The learning rate reaches 0 after `cosine_steps`; None: at the end. `num_chunks` splits a
+    batch by length and changes results only by rounding, as `num_threads` does.
     """
 
     num_steps: int = 400
+    cosine_steps: int | None = None
     batch_size: int = 128
     learning_rate: float = 2e-3
     betas: tuple[float, float] = (0.9, 0.98)
@@ -44,6 +44,7 @@ class WarmStartSettings:
     max_grad_norm: float = 1.0
     seen_weight: float = 8.0
     num_chunks: int = 2
+    num_threads: int = 2
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ def warm_start(
     """
     from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
-    settings = settings or WarmStartSettings(num_steps=kind.num_steps)
+    settings = settings or WarmStartSettings(**kind.warm_start)
     processor = AutoProcessor.from_pretrained(folder)
     model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-    with _threads(_NUM_THREADS):
+    with _threads(settings.num_threads):
         losses = _train(model, processor, kind, settings, seed, progress)
     model.save_pretrained(folder)
     return losses
@@ -119,7 +120,8 @@ def _schedule(step: int, settings: WarmStartSettings) -> float:
     """Linear warm-up to 1, then half a cosine down to 0."""
     if step < settings.num_warmup_steps:
         return (step + 1) / settings.num_warmup_steps
-    done = (step - settings.num_warmup_steps) / max(1, settings.num_steps - settings.num_warmup_steps)
+    length = settings.cosine_steps or settings.num_steps
+    done = (step - settings.num_warmup_steps) / max(1, length - settings.num_warmup_steps)
     return 0.5 * (1 + math.cos(math.pi * done))
 
 
