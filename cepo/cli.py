@@ -53,6 +53,12 @@ def _evaluate(arguments: Sequence[str]) -> int:
     return run_evaluate_command(arguments)
 
 
+def _credit(arguments: Sequence[str]) -> int:
+    from cepo.commands.measure_credit import run_credit_command
+
+    return run_credit_command(arguments)
+
+
 def _microgeo(arguments: Sequence[str]) -> int:
     from cepo.microgeo.__main__ import main as microgeo
 
@@ -72,6 +78,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "compare": (_compare, "table of runs by method and seed: cepo compare RUN ... [--out FILE]"),
     "doctor": (_doctor, "whether training could start here: cepo doctor [config=FILE a.b.c=value ...]"),
     "evaluate": (_evaluate, "accuracy on data and benchmarks: cepo evaluate [config=FILE] [checkpoint=...] [data=...]"),
+    "credit": (_credit, "credit and gradients of methods against the truth: cepo credit methods=NAME,NAME ..."),
     "merge": (_merge, "a checkpoint as a Hugging Face folder: cepo merge --checkpoint FOLDER --out FOLDER"),
     "microgeo": (_microgeo, "build the embedded world: cepo microgeo [--folder FOLDER]"),
     "completion": (_completion, "commands and settings at the Tab key: cepo completion bash|zsh|fish"),

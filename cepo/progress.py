@@ -43,7 +43,11 @@ class Progress:
                 self._bar.update(self._bar.task_ids[0], completed=self._done)
         elif not self._is_terminal and now - self._said >= SECONDS_BETWEEN_LINES:
             self._said = now
-            logger.info("%s: %d of %d after %.0f s", self._what, self._done, self._total, now - self._start)
+            spent = now - self._start
+            left = spent * (self._total - self._done) / self._done
+            logger.info(
+                "%s: %d of %d after %.0f s, about %.0f s left", self._what, self._done, self._total, spent, left
+            )
 
     def __enter__(self) -> Progress:
         return self

@@ -36,9 +36,9 @@ def test_a_log_gets_one_line_a_minute(clock: _Clock, caplog: pytest.LogCaptureFi
         for _ in shown(range(10), "scoring"):
             clock.now += 25
     assert caplog.messages == [
-        "scoring: 3 of 10 after 75 s",
-        "scoring: 6 of 10 after 150 s",
-        "scoring: 9 of 10 after 225 s",
+        "scoring: 3 of 10 after 75 s, about 175 s left",
+        "scoring: 6 of 10 after 150 s, about 100 s left",
+        "scoring: 9 of 10 after 225 s, about 25 s left",
     ]
 
 

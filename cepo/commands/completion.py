@@ -23,7 +23,7 @@ Prints what the shell needs to complete commands, settings and their values:
   fish   cepo completion fish > ~/.config/fish/completions/cepo.fish
 """
 
-TAKE_SETTINGS = ("train", "config", "doctor", "evaluate")
+TAKE_SETTINGS = ("train", "config", "doctor", "evaluate", "credit")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "report": ("--out",),
     "compare": ("--out", "--plot"),
@@ -32,7 +32,19 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 """Options of the commands that have some, except `--help`, which all have."""
 OWN_KEYS: dict[str, tuple[str, ...]] = {
-    "evaluate": ("checkpoint", "data", "n", "temperature", "top_p", "top_k", "out", "dry_run", "compare")
+    "evaluate": ("checkpoint", "data", "n", "temperature", "top_p", "top_k", "out", "dry_run", "compare"),
+    "credit": (
+        "methods",
+        "checkpoint",
+        "data",
+        "responses",
+        "tokens",
+        "continuations",
+        "gradient",
+        "batches",
+        "out",
+        "dry_run",
+    ),
 }
 """Arguments `key=value` of a command that are not settings."""
 

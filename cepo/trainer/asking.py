@@ -150,7 +150,7 @@ class Asker:
         with self._rewards.stream() as stream:
 
             def begin(index: int, group: Sequence[Generation]) -> None:
-                responses[index] = [self._decoded(generation) for generation in group]
+                responses[index] = [self.decoded(generation.response_ids) for generation in group]
                 pairs = zip(responses[index], group, strict=True)
                 stream.add(index, [reward_input(problems[index], text, len(one.response_ids)) for text, one in pairs])
 
@@ -210,9 +210,10 @@ class Asker:
             )
         return requests
 
-    def _decoded(self, generation: Generation) -> str:
+    def decoded(self, response_ids: Sequence[int]) -> str:
+        """Returns a response as the reward function reads it."""
         skip = self._config.worker.reward.skip_special_tokens
-        return self._processing.decode(generation.response_ids, skip_special_tokens=skip)
+        return self._processing.decode(response_ids, skip_special_tokens=skip)
 
 
 def training_settings(config: RunConfig) -> SamplingSettings:

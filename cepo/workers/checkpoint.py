@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
+    set_model_state_dict,
     set_state_dict,
 )
 
@@ -67,6 +68,19 @@ def load_actor(actor: Actor, folder: Path) -> None:
         random.setstate(random_state["python"])
         if random_state["cuda"] and torch.cuda.is_available():
             torch.cuda.set_rng_state(random_state["cuda"][0])
+
+
+def load_weights(actor: Actor, folder: Path) -> None:
+    """Restores the trained weights alone, from a checkpoint of any method, also one written with `weights_only`.
+
+    Raises:
+        CheckpointError: files are missing, would run code, or belong to another model or adapter.
+    """
+    state = _weights(actor)
+    with _refused_where_it_does_not_fit(folder):
+        load_shards(state, folder / SHARDS)
+    options = StateDictOptions(strict=False, ignore_frozen_params=True)
+    set_model_state_dict(actor.module, state["model"], options=options)
 
 
 def save_critic(critic: Critic, folder: Path, *, weights_only: bool = False) -> None:

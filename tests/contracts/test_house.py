@@ -29,7 +29,7 @@ LEVELS = {
     "microgeo": 4, "rollout": 4, "sizing": 4, "workers": 4,
     "trainer": 5, "report": 5, "evaluation": 5,
     "runtime": 6,
-    "doctor": 7,
+    "credit": 7, "doctor": 7,
     "commands": 8,
 }  # fmt: skip
 TOP = 8

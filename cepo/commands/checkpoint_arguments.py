@@ -1,0 +1,117 @@
+"""Reads command lines that name a checkpoint: their own arguments, the configuration, and where the weights are."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from cepo.config import RunConfig, load_config
+from cepo.config.checks import MICROGEO_MODELS
+from cepo.config.recorded import recorded_for_evaluation
+from cepo.errors import CheckpointError, ConfigError, did_you_mean
+from cepo.tracking.run_folder import CONFIG_FILE
+
+_MODEL = "worker.actor.model.model_path"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def split_arguments(argv: Sequence[str], own_names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Returns a command's own arguments by name, and the others: `config=FILE` and settings `a.b.c=value`.
+
+    Raises:
+        ConfigError: an argument is neither.
+    """
+    own: dict[str, str] = {}
+    settings: list[str] = []
+    for argument in argv:
+        key, separator, value = argument.partition("=")
+        if "." in key or key == "config":
+            settings.append(argument)
+        elif not separator or key not in own_names:
+            known = ("config", *own_names)
+            raise ConfigError(
+                f"argument '{argument}':{did_you_mean(key.lstrip('-'), known)} Accepted: "
+                f"{', '.join(f'{name}=...' for name in known)}, and settings a.b.c=value"
+            )
+        else:
+            own[key] = value
+    return own, settings
+
+
+def config_of_checkpoint(
+    checkpoint: str | None, settings: Sequence[str], *, also: Collection[str] = ()
+) -> tuple[RunConfig, Path | None]:
+    """Returns the configuration, which names the model to load first, and the folder of trained weights, None: no other.
+
+    Without `config=` among the settings it is that of the checkpoint's run: data, model, sampling, verdict and the sections
+    `also`.
+
+    Raises:
+        ConfigError, CheckpointError: something named does not exist, or no configuration is known.
+    """
+    actor, model = _resolved(checkpoint)
+    arguments = list(settings)
+    recorded = None
+    if not any(argument.startswith("config=") for argument in arguments):
+        given = [argument.partition("=")[0] for argument in arguments]
+        recorded = recorded_for_evaluation(_config_of_run(actor), given, also=also)
+    if model is not None:
+        arguments.append(f"{_MODEL}={model}")
+    config = load_config(arguments, recorded=recorded)
+    if actor is not None:
+        chosen = any(argument.startswith(f"{_MODEL}=") for argument in settings)
+        config = _with_base(config, actor, chosen=chosen)
+    return config, actor
+
+
+def name_of_results(checkpoint: str) -> str:
+    """Returns the name of a folder for results of a checkpoint."""
+    return re.sub(r"[^\w.-]+", "-", "-".join(Path(checkpoint).parts[-2:]).strip("-"))
+
+
+def _resolved(checkpoint: str | None) -> tuple[Path | None, str | None]:
+    """Returns the folder of trained weights, or else the model to load; both None without a checkpoint."""
+    if checkpoint is None:
+        return None, None
+    path = Path(checkpoint).expanduser()
+    if path.is_dir() and not (path / "config.json").is_file():
+        from cepo.workers.merged_model import actor_folder
+
+        return actor_folder(path), None
+    on_hub = not path.exists() and _HUB_NAME.fullmatch(checkpoint) and not path.name.startswith("global_step_")
+    if path.is_dir() or checkpoint in MICROGEO_MODELS or on_hub:
+        return None, checkpoint
+    raise CheckpointError(
+        f"checkpoint={checkpoint}: there is no such folder; give global_step_<N>, a model folder or a hub name org/name"
+    )
+
+
+def _config_of_run(actor: Path | None) -> Path:
+    file = None if actor is None else actor.resolve().parent.parent / CONFIG_FILE
+    if file is None or not file.is_file():
+        where = "" if file is None else f" (there is no {file})"
+        raise ConfigError(f"give config=FILE, which defines the prompts{where}")
+    return file
+
+
+def _with_base(config: RunConfig, actor: Path, *, chosen: bool) -> RunConfig:
+    """Returns the configuration with the checkpoint's base model, which its run or its adapter names."""
+    from cepo.commands.merge import find_base
+
+    model = config.worker.actor.model
+    path = model.model_path if chosen else None
+    try:
+        base = find_base(actor, path=path, trust_remote_code=model.trust_remote_code)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error} (of cepo merge), here with worker.actor.model.model_path=MODEL") from error
+    model = dataclasses.replace(
+        model,
+        model_path=base.path,
+        tokenizer_path=model.tokenizer_path or base.tokenizer_path,
+        override_config=base.override_config,
+        trust_remote_code=base.trust_remote_code,
+    )
+    actor_section = dataclasses.replace(config.worker.actor, model=model)
+    return dataclasses.replace(config, worker=dataclasses.replace(config.worker, actor=actor_section))

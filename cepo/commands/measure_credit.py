@@ -1,0 +1,166 @@
+"""Implements `cepo credit`: how far methods' credit agrees with Monte-Carlo truth, and how much signal gradients have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results, split_arguments
+from cepo.config import RunConfig
+from cepo.errors import CepoError, ConfigError
+
+if TYPE_CHECKING:
+    from cepo.credit.method_list import MeasuredMethod
+
+_USAGE_ERROR = 2
+_USAGE = """usage: cepo credit methods=NAME[,NAME(setting=value, ...) ...] [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE]
+                   [responses=80] [tokens=64] [continuations=32] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
+       cepo credit gradient=true methods=... [batches=30] ...
+
+methods        such as "a, b(clip_radius=0.9, negative.select=random)"; settings of a config's algorithm.NAME count too
+checkpoint     global_step_<N> of a run, a model folder, or a hub name; default: the config's model
+config         default: of the checkpoint's run, without its methods' settings
+data           default: data.train_files
+responses      measured responses, of groups whose rewards differ
+tokens         measured tokens of each response; of longer ones some are drawn
+continuations  of each prefix
+gradient       measure signal, noise and direction of each method's gradient over batches
+batches        of data.rollout_batch_size prompts with worker.rollout.n responses each
+out            a new folder, or one that an ended measurement with the same settings left; default: credit/<checkpoint>
+dry_run        count the continuations and estimate the time
+"""
+_OWN = (
+    "methods",
+    "checkpoint",
+    "data",
+    "responses",
+    "tokens",
+    "continuations",
+    "gradient",
+    "batches",
+    "out",
+    "dry_run",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditPlan:
+    """A checked command line; `actor` is the folder of trained weights, None for the model as it is."""
+
+    config: RunConfig
+    checkpoint: str | None
+    actor: Path | None
+    methods: Sequence[MeasuredMethod]
+    numbers: Mapping[str, int]
+    gradient: bool
+    dry_run: bool
+    out: Path
+
+
+def run_credit_command(argv: Sequence[str], *, console: Console | None = None) -> int:
+    """`cepo credit methods=... [config=FILE] [checkpoint=...] ... [a.b.c=value ...]`; see `--help`.
+
+    Returns:
+        0; 2 with a message on standard error for a mistake in the command, the config, the data or the checkpoint.
+    """
+    console = console or Console()
+    if any(argument in ("-h", "--help") for argument in argv):
+        console.print(_USAGE, markup=False, highlight=False, soft_wrap=True)
+        return 0
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("cepo").setLevel(logging.INFO)
+    try:
+        plan = make_credit_plan(argv)
+        for line in measure(plan):
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+    except (CepoError, OSError) as error:
+        Console(stderr=True).print(f"cepo credit: {error}", soft_wrap=True, highlight=False, markup=False)
+        return _USAGE_ERROR
+    return 0
+
+
+def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
+    """Resolves and checks a command line without loading a model.
+
+    Raises:
+        ConfigError, CheckpointError: something named does not exist, or a value is out of bounds.
+    """
+    from cepo.config.checks import check_model_and_data
+    from cepo.credit.method_list import read_methods
+
+    own, settings = split_arguments(argv, _OWN)
+    if "data" in own:
+        settings.append(f"data.train_files={own['data']}")
+    checkpoint = own.get("checkpoint")
+    config, actor = config_of_checkpoint(checkpoint, settings, also=("worker.actor",))
+    rollout = config.worker.rollout
+    if rollout.n < 2 or rollout.temperature == 0:
+        raise ConfigError(
+            f"worker.rollout.n={rollout.n} and worker.rollout.temperature={rollout.temperature:g}: credit is measured on groups "
+            "of at least 2 responses that are drawn at a temperature above 0"
+        )
+    if "methods" not in own:
+        raise ConfigError("methods=NAME[,NAME ...] is missing: name the methods to measure")
+    check_model_and_data(config.worker.actor.model.model_path, config.data.train_sources)
+    name = name_of_results(checkpoint or config.worker.actor.model.model_path)
+    return CreditPlan(
+        config=config,
+        checkpoint=checkpoint,
+        actor=actor,
+        methods=read_methods(own["methods"], config.methods),
+        numbers={
+            "responses": _number(own, "responses", 80, least=1),
+            "tokens": _number(own, "tokens", 64, least=1),
+            "continuations": _number(own, "continuations", 32, least=2),
+            "batches": _number(own, "batches", 30, least=2),
+        },
+        gradient=_truth(own, "gradient"),
+        dry_run=_truth(own, "dry_run"),
+        out=Path(own.get("out") or f"credit/{name}"),
+    )
+
+
+def measure(plan: CreditPlan) -> list[str]:
+    """Measures and writes; returns the lines to print.
+
+    Raises:
+        ConfigError, DataError, CheckpointError, EngineError, RewardError: from its steps.
+    """
+    from cepo.credit.measurement import CreditMeasurement, Effort
+    from cepo.credit.session import opened
+    from cepo.credit.tables import credit_markdown
+    from cepo.hardware.devices import require_wanted_device
+    from cepo.microgeo.world import with_embedded_world
+    from cepo.tracking.run_folder import write_atomically
+
+    require_wanted_device()
+    numbers = plan.numbers
+    effort = Effort(
+        num_responses=numbers["responses"], num_tokens=numbers["tokens"], num_continuations=numbers["continuations"]
+    )
+    with opened(with_embedded_world(plan.config), plan.actor) as session:
+        measurement = CreditMeasurement(plan.out, session, plan.methods, effort, plan.checkpoint)
+        if plan.dry_run:
+            return measurement.lines()
+        table = credit_markdown(measurement.run())
+    write_atomically(plan.out / "credit.md", table)
+    return [table, f"written: {plan.out}"]
+
+
+def _number(own: Mapping[str, str], name: str, default: int, *, least: int) -> int:
+    text = own.get(name, str(default))
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"{name}={text}: give a whole number of at least {least}")
+    return int(text)
+
+
+def _truth(own: Mapping[str, str], name: str) -> bool:
+    text = own.get(name, "false").lower()
+    if text not in ("true", "false"):
+        raise ConfigError(f"{name}={own[name]}: give true or false")
+    return text == "true"

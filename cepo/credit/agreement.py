@@ -1,0 +1,192 @@
+"""How far a credit or a value agrees with the truth: correlations, where the decisive tokens rank, calibration.
+
+All errors are from a bootstrap over problems, because the tokens of a problem's responses depend on each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy
+from numpy.typing import NDArray
+
+from cepo.credit.truth import Numbers, Truth
+
+DECISIVE = 0.25
+"""A token with |A*| above this decides: it moves the chance of a right end by more than a quarter."""
+DRAWS = 500
+BINS = 10
+_Indices = NDArray[numpy.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A statistic with its standard error and 95 % interval over problems; None where it is not defined."""
+
+    value: float | None
+    error: float | None
+    low: float | None
+    high: float | None
+
+
+def pearson(one: Numbers, other: Numbers) -> float:
+    """The linear correlation; NaN where one side does not vary."""
+    one, other = one - one.mean(), other - other.mean()
+    scale = numpy.sqrt((one @ one) * (other @ other))
+    return float(one @ other / scale) if scale > 1e-300 else numpy.nan
+
+
+def ranks(numbers: Numbers) -> Numbers:
+    """Ranks from 1, equal numbers with the mean of theirs."""
+    _, place, counts = numpy.unique(numbers, return_inverse=True, return_counts=True)
+    last = counts.cumsum()
+    return (last - (counts - 1) / 2)[place]
+
+
+def noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> float:
+    """The correlation with the noiseless truth: `cov(x, truth) / (sd(x) sqrt(cov(half 1, half 2)))`.
+
+    The noise of the two halves is independent, so their covariance is the variance of the noiseless truth. NaN where the
+    halves do not agree at all.
+    """
+    between = numpy.cov(halves[0], halves[1])[0, 1]
+    deviation = numbers.std(ddof=1)
+    if between <= 0 or deviation <= 1e-150:
+        return numpy.nan
+    return float(numpy.cov(numbers, truth)[0, 1] / (deviation * numpy.sqrt(between)))
+
+
+def rank_noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> float:
+    """Spearman's correlation over the root of the truth's reliability, `2 r / (1 + r)` with r that of the two halves.
+
+    Spearman and Brown's formula is exact for linear correlations, and for ranks an approximation.
+    """
+    between = pearson(ranks(halves[0]), ranks(halves[1]))
+    if not between > 0:
+        return numpy.nan
+    return pearson(ranks(numbers), ranks(truth)) / numpy.sqrt(2 * between / (1 + between))
+
+
+def area_under_curve(numbers: Numbers, positive: NDArray[numpy.bool_]) -> float:
+    """The chance that a positive entry has a larger number than another one, ties counting half; NaN without either."""
+    num_positive, num_other = int(positive.sum()), int((~positive).sum())
+    if not num_positive or not num_other:
+        return numpy.nan
+    above = ranks(numbers)[positive].sum() - num_positive * (num_positive + 1) / 2
+    return float(above / (num_positive * num_other))
+
+
+def top_hit(numbers: Numbers, truth: Numbers) -> float:
+    """The chance that the entry of the largest number is the one of the largest truth, among equals drawn at random."""
+    return float((numbers == numbers.max())[truth.argmax()] / (numbers == numbers.max()).sum())
+
+
+def credit_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indices], dict[str, float]]:
+    """Returns the metrics of a credit as a function of the tokens, and of the responses, that a bootstrap draws.
+
+    `auroc` and `top_hit` are means over responses that have a decisive token: of its rank by |credit| within the response,
+    and of whether the largest |credit| is at the largest |A*|. `share_on_decisive` is of the sum of |credit|,
+    `sign_agreement` the share of decisive tokens whose credit has the sign of A*.
+    """
+    decisive = numpy.abs(truth.credit) > DECISIVE
+    size = numpy.abs(numbers)
+    areas: list[float] = []
+    hits: list[float] = []
+    for row in response_rows(truth):
+        places = numpy.flatnonzero(truth.row == row)
+        areas.append(area_under_curve(size[places], decisive[places]))
+        has_one = bool(decisive[places].any())
+        hits.append(top_hit(size[places], numpy.abs(truth.credit[places])) if has_one else numpy.nan)
+    of_responses = numpy.array([areas, hits])
+
+    def metrics(tokens: _Indices, responses: _Indices) -> dict[str, float]:
+        x, true, halves = numbers[tokens], truth.credit[tokens], truth.credit_halves[:, tokens]
+        deciding, total = decisive[tokens], size[tokens].sum()
+        agree = numpy.sign(x) == numpy.sign(true)
+        return {
+            "pearson": pearson(x, true),
+            "pearson_corrected": noise_corrected(x, true, halves),
+            "spearman": pearson(ranks(x), ranks(true)),
+            "spearman_corrected": rank_noise_corrected(x, true, halves),
+            "auroc": _mean(of_responses[0, responses]),
+            "top_hit": _mean(of_responses[1, responses]),
+            "share_on_decisive": float(size[tokens][deciding].sum() / total) if total > 0 else numpy.nan,
+            "sign_agreement": float(agree[deciding].mean()) if deciding.any() else numpy.nan,
+        }
+
+    return metrics
+
+
+def value_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indices], dict[str, float]]:
+    """Returns the metrics of a value: its correlations with V, and the mean gap of its calibration curve."""
+
+    def metrics(tokens: _Indices, responses: _Indices) -> dict[str, float]:
+        del responses
+        x, true = numbers[tokens], truth.value[tokens]
+        curve = calibration(x, true)
+        gaps = sum(point["num_tokens"] * abs(point["believed"] - point["true"]) for point in curve)
+        return {
+            "pearson": pearson(x, true),
+            "pearson_corrected": noise_corrected(x, true, truth.value_halves[:, tokens]),
+            "calibration_error": gaps / len(x),
+        }
+
+    return metrics
+
+
+def calibration(believed: Numbers, true: Numbers) -> list[dict[str, float]]:
+    """Returns mean belief and mean truth of the tokens in each tenth of [0, 1] that has any."""
+    place = (believed * BINS).astype(int).clip(0, BINS - 1)
+    return [
+        {
+            "believed": float(believed[place == number].mean()),
+            "true": float(true[place == number].mean()),
+            "num_tokens": int((place == number).sum()),
+        }
+        for number in range(BINS)
+        if (place == number).any()
+    ]
+
+
+def response_rows(truth: Truth) -> Sequence[int]:
+    """The rows of the measured responses, in the order of the tokens."""
+    return list(dict.fromkeys(truth.row.tolist()))
+
+
+def bootstrap(
+    truth: Truth, metrics: Sequence[Callable[[_Indices, _Indices], Mapping[str, float]]], *, seed: int
+) -> list[dict[str, Figure]]:
+    """Returns the figures of all `metrics`, for the same `DRAWS` draws of problems with replacement."""
+    problems = numpy.unique(truth.problem)
+    rows = numpy.array(response_rows(truth))
+    of_row = {row: truth.problem[truth.row == row][0] for row in rows.tolist()}
+    tokens = {problem: numpy.flatnonzero(truth.problem == problem) for problem in problems.tolist()}
+    responses = {
+        problem: numpy.flatnonzero([of_row[row] == problem for row in rows.tolist()]) for problem in problems.tolist()
+    }
+    generator = numpy.random.default_rng([seed, 3])
+    drawn: list[list[Mapping[str, float]]] = [[] for _ in metrics]
+    for _ in range(DRAWS):
+        some = generator.choice(problems, len(problems)).tolist()
+        parts = numpy.concatenate([tokens[one] for one in some]), numpy.concatenate([responses[one] for one in some])
+        for results, metric in zip(drawn, metrics, strict=True):
+            results.append(metric(*parts))
+    everything = numpy.arange(len(truth.row)), numpy.arange(len(rows))
+    return [
+        {name: _figure(value, [draw[name] for draw in draws]) for name, value in metric(*everything).items()}
+        for metric, draws in zip(metrics, drawn, strict=True)
+    ]
+
+
+def _figure(value: float, draws: Sequence[float]) -> Figure:
+    kept = numpy.array(draws)[~numpy.isnan(draws)]
+    if numpy.isnan(value) or len(kept) < 2:
+        return Figure(value=None if numpy.isnan(value) else value, error=None, low=None, high=None)
+    low, high = numpy.quantile(kept, [0.025, 0.975])
+    return Figure(value=value, error=float(kept.std(ddof=1)), low=float(low), high=float(high))
+
+
+def _mean(numbers: Numbers) -> float:
+    kept = numbers[~numpy.isnan(numbers)]
+    return float(kept.mean()) if len(kept) else numpy.nan

@@ -1,0 +1,130 @@
+"""The credits that are compared: each method's own, what its evidence says, and baselines that know nothing of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+from torch import Tensor
+
+from cepo.algorithms import credit
+from cepo.credit.signals import MethodSignal
+from cepo.credit.truth import Numbers, Truth
+from cepo.trainer.asking import Rollouts
+
+UNIFORM = "uniform"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A credit or a value of the measured tokens.
+
+    Attributes:
+        kind: "method", "evidence" or "baseline".
+        numbers: (N,) one for each measured token.
+    """
+
+    name: str
+    kind: str
+    numbers: Numbers
+
+
+def leave_one_out(rollouts: Rollouts) -> Tensor:
+    """`R_i` minus the mean reward of the other rollouts of its group, (B,) float64."""
+    centred, _, size = credit.group_moments(rollouts.rewards, rollouts.group_ids)
+    return centred * size / (size - 1)
+
+
+def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], *, seed: int) -> list[Arm]:
+    """Returns baselines, methods with their controls, and what evidence says of a token.
+
+    Baselines multiply the outcome's leave-one-out advantage A: `uniform` by 1, `position` by (t + 1) / T, `surprisal` by
+    -log P of the token, `entropy` by that of the distribution it was drawn from, `random` by a number from [0, 2). Controls
+    of a method whose credit differs within a response: `permuted` among the response's measured tokens, and `inverted`,
+    mirrored at their mean. Evidence delta stands for itself, and as the difference of the belief that it moves.
+    """
+    uniform = leave_one_out(rollouts).numpy()[truth.row]
+    lengths = rollouts.response_mask.sum(dim=1).numpy()[truth.row]
+    surprisal = -_at(truth, rollouts.sampled_log_probs)
+    noise = numpy.random.default_rng([seed, 1]).uniform(0.0, 2.0, len(truth.row))
+    arms = [
+        Arm(name=UNIFORM, kind="baseline", numbers=uniform),
+        Arm(name="position", kind="baseline", numbers=uniform * (truth.token + 1) / lengths),
+        Arm(name="surprisal", kind="baseline", numbers=uniform * surprisal),
+        Arm(name="entropy", kind="baseline", numbers=uniform * truth.entropy),
+        Arm(name="random", kind="baseline", numbers=uniform * noise),
+    ]
+    for each in signals:
+        own = _at(truth, each.signal.advantages)
+        arms.append(Arm(name=each.label, kind="method", numbers=own))
+        mean = _response_means(truth, own)
+        if numpy.allclose(own, mean):
+            continue
+        arms.append(Arm(name=f"{each.label}, inverted", kind="baseline", numbers=2 * mean - own))
+        arms.append(Arm(name=f"{each.label}, permuted", kind="baseline", numbers=_permuted(truth, own, seed)))
+    for each in signals:
+        belief = _belief(each, rollouts)
+        if belief is not None:
+            moved = numpy.diff(belief, axis=1)[truth.row, truth.token]
+            arms.append(Arm(name=f"{each.label}: difference of belief", kind="evidence", numbers=moved))
+        if "delta" in each.signal.diagnostics:
+            delta = _at(truth, each.signal.diagnostics["delta"])
+            arms.append(Arm(name=f"{each.label}: delta", kind="evidence", numbers=delta))
+    return arms
+
+
+def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]) -> list[Arm]:
+    """Returns what is believed of prefixes: the smoothed pass rate of the others, and each method's evidence on top."""
+    prior = _pass_rate_of_others(rollouts)
+    arms = [Arm(name="pass rate of the others", kind="baseline", numbers=prior[truth.row])]
+    for each in signals:
+        belief = _belief(each, rollouts)
+        if belief is not None:
+            arms.append(Arm(name=each.label, kind="evidence", numbers=belief[truth.row, truth.token]))
+    return arms
+
+
+def _belief(each: MethodSignal, rollouts: Rollouts) -> Numbers | None:
+    """(B, T + 1) the chance of a right end before each token and after the last, None without evidence.
+
+    A method that records `value` is taken at its word, with the belief after the last token as before it. For one that
+    records `delta` it is `b_t = sigmoid(logit p + sum_{s<t} delta_s)`, p the smoothed pass rate of the other rollouts.
+    """
+    diagnostics = each.signal.diagnostics
+    if "value" in diagnostics:
+        values = diagnostics["value"].double().numpy()
+        last = rollouts.response_mask.sum(dim=1).numpy() - 1
+        whole = numpy.pad(values, ((0, 0), (0, 1)))
+        whole[numpy.arange(len(last)), last + 1] = values[numpy.arange(len(last)), last]
+        return whole
+    if "delta" not in diagnostics:
+        return None
+    delta = diagnostics["delta"].double().numpy()
+    prior = _pass_rate_of_others(rollouts)[:, None]
+    moved = numpy.pad(delta.cumsum(axis=1), ((0, 0), (1, 0)))
+    return 1.0 / (1.0 + (1.0 - prior) / prior * numpy.exp(-moved.clip(-500.0, 500.0)))
+
+
+def _pass_rate_of_others(rollouts: Rollouts) -> Numbers:
+    """(B,) `(right responses among the others + 1/2) / G`, never 0 or 1."""
+    right = rollouts.correct.double().numpy().reshape(-1, rollouts.group_size)
+    return ((right.sum(axis=1, keepdims=True) - right + 0.5) / rollouts.group_size).reshape(-1)
+
+
+def _at(truth: Truth, tensor: Tensor) -> Numbers:
+    """The measured tokens' entries of a (B, T) tensor."""
+    return tensor.double().numpy()[truth.row, truth.token]
+
+
+def _response_means(truth: Truth, numbers: Numbers) -> Numbers:
+    _, place = numpy.unique(truth.row, return_inverse=True)
+    return (numpy.bincount(place, numbers) / numpy.bincount(place))[place]
+
+
+def _permuted(truth: Truth, numbers: Numbers, seed: int) -> Numbers:
+    result = numbers.copy()
+    for row in numpy.unique(truth.row):
+        places = numpy.flatnonzero(truth.row == row)
+        result[places] = numbers[numpy.random.default_rng([seed, 2, row]).permutation(places)]
+    return result

@@ -1,0 +1,167 @@
+"""Samples continuations of prefixes, has them judged, and keeps the verdicts in a file, so that an ended run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from cepo.credit.prefixes import Prefix
+from cepo.credit.session import Session
+from cepo.progress import Progress
+from cepo.rollout.base import Generation, GenerationRequest, sampling_seed
+from cepo.tracking.lines import LineFile, read_objects
+from cepo.trainer.asking import Rollouts, correctness, reward_input, training_settings
+
+FILE = "continuations.jsonl"
+CONTINUATION_STEP = -2
+"""The step in the sampling seeds of continuations: neither a training step's nor validation's."""
+_PREFIXES_AT_ONCE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continued:
+    """The continuations of one prefix.
+
+    Attributes:
+        verdicts: whether each continuation made the response right.
+        entropy: mean of -log P of their first tokens in nats, an unbiased estimate of the entropy of the next token.
+        num_tokens: tokens sampled for them.
+    """
+
+    verdicts: tuple[bool, ...]
+    entropy: float
+    num_tokens: int
+
+
+class Continuations:
+    """The continuations of a measurement, stored in `folder`.
+
+    Args:
+        number: M, continuations of each prefix.
+    """
+
+    def __init__(self, folder: Path, session: Session, rollouts: Rollouts, *, number: int) -> None:
+        self._path, self._session, self._rollouts, self._number = folder / FILE, session, rollouts, number
+        rows = read_objects(self._path) if self._path.exists() else ()
+        self.done: dict[str, Continued] = {row["prefix"]: _read(row) for row in rows}
+
+    def missing(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
+        """Returns the prefixes that have not been continued."""
+        return [prefix for prefix in prefixes if prefix.name not in self.done]
+
+    def sample(self, prefixes: Sequence[Prefix], *, most_parts: int | None = None) -> float:
+        """Continues the prefixes that have not been, at most `most_parts` parts of them; returns the seconds it took.
+
+        Raises:
+            EngineError, RewardError: from sampling and grading.
+        """
+        missing = self.missing(prefixes)
+        start = time.perf_counter()
+        with (
+            closing(LineFile(self._path)) as file,
+            Progress("sampling continuations", len(missing) * self._number) as progress,
+        ):
+            for part in _parts(missing)[:most_parts]:
+                for prefix, continued in zip(part, self._continue(part), strict=True):
+                    file.append(_row(prefix, continued))
+                    self.done[prefix.name] = continued
+                progress.update(len(part) * self._number)
+        return time.perf_counter() - start
+
+    def _continue(self, prefixes: Sequence[Prefix]) -> list[Continued]:
+        """Continues prefixes of one length up to the limit that whole responses have."""
+        session, rollouts = self._session, self._rollouts
+        settings = training_settings(session.config)
+        settings = dataclasses.replace(
+            settings,
+            num_samples=self._number,
+            max_response_length=settings.max_response_length - len(prefixes[0].tokens),
+        )
+        requests = [self._request(prefix) for prefix in prefixes]
+        groups = session.backend.generate(requests, settings)
+        # Equal continuations of a problem are judged once.
+        whole = [
+            [(prefix.problem, prefix.tokens + one.response_ids) for one in group]
+            for prefix, group in zip(prefixes, groups, strict=True)
+        ]
+        distinct = list(dict.fromkeys(response for group in whole for response in group))
+        inputs = [
+            reward_input(rollouts.problems[problem], session.asker.decoded(tokens), len(tokens))
+            for problem, tokens in distinct
+        ]
+        outcome = session.rewards.score(inputs)
+        session.rewards.require_a_score(outcome)
+        algorithm = session.config.algorithm
+        correct = correctness(outcome.scores, algorithm.correct_key, algorithm.correct_threshold).tolist()
+        verdicts = dict(zip(distinct, correct, strict=True))
+        return [
+            _continued([verdicts[response] for response in responses], group)
+            for responses, group in zip(whole, groups, strict=True)
+        ]
+
+    def _request(self, prefix: Prefix) -> GenerationRequest:
+        problem, prompt = self._rollouts.problems[prefix.problem], self._rollouts.prompts[prefix.problem]
+        seed = self._session.config.worker.rollout.seed
+        return GenerationRequest(
+            prompt_ids=(*prompt.engine_ids, *prefix.tokens),
+            num_prompt_tokens=len(prompt.token_ids) + len(prefix.tokens),
+            images=problem.images,
+            videos=problem.videos,
+            seed=sampling_seed(seed, CONTINUATION_STEP, prefix.name),
+            image_source=problem.image_source,
+        )
+
+
+def expected_tokens(prefixes: Sequence[Prefix], rollouts: Rollouts, *, number: int) -> int:
+    """Estimates the tokens of `number` continuations of each prefix by the lengths of its problem's own responses."""
+    lengths: Mapping[int, list[int]] = defaultdict(list)
+    for row, generation in enumerate(rollouts.generations):
+        lengths[row // rollouts.group_size].append(len(generation.response_ids))
+    total = 0.0
+    for prefix in prefixes:
+        rest = [length - len(prefix.tokens) for length in lengths[prefix.problem] if length > len(prefix.tokens)]
+        total += number * sum(rest) / len(rest)
+    return round(total)
+
+
+def _parts(prefixes: Sequence[Prefix]) -> list[list[Prefix]]:
+    """Returns parts of prefixes of one length, which share the limit of their continuations, short and long ones mixed."""
+    by_length: dict[int, list[Prefix]] = defaultdict(list)
+    for prefix in prefixes:
+        by_length[len(prefix.tokens)].append(prefix)
+    starts = [(same, start) for same in by_length.values() for start in range(0, len(same), _PREFIXES_AT_ONCE)]
+    random.Random(0).shuffle(starts)  # the first ones tell how long all will take
+    return [same[start : start + _PREFIXES_AT_ONCE] for same, start in starts]
+
+
+def _continued(verdicts: Sequence[bool], group: Sequence[Generation]) -> Continued:
+    first = [-one.log_probs[0] for one in group]
+    return Continued(
+        verdicts=tuple(verdicts),
+        entropy=sum(first) / len(first),
+        num_tokens=sum(len(one.response_ids) for one in group),
+    )
+
+
+def _row(prefix: Prefix, continued: Continued) -> dict[str, object]:
+    return {
+        "prefix": prefix.name,
+        "length": len(prefix.tokens),
+        "right": "".join("1" if verdict else "0" for verdict in continued.verdicts),
+        "entropy": continued.entropy,
+        "num_tokens": continued.num_tokens,
+    }
+
+
+def _read(row: Mapping[str, object]) -> Continued:
+    return Continued(
+        verdicts=tuple(mark == "1" for mark in str(row["right"])),
+        entropy=float(str(row["entropy"])),
+        num_tokens=int(str(row["num_tokens"])),
+    )

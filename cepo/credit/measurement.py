@@ -1,0 +1,184 @@
+"""Measures credit: rollouts, continuations of their prefixes, and how each method's credit agrees with the truth."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cepo.config import RunConfig
+from cepo.credit import agreement
+from cepo.credit.arms import Arm, credit_arms, value_arms
+from cepo.credit.continuations import Continuations, expected_tokens
+from cepo.credit.method_list import MeasuredMethod
+from cepo.credit.prefixes import Prefix, chosen_tokens, needed_prefixes
+from cepo.credit.session import Session
+from cepo.credit.signals import MethodSignal, signals_of
+from cepo.credit.stored_rollouts import kept_rollouts
+from cepo.credit.traces import write_traces
+from cepo.credit.truth import Truth, assemble
+from cepo.errors import ConfigError
+from cepo.tracking.run_folder import write_atomically
+from cepo.trainer.asking import Rollouts
+
+logger = logging.getLogger(__name__)
+
+SETTINGS_FILE, RESULTS_FILE = "measurement.json", "credit.json"
+_PARTS_TIMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """What a measurement costs.
+
+    Attributes:
+        num_responses: N measured responses.
+        num_tokens: measured tokens.
+        num_continuations: M of each prefix.
+    """
+
+    num_responses: int = 80
+    num_tokens: int = 64
+    num_continuations: int = 32
+
+
+class CreditMeasurement:
+    """A measurement in `folder`, which goes on from what the folder holds.
+
+    Raises:
+        ConfigError: the folder holds a measurement with other settings.
+        DataError, EngineError, RewardError: from sampling, grading and reading.
+    """
+
+    def __init__(
+        self, folder: Path, session: Session, methods: Sequence[MeasuredMethod], effort: Effort, checkpoint: str | None
+    ) -> None:
+        claim_folder(folder, {"checkpoint": checkpoint, **dataclasses.asdict(effort)}, session.config)
+        self._folder, self._session, self._methods = folder, session, methods
+        self.seed = session.config.worker.rollout.seed
+        with_baselines = any(method.estimator.needs_baseline for method in methods)
+        self.rollouts: Rollouts = kept_rollouts(folder, session, with_baselines=with_baselines)
+        self.chosen = chosen_tokens(
+            self.rollouts, num_responses=effort.num_responses, num_tokens=effort.num_tokens, seed=self.seed
+        )
+        self.prefixes: list[Prefix] = needed_prefixes(self.rollouts, self.chosen)
+        self.number = effort.num_continuations
+        self.continuations = Continuations(folder, session, self.rollouts, number=self.number)
+
+    def lines(self) -> list[str]:
+        """Counts the work and estimates its time, for which a few prefixes are continued; their results are kept."""
+        missing = self.continuations.missing(self.prefixes)
+        count = (
+            f"{len(self.prefixes) * self.number:,} continuations ({len(self.prefixes):,} prefixes, {self.number} each)"
+        )
+        tokens = sum(map(len, self.chosen.values()))
+        lines = [f"{len(self.chosen)} responses, {tokens:,} tokens; {count}"]
+        if missing:
+            seconds = self.continuations.sample(missing, most_parts=_PARTS_TIMED)
+            left = self.continuations.missing(missing)
+            done = [prefix for prefix in missing if prefix.name in self.continuations.done]
+            expected = {name: expected_tokens(part, self.rollouts, number=self.number) for name, part in
+                        (("done", done), ("left", left))}  # fmt: skip
+            minutes = seconds * expected["left"] / expected["done"] / 60
+            lines.append(
+                f"{len(left) * self.number:,} of them are left, about {expected['left']:,} tokens and {minutes:.1f} minutes"
+            )
+        return lines
+
+    def run(self) -> dict[str, Any]:
+        """Samples what is missing, and returns and writes the results."""
+        logger.info("%d continuations for %d prefixes", len(self.prefixes) * self.number, len(self.prefixes))
+        self.continuations.sample(self.prefixes)
+        signals = signals_of(self.rollouts, self._methods, self._session)
+        truth = assemble(self.rollouts, self.chosen, self.continuations.done)
+        results = {
+            "counts": self._counts(truth),
+            **compared(truth, self.rollouts, signals, seed=self.seed),
+        }
+        write_traces(self._folder, self.rollouts, truth, signals, self._session.processing)
+        write_atomically(self._folder / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
+        return results
+
+    def _counts(self, truth: Truth) -> dict[str, Any]:
+        done = [self.continuations.done[prefix.name] for prefix in self.prefixes]
+        return {
+            "problems": len(set(truth.problem.tolist())),
+            "responses": len(self.chosen),
+            "tokens": len(truth.token),
+            "decisive_tokens": int((abs(truth.credit) > agreement.DECISIVE).sum()),
+            "prefixes": len(self.prefixes),
+            "continuations": len(self.prefixes) * self.number,
+            "tokens_sampled": sum(each.num_tokens for each in done),
+            "share_right": float(self.rollouts.correct.double().mean()),
+        }
+
+
+def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], *, seed: int) -> dict[str, Any]:
+    """Returns the figures of all credits and values, by name, and the calibration curves of the values.
+
+    `oracle` is the truth from every second continuation, measured against that from the others: what a perfect credit
+    would reach with half as many.
+    """
+    credits, values = credit_arms(truth, rollouts, signals, seed=seed), value_arms(truth, rollouts, signals)
+    half = dataclasses.replace(truth, credit=truth.credit_halves[1], value=truth.value_halves[1])
+    metrics = [
+        *(agreement.credit_metrics(truth, arm.numbers) for arm in credits),
+        agreement.credit_metrics(half, truth.credit_halves[0]),
+        *(agreement.value_metrics(truth, arm.numbers) for arm in values),
+        agreement.value_metrics(half, truth.value_halves[0]),
+    ]
+    oracle = Arm(name="oracle", kind="baseline", numbers=truth.credit)
+    figures = agreement.bootstrap(truth, metrics, seed=seed)
+    rows = [
+        {"name": arm.name, "kind": arm.kind, **{name: dataclasses.asdict(figure) for name, figure in found.items()}}
+        for arm, found in zip([*credits, oracle, *values, oracle], figures, strict=True)
+    ]
+    for row, arm in zip(rows[len(credits) + 1 :], values, strict=False):
+        row["calibration"] = agreement.calibration(arm.numbers, truth.value)
+    return {"credit": rows[: len(credits) + 1], "value": rows[len(credits) + 1 :]}
+
+
+def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> None:
+    """Writes what the folder's samples depend on, or compares it with what the folder has.
+
+    Raises:
+        ConfigError: they differ, or the folder holds something else.
+    """
+    worker = config.worker
+    settings = {
+        **own,
+        "data": dataclasses.asdict(config.data),
+        "worker.actor.model": dataclasses.asdict(worker.actor.model),
+        "worker.rollout": dataclasses.asdict(worker.rollout),
+        "worker.reward": dataclasses.asdict(worker.reward),
+        "trainer.seed": config.trainer.seed,
+    }
+    flat = json.loads(json.dumps(dict(_leaves(settings, "")), default=str))
+    path = folder / SETTINGS_FILE
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        other = [key for key in sorted({*flat, *before}) if flat.get(key) != before.get(key)]
+        if other:
+            raise ConfigError(
+                f"out={folder} holds a measurement with other settings: {', '.join(other[:5])}; give the same ones to go on, "
+                "or a new folder"
+            )
+        return
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"out={folder} holds something else than a measurement; give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(flat, indent=1) + "\n")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            found += _leaves(value, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", value))
+    return found

@@ -1,0 +1,90 @@
+"""Reads the methods to measure from one line: `a, b(lambda_init=1, negative.select=random)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from cepo.algorithms import Estimator, build_estimator, estimator_class
+from cepo.errors import ConfigError
+from cepo.sections import fields_of
+
+SCALE = "scale"
+_OPENING, _CLOSING = "([{", ")]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredMethod:
+    """A method with its settings; `label` names it in tables, as the user wrote it."""
+
+    label: str
+    estimator: Estimator
+
+
+def read_methods(line: str, sections: Mapping[str, Mapping[str, Any]]) -> list[MeasuredMethod]:
+    """Builds the methods of a line; settings in parentheses come before those of `sections`, a run's `algorithm.<name>`.
+
+    A method's advantages are not divided by the deviation of their group (`scale=none`) unless its parentheses say so:
+    divided by it, a credit is no difference of chances any more, and groups weigh differently in a gradient.
+
+    Raises:
+        ConfigError: a name or a setting is unknown, a method stands twice in the line, or it gives no advantages here.
+    """
+    methods: list[MeasuredMethod] = []
+    for text in _split(line, methods_line=line):
+        name, _, given = text.partition("(")
+        if given and not given.endswith(")"):
+            raise ConfigError(f"methods: '{text}' has no closing parenthesis; write name(setting=value, ...)")
+        own = _settings(text, given.removesuffix(")"), line)
+        cls = estimator_class(name.strip())
+        tree: dict[str, Any] = {**sections.get(cls.name, {})}
+        if SCALE in fields_of(cls.Config):
+            tree[SCALE] = "none"
+        estimator = build_estimator(cls.name, OmegaConf.to_container(OmegaConf.merge(tree, own)))  # type: ignore[arg-type]
+        _require_advantages(text, estimator)
+        if text in (method.label for method in methods):
+            raise ConfigError(f"methods: '{text}' stands twice in '{line}'; name each method with its settings once")
+        methods.append(MeasuredMethod(label=text, estimator=estimator))
+    return methods
+
+
+def _settings(text: str, inside: str, line: str) -> Any:
+    parts = _split(inside, methods_line=line) if inside.strip() else []
+    if any("=" not in part for part in parts):
+        raise ConfigError(f"methods: '{text}' names a setting without a value; write name(setting=value, ...)")
+    try:
+        return OmegaConf.from_dotlist(parts)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(f"methods: the settings of '{text}' cannot be read: {error}") from error
+
+
+def _require_advantages(text: str, estimator: Estimator) -> None:
+    """Refuses methods whose signal is no advantage, or needs what one checkpoint does not have."""
+    if estimator.distilled_view is not None:
+        why = "learns from a divergence to its teacher, so its tokens have no advantages"
+    elif estimator.needs_values:
+        why = "needs a critic, which is not measured here"
+    elif estimator.needs_teacher(step=0) and estimator.teacher.source != "actor":
+        why = f"has teacher.source={estimator.teacher.source}; a checkpoint has one set of weights, so only actor is measured"
+    else:
+        return
+    raise ConfigError(f"methods: '{text}' {why}; leave it out")
+
+
+def _split(line: str, *, methods_line: str) -> Sequence[str]:
+    """Returns the parts between commas that stand in no bracket."""
+    parts, depth = [""], 0
+    for letter in line:
+        depth += (letter in _OPENING) - (letter in _CLOSING)
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    parts = [part.strip() for part in parts]
+    if not all(parts):
+        raise ConfigError(f"methods: '{methods_line}' has an empty part; give names separated by commas")
+    return parts

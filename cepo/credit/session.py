@@ -1,0 +1,101 @@
+"""What a measurement works with: problems, rewards, and one device with the checkpoint's weights."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.config import RunConfig
+from cepo.data.contexts import ContextBuilder
+from cepo.data.dataset import ProblemSet, most_visuals
+from cepo.data.mixing import MixedProblems, read_training_sets
+from cepo.errors import ConfigError
+from cepo.models.processing import Processing
+from cepo.rewards.pool import RewardPool
+from cepo.runtime.local import LocalBackend
+from cepo.trainer.asking import Asker, Rollouts, training_settings
+from cepo.workers.checkpoint import load_weights
+from cepo.workers.worker import WorkerFacts, load_processing
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """An open measurement: see `opened`."""
+
+    config: RunConfig
+    processing: Processing
+    problems: ProblemSet | MixedProblems
+    contexts: ContextBuilder
+    rewards: RewardPool
+    backend: LocalBackend
+    asker: Asker
+
+    def ask(self, step: int, *, with_baselines: bool) -> Rollouts:
+        """Samples and rewards the rollouts that training would at the 0-based `step` with these weights.
+
+        `with_baselines` adds the reward of a greedy response to each prompt.
+        """
+        settings = training_settings(self.config)
+        indices = self.problems.indices(step, self.config.data.rollout_batch_size)
+        problems = [self.problems[index] for index in indices]
+        rollouts = self.asker.ask(problems, self.backend, settings, step=step)
+        if not with_baselines:
+            return rollouts
+        greedy = replace(settings, num_samples=1, temperature=0.0)
+        answered = self.asker.ask(problems, self.backend, greedy, step=step)
+        return replace(rollouts, reward_baselines=answered.rewards.repeat_interleave(rollouts.group_size))
+
+
+@contextlib.contextmanager
+def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
+    """Opens a measurement on this process's device, with a checkpoint's trained weights or those of the model itself.
+
+    Args:
+        config: without names of the embedded world.
+        actor: the checkpoint's folder `actor`.
+
+    Raises:
+        ConfigError, DataError, CheckpointError, EngineError, RewardError: problems, weights, engine or reward cannot be
+            used.
+    """
+    processing = load_processing(config)
+    problems = read_training_sets(config.data, processing)
+    if len(problems) < config.data.rollout_batch_size:
+        raise ConfigError(
+            f"data.rollout_batch_size is {config.data.rollout_batch_size}, but the data has {len(problems)} usable problems; "
+            "accepted: at most as many"
+        )
+    contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
+    facts = WorkerFacts(teacher=TeacherConfig(), needs_values=False, total_steps=1, most_visuals=most_visuals(problems))
+    with contextlib.ExitStack() as stack:
+        reward = config.worker.reward
+        rewards = stack.enter_context(
+            RewardPool(
+                reward.reward_function,
+                reward.reward_function_kwargs,
+                weights=reward.reward_weights,
+                num_workers=reward.num_cpus,
+                timeout_seconds=reward.timeout_seconds,
+            )
+        )
+        backend = LocalBackend(config, facts, processing)
+        stack.callback(backend.close)
+        if actor is not None:
+            load_weights(backend.actor, actor)
+        backend.synchronise_rollout()
+        logger.info("samples come from %s", backend.generator_name)
+        yield Session(
+            config=config,
+            processing=processing,
+            problems=problems,
+            contexts=contexts,
+            rewards=rewards,
+            backend=backend,
+            asker=Asker(config, contexts, processing, rewards),
+        )

@@ -1,0 +1,70 @@
+"""Keeps the rollouts of a measurement in a file, so that an ended run goes on with the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cepo.credit.session import Session
+from cepo.rollout.base import Generation
+from cepo.tracking.lines import encode_line, read_objects
+from cepo.tracking.run_folder import write_atomically
+from cepo.trainer.asking import Rollouts
+
+FILE = "responses.jsonl"
+
+
+def kept_rollouts(folder: Path, session: Session, *, with_baselines: bool) -> Rollouts:
+    """Returns the folder's rollouts; samples those of the first step if there are none, and writes them.
+
+    Raises:
+        DataError: the file is damaged.
+        EngineError, RewardError: from sampling and grading.
+    """
+    path = folder / FILE
+    if not path.exists():
+        rollouts = session.ask(0, with_baselines=with_baselines)
+        write_atomically(path, b"".join(encode_line(row) for row in _rows(rollouts)).decode("utf-8"))
+    return _read(path, session)
+
+
+def _rows(rollouts: Rollouts) -> list[dict[str, Any]]:
+    baselines = rollouts.reward_baselines
+    return [
+        {
+            "prompt_id": rollouts.problems[row // rollouts.group_size].prompt_id,
+            "response": rollouts.responses[row],
+            "response_ids": list(generation.response_ids),
+            "log_probs": list(generation.log_probs),
+            "finished": generation.finished,
+            "scores": dict(rollouts.scores[row]),
+            "correct": bool(rollouts.correct[row]),
+            "baseline": None if baselines is None else float(baselines[row]),
+        }
+        for row, generation in enumerate(rollouts.generations)
+    ]
+
+
+def _read(path: Path, session: Session) -> Rollouts:
+    rows = list(read_objects(path))
+    indices = session.problems.indices(0, session.config.data.rollout_batch_size)
+    problems = [session.problems[index] for index in indices]
+    return Rollouts(
+        step=0,
+        problems=problems,
+        prompts=[session.contexts.student(problem) for problem in problems],
+        generations=[_generation(row) for row in rows],
+        responses=[row["response"] for row in rows],
+        scores=[row["scores"] for row in rows],
+        correct=torch.tensor([row["correct"] for row in rows]),
+        reward_baselines=None if rows[0]["baseline"] is None else torch.tensor([row["baseline"] for row in rows]),
+    )
+
+
+def _generation(row: Mapping[str, Any]) -> Generation:
+    return Generation(
+        response_ids=tuple(row["response_ids"]), log_probs=tuple(row["log_probs"]), finished=row["finished"]
+    )
