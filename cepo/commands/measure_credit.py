@@ -16,11 +16,12 @@ from cepo.errors import CepoError, ConfigError
 
 if TYPE_CHECKING:
     from cepo.credit.method_list import MeasuredMethod
+    from cepo.credit.session import Session
 
 _USAGE_ERROR = 2
 _USAGE = """usage: cepo credit methods=NAME[,NAME(setting=value, ...) ...] [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE]
                    [responses=80] [tokens=64] [continuations=32] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
-       cepo credit gradient=true methods=... [batches=30] ...
+       cepo credit gradient=true methods=... [batches=30] [projections=0] ...
 
 methods        such as "a, b(clip_radius=0.9, negative.select=random)"; settings of a config's algorithm.NAME count too
 checkpoint     global_step_<N> of a run, a model folder, or a hub name; default: the config's model
@@ -31,6 +32,7 @@ tokens         measured tokens of each response; of longer ones some are drawn
 continuations  of each prefix
 gradient       measure signal, noise and direction of each method's gradient over batches
 batches        of data.rollout_batch_size prompts with worker.rollout.n responses each
+projections    to how many numbers a gradient is projected, for models whose gradients fill the disk; 0: exact
 out            a new folder, or one that an ended measurement with the same settings left; default: credit/<checkpoint>
 dry_run        count the continuations and estimate the time
 """
@@ -107,6 +109,7 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
     if "methods" not in own:
         raise ConfigError("methods=NAME[,NAME ...] is missing: name the methods to measure")
     check_model_and_data(config.worker.actor.model.model_path, config.data.train_sources)
+    gradient = _truth(own, "gradient")
     name = name_of_results(checkpoint or config.worker.actor.model.model_path)
     return CreditPlan(
         config=config,
@@ -118,10 +121,11 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
             "tokens": _number(own, "tokens", 64, least=1),
             "continuations": _number(own, "continuations", 32, least=2),
             "batches": _number(own, "batches", 30, least=2),
+            "projections": _number(own, "projections", 0, least=0),
         },
-        gradient=_truth(own, "gradient"),
+        gradient=gradient,
         dry_run=_truth(own, "dry_run"),
-        out=Path(own.get("out") or f"credit/{name}"),
+        out=Path(own.get("out") or f"credit/{name}{'-gradient' if gradient else ''}"),
     )
 
 
@@ -131,24 +135,46 @@ def measure(plan: CreditPlan) -> list[str]:
     Raises:
         ConfigError, DataError, CheckpointError, EngineError, RewardError: from its steps.
     """
-    from cepo.credit.measurement import CreditMeasurement, Effort
     from cepo.credit.session import opened
-    from cepo.credit.tables import credit_markdown
     from cepo.hardware.devices import require_wanted_device
     from cepo.microgeo.world import with_embedded_world
-    from cepo.tracking.run_folder import write_atomically
 
     require_wanted_device()
+    with opened(with_embedded_world(plan.config), plan.actor) as session:
+        return (_gradients if plan.gradient else _credit)(plan, session)
+
+
+def _credit(plan: CreditPlan, session: Session) -> list[str]:
+    from cepo.credit.measurement import CreditMeasurement, Effort
+    from cepo.credit.tables import credit_markdown
+
     numbers = plan.numbers
     effort = Effort(
         num_responses=numbers["responses"], num_tokens=numbers["tokens"], num_continuations=numbers["continuations"]
     )
-    with opened(with_embedded_world(plan.config), plan.actor) as session:
-        measurement = CreditMeasurement(plan.out, session, plan.methods, effort, plan.checkpoint)
-        if plan.dry_run:
-            return measurement.lines()
-        table = credit_markdown(measurement.run())
-    write_atomically(plan.out / "credit.md", table)
+    measurement = CreditMeasurement(plan.out, session, plan.methods, effort, plan.checkpoint)
+    return measurement.lines() if plan.dry_run else _written(plan, "credit.md", credit_markdown(measurement.run()))
+
+
+def _gradients(plan: CreditPlan, session: Session) -> list[str]:
+    from cepo.credit.gradient_measurement import GradientMeasurement
+    from cepo.credit.tables import gradient_markdown
+
+    measurement = GradientMeasurement(
+        plan.out,
+        session,
+        plan.methods,
+        num_batches=plan.numbers["batches"],
+        dimensions=plan.numbers["projections"],
+        checkpoint=plan.checkpoint,
+    )
+    return measurement.lines() if plan.dry_run else _written(plan, "gradient.md", gradient_markdown(measurement.run()))
+
+
+def _written(plan: CreditPlan, name: str, table: str) -> list[str]:
+    from cepo.tracking.run_folder import write_atomically
+
+    write_atomically(plan.out / name, table)
     return [table, f"written: {plan.out}"]
 
 

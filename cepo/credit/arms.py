@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import numpy
 from torch import Tensor
 
-from cepo.algorithms import credit
 from cepo.credit.signals import MethodSignal
 from cepo.credit.truth import Numbers, Truth
 from cepo.trainer.asking import Rollouts
-
-UNIFORM = "uniform"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,31 +27,25 @@ class Arm:
     numbers: Numbers
 
 
-def leave_one_out(rollouts: Rollouts) -> Tensor:
-    """`R_i` minus the mean reward of the other rollouts of its group, (B,) float64."""
-    centred, _, size = credit.group_moments(rollouts.rewards, rollouts.group_ids)
-    return centred * size / (size - 1)
-
-
 def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], *, seed: int) -> list[Arm]:
-    """Returns baselines, methods with their controls, and what evidence says of a token.
+    """Returns methods with their controls, baselines, and what evidence says of a token.
 
-    Baselines multiply the outcome's leave-one-out advantage A: `uniform` by 1, `position` by (t + 1) / T, `surprisal` by
+    Baselines multiply the first method's advantage A, which is uniform: `position` by (t + 1) / T, `surprisal` by
     -log P of the token, `entropy` by that of the distribution it was drawn from, `random` by a number from [0, 2). Controls
     of a method whose credit differs within a response: `permuted` among the response's measured tokens, and `inverted`,
     mirrored at their mean. Evidence delta stands for itself, and as the difference of the belief that it moves.
     """
-    uniform = leave_one_out(rollouts).numpy()[truth.row]
+    uniform = _at(truth, signals[0].signal.advantages)
     lengths = rollouts.response_mask.sum(dim=1).numpy()[truth.row]
     surprisal = -_at(truth, rollouts.sampled_log_probs)
     noise = numpy.random.default_rng([seed, 1]).uniform(0.0, 2.0, len(truth.row))
-    arms = [
-        Arm(name=UNIFORM, kind="baseline", numbers=uniform),
+    baselines = [
         Arm(name="position", kind="baseline", numbers=uniform * (truth.token + 1) / lengths),
         Arm(name="surprisal", kind="baseline", numbers=uniform * surprisal),
         Arm(name="entropy", kind="baseline", numbers=uniform * truth.entropy),
         Arm(name="random", kind="baseline", numbers=uniform * noise),
     ]
+    arms: list[Arm] = []
     for each in signals:
         own = _at(truth, each.signal.advantages)
         arms.append(Arm(name=each.label, kind="method", numbers=own))
@@ -63,26 +54,36 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
             continue
         arms.append(Arm(name=f"{each.label}, inverted", kind="baseline", numbers=2 * mean - own))
         arms.append(Arm(name=f"{each.label}, permuted", kind="baseline", numbers=_permuted(truth, own, seed)))
+    evidence: list[Arm] = []
     for each in signals:
         belief = _belief(each, rollouts)
         if belief is not None:
             moved = numpy.diff(belief, axis=1)[truth.row, truth.token]
-            arms.append(Arm(name=f"{each.label}: difference of belief", kind="evidence", numbers=moved))
+            evidence.append(Arm(name=f"{each.label}: difference of belief", kind="evidence", numbers=moved))
         if "delta" in each.signal.diagnostics:
             delta = _at(truth, each.signal.diagnostics["delta"])
-            arms.append(Arm(name=f"{each.label}: delta", kind="evidence", numbers=delta))
-    return arms
+            evidence.append(Arm(name=f"{each.label}: delta", kind="evidence", numbers=delta))
+    return [arms[0], *baselines, *arms[1:], *_different(evidence)]
 
 
 def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]) -> list[Arm]:
     """Returns what is believed of prefixes: the smoothed pass rate of the others, and each method's evidence on top."""
     prior = _pass_rate_of_others(rollouts)
-    arms = [Arm(name="pass rate of the others", kind="baseline", numbers=prior[truth.row])]
+    evidence: list[Arm] = []
     for each in signals:
         belief = _belief(each, rollouts)
         if belief is not None:
-            arms.append(Arm(name=each.label, kind="evidence", numbers=belief[truth.row, truth.token]))
-    return arms
+            evidence.append(Arm(name=each.label, kind="evidence", numbers=belief[truth.row, truth.token]))
+    return [Arm(name="pass rate of the others", kind="baseline", numbers=prior[truth.row]), *_different(evidence)]
+
+
+def _different(arms: Sequence[Arm]) -> list[Arm]:
+    """The arms whose numbers are not those of an earlier one: methods may read the same evidence."""
+    kept: list[Arm] = []
+    for arm in arms:
+        if not any(numpy.array_equal(arm.numbers, other.numbers) for other in kept):
+            kept.append(arm)
+    return kept
 
 
 def _belief(each: MethodSignal, rollouts: Rollouts) -> Numbers | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cepo.config import RunConfig
 from cepo.credit import agreement
 from cepo.credit.arms import Arm, credit_arms, value_arms
+from cepo.credit.claimed_folder import claim_folder
 from cepo.credit.continuations import Continuations, expected_tokens
 from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.prefixes import Prefix, chosen_tokens, needed_prefixes
@@ -21,13 +21,12 @@ from cepo.credit.signals import MethodSignal, signals_of
 from cepo.credit.stored_rollouts import kept_rollouts
 from cepo.credit.traces import write_traces
 from cepo.credit.truth import Truth, assemble
-from cepo.errors import ConfigError
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.asking import Rollouts
 
 logger = logging.getLogger(__name__)
 
-SETTINGS_FILE, RESULTS_FILE = "measurement.json", "credit.json"
+RESULTS_FILE = "credit.json"
 _PARTS_TIMED = 3
 
 
@@ -57,7 +56,9 @@ class CreditMeasurement:
     def __init__(
         self, folder: Path, session: Session, methods: Sequence[MeasuredMethod], effort: Effort, checkpoint: str | None
     ) -> None:
-        claim_folder(folder, {"checkpoint": checkpoint, **dataclasses.asdict(effort)}, session.config)
+        claim_folder(
+            folder, {"measures": "credit", "checkpoint": checkpoint, **dataclasses.asdict(effort)}, session.config
+        )
         self._folder, self._session, self._methods = folder, session, methods
         self.seed = session.config.worker.rollout.seed
         with_baselines = any(method.estimator.needs_baseline for method in methods)
@@ -140,45 +141,3 @@ def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], 
     for row, arm in zip(rows[len(credits) + 1 :], values, strict=False):
         row["calibration"] = agreement.calibration(arm.numbers, truth.value)
     return {"credit": rows[: len(credits) + 1], "value": rows[len(credits) + 1 :]}
-
-
-def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> None:
-    """Writes what the folder's samples depend on, or compares it with what the folder has.
-
-    Raises:
-        ConfigError: they differ, or the folder holds something else.
-    """
-    worker = config.worker
-    settings = {
-        **own,
-        "data": dataclasses.asdict(config.data),
-        "worker.actor.model": dataclasses.asdict(worker.actor.model),
-        "worker.rollout": dataclasses.asdict(worker.rollout),
-        "worker.reward": dataclasses.asdict(worker.reward),
-        "trainer.seed": config.trainer.seed,
-    }
-    flat = json.loads(json.dumps(dict(_leaves(settings, "")), default=str))
-    path = folder / SETTINGS_FILE
-    if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
-        other = [key for key in sorted({*flat, *before}) if flat.get(key) != before.get(key)]
-        if other:
-            raise ConfigError(
-                f"out={folder} holds a measurement with other settings: {', '.join(other[:5])}; give the same ones to go on, "
-                "or a new folder"
-            )
-        return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"out={folder} holds something else than a measurement; give a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(flat, indent=1) + "\n")
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            found += _leaves(value, f"{prefix}{key}.")
-        else:
-            found.append((f"{prefix}{key}", value))
-    return found

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cepo.algorithms import Estimator, build_estimator, estimator_class
+from cepo.algorithms import Estimator, GroupRelativeEstimator, build_estimator, credit, estimator_class
+from cepo.algorithms.settings import NoSettings
 from cepo.errors import ConfigError
 from cepo.sections import fields_of
+from cepo.types import TokenBatch, TokenSignal
 
 SCALE = "scale"
 _OPENING, _CLOSING = "([{", ")]}"
@@ -25,8 +27,26 @@ class MeasuredMethod:
     estimator: Estimator
 
 
+class LeaveOneOut(GroupRelativeEstimator):
+    """`A_i = R_i - mean_{j != i} R_j` for all tokens of rollout i: unbiased, and what the others are compared with."""
+
+    name = "uniform"
+    reads_old_log_probs = False
+
+    def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """The reward less that of the others, on every response token; 0 on padding."""
+        del step
+        centred, _, size = credit.group_moments(batch.rewards, batch.group_ids)  # R_i - mean_g
+        return credit.outcome_signal(batch, centred * size / (size - 1))
+
+
+UNIFORM = MeasuredMethod(label=LeaveOneOut.name, estimator=LeaveOneOut(NoSettings()))
+"""The method that all measurements have first."""
+
+
 def read_methods(line: str, sections: Mapping[str, Mapping[str, Any]]) -> list[MeasuredMethod]:
-    """Builds the methods of a line; settings in parentheses come before those of `sections`, a run's `algorithm.<name>`.
+    """Builds the methods of a line, after `UNIFORM`; settings in parentheses come before those of `sections`, a run's
+    `algorithm.<name>`.
 
     A method's advantages are not divided by the deviation of their group (`scale=none`) unless its parentheses say so:
     divided by it, a credit is no difference of chances any more, and groups weigh differently in a gradient.
@@ -34,12 +54,12 @@ def read_methods(line: str, sections: Mapping[str, Mapping[str, Any]]) -> list[M
     Raises:
         ConfigError: a name or a setting is unknown, a method stands twice in the line, or it gives no advantages here.
     """
-    methods: list[MeasuredMethod] = []
-    for text in _split(line, methods_line=line):
+    methods = [UNIFORM]
+    for text in _split(line):
         name, _, given = text.partition("(")
         if given and not given.endswith(")"):
             raise ConfigError(f"methods: '{text}' has no closing parenthesis; write name(setting=value, ...)")
-        own = _settings(text, given.removesuffix(")"), line)
+        own = _settings(text, given.removesuffix(")"))
         cls = estimator_class(name.strip())
         tree: dict[str, Any] = {**sections.get(cls.name, {})}
         if SCALE in fields_of(cls.Config):
@@ -52,8 +72,8 @@ def read_methods(line: str, sections: Mapping[str, Mapping[str, Any]]) -> list[M
     return methods
 
 
-def _settings(text: str, inside: str, line: str) -> Any:
-    parts = _split(inside, methods_line=line) if inside.strip() else []
+def _settings(text: str, inside: str) -> Any:
+    parts = _split(inside) if inside.strip() else []
     if any("=" not in part for part in parts):
         raise ConfigError(f"methods: '{text}' names a setting without a value; write name(setting=value, ...)")
     try:
@@ -75,7 +95,7 @@ def _require_advantages(text: str, estimator: Estimator) -> None:
     raise ConfigError(f"methods: '{text}' {why}; leave it out")
 
 
-def _split(line: str, *, methods_line: str) -> Sequence[str]:
+def _split(line: str) -> list[str]:
     """Returns the parts between commas that stand in no bracket."""
     parts, depth = [""], 0
     for letter in line:
@@ -86,5 +106,5 @@ def _split(line: str, *, methods_line: str) -> Sequence[str]:
             parts[-1] += letter
     parts = [part.strip() for part in parts]
     if not all(parts):
-        raise ConfigError(f"methods: '{methods_line}' has an empty part; give names separated by commas")
+        raise ConfigError(f"methods: '{line}' has an empty part; put one comma between two names or settings")
     return parts

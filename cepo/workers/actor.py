@@ -21,7 +21,7 @@ from cepo.progress import shown
 from cepo.rollout.base import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
-from cepo.workers.gathering import GatheredWeights, MergedWeights, trained_weights
+from cepo.workers.gathering import GatheredWeights, MergedWeights, trained_weights, whole_tensor
 from cepo.workers.kept_states import KeptStates
 from cepo.workers.loading import build_scoring_model
 from cepo.workers.lockstep import Lockstep, RankPass
@@ -162,6 +162,15 @@ class Actor:
         common = on_first_rank({"actor/lr": mean_value(learning_rate)})
         return merge_metrics([*parts, self.passes.metrics(), images, common])
 
+    def gradients(self, batch: OptimizerBatch) -> list[Tensor]:
+        """Returns the gradient of the batch's loss for each trained weight, whole, on the CPU; updates nothing."""
+        self.offload.weights_here()
+        self._accumulate(batch)
+        trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        found = [whole_tensor(parameter.grad).float().cpu().clone() for parameter in trained]
+        self.forget_gradients()
+        return found
+
     def forget_work(self) -> None:
         """Discards the counts of tokens and images since the last update, so that validation counts for no step."""
         self.passes.metrics()
@@ -213,6 +222,14 @@ class Actor:
         )
 
     def _optimizer_step(self, batch: OptimizerBatch) -> Metrics:
+        parts = self._accumulate(batch)
+        distils = batch.distillation is not None
+        parts.append(on_first_rank(step_metrics(self._objective, batch.denominators, distils=distils)))
+        parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="actor"))
+        return merge_metrics(parts)
+
+    def _accumulate(self, batch: OptimizerBatch) -> list[Metrics]:
+        """Leaves the gradient of the batch's loss in the weights."""
         self.module.eval()
         self._check(batch.rows)
         self.module.train()
@@ -220,11 +237,7 @@ class Actor:
         weights = token_weights(batch.response_mask, self._config.loss_avg_mode, batch.denominators)
         size = self._config.micro_batch_size_per_device_for_update
         passes = self.passes.cut(batch.rows, size)
-        parts = self.reduction.over(passes, lambda part: self._accumulate_gradient(batch, weights, part))
-        distils = batch.distillation is not None
-        parts.append(on_first_rank(step_metrics(self._objective, batch.denominators, distils=distils)))
-        parts.append(clipped_step(self.optimizer, max_grad_norm=self._config.max_grad_norm, worker="actor"))
-        return merge_metrics(parts)
+        return self.reduction.over(passes, lambda part: self._accumulate_gradient(batch, weights, part))
 
     def _accumulate_gradient(self, batch: OptimizerBatch, weights: Tensor, part: RankPass) -> Metrics:
         own, rows = batch.at(part.indices), part.rows(batch.rows)

@@ -1,0 +1,55 @@
+"""Claims a folder for one measurement, so that an ended one goes on, and none goes on with other settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from cepo.config import RunConfig
+from cepo.errors import ConfigError
+from cepo.tracking.run_folder import write_atomically
+
+FILE = "measurement.json"
+
+
+def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> None:
+    """Writes what the folder's samples depend on, or compares it with what the folder has.
+
+    Raises:
+        ConfigError: they differ, or the folder holds something else.
+    """
+    worker = config.worker
+    settings = {
+        **own,
+        "data": dataclasses.asdict(config.data),
+        "worker.actor.model": dataclasses.asdict(worker.actor.model),
+        "worker.rollout": dataclasses.asdict(worker.rollout),
+        "worker.reward": dataclasses.asdict(worker.reward),
+        "trainer.seed": config.trainer.seed,
+    }
+    flat = json.loads(json.dumps(dict(_leaves(settings, "")), default=str))
+    path = folder / FILE
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        other = [key for key in sorted({*flat, *before}) if flat.get(key) != before.get(key)]
+        if other:
+            raise ConfigError(
+                f"out={folder} holds a measurement with other settings: {', '.join(other[:5])}; give the same ones to go on, "
+                "or a new folder"
+            )
+        return
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"out={folder} holds something else than a measurement; give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(flat, indent=1) + "\n")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,110 @@
+"""The metrics of credit by plain counting, and the correction for the truth's noise on a truth that is known."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+from numpy.typing import NDArray
+
+from cepo.credit import agreement
+from cepo.credit.truth import Truth
+
+Numbers = NDArray[numpy.float64]
+
+
+def truth_of(value: Numbers, credit: Numbers, halves: Numbers | None = None, *, tokens: int) -> Truth:
+    """Responses of `tokens` tokens, two of each problem."""
+    row = numpy.arange(len(credit)) // tokens
+    noiseless = numpy.array([credit, credit])
+    return Truth(
+        problem=row // 2,
+        row=row,
+        token=numpy.arange(len(credit)) % tokens,
+        value=value,
+        credit=credit,
+        value_halves=numpy.array([value, value]),
+        credit_halves=noiseless if halves is None else halves,
+        entropy=numpy.zeros(len(credit)),
+    )
+
+
+def all_of(truth: Truth) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    return numpy.arange(len(truth.row)), numpy.arange(len(agreement.response_rows(truth)))
+
+
+def test_correlations_are_numpys_on_numbers_and_on_ranks() -> None:
+    generator = numpy.random.default_rng(0)
+    one, other = generator.normal(size=50), generator.normal(size=50)
+    assert agreement.pearson(one, other) == pytest.approx(numpy.corrcoef(one, other)[0, 1], abs=1e-12)
+    counted = numpy.array([(one < each).sum() + 1.0 for each in one])
+    assert agreement.ranks(one).tolist() == counted.tolist()
+    assert agreement.ranks(numpy.array([2.0, 1.0, 2.0, 5.0])).tolist() == [2.5, 1.0, 2.5, 4.0]
+    assert numpy.isnan(agreement.pearson(numpy.ones(5), one[:5]))
+
+
+def test_the_area_under_the_curve_counts_pairs() -> None:
+    """Of 40 values on a grid of 8, many pairs are ties, which count half."""
+    generator = numpy.random.default_rng(1)
+    numbers, positive = generator.integers(0, 8, 40).astype(float), generator.random(40) < 0.3
+    pairs = [(high > low) + 0.5 * (high == low) for high in numbers[positive] for low in numbers[~positive]]
+    assert agreement.area_under_curve(numbers, positive) == pytest.approx(numpy.mean(pairs), abs=1e-12)
+    assert numpy.isnan(agreement.area_under_curve(numbers, numpy.zeros(40, dtype=bool)))
+
+
+def test_decisive_tokens_of_two_responses_by_hand() -> None:
+    """Only A* of -0.5 and 0.3 decide.
+
+    First response, |credit| 1, 4, 1: the decisive second token is above both others, and the largest. Second response,
+    |credit| 2, 2, 2: 1/2 of the pairs, 1 of 3 equals. Of |credit| 12 the two have 4 + 2; the second has the wrong sign.
+    """
+    credit = numpy.array([0.1, -0.5, 0.0, 0.3, 0.1, 0.0])
+    given = numpy.array([1.0, -4.0, 1.0, -2.0, 2.0, 2.0])
+    truth = truth_of(numpy.zeros(6), credit, tokens=3)
+    found = agreement.credit_metrics(truth, given)(*all_of(truth))
+    assert found["auroc"] == pytest.approx((1.0 + 0.5) / 2)
+    assert found["top_hit"] == pytest.approx((1.0 + 1 / 3) / 2)
+    assert found["share_on_decisive"] == pytest.approx(6 / 12)
+    assert found["sign_agreement"] == pytest.approx(1 / 2)
+
+
+def test_the_correction_recovers_a_known_correlation() -> None:
+    """The credit has correlation 0.6 with the noiseless truth, whose noise is as large as itself: 0.6 / sqrt(2) = 0.42."""
+    generator = numpy.random.default_rng(2)
+    exact = generator.normal(size=40_000)
+    given = 0.6 * exact + 0.8 * generator.normal(size=exact.size)
+    halves = exact + generator.normal(scale=numpy.sqrt(2.0), size=(2, exact.size))
+    truth = truth_of(numpy.zeros(exact.size), halves.mean(axis=0), halves, tokens=4)
+    found = agreement.credit_metrics(truth, given)(*all_of(truth))
+    assert found["pearson"] == pytest.approx(0.6 / numpy.sqrt(2.0), abs=0.015)
+    assert found["pearson_corrected"] == pytest.approx(0.6, abs=0.02)
+    assert found["spearman_corrected"] == pytest.approx(0.583, abs=0.03)  # 6 / pi asin(0.3), Pearson's own relation
+
+
+def test_halves_without_agreement_give_no_correction() -> None:
+    truth = truth_of(numpy.zeros(4), numpy.array([1.0, -1.0, 1.0, -1.0]), tokens=2)
+    opposed = numpy.array([truth.credit, -truth.credit])
+    assert numpy.isnan(agreement.noise_corrected(numpy.arange(4.0), truth.credit, opposed))
+
+
+def test_calibration_is_the_mean_gap_in_tenths() -> None:
+    """Beliefs 0.12 and 0.18 with mean truth 0.45, and 1.0 with truth 1: gaps 0.3, 0.3 and 0, hence 0.2."""
+    value = numpy.array([0.4, 0.5, 1.0])
+    truth = truth_of(value, numpy.zeros(3), tokens=3)
+    believed = numpy.array([0.12, 0.18, 1.0])
+    points = agreement.calibration(believed, value)
+    assert [(point["num_tokens"], round(point["believed"], 6)) for point in points] == [(2, 0.15), (1, 1.0)]
+    assert agreement.value_metrics(truth, believed)(*all_of(truth))["calibration_error"] == pytest.approx(0.2)
+
+
+def test_errors_are_those_of_problems_and_not_of_tokens() -> None:
+    """Tokens of a problem share their value, so that 400 tokens are 50 independent numbers: sd / sqrt(50)."""
+    generator = numpy.random.default_rng(3)
+    shared = generator.normal(size=50)
+    truth = truth_of(numpy.zeros(400), numpy.zeros(400), tokens=4)
+    numbers = shared[truth.problem]
+    (found,) = agreement.bootstrap(truth, [lambda tokens, responses: {"mean": float(numbers[tokens].mean())}], seed=0)
+    error = shared.std(ddof=1) / numpy.sqrt(50)
+    assert found["mean"].value == pytest.approx(shared.mean())
+    assert found["mean"].error == pytest.approx(error, rel=0.1)
+    assert found["mean"].low == pytest.approx(shared.mean() - 1.96 * error, abs=0.2 * error)
+    assert found["mean"].high == pytest.approx(shared.mean() + 1.96 * error, abs=0.2 * error)

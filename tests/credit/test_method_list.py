@@ -1,0 +1,46 @@
+"""The line that names the methods to measure: settings, precedence, and refusals."""
+
+from __future__ import annotations
+
+import pytest
+
+from cepo.credit.method_list import read_methods
+from cepo.errors import ConfigError
+
+
+def test_settings_in_parentheses_win_over_the_configs() -> None:
+    sections = {"cepo": {"lambda_init": 0.25, "clip_radius": 0.1, "scale": "std"}}
+    uniform, first, second, third = read_methods(
+        "grpo, cepo(lambda_init=1, negative.select=random), cepo(scale=std)", sections
+    )
+    assert [method.label for method in (uniform, first, second, third)] == [
+        "uniform", "grpo", "cepo(lambda_init=1, negative.select=random)", "cepo(scale=std)",
+    ]  # fmt: skip
+    settings = second.estimator.config
+    assert (settings.lambda_init, settings.clip_radius, settings.negative.select) == (1.0, 0.1, "random")
+    assert (settings.scale, third.estimator.config.scale) == ("none", "std")
+    assert first.estimator.config.scale == "none"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("grop", "Did you mean 'grpo'"),
+        ("grpo,,cepo", "has an empty part"),
+        ("", "has an empty part"),
+        ("cepo(lambda_init=1", "has no closing parenthesis"),
+        ("cepo(lambda_init)", "a setting without a value"),
+        ("cepo(lamda_init=1)", "lambda_init"),
+        ("cepo(lambda_init=2)", "at most 1"),
+        ("cepo(=1)", "cepo"),
+        ("cepo(a.=1)", "cepo"),
+        ("cepo, cepo", "stands twice"),
+        ("opsd", "no advantages"),
+        ("gae", "needs a critic"),
+        ("rlsd(teacher.source=ema)", "teacher.source=ema"),
+    ],
+)
+def test_a_line_that_cannot_be_measured_is_refused(line: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_methods(line, {})
+    assert message in str(caught.value)
