@@ -100,11 +100,9 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
         settings.append(f"data.train_files={own['data']}")
     checkpoint = own.get("checkpoint")
     config, actor = config_of_checkpoint(checkpoint, settings, also=("worker.actor",))
-    rollout = config.worker.rollout
-    if rollout.n < 2 or rollout.temperature == 0:
+    if config.worker.rollout.n < 2:
         raise ConfigError(
-            f"worker.rollout.n={rollout.n} and worker.rollout.temperature={rollout.temperature:g}: credit is measured on groups "
-            "of at least 2 responses that are drawn at a temperature above 0"
+            f"worker.rollout.n={config.worker.rollout.n}: responses are compared within groups of at least 2"
         )
     if "methods" not in own:
         raise ConfigError("methods=NAME[,NAME ...] is missing: name the methods to measure")

@@ -54,25 +54,25 @@ def gradient_figures(products: Sequence[Products], *, seed: int) -> list[Gradien
     """Returns the figures of all estimators, of which the first is the reference, for the same draws of batches."""
     number = len(products[0].own)
     generator = numpy.random.default_rng([seed, 4])
-    drawn = numpy.stack(
-        [numpy.bincount(row, minlength=number) for row in generator.integers(number, size=(DRAWS, number))]
-    )
+    rows = generator.integers(number, size=(DRAWS, number))
+    drawn = numpy.stack([numpy.bincount(row, minlength=number) for row in rows]).astype(float)
     weights = numpy.concatenate([numpy.ones((1, number)), drawn])  # the first row: every batch once
-    reference = _signal_and_noise(products[0].own, weights)
-    return [_figures(each, weights, reference) for each in products]
+    # A draw of a single batch has no pairs, and a signal drawn below 0 no root: such draws do not count.
+    with numpy.errstate(invalid="ignore", divide="ignore"):
+        reference = _signal_and_noise(products[0].own, weights)
+        return [_figures(each, weights, reference) for each in products]
 
 
 def _figures(products: Products, weights: Numbers, reference: tuple[Numbers, Numbers]) -> GradientFigures:
     signal, noise = _signal_and_noise(products.own, weights)
     other, other_noise = reference
     cross = _distinct(products.cross, weights)
-    with numpy.errstate(invalid="ignore", divide="ignore"):  # a signal drawn below 0 has no root
-        return GradientFigures(
-            snr=_figure(signal / noise),
-            ratio=_figure(signal / noise / (other / other_noise)),
-            direction=_figure(cross / numpy.sqrt(signal * other)),
-            length=_figure(numpy.sqrt(signal / other)),
-        )
+    return GradientFigures(
+        snr=_figure(signal / noise),
+        ratio=_figure(signal / noise / (other / other_noise)),
+        direction=_figure(cross / numpy.sqrt(signal * other)),
+        length=_figure(numpy.sqrt(signal / other)),
+    )
 
 
 def _signal_and_noise(own: Numbers, weights: Numbers) -> tuple[Numbers, Numbers]:

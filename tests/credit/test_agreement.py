@@ -83,7 +83,7 @@ def test_the_correction_recovers_a_known_correlation() -> None:
 def test_halves_without_agreement_give_no_correction() -> None:
     truth = truth_of(numpy.zeros(4), numpy.array([1.0, -1.0, 1.0, -1.0]), tokens=2)
     opposed = numpy.array([truth.credit, -truth.credit])
-    assert numpy.isnan(agreement.noise_corrected(numpy.arange(4.0), truth.credit, opposed))
+    assert numpy.isnan(agreement.noise_corrected(numpy.array([0.0, 1.0, 2.0, 3.0]), truth.credit, opposed))
 
 
 def test_calibration_is_the_mean_gap_in_tenths() -> None:
