@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
+import torch
 from torch import Tensor
 
+from cepo.algorithms import credit
 from cepo.credit.signals import MethodSignal
 from cepo.credit.truth import Numbers, Truth
 from cepo.trainer.asking import Rollouts
@@ -68,7 +70,7 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
 
 def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]) -> list[Arm]:
     """Returns what is believed of prefixes: the smoothed pass rate of the others, and each method's evidence on top."""
-    prior = _pass_rate_of_others(rollouts)
+    prior = _prior(rollouts).numpy()
     evidence: list[Arm] = []
     for each in signals:
         belief = _belief(each, rollouts)
@@ -101,16 +103,13 @@ def _belief(each: MethodSignal, rollouts: Rollouts) -> Numbers | None:
         return whole
     if "delta" not in diagnostics:
         return None
-    delta = diagnostics["delta"].double().numpy()
-    prior = _pass_rate_of_others(rollouts)[:, None]
-    moved = numpy.pad(delta.cumsum(axis=1), ((0, 0), (1, 0)))
-    return 1.0 / (1.0 + (1.0 - prior) / prior * numpy.exp(-moved.clip(-500.0, 500.0)))
+    delta = torch.nn.functional.pad(diagnostics["delta"], (0, 1))
+    return credit.evidence_values(_prior(rollouts), delta).numpy()
 
 
-def _pass_rate_of_others(rollouts: Rollouts) -> Numbers:
-    """(B,) `(right responses among the others + 1/2) / G`, never 0 or 1."""
-    right = rollouts.correct.double().numpy().reshape(-1, rollouts.group_size)
-    return ((right.sum(axis=1, keepdims=True) - right + 0.5) / rollouts.group_size).reshape(-1)
+def _prior(rollouts: Rollouts) -> Tensor:
+    """(B,) the smoothed pass rate of the other rollouts."""
+    return credit.pass_rate_of_others(rollouts.correct.double(), rollouts.group_ids)[0]
 
 
 def _at(truth: Truth, tensor: Tensor) -> Numbers:

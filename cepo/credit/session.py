@@ -80,6 +80,7 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
                 reward.reward_function,
                 reward.reward_function_kwargs,
                 weights=reward.reward_weights,
+                answer_function=reward.answer_function,
                 num_workers=reward.num_cpus,
                 timeout_seconds=reward.timeout_seconds,
             )

@@ -58,7 +58,13 @@ def signals_of(rollouts: Rollouts, methods: Sequence[MeasuredMethod], session: S
 def _plans(rollouts: Rollouts, methods: Sequence[MeasuredMethod], session: Session) -> list[ScoringPlan]:
     """No row counts as on policy, so that the student's log-probs are always the trainer's own."""
     config, off_policy = session.config, torch.zeros(len(rollouts.generations), dtype=torch.bool)
-    groups = rollout_groups(rollouts, session.rewards, session.processing, seed=config.trainer.seed)
+    groups = rollout_groups(
+        rollouts,
+        session.rewards,
+        session.processing,
+        seed=config.trainer.seed,
+        with_values=any(method.estimator.negative.select == "most_frequent" for method in methods),
+    )
     plans: list[ScoringPlan] = []
     for method in methods:
         estimator = method.estimator
