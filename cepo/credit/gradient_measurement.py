@@ -56,7 +56,7 @@ class GradientMeasurement:
         own = {"measures": "gradient", "checkpoint": checkpoint, "methods": [each.label for each in methods]}
         config = session.config
         actor = {"loss_type": config.worker.actor.loss_type, "loss_avg_mode": config.worker.actor.loss_avg_mode}
-        claim_folder(folder, {**own, **actor, "projections": dimensions}, config)
+        claim_folder(folder, {**own, **actor, "batches": num_batches, "projections": dimensions}, config)
         self._folder, self._session, self._methods, self._number = folder, session, methods, num_batches
         self._dimensions, self._seed = dimensions, config.worker.rollout.seed
         self._store = GradientStore(folder / "gradients", dimensions=dimensions, seed=self._seed)
