@@ -67,24 +67,42 @@ class Continuations:
             closing(LineFile(self._path)) as file,
             Progress("sampling continuations", len(missing) * self._number) as progress,
         ):
-            for part in _parts(missing)[:most_parts]:
+            for part in self._parts(missing)[:most_parts]:
                 for prefix, continued in zip(part, self._continue(part), strict=True):
                     file.append(_row(prefix, continued))
                     self.done[prefix.name] = continued
                 progress.update(len(part) * self._number)
         return time.perf_counter() - start
 
+    def _parts(self, prefixes: Sequence[Prefix]) -> list[list[Prefix]]:
+        """Returns parts to sample at once, short and long prefixes mixed.
+
+        All continuations of a part get the room of its shortest prefix. The prompt of a longer one must leave as many
+        tokens free as it is longer, so that the engine's context suffices.
+        """
+        free = self._session.config.data.max_prompt_length
+        parts: list[list[Prefix]] = []
+        for prefix in sorted(prefixes, key=lambda prefix: len(prefix.tokens)):
+            longer = len(prefix.tokens) - len(parts[-1][0].tokens) if parts else 0
+            has_room = longer <= free - len(self._rollouts.prompts[prefix.problem].token_ids)
+            if not parts or len(parts[-1]) == _PREFIXES_AT_ONCE or not has_room:
+                parts.append([])
+            parts[-1].append(prefix)
+        random.Random(0).shuffle(parts)  # the first ones tell how long all will take
+        return parts
+
     def _continue(self, prefixes: Sequence[Prefix]) -> list[Continued]:
-        """Continues prefixes of one length up to the limit that whole responses have."""
+        """Continues prefixes up to the limit that whole responses have."""
         session, rollouts = self._session, self._rollouts
         settings = training_settings(session.config)
-        settings = dataclasses.replace(
-            settings,
-            num_samples=self._number,
-            max_response_length=settings.max_response_length - len(prefixes[0].tokens),
-        )
-        requests = [self._request(prefix) for prefix in prefixes]
-        groups = session.backend.generate(requests, settings)
+        longest = settings.max_response_length
+        shortest = min(len(prefix.tokens) for prefix in prefixes)
+        settings = dataclasses.replace(settings, num_samples=self._number, max_response_length=longest - shortest)
+        sampled = session.backend.generate([self._request(prefix) for prefix in prefixes], settings)
+        groups = [
+            [_cut(one, longest - len(prefix.tokens)) for one in group]
+            for prefix, group in zip(prefixes, sampled, strict=True)
+        ]
         # Equal continuations of a problem are judged once.
         whole = [
             [(prefix.problem, prefix.tokens + one.response_ids) for one in group]
@@ -130,14 +148,11 @@ def expected_tokens(prefixes: Sequence[Prefix], rollouts: Rollouts, *, number: i
     return round(total)
 
 
-def _parts(prefixes: Sequence[Prefix]) -> list[list[Prefix]]:
-    """Returns parts of prefixes of one length, which share the limit of their continuations, short and long ones mixed."""
-    by_length: dict[int, list[Prefix]] = defaultdict(list)
-    for prefix in prefixes:
-        by_length[len(prefix.tokens)].append(prefix)
-    starts = [(same, start) for same in by_length.values() for start in range(0, len(same), _PREFIXES_AT_ONCE)]
-    random.Random(0).shuffle(starts)  # the first ones tell how long all will take
-    return [same[start : start + _PREFIXES_AT_ONCE] for same, start in starts]
+def _cut(one: Generation, limit: int) -> Generation:
+    """What the limit would have left of a continuation: its noise does not depend on the limit."""
+    if len(one.response_ids) <= limit:
+        return one
+    return Generation(response_ids=one.response_ids[:limit], log_probs=one.log_probs[:limit], finished=False)
 
 
 def _continued(verdicts: Sequence[bool], group: Sequence[Generation]) -> Continued:
