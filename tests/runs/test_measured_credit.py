@@ -15,6 +15,7 @@ import pytest
 from training_runs import json_lines, reference_logits, reference_model, run
 
 from cepo.cli import main
+from cepo.credit import continuations
 from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
@@ -122,9 +123,14 @@ def test_advantages_are_those_that_training_computes(measured: Path, tiny_run: l
 
 
 def test_an_ended_measurement_goes_on_to_the_same_results(
-    measured: Path, credit_command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    measured: Path,
+    credit_command: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Killed in the middle of a line. What a dry run counts is what was done."""
+    """Killed in the middle of a line. What a dry run counts is what was done, whatever is sampled at once."""
+    monkeypatch.setattr(continuations, "_PREFIXES_AT_ONCE", 4)
     rows = (measured / "continuations.jsonl").read_bytes().splitlines(keepends=True)
     for name in ("measurement.json", "responses.jsonl"):
         shutil.copy(measured / name, tmp_path / name)
