@@ -53,7 +53,7 @@ def test_shared_beginnings_are_continued_once() -> None:
     assert len({prefix.name for prefix in prefixes}) == 4
 
 
-def test_of_long_responses_both_sides_of_some_tokens_are_continued() -> None:
+def test_of_long_responses_both_sides_of_some_tokens_count() -> None:
     rollouts = rollouts_of([1, 0], [tuple(range(50)), (99,)])
     chosen = chosen_tokens(rollouts, num_responses=9, num_tokens=5, seed=0)
     assert len(chosen[0]) == 5
