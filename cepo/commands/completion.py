@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cepo.algorithms import available_estimators
+from cepo.commands import measure_credit
 from cepo.config.listing import all_settings
 from cepo.errors import did_you_mean
 
@@ -33,18 +34,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 """Options of the commands that have some, except `--help`, which all have."""
 OWN_KEYS: dict[str, tuple[str, ...]] = {
     "evaluate": ("checkpoint", "data", "n", "temperature", "top_p", "top_k", "out", "dry_run", "compare"),
-    "credit": (
-        "methods",
-        "checkpoint",
-        "data",
-        "responses",
-        "tokens",
-        "continuations",
-        "gradient",
-        "batches",
-        "out",
-        "dry_run",
-    ),
+    "credit": measure_credit.OWN_KEYS,
 }
 """Arguments `key=value` of a command that are not settings."""
 

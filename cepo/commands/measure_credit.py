@@ -36,17 +36,9 @@ projections    to how many numbers a gradient is projected, for models whose gra
 out            a new folder, or one that an ended measurement with the same settings left; default: credit/<checkpoint>
 dry_run        count the continuations and estimate the time
 """
-_OWN = (
-    "methods",
-    "checkpoint",
-    "data",
-    "responses",
-    "tokens",
-    "continuations",
-    "gradient",
-    "batches",
-    "out",
-    "dry_run",
+OWN_KEYS = (
+    *("methods", "checkpoint", "data", "responses", "tokens", "continuations"),
+    *("gradient", "batches", "projections", "out", "dry_run"),
 )
 
 
@@ -95,7 +87,7 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
     from cepo.config.checks import check_model_and_data
     from cepo.credit.method_list import read_methods
 
-    own, settings = split_arguments(argv, _OWN)
+    own, settings = split_arguments(argv, OWN_KEYS)
     if "data" in own:
         settings.append(f"data.train_files={own['data']}")
     checkpoint = own.get("checkpoint")

