@@ -165,7 +165,8 @@ class RewardPool:
         raise RewardError(
             f"{self.spec} failed for each of the first {failed} responses ({outcome.num_raised} raised or returned no score, "
             f"{outcome.num_timed_out} took more than worker.reward.timeout_seconds={self._timeout_seconds:g}, "
-            f"{outcome.num_ungraded} were not graded after those): nothing can be learnt from it. The first failure:\n{outcome.first_failure.details}"
+            f"{outcome.num_ungraded} were not graded after those): nothing can be learnt from it. The first failure:\n"
+            f"{outcome.first_failure.details}"
         )
 
     def extracted_answers(self, responses: Sequence[str]) -> list[str | None]:
