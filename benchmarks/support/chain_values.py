@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _STEP = re.compile(
-    r"(?P<again>No, )?(?:[A-Z]\w+ )?(?P<label>[a-d]\d) (?P<name>(?:hollow )?\w+) [^.]*?(?P<place>\d+)\."
-    r"|Row (?P<row>[a-d]) (?P<end>\d+)\."
+    r"(?P<again>No, )?(?:[A-Z]\w+ )?(?P<label>[A-L]) (?P<name>(?:hollow )?\w+) [^.]*?(?P<place>\d+)\."
+    r"|Row (?P<row>\d) (?P<end>\d+)\."
     r"|\\boxed\{\((?P<box>[\d,]*)\)\}"
 )
 _PRIOR = 0.8, 2.0  # the chance that a step of any kind goes right, and how many sightings it counts as

@@ -16,12 +16,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from string import ascii_uppercase
 
 from cepo.microgeo.problems import Numbers, Problem, Slip, no_slip
 
 RULER = 50
 COLUMNS = 3
-ROWS = "abcd"
+ROWS = 4
 NAMES = {"t": "triangle", "s": "square", "c": "circle", "d": "diamond"}
 """Figures as letters in `Problem.seen`: upper case for filled, lower case for hollow; `/` ends a row."""
 _SHARES = {"t": 0.36, "s": 0.36, "c": 0.14, "d": 0.14}
@@ -45,6 +46,8 @@ DISTRIBUTIONS = {
     "distractors": Distribution(hollow=0.5, specks=True),
 }
 """The held-out splits by stream; all other streams have the training distribution."""
+WARM_START, NUM_SHORT_WALKS = "warmstart", 6400
+"""The warm start begins with this many walks past 1 to 4 figures: on longer ones alone it learns to see much later."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,12 @@ class ChainProblem(Problem):
                 found[-1].append(place)
         return found
 
-    def cells(self) -> Iterator[tuple[str, str, bool]]:
-        """Each figure's label (`b2` is the second of the second row), its letter, and whether it ends its row."""
-        for name, row in zip(ROWS, self.rows, strict=False):
-            for column, figure in enumerate(row, start=1):
-                yield f"{name}{column}", figure, column == len(row)
+    def cells(self) -> Iterator[tuple[str, str, int | None]]:
+        """Each figure's label (A to L by its place in the image), its letter, and the number of the row that it ends."""
+        for number, row in enumerate(self.rows):
+            for column, figure in enumerate(row):
+                label = ascii_uppercase[number * COLUMNS + column]
+                yield label, figure, number + 1 if column == len(row) - 1 else None
 
 
 def generate_chain_problem(seed: int, index: int, *, stream: str = "train") -> ChainProblem:
@@ -87,7 +91,8 @@ def generate_chain_problem(seed: int, index: int, *, stream: str = "train") -> C
     kind = DISTRIBUTIONS.get(stream, Distribution())
     start = rng.choice([start for start in range(10, 41) if (start % 7 == 0) == kind.held_out_starts])
     numbers = start, rng.randint(2, 9), rng.randint(2, 9)
-    count = rng.randint(*kind.num_figures)
+    is_short = stream == WARM_START and index < NUM_SHORT_WALKS
+    count = rng.randint(*((1, 4) if is_short else kind.num_figures))
     figures = [
         letter if rng.random() < kind.hollow else letter.upper()
         for letter in rng.choices(list(_SHARES), list(_SHARES.values()), k=count)
@@ -128,11 +133,11 @@ def answer_text(places: list[int]) -> str:
 def chain_solution(problem: ChainProblem) -> str:
     """Returns the right response in its plainest wording."""
     parts, place, ends = list[str](), problem.numbers[0], list[int]()
-    for label, figure, is_last in problem.cells():
+    for label, figure, ended_row in problem.cells():
         text, place = step(figure, place, problem.numbers)
         parts.append(f"{label} {text}{place}.")
-        if is_last:
-            parts.append(f"Row {label[0]} {place}.")
+        if ended_row:
+            parts.append(f"Row {ended_row} {place}.")
             ends.append(place)
     return f"{' '.join(parts)} \\boxed{{{answer_text(ends)}}}"
 
@@ -143,5 +148,5 @@ def _row_lengths(rng: random.Random, count: int) -> list[int]:
         lengths = list[int]()
         while sum(lengths) < count:
             lengths.append(min(rng.randint(1, COLUMNS), count - sum(lengths)))
-        if len(lengths) <= len(ROWS):
+        if len(lengths) <= ROWS:
             return lengths

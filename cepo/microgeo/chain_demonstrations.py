@@ -54,10 +54,10 @@ def demonstrate_chain(problem: ChainProblem, *, seed: int, rates: ChainNoise | N
 def _walk(problem: ChainProblem, rng: random.Random, rates: ChainNoise, bent: dict[int, int]) -> tuple[str, list[int]]:
     """Returns a response and its places after the rows; row r ends at `bent[r]` if that is given."""
     parts, ends, place = list[str](), list[int](), problem.numbers[0]
-    for label, figure, is_last in problem.cells():
+    for label, figure, ended_row in problem.cells():
         right = step(figure, place, problem.numbers)
         text, result = _noisy_step(problem, figure, place, rng, rates)
-        if is_last and len(ends) in bent:
+        if ended_row and len(ends) in bent:
             result = bent[len(ends)]
             right = text, result
         connective = f"{rng.choice(_CONNECTIVES)} " if rng.random() < rates.connective else ""
@@ -66,8 +66,8 @@ def _walk(problem: ChainProblem, rng: random.Random, rates: ChainNoise, bent: di
             text, result = right
             parts.append(f"No, {label} {text}{result}.")
         place = result
-        if is_last:
-            parts.append(f"Row {label[0]} {place}.")
+        if ended_row:
+            parts.append(f"Row {ended_row} {place}.")
             ends.append(place)
     return f"{' '.join(parts)} \\boxed{{{answer_text(ends)}}}", ends
 

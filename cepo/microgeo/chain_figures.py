@@ -22,7 +22,7 @@ def draw_chain(problem: ChainProblem) -> Image.Image:
     """Draws the image of a problem (RGB, 96x128), a pure function of the problem."""
     rng = random.Random(f"chain figure/{problem.stream}/{problem.seed}/{problem.index}")
     kind = DISTRIBUTIONS.get(problem.stream, Distribution())
-    size = COLUMNS * CELL * _OVERSAMPLING, len(ROWS) * CELL * _OVERSAMPLING
+    size = COLUMNS * CELL * _OVERSAMPLING, ROWS * CELL * _OVERSAMPLING
     paper = rng.choice(PAPERS)
     image = Image.new("RGB", size, paper)
     draw = ImageDraw.Draw(image)

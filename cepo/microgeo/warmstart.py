@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from cepo.microgeo.chain import WARM_START
 from cepo.microgeo.demonstrations import Demonstration
 from cepo.microgeo.kinds import SHAPES, WorldKind
 from cepo.microgeo.problems import user_messages
@@ -137,7 +138,7 @@ def _batch(processor: Any, kind: WorldKind, settings: WarmStartSettings, seed: i
     """Returns the demonstrations of one step, split by length into chunks to reduce padding."""
     start = step * settings.batch_size
     demonstrations = [
-        kind.demonstrate(kind.generate(seed, index, stream="warmstart"), seed)
+        kind.demonstrate(kind.generate(seed, index, stream=WARM_START), seed)
         for index in range(start, start + settings.batch_size)
     ]
     demonstrations.sort(key=lambda one: (len(one.response), one.hint is None))

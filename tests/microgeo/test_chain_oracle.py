@@ -9,7 +9,7 @@ from benchmarks.support.chain_values import Chances, steps_of, token_advantages,
 from cepo.microgeo.chain import chain_solution, generate_chain_problem
 from cepo.microgeo.chain_demonstrations import ChainNoise, demonstrate_chain
 
-SOLUTION = "a1 triangle 10+5=15. a2 diamond back to 10. Row a 10. \\boxed{(10)}"
+SOLUTION = "A triangle 10+5=15. B diamond back to 10. Row 1 10. \\boxed{(10)}"
 CHANCES = {"triangle": 0.6, "diamond": 0.5, "row": 1.0, "box": 1.0, "again": 0.2}
 
 
@@ -19,13 +19,13 @@ CHANCES = {"triangle": 0.6, "diamond": 0.5, "row": 1.0, "box": 1.0, "again": 0.2
         # After a right diamond 1, after a wrong one 0.2; so before it 0.5 + 0.5 * 0.2 = 0.6. After a wrong triangle
         # 0.2 * 0.6 + 0.8 * 0.5 = 0.52, for the diamond repairs the place; before it 0.6 * 0.6 + 0.4 * 0.52 = 0.568.
         (SOLUTION, [0.568, 0.6, 1, 1, 1]),
-        ("So a1 triangle 10+5=14. a2 diamond back to 10. Row a 10. \\boxed{(10)}", [0.568, 0.52, 1, 1, 1]),
-        ("a1 triangle 10+5=15. a2 diamond back to 0. Row a 0. \\boxed{(0)}", [0.568, 0.6, 0.2, 0, 0]),
+        ("So A triangle 10+5=14. B diamond back to 10. Row 1 10. \\boxed{(10)}", [0.568, 0.52, 1, 1, 1]),
+        ("A triangle 10+5=15. B diamond back to 0. Row 1 0. \\boxed{(0)}", [0.568, 0.6, 0.2, 0, 0]),
         (
-            "a1 triangle 10+5=15. a2 diamond back to 0. No, a2 diamond back to 10. Row a 10. \\boxed{(10)}",
+            "A triangle 10+5=15. B diamond back to 0. No, B diamond back to 10. Row 1 10. \\boxed{(10)}",
             [0.568, 0.6, 0.2, 1, 1, 1],
         ),
-        ("a1 triangle 10+5=15. Row a 15. \\boxed{(15)}", [0.568, 0.6, 0, 0]),
+        ("A triangle 10+5=15. Row 1 15. \\boxed{(15)}", [0.568, 0.6, 0, 0]),
     ],
 )
 def test_the_worth_of_each_state_is_the_one_by_hand(response: str, values: list[float]) -> None:
@@ -34,7 +34,7 @@ def test_the_worth_of_each_state_is_the_one_by_hand(response: str, values: list[
 
 
 def test_credit_is_on_the_step_and_sums_to_reward_less_value() -> None:
-    response = "a1 triangle 10+5=15. a2 diamond back to 0. Row a 0. \\boxed{(0)}"
+    response = "A triangle 10+5=15. B diamond back to 0. Row 1 0. \\boxed{(0)}"
     steps = steps_of(response)
     values, _ = values_along(steps, steps_of(SOLUTION), CHANCES)
     credits = token_advantages(steps, values, list(response), 0.0)
