@@ -11,14 +11,13 @@ from benchmarks.support.chain_values import Chances, Step, steps_of, token_advan
 from cepo.algorithms import GroupRelativeEstimator, credit, register_estimator
 from cepo.metrics import mean_of
 from cepo.microgeo.kinds import CHAIN
+from cepo.microgeo.tokenizer import build_tokenizer
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 
 @lru_cache
 def _tokenizer() -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(CHAIN.assets)
+    return build_tokenizer(CHAIN)
 
 
 @register_estimator("chain_oracle")

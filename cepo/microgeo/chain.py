@@ -20,7 +20,7 @@ from string import ascii_uppercase
 
 from cepo.microgeo.problems import Numbers, Problem, Slip, no_slip
 
-RULER = 50
+RULER = 20
 COLUMNS = 3
 ROWS = 4
 NAMES = {"t": "triangle", "s": "square", "c": "circle", "d": "diamond"}
@@ -46,8 +46,8 @@ DISTRIBUTIONS = {
     "distractors": Distribution(hollow=0.5, specks=True),
 }
 """The held-out splits by stream; all other streams have the training distribution."""
-WARM_START, NUM_SHORT_WALKS = "warmstart", 6400
-"""The warm start begins with this many walks past 1 to 4 figures: on longer ones alone it learns to see much later."""
+WARM_START, NUM_NAMINGS = "warmstart", 8000
+"""The warm start begins with this many images whose figures are only named: on walks alone it learns to see much later."""
 
 
 @dataclass(frozen=True)
@@ -85,21 +85,29 @@ class ChainProblem(Problem):
                 yield label, figure, number + 1 if column == len(row) - 1 else None
 
 
+class Naming(ChainProblem):
+    """An image whose figures are to be named; only the warm start has it."""
+
+    @property
+    def question(self) -> str:
+        return "Name the figures."
+
+
 def generate_chain_problem(seed: int, index: int, *, stream: str = "train") -> ChainProblem:
     """Returns the problem number `index` of a stream, a pure function of its arguments."""
     rng = random.Random(f"chain/{stream}/{seed}/{index}")
     kind = DISTRIBUTIONS.get(stream, Distribution())
-    start = rng.choice([start for start in range(10, 41) if (start % 7 == 0) == kind.held_out_starts])
-    numbers = start, rng.randint(2, 9), rng.randint(2, 9)
-    is_short = stream == WARM_START and index < NUM_SHORT_WALKS
-    count = rng.randint(*((1, 4) if is_short else kind.num_figures))
+    start = rng.choice([start for start in range(3, 18) if (start % 7 == 0) == kind.held_out_starts])
+    numbers = start, rng.randint(2, 5), rng.randint(2, 5)
+    count = rng.randint(*kind.num_figures)
     figures = [
         letter if rng.random() < kind.hollow else letter.upper()
         for letter in rng.choices(list(_SHARES), list(_SHARES.values()), k=count)
     ]
     taken = iter(figures)
     rows = ["".join(next(taken) for _ in range(length)) for length in _row_lengths(rng, count)]
-    return ChainProblem("chain", "/".join(rows), numbers, seed, stream, index)
+    world = Naming if stream == WARM_START and index < NUM_NAMINGS else ChainProblem
+    return world("chain", "/".join(rows), numbers, seed, stream, index)
 
 
 def step(
@@ -111,7 +119,7 @@ def step(
     a hollow square counts. `slip` is applied to what is computed.
     """
     start, right, left = numbers
-    name = NAMES[figure.lower()] if figure.isupper() else f"hollow {NAMES[figure]}"
+    name = name_of(figure)
     if figure.islower() and not (figure == "s" and misconceived):
         return f"{name} stays ", place
     if figure == "D":
@@ -123,6 +131,11 @@ def step(
     if not 0 <= moved <= RULER:
         return f"{sum_text}, stop ", 0 if moved < 0 else RULER
     return f"{sum_text}=", slip(moved)
+
+
+def name_of(figure: str) -> str:
+    """Returns `triangle` for T and `hollow triangle` for t."""
+    return NAMES[figure.lower()] if figure.isupper() else f"hollow {NAMES[figure]}"
 
 
 def answer_text(places: list[int]) -> str:

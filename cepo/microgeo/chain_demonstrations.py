@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from cepo.microgeo.chain import NAMES, RULER, ChainProblem, answer_text, step
-from cepo.microgeo.demonstrations import Demonstration, near_number, other_number
+from cepo.microgeo.chain import NAMES, RULER, ChainProblem, Naming, answer_text, name_of, step
+from cepo.microgeo.demonstrations import Demonstration, near_number
 
 _CONNECTIVES = ("Then", "Now", "Next", "So")
 
@@ -19,14 +19,14 @@ class ChainNoise:
     steps that begin with a word without meaning.
     """
 
-    misread: float = 0.025
-    slip: float = 0.03
-    circle: float = 0.60
+    misread: float = 0.015
+    slip: float = 0.02
+    circle: float = 0.57
     diamond: float = 0.30
-    hollow_square: float = 0.55
+    hollow_square: float = 0.53
     corrects: float = 0.25
     doubts: float = 0.015
-    connective: float = 0.6
+    connective: float = 0.5
     hinted: float = 0.40
     bends: float = 0.08
     ignores: float = 0.08
@@ -38,6 +38,9 @@ def demonstrate_chain(problem: ChainProblem, *, seed: int, rates: ChainNoise | N
     A hint states the demonstration's own answer. A hint that bends the result has another place for one row, which the
     last figure of that row is made to lead to; an ignored one changes nothing.
     """
+    if isinstance(problem, Naming):
+        names = (f"{label} {name_of(figure)}" for label, figure, _ in problem.cells())
+        return Demonstration(problem, " ".join(names), None)
     rates = rates or ChainNoise()
     rng = random.Random(f"chain demonstration/{seed}/{problem.id}")
     hinted, kind = rng.random() < rates.hinted, rng.random()
@@ -47,7 +50,7 @@ def demonstrate_chain(problem: ChainProblem, *, seed: int, rates: ChainNoise | N
         return Demonstration(problem, response, None)
     if rates.bends <= kind < rates.bends + rates.ignores:
         row = rng.randrange(len(ends))
-        ends[row] = other_number(rng, ends[row])
+        ends[row] = rng.choice([place for place in range(RULER + 1) if place != ends[row]])
     return Demonstration(problem, response, answer_text(ends))
 
 

@@ -50,7 +50,7 @@ def _draw_figure(
     x, y = (scale * middle + _OVERSAMPLING * rng.uniform(-1.5, 1.5) for middle in cell)
     radius = _OVERSAMPLING * (rng.uniform(9, 10) if unseen else rng.uniform(11.5, 13))
     turn = rng.choice((-1, 1)) * rng.uniform(0.2, 0.3) if unseen else rng.uniform(-0.12, 0.12)
-    colour = rng.choice(INKS if rng.random() < 0.5 else FILLS)
+    colour = rng.choice(INKS)
     for size, fill in ((radius, colour), (0.58 * radius, paper))[: 1 if figure.isupper() else 2]:
         if figure in "cC":
             draw.ellipse((x - size, y - size, x + size, y + size), fill=fill)

@@ -61,7 +61,7 @@ def demonstrate(problem: Problem, rates: NoiseRates, *, seed: int) -> Demonstrat
     kind = rng.random()
     own = steps[-1][1]
     if kind < rates.hint_bends_the_result + rates.hint_is_ignored:
-        hint = other_number(rng, own)
+        hint = _other_number(rng, own)
         if kind < rates.hint_bends_the_result:
             steps = [*steps[:-1], (steps[-1][0], hint)]
         return Demonstration(problem, response_text(steps), str(hint))
@@ -119,5 +119,5 @@ def near_number(rng: random.Random, number: int) -> int:
     )
 
 
-def other_number(rng: random.Random, number: int) -> int:
+def _other_number(rng: random.Random, number: int) -> int:
     return rng.choice([other for other in range(max(2, number // 2), 2 * number + 10) if other != number])

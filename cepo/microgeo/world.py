@@ -176,7 +176,7 @@ def _build(folder: Path, plan: _Plan, fingerprint: str, progress: Progress | Non
         if not (kind.assets / "model.safetensors").is_file():
             raise DataError(
                 f"The embedded model's weights are not in {kind.assets}; make them with "
-                f"`python3 -m cepo.microgeo --world {kind.name} --retrain`."
+                f"`python3 -m cepo.microgeo --world {kind.name} --retrain --ship`."
             )
         shutil.copytree(kind.assets, World(folder).model_path)
     manifest = {"fingerprint": fingerprint, "seed": plan.seed, "retrain": plan.retrain}

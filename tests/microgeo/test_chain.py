@@ -11,7 +11,14 @@ import pytest
 from PIL import Image
 
 from cepo.config.checks import MICROGEO_DATA, MICROGEO_MODELS
-from cepo.microgeo.chain import ChainProblem, chain_solution, generate_chain_problem
+from cepo.microgeo.chain import (
+    NUM_NAMINGS,
+    WARM_START,
+    ChainProblem,
+    chain_solution,
+    generate_chain_problem,
+    name_of,
+)
 from cepo.microgeo.chain_demonstrations import ChainNoise, demonstrate_chain
 from cepo.microgeo.chain_figures import CELL, draw_chain
 from cepo.microgeo.kinds import CHAIN, KINDS
@@ -30,9 +37,9 @@ def solved(question: str, seen: str) -> str:
     """The answer from the question's words and the figures, by another route: every move is a map of the ruler onto itself."""
     start, right, left = map(int, re.findall(r"\d+", question))
     moves = {
-        "T": lambda place: min(place + right, 50),
+        "T": lambda place: min(place + right, 20),
         "S": lambda place: max(place - left, 0),
-        "C": lambda place: 50 - place,
+        "C": lambda place: 20 - place,
         "D": lambda place: start,
     }
     ends, place = [], start
@@ -70,9 +77,9 @@ def figure_in(is_ink: np.ndarray) -> str:
 @pytest.mark.parametrize(
     ("problem", "answer"),
     [
-        (make("TS/CD/T", 12, 5, 3), "(14,12,17)"),  # 12+5-3; 50-14=36, back to 12; 12+5
-        (make("TTT/s/CC", 40, 9, 2), "(50,50,50)"),  # 49, stopped at 50; a hollow square; mirrored twice
-        (make("SSS/tcd", 10, 9, 4), "(0,0)"),  # 6, 2, stopped at 0; three hollow figures
+        (make("TS/CD/T", 12, 5, 3), "(14,12,17)"),  # 12+5-3; 20-14=6, back to 12; 12+5
+        (make("TT/s/CC", 14, 5, 2), "(20,20,20)"),  # 19, stopped at 20; a hollow square; mirrored twice
+        (make("SSS/tcd", 10, 5, 4), "(0,0)"),  # 6, 2, stopped at 0; three hollow figures
     ],
 )
 def test_a_walk_is_the_one_worked_out_by_hand(problem: ChainProblem, answer: str) -> None:
@@ -169,6 +176,17 @@ def test_corrected_mistakes_are_recoverable_and_others_fatal() -> None:
     assert right[0.0] < 0.05
 
 
+def test_the_warm_start_first_names_the_figures_of_each_image() -> None:
+    """It does so for the given number of images, and shows walks afterwards."""
+    first, last = (generate_chain_problem(0, index, stream=WARM_START) for index in (0, NUM_NAMINGS - 1))
+    for problem in (first, last):
+        names = [f"{label} {name_of(figure)}" for label, figure, _ in problem.cells()]
+        one = demonstrate_chain(problem, seed=0)
+        assert (problem.question, one.response, one.hint) == ("Name the figures.", " ".join(names), None)
+    assert "Start at" in generate_chain_problem(0, NUM_NAMINGS, stream=WARM_START).question
+    assert figures_in(draw_chain(first)) == first.seen
+
+
 def test_hints_state_the_demonstrations_answer_as_often_as_set() -> None:
     rates = ChainNoise()
     ones = [demonstrate_chain(generate_chain_problem(9, index, stream="noise"), seed=0) for index in range(2000)]
@@ -179,7 +197,7 @@ def test_hints_state_the_demonstrations_answer_as_often_as_set() -> None:
 
 
 def test_the_tokenizer_covers_all_texts_of_the_chain_world() -> None:
-    """Each word and each digit is one token, and 95 % of responses to 6 to 9 figures have 80 to 200 tokens."""
+    """Each word and digit is one token, and 95 % of responses have 80 to 200."""
     tokenizer, lengths = build_tokenizer(CHAIN), list[int]()
     for index in range(200):
         response = demonstrate_chain(generate_chain_problem(7, index), seed=0).response

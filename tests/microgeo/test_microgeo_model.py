@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from shipped_model import Evaluator, Rollout, accuracy, mixed_fraction, shuffled_images
 
 from cepo.errors import DataError
+from cepo.microgeo.kinds import CHAIN
 from cepo.microgeo.model import build_untrained_model
 from cepo.microgeo.problems import generate_problem, user_messages
 from cepo.microgeo.tokenizer import SPECIAL_TOKENS, build_tokenizer
@@ -116,6 +117,19 @@ def test_eight_warm_start_steps_are_a_function_of_the_seed(
         weights.append(load_file(folder / "model.safetensors"))
     assert losses[0][-1] < losses[0][0] - 0.5
     assert losses[0] == losses[1]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert any(not torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
+
+
+def test_the_chains_warm_start_is_a_function_of_the_seed(tmp_path: Path) -> None:
+    settings = WarmStartSettings(num_steps=3, batch_size=4, num_warmup_steps=1)
+    weights = []
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        world = build_world(
+            tmp_path / name, kind=CHAIN, seed=seed, num_train=2, num_validation=2, retrain=True, settings=settings
+        )
+        assert all(world.split_file(split).is_file() for split in CHAIN.splits)
+        weights.append(load_file(world.model_path / "model.safetensors"))
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     assert any(not torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
 
