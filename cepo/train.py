@@ -271,6 +271,7 @@ def _tracker(
             project=config.trainer.project_name,
             experiment=config.trainer.experiment_name,
             resumed_step=resumed_step,
+            max_rollouts_mb=config.trainer.rollouts_max_mb,
             device_names=[torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         ),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -25,7 +27,8 @@ def write_run(
     tracker = build_tracker(["file"], RunDescription(folder=folder, config_text=config, max_steps=2))
     for step, values in rows:
         tracker.log_metrics(step, values)
-    tracker.log_rollouts(groups)
+    for _, recorded in itertools.groupby(groups, key=lambda group: group.step):
+        tracker.log_rollouts(list(recorded))
     for step, samples in (generations or {}).items():
         tracker.log_generations(step, samples)
     tracker.close()
@@ -36,28 +39,29 @@ def validated(*accuracies: float, every: int = 1) -> list[tuple[int, dict[str, f
     return [(every * k, {"val/accuracy": value, "val/num_samples": 100}) for k, value in enumerate(accuracies)]
 
 
-def rollout(*, right: bool, tokens: Sequence[str] = ("5", " sides", "\n"), weight: float | None = 1.5) -> RolloutRecord:
-    advantage = 1.0 if right else -1.0
-    count = len(tokens)
-    delta = None if weight is None else [math.copysign(1.0, advantage) * math.log(weight)] * count
+def rollout(*, right: bool, tokens: Sequence[str] = ("5", " sides", "\n"), delta: float | None = 0.25) -> RolloutRecord:
+    """A rollout with A = 1 or -1, radius 0.5 and lambda 0.5, and the same evidence at each token."""
+    advantage, count = (1.0 if right else -1.0), len(tokens)
+    weight = None if delta is None else min(max(math.exp(advantage * delta), 0.5), 1.5)
+    student = [-0.5 - 0.125 * (place % 8) for place in range(count)]
+    shifted = None if delta is None else [value + delta for value in student]
     return RolloutRecord(
         response="".join(tokens),
+        token_ids=[300 + place % 100 for place in range(count)],
         tokens=tokens,
         reward=float(right),
         accuracy=float(right),
-        advantage=advantage,
-        token_advantages=[advantage * (weight or 1.0)] * count,
-        delta=delta,
+        token_advantages=[advantage * (1 + 0.5 * ((weight or 1.0) - 1))] * count,
+        delta=None if delta is None else [delta] * count,
         weight=None if weight is None else [weight] * count,
+        log_probs={"student": student, "correct": shifted, "wrong": None if delta is None else student},
+        references={} if delta is None else {"correct": "24", "wrong": "7"},
     )
 
 
-def group(
-    step: int, rollouts: Sequence[RolloutRecord], *, prompt_id: str = "p", problem: str = "How long?"
-) -> GroupRecord:
-    references = {"correct": "24", "wrong": None}
-    fields = {"prompt_id": prompt_id, "problem": problem, "ground_truth": "24", "image": PICTURE}
-    return GroupRecord(step=step, references=references, rollouts=rollouts, **fields)  # type: ignore[arg-type]
+def group(step: int, rollouts: Sequence[RolloutRecord], **changes: Any) -> GroupRecord:
+    fields: dict[str, Any] = {"prompt_id": "p", "problem": "How long?", "ground_truth": "24", "images": [PICTURE]}
+    return GroupRecord(step=step, rollouts=rollouts, **(fields | changes))
 
 
 def report_pixels(path: Path) -> np.ndarray:

@@ -68,7 +68,13 @@ class TrainerConfig:
         "none.",
     )
     rollouts_to_log: int = Field(
-        default=2, ge=0, description="Groups of responses written to rollouts.jsonl at each step."
+        default=2, ge=0, description="Groups of responses recorded in rollouts/ at each recorded step."
+    )
+    rollouts_freq: int = Field(default=1, ge=1, description="Record responses every so many steps, from the first on.")
+    rollouts_max_mb: int = Field(
+        default=256,
+        ge=1,
+        description="Most megabytes of recorded responses and images; beyond, every second recorded step is removed.",
     )
     save_freq: CountOrOff = Field(default=-1, description="Write a checkpoint every so many steps.")
     save_limit: CountOrOff = Field(

@@ -44,11 +44,11 @@ class Video:
         _, height, width, _ = self.frames.shape
         return width, height
 
-    def first_frame(self) -> Image:
-        """Returns the first frame as an image."""
+    def some_frames(self, most: int = 4) -> list[Image]:
+        """Returns at most so many frames as images, evenly spread from the first on."""
         from PIL import Image
 
-        return Image.fromarray(self.frames[0])
+        return [Image.fromarray(frame) for frame in self.frames[:: -(-len(self.frames) // most)]]
 
     def metadata(self) -> dict[str, Any]:
         """Returns the metadata that the processors of transformers and vLLM need beside the frames."""

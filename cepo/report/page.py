@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.report.charts import save_figure
+from cepo.report.credit_view import credit_view
 from cepo.report.curves import run_charts
 from cepo.report.html import Section, Table, write_page
 from cepo.report.recorded_run import RunData, load_run
@@ -25,12 +26,14 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
         DataError: the folder or its metrics are missing or broken.
     """
     run = load_run(Path(run_folder))
+    page = run.folder / REPORT_FILE if out is None else Path(out)
     sections = [Section(title=heading, charts=charts) for heading, charts in run_charts(run).items()]
     return write_page(
-        run.folder / REPORT_FILE if out is None else Path(out),
+        page,
         title=f"{run.estimator}: {run.name}",
         facts=summary_rows(run),
         sections=[*sections, *_records(run)],
+        credit=credit_view(run, page),
     )
 
 

@@ -1,7 +1,8 @@
 """Sinks for metrics, rollouts and validation samples, and the format of a run folder."""
 
 from cepo.tracking.base import RunDescription, Sink, available_sinks, build_sink
-from cepo.tracking.run_folder import GroupRecord, MetricsRow, RolloutRecord, png_bytes
+from cepo.tracking.run_folder import MetricsRow, png_bytes
+from cepo.tracking.trace import GroupRecord, RolloutRecord
 from cepo.tracking.tracker import Tracker, build_tracker
 
 __all__ = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from cepo.errors import ConfigError, did_you_mean
-from cepo.tracking.run_folder import GroupRecord
+from cepo.tracking.trace import GroupRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,6 +39,7 @@ class RunDescription:
         config_text: the resolved configuration as YAML.
         max_steps: number of training steps of the whole run.
         resumed_step: the step of the checkpoint that the run resumes from; None for a new run.
+        max_rollouts_mb: `trainer.rollouts_max_mb`, the bound of the recorded rollouts.
         device_names: accelerators in use; empty for a run on the CPU.
         console: where the console sink writes; None for standard output.
     """
@@ -49,6 +50,7 @@ class RunDescription:
     project: str = "cepo"
     experiment: str = "demo"
     resumed_step: int | None = None
+    max_rollouts_mb: int = 256
     device_names: Sequence[str] = ()
     command_line: Sequence[str] = field(default_factory=lambda: tuple(sys.argv))
     console: Console | None = None
@@ -64,7 +66,7 @@ class Sink(Protocol):
         ...
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Records groups of training rollouts. By default nothing: groups are in `rollouts.jsonl`, which the report draws."""
+        """Records groups of training rollouts. By default nothing: the file sink has them."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Records validation samples: one mapping each, with at least `prompt_id`, `response` and `accuracy`."""

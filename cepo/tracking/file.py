@@ -18,21 +18,19 @@ from cepo.tracking.run_folder import (
     ENVIRONMENT_FILE,
     GENERATIONS_FILE,
     METRICS_FILE,
-    ROLLOUTS_FILE,
-    GroupRecord,
     MetricsRow,
-    group_object,
     metrics_object,
     metrics_row,
     read_environment,
     write_atomically,
 )
+from cepo.tracking.trace import GroupRecord, Trace
 
 _log = logging.getLogger(__name__)
 
 
 class FileSink:
-    """Writes `metrics.jsonl`, `rollouts.jsonl`, `generations.jsonl`, `config.yaml` and `environment.json`.
+    """Writes `metrics.jsonl`, `rollouts/`, `images/`, `generations.jsonl`, `config.yaml` and `environment.json`.
 
     On resume, rows after the resumed step are dropped first, so that no step appears twice. Metrics logged twice for
     one step become one row, in which the later value of a name wins.
@@ -50,9 +48,10 @@ class FileSink:
             self._write_config(run)
             entries = [*self._earlier_starts(), describe_environment(run)]
             write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n", private=True)
-            self._metrics, self._rollouts, self._generations = (
-                self._opened(name, run.resumed_step) for name in (METRICS_FILE, ROLLOUTS_FILE, GENERATIONS_FILE)
+            self._metrics, self._generations = (
+                self._opened(name, run.resumed_step) for name in (METRICS_FILE, GENERATIONS_FILE)
             )
+            self._trace = Trace(run.folder, max_bytes=run.max_rollouts_mb * 1_000_000, last_step=run.resumed_step)
         if self._metrics.last is None and run.resumed_step:
             _log.warning("%s has no row of the %d steps before", run.folder / METRICS_FILE, run.resumed_step)
 
@@ -72,9 +71,7 @@ class FileSink:
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
         with _writing(self._folder):
-            for record in records:
-                self._rollouts.append(group_object(record))
-            self._rollouts.to_disk()
+            self._trace.write(records)
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         with _writing(self._folder):
@@ -84,7 +81,7 @@ class FileSink:
 
     def close(self) -> None:
         with _writing(self._folder):
-            for lines in (self._metrics, self._rollouts, self._generations):
+            for lines in (self._metrics, self._generations):
                 lines.close()
 
     def _earlier_starts(self) -> list[dict[str, Any]]:

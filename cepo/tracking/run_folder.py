@@ -3,7 +3,7 @@
 | file | content |
 | --- | --- |
 | `metrics.jsonl` | one object per step: `{"step": 1, "reward/mean": 0.5, ...}`; step 0 is before training |
-| `rollouts.jsonl` | one object per recorded group of rollouts (`GroupRecord`) |
+| `rollouts/`, `images/` | recorded rollouts and their images, see `cepo.tracking.trace` |
 | `generations.jsonl` | one object per recorded validation sample |
 | `config.yaml` | the resolved configuration |
 | `environment.json` | a list: versions, commit, devices and command of the start and of every resume |
@@ -14,13 +14,12 @@ Non-finite values are null in the files and NaN when read.
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 METRICS_FILE = "metrics.jsonl"
-ROLLOUTS_FILE = "rollouts.jsonl"
 GENERATIONS_FILE = "generations.jsonl"
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
@@ -49,79 +47,8 @@ class MetricsRow:
     values: Mapping[str, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RolloutRecord:
-    """The record of one rollout; the per-token lists have one entry per token.
-
-    Attributes:
-        tokens: the text of each response token.
-        accuracy: the verifier's verdict in [0, 1].
-        advantage: the mean of `token_advantages`.
-        token_advantages: A_hat_t, which the update used.
-        delta: evidence in nats; None if the method consulted no teacher.
-        weight: w_t; None without evidence.
-        references: view -> the text that this rollout's teacher saw, for views that show the group's rollouts different
-            texts.
-    """
-
-    response: str
-    tokens: Sequence[str]
-    reward: float
-    accuracy: float
-    advantage: float
-    token_advantages: Sequence[float]
-    delta: Sequence[float] | None = None
-    weight: Sequence[float] | None = None
-    references: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
-
-    def __post_init__(self) -> None:
-        for name in ("token_advantages", "delta", "weight"):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.tokens):
-                raise DataError(f"rollout record: {name} has {len(values)} entries for {len(self.tokens)} tokens")
-
-    @property
-    def right(self) -> bool:
-        """Whether the verifier accepts the response."""
-        return self.accuracy >= 0.5
-
-    @property
-    def has_evidence(self) -> bool:
-        """Whether the delta or weight of any token differs from neutral."""
-        deltas, weights = self.delta or (), self.weight or ()
-        return any(delta != 0 for delta in deltas) or any(weight != 1 for weight in weights)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupRecord:
-    """The record of all recorded rollouts of one prompt in one step.
-
-    Attributes:
-        image: the prompt's first image as PNG bytes; None for a prompt without one.
-        references: view -> the text that all its teachers saw; None if the view was the student's own, or if rollouts
-            have references of their own.
-    """
-
-    step: int
-    prompt_id: str
-    problem: str
-    ground_truth: str
-    image: bytes | None
-    references: Mapping[str, str | None]
-    rollouts: Sequence[RolloutRecord] = field(repr=False)
-
-    @property
-    def mixed(self) -> bool:
-        """Whether there are right and wrong rollouts."""
-        return len({rollout.right for rollout in self.rollouts}) == 2
-
-    @property
-    def has_evidence(self) -> bool:
-        return any(rollout.has_evidence for rollout in self.rollouts)
-
-
 def png_bytes(image: Image) -> bytes:
-    """Encodes an image for `GroupRecord.image`."""
+    """Encodes an image for `GroupRecord.images`."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, format="PNG")
     return buffer.getvalue()
@@ -143,43 +70,9 @@ def metrics_row(line: Mapping[str, Any]) -> MetricsRow:
         raise DataError(f"a row of {METRICS_FILE} holds a value that is not a number: {error}") from error
 
 
-def group_object(group: GroupRecord) -> dict[str, Any]:
-    """Returns the line of `rollouts.jsonl`; numbers keep 6 significant digits."""
-    return {
-        "step": group.step,
-        "prompt_id": group.prompt_id,
-        "problem": group.problem,
-        "ground_truth": group.ground_truth,
-        "image": None if group.image is None else base64.b64encode(group.image).decode("ascii"),
-        "references": dict(group.references),
-        "rollouts": [_rollout_object(rollout) for rollout in group.rollouts],
-    }
-
-
-def group_record(line: Mapping[str, Any]) -> GroupRecord:
-    """Reads what `group_object` wrote."""
-    image = line["image"]
-    return GroupRecord(
-        step=int(line["step"]),
-        prompt_id=line["prompt_id"],
-        problem=line["problem"],
-        ground_truth=line["ground_truth"],
-        image=None if image is None else base64.b64decode(image),
-        references=dict(line["references"]),
-        rollouts=[_rollout_record(rollout) for rollout in line["rollouts"]],
-    )
-
-
 def read_metrics(run_folder: Path) -> list[MetricsRow]:
     """Returns all rows of a run in order; raises `DataError` if the folder or file is missing or a line is broken."""
     return [metrics_row(line) for line in read_objects(_existing(run_folder, METRICS_FILE))]
-
-
-def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
-    """Yields the recorded groups of a run, oldest first; none if nothing was recorded."""
-    path = run_folder / ROLLOUTS_FILE
-    if path.exists():
-        yield from map(group_record, read_objects(path))
 
 
 def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
@@ -229,43 +122,3 @@ def _existing(run_folder: Path, name: str) -> Path:
     if not path.is_file():
         raise DataError(f"{path} does not exist; a run writes it when trainer.logger contains 'file'")
     return path
-
-
-def _rollout_object(rollout: RolloutRecord) -> dict[str, Any]:
-    line: dict[str, Any] = {
-        "response": rollout.response,
-        "tokens": list(rollout.tokens),
-        "reward": _short(rollout.reward),
-        "accuracy": _short(rollout.accuracy),
-        "advantage": _short(rollout.advantage),
-        "token_advantages": [_short(value) for value in rollout.token_advantages],
-    }
-    for name in ("delta", "weight"):
-        values = getattr(rollout, name)
-        if values is not None:
-            line[name] = [_short(value) for value in values]
-    if rollout.references:
-        line["references"] = dict(rollout.references)
-    return line
-
-
-def _rollout_record(line: Mapping[str, Any]) -> RolloutRecord:
-    return RolloutRecord(
-        response=line["response"],
-        tokens=line["tokens"],
-        reward=_number(line["reward"]),
-        accuracy=_number(line["accuracy"]),
-        advantage=_number(line["advantage"]),
-        token_advantages=[_number(value) for value in line["token_advantages"]],
-        delta=[_number(value) for value in line["delta"]] if "delta" in line else None,
-        weight=[_number(value) for value in line["weight"]] if "weight" in line else None,
-        references=dict(line.get("references", {})),
-    )
-
-
-def _short(value: float) -> float | None:
-    return finite_or_none(float(f"{float(value):.6g}"))
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)

@@ -14,17 +14,17 @@ from cepo.tracking.run_folder import (
     ENVIRONMENT_FILE,
     GENERATIONS_FILE,
     METRICS_FILE,
-    ROLLOUTS_FILE,
     TENSORBOARD_FOLDER,
     TRACKERS_FILE,
-    GroupRecord,
 )
+from cepo.tracking.trace import IMAGES_FOLDER, ROLLOUTS_FOLDER, GroupRecord
 
 _log = logging.getLogger(__name__)
 # The folders of external trackers hold many runs and stay; only this run's identifiers are set aside.
 _RECORDS = (
     METRICS_FILE,
-    ROLLOUTS_FILE,
+    ROLLOUTS_FOLDER,
+    IMAGES_FOLDER,
     GENERATIONS_FILE,
     CONFIG_FILE,
     ENVIRONMENT_FILE,

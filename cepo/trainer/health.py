@@ -64,7 +64,7 @@ class EqualRewards:
         if self._steps == FIRST_STEPS and len(self._values) == 1:
             (value,) = self._values
             logger.warning(
-                "all %d responses of the first %d steps got the reward %g, so that nothing can be learnt. rollouts.jsonl in "
+                "all %d responses of the first %d steps got the reward %g, so that nothing can be learnt. `cepo report` of "
                 "the run folder shows responses with their reference answers; look at data.answer_key, data.format_prompt "
                 "and data.max_response_length (cut responses have no answer), and at worker.reward.reward_function",
                 self._responses,

@@ -300,7 +300,9 @@ class Trainer:
             parts.append({"faults/restarts": sum_value(self.restarts)})
         values = results(merge_metrics(parts))
         self.tracker.log_metrics(rollouts.step + 1, values)
-        self.tracker.log_rollouts(group_records(batch, signal, self.processing, settings.rollouts_to_log))
+        if rollouts.step % settings.rollouts_freq == 0:
+            views, count = self.estimator.views, settings.rollouts_to_log
+            self.tracker.log_rollouts(group_records(batch, signal, self.processing, views, count))
         self._faults.after_update(rollouts.step + 1, values)
 
     def validate(self, done: int) -> None:

@@ -1,13 +1,17 @@
-"""Records a step: metrics that no method needs, and some of its groups for `rollouts.jsonl`."""
+"""Records a step: metrics that no method needs, and some of its groups for the trace."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from cepo.losses.objective import agreement_metrics
 from cepo.metrics import Metrics, fraction, max_value, mean_of, mean_value, min_value, sum_value
 from cepo.models.processing import Processing
-from cepo.tracking.run_folder import GroupRecord, RolloutRecord, png_bytes
+from cepo.tracking.run_folder import png_bytes
+from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal
@@ -56,55 +60,62 @@ def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
 
 
 def group_records(
-    batch: ScoredBatch, signal: TokenSignal, processing: Processing, num_groups: int
+    batch: ScoredBatch, signal: TokenSignal, processing: Processing, views: Sequence[str], num_groups: int
 ) -> list[GroupRecord]:
-    """Returns the first `num_groups` groups, those with right and wrong rollouts before the others."""
+    """Returns the first `num_groups` groups, those with right and wrong rollouts before the others.
+
+    Args:
+        views: the method's, whether or not its teachers were asked at this step.
+    """
     rollouts = batch.rollouts
     size, numbers = rollouts.group_size, range(len(rollouts.problems))
     num_right = [int(number) for number in rollouts.correct.view(len(numbers), size).sum(dim=1)]
     chosen = sorted(numbers, key=lambda number: (not 0 < num_right[number] < size, number))[:num_groups]
-    return [_group_record(batch, signal, processing, number) for number in chosen]
+    return [_group_record(batch, signal, processing, views, number) for number in chosen]
 
 
-def _group_record(batch: ScoredBatch, signal: TokenSignal, processing: Processing, number: int) -> GroupRecord:
+def _group_record(
+    batch: ScoredBatch, signal: TokenSignal, processing: Processing, views: Sequence[str], number: int
+) -> GroupRecord:
     rollouts = batch.rollouts
-    problem, rows = rollouts.problems[number], rollouts.rows_of(number)
-    texts = {view.name: [view.references[row] for row in rows] for view in batch.plan.views}
-    common = {name: shown[0] if len(set(shown)) == 1 else None for name, shown in texts.items()}
-    own = {name: shown for name, shown in texts.items() if len(set(shown)) > 1}
-    images = (*problem.images, *(video.first_frame() for video in problem.videos))
+    problem = rollouts.problems[number]
+    frames = [frame for video in problem.videos for frame in video.some_frames()]
     return GroupRecord(
         step=rollouts.step + 1,
+        number=number,
         prompt_id=problem.prompt_id,
         problem=problem.text,
         ground_truth=problem.ground_truth,
-        image=png_bytes(images[0]) if images else None,
-        references=common,
-        rollouts=[
-            _rollout_record(rollouts, signal, processing, row, {name: shown[place] for name, shown in own.items()})
-            for place, row in enumerate(rows)
-        ],
+        images=[png_bytes(image) for image in (*problem.images, *frames)],
+        rollouts=[_rollout_record(batch, signal, processing, views, row) for row in rollouts.rows_of(number)],
     )
 
 
 def _rollout_record(
-    rollouts: Rollouts, signal: TokenSignal, processing: Processing, row: int, references: dict[str, str | None]
+    batch: ScoredBatch, signal: TokenSignal, processing: Processing, views: Sequence[str], row: int
 ) -> RolloutRecord:
+    rollouts, planned = batch.rollouts, {view.name: view for view in batch.plan.views}
     tokens = rollouts.generations[row].response_ids
-    advantages = signal.advantages[row, : len(tokens)]
 
-    def diagnostic(name: str) -> list[float] | None:
-        values = signal.diagnostics.get(name)
-        return None if values is None else [float(value) for value in values[row, : len(tokens)]]
+    def listed(values: Tensor | None) -> list[float] | None:
+        return None if values is None else values[row, : len(tokens)].tolist()
 
+    shown = {name: planned[name].references[row] if name in planned else None for name in views}
+    scored = {name: name in planned and row in planned[name].rows for name in views}
     return RolloutRecord(
         response=rollouts.responses[row],
+        token_ids=tokens,
         tokens=processing.token_texts(tokens),
         reward=float(rollouts.rewards[row]),
         accuracy=float(rollouts.correct[row]),
-        advantage=float(advantages.mean()),
-        token_advantages=[float(advantage) for advantage in advantages],
-        delta=diagnostic("delta"),
-        weight=diagnostic("weight"),
-        references=references,
+        token_advantages=listed(signal.advantages) or [],
+        delta=listed(signal.diagnostics.get("delta")),
+        weight=listed(signal.diagnostics.get("weight")),
+        log_probs={
+            STUDENT: listed(batch.old_log_probs),
+            **{name: listed(batch.teacher_log_probs[name]) if scored[name] else None for name in views},
+        },
+        is_scored=row in batch.plan.student,
+        references=shown,
+        finished=rollouts.generations[row].finished,
     )

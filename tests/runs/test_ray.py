@@ -19,6 +19,7 @@ from training_runs import (
     assert_same_run,
     checked_config,
     json_lines,
+    recorded_groups,
     run,
 )
 
@@ -78,7 +79,7 @@ def config_of(arguments: list[str], *overrides: str, folder: Path) -> RunConfig:
 def responses(folder: Path) -> list[Any]:
     return [
         (group["step"], group["prompt_id"], [rollout["tokens"] for rollout in group["rollouts"]])
-        for group in json_lines(folder / "rollouts.jsonl")
+        for group in recorded_groups(folder)
     ]
 
 

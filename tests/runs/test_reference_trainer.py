@@ -19,7 +19,7 @@ from reference_trainer.model import Prompts, load_policy, response_logits, sampl
 from reference_trainer.settings import Divergence, Problem, Response, Settings
 from reference_trainer.training import ReferenceTrainer
 from torch import Tensor
-from training_runs import actor_of, checked_config, json_lines, parameters_of
+from training_runs import actor_of, checked_config, parameters_of, recorded_groups
 
 from cepo.algorithms import available_estimators
 from cepo.models.processing import Processing
@@ -298,7 +298,7 @@ def trained_by_cepo(case: Case, problems: Path, model: Path, folder: Path) -> Tr
             adapter=initial if has_adapter else None,
             critic_head=None if before is None else (before["head.weight"], before["head.bias"]),
             critic=None if critic is None else parameters_of(critic),
-            rollouts=json_lines(folder / "rollouts.jsonl"),
+            rollouts=recorded_groups(folder),
         )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from training_runs import json_lines, run
+from training_runs import json_lines, recorded_groups, run
 
 pytestmark = pytest.mark.heavy
 
@@ -41,7 +41,7 @@ def test_validation_asks_2_greedy_samples_of_5_problems(validated_run: list[str]
     for key in asked:
         pair = [row["response"] for row in recorded if (row["step"], row["prompt_id"]) == key]
         assert pair[0] == pair[1], "greedy samples of one prompt are equal"
-    assert {row["step"] for row in json_lines(tmp_path / "rollouts.jsonl")} == {1, 2}
+    assert {row["step"] for row in recorded_groups(tmp_path)} == {1, 2}
 
 
 def test_validation_in_batches_measures_what_one_batch_does(validated_run: list[str], tmp_path: Path) -> None:
@@ -64,4 +64,4 @@ def test_validation_alone_trains_nothing(validated_run: list[str], tmp_path: Pat
     assert [row["step"] for row in finished.metrics] == [0]
     assert not {name for name in finished.metrics[0] if name.startswith(("actor/", "reward/"))}
     assert list(tmp_path.glob("global_step_*")) == []
-    assert json_lines(tmp_path / "rollouts.jsonl") == []
+    assert recorded_groups(tmp_path) == []

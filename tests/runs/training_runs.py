@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.runtime.local import LocalBackend
+from cepo.tracking.trace import read_rollouts
 from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer
 from cepo.workers.actor import Actor
@@ -56,7 +58,7 @@ class FinishedRun:
 
     @property
     def rollouts(self) -> list[dict[str, Any]]:
-        return json_lines(self.folder / "rollouts.jsonl")
+        return recorded_groups(self.folder)
 
 
 def checked_config(arguments: Sequence[str]) -> RunConfig:
@@ -117,7 +119,7 @@ def assert_same_run(folder: Path, expected: FinishedRun) -> None:
     """The same responses, and step by step what was learnt from them, to rounding."""
     shown = [
         [(group["step"], group["prompt_id"], [rollout["tokens"] for rollout in group["rollouts"]]) for group in groups]
-        for groups in (json_lines(folder / "rollouts.jsonl"), expected.rollouts)
+        for groups in (recorded_groups(folder), expected.rollouts)
     ]
     assert shown[0] == shown[1]
     for row, other in zip(json_lines(folder / "metrics.jsonl"), expected.metrics, strict=True):
@@ -133,6 +135,11 @@ def assert_evaluates(checkpoint: Path, data: Path, reward: str, *, out: Path) ->
     arguments = [f"checkpoint={checkpoint}", f"data={data}", f"out={out}", "n=1"]
     assert main(["evaluate", *arguments, f"worker.reward.reward_function={reward}"]) == 0
     assert (out / "evaluation.json").is_file()
+
+
+def recorded_groups(folder: Path) -> list[dict[str, Any]]:
+    """The trace of a run as plain values."""
+    return [dataclasses.asdict(group) for group in read_rollouts(folder)]
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

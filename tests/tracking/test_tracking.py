@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import logging
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy
+import pandas
+import pyarrow.parquet
 import pytest
 from PIL import Image
 from rich.console import Console
@@ -21,8 +26,10 @@ from cepo.tracking import GroupRecord, RolloutRecord, RunDescription, Tracker, b
 from cepo.tracking.console import duration, step_line
 from cepo.tracking.environment import code_version
 from cepo.tracking.lines import LineFile, read_objects
-from cepo.tracking.run_folder import read_environment, read_generations, read_metrics, read_rollouts
+from cepo.tracking.run_folder import read_environment, read_generations, read_metrics
+from cepo.tracking.trace import Trace, read_rollouts, recorded_steps
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 STEP_METRICS = {
     "reward/mean": 0.53125,
     "reward/accuracy": 0.5,
@@ -47,47 +54,105 @@ def run_in(folder: Path, **changes: Any) -> RunDescription:
 def group_at(step: int, **changes: Any) -> GroupRecord:
     rollout = RolloutRecord(
         response="3\nsides",
+        token_ids=[18, 901],
         tokens=["3", "\nsides"],
         reward=1.0,
         accuracy=1.0,
-        advantage=0.935414,
-        token_advantages=[1.23456789, 0.9],
-        delta=[0.123456789, -1e-9],
+        token_advantages=[1.25, 0.5],
+        delta=[0.125, -0.5],
         weight=[1.5, math.nan],
+        log_probs={"student": [-0.5, -0.25], "correct": [-0.125, -1.0], "wrong": None},
+        references={"correct": "24", "wrong": None},
     )
-    plain = RolloutRecord(response="4", tokens=["4"], reward=0.0, accuracy=0.0, advantage=-0.9, token_advantages=[-0.9])
+    none = {"student": [-0.75], "correct": None, "wrong": None}
+    plain = RolloutRecord(
+        response="4", tokens=["4"], reward=0.0, accuracy=0.0, token_advantages=[-0.9], log_probs=none, finished=False
+    )
     settings: dict[str, Any] = {
         "step": step,
         "prompt_id": "train-1",
         "problem": "How long?",
         "ground_truth": "24",
-        "image": png_bytes(Image.new("RGB", (4, 4), (10, 200, 30))),
-        "references": {"correct": "24", "wrong": None},
+        "images": [png_bytes(Image.new("RGB", (4, 4), (10, 200, 30)))],
         "rollouts": [rollout, plain],
     }
     return GroupRecord(**(settings | changes))
 
 
-def test_a_group_reads_back_with_6_significant_digits(tmp_path: Path) -> None:
-    """null is read as NaN."""
+def test_a_group_reads_back_as_it_was_written(tmp_path: Path) -> None:
     sink = build_sink("file", run_in(tmp_path))
     sink.log_rollouts([group_at(3)])
     sink.close()
-    line = json.loads((tmp_path / "rollouts.jsonl").read_text())
-    assert line["rollouts"][0]["token_advantages"] == [1.23457, 0.9]
-    assert line["rollouts"][0]["weight"] == [1.5, None]
-    assert "delta" not in line["rollouts"][1]
-    assert "weight" not in line["rollouts"][1]
     (group,) = read_rollouts(tmp_path)
-    assert group.image is not None
-    assert Image.open(io.BytesIO(group.image)).getpixel((0, 0)) == (10, 200, 30)
-    assert group.rollouts[0].delta == [0.123457, -1e-9]
-    assert group.rollouts[0].weight is not None
-    assert math.isnan(group.rollouts[0].weight[1])
-    assert group.rollouts[1].delta is None
-    assert group.references == {"correct": "24", "wrong": None}
-    assert group.mixed
-    assert group.has_evidence
+    assert Image.open(io.BytesIO(group.images[0])).getpixel((0, 0)) == (10, 200, 30)
+    expected, (first, second) = group_at(3), group.rollouts
+    assert first.weight is not None
+    assert math.isnan(first.weight[1])
+    assert dataclasses.replace(first, weight=None) == dataclasses.replace(expected.rollouts[0], weight=None)
+    assert second.token_advantages == [pytest.approx(-0.9)]  # float32
+    assert (second.delta, second.weight, second.log_probs["correct"], second.finished) == (None, None, None, False)
+    assert (group.step, group.prompt_id, group.ground_truth) == (3, "train-1", "24")
+
+
+def test_pandas_reads_the_trace_and_the_page_names_its_columns(tmp_path: Path) -> None:
+    """Two steps of two rollouts; the first step asked no teacher."""
+    unasked = [dataclasses.replace(one, delta=None, references={}) for one in group_at(1).rollouts]
+    sink = build_sink("file", run_in(tmp_path))
+    sink.log_rollouts([group_at(1, rollouts=unasked)])
+    sink.log_rollouts([group_at(2)])
+    frame = pandas.read_parquet(tmp_path / "rollouts")
+    assert frame["step"].tolist() == [1, 1, 2, 2]
+    assert frame["log_probs_correct"][2].tolist() == [-0.125, -1.0]
+    assert frame["reference_correct"].fillna("none").tolist() == ["none", "none", "24", "none"]
+    page = (REPOSITORY / "docs" / "tracking.md").read_text(encoding="utf-8")
+    for name in frame.columns:
+        shown = re.sub("_(correct|wrong|student)$", "_<view>", name) if name.startswith(("log_", "ref")) else name
+        assert f"`{shown}`" in page, name
+
+
+def test_equal_images_are_stored_once(tmp_path: Path) -> None:
+    sink = build_sink("file", run_in(tmp_path))
+    for step in (1, 2):
+        sink.log_rollouts([group_at(step), group_at(step, number=1)])
+    assert len(list((tmp_path / "images").iterdir())) == 1
+    assert [group.number for group in read_rollouts(tmp_path)] == [0, 1, 0, 1]
+
+
+def test_a_trace_beyond_its_bound_keeps_steps_evenly(tmp_path: Path) -> None:
+    """Each step has an image of its own of 30 kB; at most 0.4 MB of 40 steps stay."""
+
+    def at(step: int) -> GroupRecord:
+        noise = numpy.random.default_rng(step).integers(0, 256, (100, 100, 3), dtype=numpy.uint8)
+        return group_at(step, images=[png_bytes(Image.fromarray(noise))])
+
+    trace = Trace(tmp_path, max_bytes=400_000)
+    for step in range(1, 31):
+        trace.write([at(step)])
+    resumed = Trace(tmp_path, max_bytes=400_000, last_step=30)
+    for step in range(31, 41):
+        resumed.write([at(step)])
+    assert recorded_steps(tmp_path) == [1, 5, 9, 13, 17, 21, 25, 29, 33, 37]
+    assert len(list((tmp_path / "images").iterdir())) == 10
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.p*")) < 400_000
+
+
+def test_a_trace_of_another_version_or_a_broken_file_is_named(tmp_path: Path) -> None:
+    Trace(tmp_path, max_bytes=1_000_000).write([group_at(1)])
+    file = tmp_path / "rollouts" / "step_00000001.parquet"
+    table = pyarrow.parquet.read_table(file)
+    pyarrow.parquet.write_table(table.replace_schema_metadata({"cepo_trace_version": "7"}), file)
+    with pytest.raises(DataError, match="version 7 of the trace"):
+        list(read_rollouts(tmp_path))
+    file.write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"step_00000001\.parquet cannot be read"):
+        list(read_rollouts(tmp_path))
+
+
+def test_hostile_text_is_kept_in_the_trace(tmp_path: Path) -> None:
+    """A lone surrogate, which UTF-8 cannot hold, is written as its escape."""
+    Trace(tmp_path, max_bytes=1_000_000).write([group_at(1, problem="<script>\x00\u202e\ud800")])
+    (group,) = read_rollouts(tmp_path)
+    assert group.problem == "<script>\x00\u202e\\ud800"
 
 
 def test_a_rollout_with_2_tokens_and_3_deltas_is_refused() -> None:
@@ -97,7 +162,6 @@ def test_a_rollout_with_2_tokens_and_3_deltas_is_refused() -> None:
             tokens=["a", "b"],
             reward=0,
             accuracy=0,
-            advantage=0,
             token_advantages=[0, 0],
             delta=[0, 0, 0],
         )

@@ -1,0 +1,256 @@
+"""The trace of a run: recorded rollouts as Parquet files, one of each step, with images beside them, once by content.
+
+`pandas.read_parquet("RUN/rollouts")` reads all of it, one row per rollout. `docs/tracking.md` describes the columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cepo.errors import DataError
+
+ROLLOUTS_FOLDER = "rollouts"
+IMAGES_FOLDER = "images"
+STUDENT = "student"
+"""The name of the student's own view in `RolloutRecord.log_probs`."""
+TRACE_VERSION = 1
+_VERSION_KEY = b"cepo_trace_version"
+_REFERENCE, _LOG_PROBS = "reference_", "log_probs_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutRecord:
+    """The record of one rollout; the per-token lists have one entry per token.
+
+    Attributes:
+        token_ids, tokens: the response's tokens and the text of each.
+        accuracy: the verifier's verdict in [0, 1].
+        token_advantages: A_hat_t, which the update used.
+        delta: evidence in nats; None if the method consulted no teacher.
+        weight: w_t; None without evidence.
+        log_probs: view -> log P of each token; None where the view is the student's own or was not scored.
+        is_scored: whether the student's log-probs are the trainer's; else they are the rollout engine's.
+        references: view -> the text that this rollout's teacher saw; None if the view was the student's own.
+        finished: whether the response ended by itself.
+    """
+
+    response: str
+    tokens: Sequence[str]
+    reward: float
+    accuracy: float
+    token_advantages: Sequence[float]
+    token_ids: Sequence[int] | None = None
+    delta: Sequence[float] | None = None
+    weight: Sequence[float] | None = None
+    log_probs: Mapping[str, Sequence[float] | None] = field(default_factory=dict[str, "Sequence[float] | None"])
+    is_scored: bool = True
+    references: Mapping[str, str | None] = field(default_factory=dict[str, "str | None"])
+    finished: bool = True
+
+    def __post_init__(self) -> None:
+        columns = {"token_ids": self.token_ids, "token_advantages": self.token_advantages, "delta": self.delta}
+        columns |= {"weight": self.weight, **self.log_probs}
+        for name, values in columns.items():
+            if values is not None and len(values) != len(self.tokens):
+                raise DataError(f"rollout record: {name} has {len(values)} entries for {len(self.tokens)} tokens")
+
+    @property
+    def right(self) -> bool:
+        """Whether the verifier accepts the response."""
+        return self.accuracy >= 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRecord:
+    """The record of all rollouts of one prompt in one step.
+
+    Attributes:
+        number: the prompt's place in the step.
+        images: the prompt's images, then some frames of its videos, as PNG bytes.
+    """
+
+    step: int
+    number: int = 0
+    prompt_id: str
+    problem: str
+    ground_truth: str
+    images: Sequence[bytes] = ()
+    rollouts: Sequence[RolloutRecord] = field(repr=False)
+
+
+class Trace:
+    """Writes a run's trace, and keeps it below a size by halving how often a step is recorded.
+
+    Every recorded step k has `(k - 1) % stride == 0`. Where files and images exceed `max_bytes`, the stride doubles and
+    the files between are removed, so that what is left is spread evenly over the run.
+
+    Args:
+        last_step: files of later steps are removed, for a run that resumes there; None keeps all.
+    """
+
+    def __init__(self, run_folder: Path, *, max_bytes: int, last_step: int | None = None) -> None:
+        self._files, self._images = run_folder / ROLLOUTS_FOLDER, run_folder / IMAGES_FOLDER
+        self._max_bytes = max_bytes
+        for step, file in _steps(run_folder):
+            if last_step is not None and step > last_step:
+                file.unlink()
+        self._stride = math.gcd(*(step - 1 for step, _ in _steps(run_folder))) or 1
+        self._size = self._measured()
+
+    def write(self, groups: Sequence[GroupRecord]) -> None:
+        """Records the groups of one step."""
+        import pyarrow
+        import pyarrow.parquet
+
+        if not groups or (groups[0].step - 1) % self._stride:
+            return
+        rows = [row for group in groups for row in self._rows(group)]
+        table = pyarrow.Table.from_pylist(rows, schema=_schema(groups[0].rollouts[0].log_probs))
+        self._files.mkdir(exist_ok=True)
+        file = self._files / f"step_{groups[0].step:08d}.parquet"
+        beside = file.with_name(f".{file.name}")  # hidden, so that a reader of the folder passes over a part of a file
+        pyarrow.parquet.write_table(table, beside, compression="zstd")
+        self._size += beside.stat().st_size
+        os.replace(beside, file)
+        if self._size > self._max_bytes:
+            self._thin()
+
+    def _rows(self, group: GroupRecord) -> Iterator[dict[str, Any]]:
+        images = [self._stored(image) for image in group.images]
+        for index, rollout in enumerate(group.rollouts):
+            row: dict[str, Any] = {
+                "step": group.step,
+                "group": group.number,
+                "rollout": index,
+                "prompt_id": _utf8(group.prompt_id),
+                "problem": _utf8(group.problem),
+                "ground_truth": _utf8(group.ground_truth),
+                "images": images,
+                "response": _utf8(rollout.response),
+                "finished": rollout.finished,
+                "reward": rollout.reward,
+                "accuracy": rollout.accuracy,
+                "token_ids": rollout.token_ids,
+                "tokens": [_utf8(token) for token in rollout.tokens],
+                "token_advantages": rollout.token_advantages,
+                "delta": rollout.delta,
+                "weight": rollout.weight,
+                "is_scored": rollout.is_scored,
+            }
+            row |= {_LOG_PROBS + view: values for view, values in rollout.log_probs.items()}
+            yield row | {_REFERENCE + view: text and _utf8(text) for view, text in rollout.references.items()}
+
+    def _stored(self, image: bytes) -> str:
+        name = f"{hashlib.sha256(image).hexdigest()[:32]}.png"
+        path = self._images / name
+        if not path.exists():
+            self._images.mkdir(exist_ok=True)
+            path.write_bytes(image)
+            self._size += len(image)
+        return name
+
+    def _thin(self) -> None:
+        import pyarrow.parquet
+
+        while self._size > self._max_bytes and len(list(_steps(self._files.parent))) > 1:
+            self._stride *= 2
+            for step, file in _steps(self._files.parent):
+                if (step - 1) % self._stride:
+                    file.unlink()
+            kept = [file for _, file in _steps(self._files.parent)]
+            tables = [pyarrow.parquet.read_table(file, columns=["images"]).column("images") for file in kept]
+            used = {name for column in tables for names in column.to_pylist() for name in names}
+            for path in self._images.glob("*.png"):
+                if path.name not in used:
+                    path.unlink()
+            self._size = self._measured()
+
+    def _measured(self) -> int:
+        return sum(file.stat().st_size for folder in (self._files, self._images) for file in folder.glob("*.p*"))
+
+
+def recorded_steps(run_folder: Path) -> list[int]:
+    """Returns the steps whose rollouts were recorded, in order."""
+    return [step for step, _ in _steps(run_folder)]
+
+
+def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
+    """Yields the recorded groups of a run, oldest first; none if nothing was recorded.
+
+    Raises:
+        DataError: a file is damaged or was written in another version of the format.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    for _, file in _steps(run_folder):
+        try:
+            table = pyarrow.parquet.read_table(file)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(f"{file} cannot be read as Parquet: {error}. Remove it to read the rest") from error
+        version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
+        if version != str(TRACE_VERSION):
+            raise DataError(f"{file} has version {version} of the trace; this cepo reads version {TRACE_VERSION}")
+        by_group: dict[int, list[dict[str, Any]]] = {}
+        for row in table.to_pylist():
+            by_group.setdefault(row["group"], []).append(row)
+        for rows in by_group.values():
+            yield _group(run_folder, rows)
+
+
+def _group(run_folder: Path, rows: Sequence[dict[str, Any]]) -> GroupRecord:
+    first = rows[0]
+    return GroupRecord(
+        number=first["group"],
+        images=[(run_folder / IMAGES_FOLDER / name).read_bytes() for name in first["images"]],
+        rollouts=[_rollout(row) for row in rows],
+        **{name: first[name] for name in ("step", "prompt_id", "problem", "ground_truth")},
+    )
+
+
+def _rollout(row: Mapping[str, Any]) -> RolloutRecord:
+    own = ("response", "tokens", "reward", "accuracy", "token_advantages", "token_ids", "delta", "weight", "is_scored")
+    return RolloutRecord(
+        log_probs={name.removeprefix(_LOG_PROBS): row[name] for name in row if name.startswith(_LOG_PROBS)},
+        references={name.removeprefix(_REFERENCE): row[name] for name in row if name.startswith(_REFERENCE)},
+        finished=row["finished"],
+        **{name: row[name] for name in own},
+    )
+
+
+def _schema(views: Mapping[str, Any]) -> Any:
+    """Returns the columns: those of every run, and for each view the text that its teacher saw and its log-probs."""
+    import pyarrow
+
+    number, text, numbers = pyarrow.float64(), pyarrow.string(), pyarrow.list_(pyarrow.float32())
+    columns = [
+        *((name, pyarrow.int32()) for name in ("step", "group", "rollout")),
+        *((name, text) for name in ("prompt_id", "problem", "ground_truth")),
+        ("images", pyarrow.list_(text)),
+        ("response", text),
+        ("finished", pyarrow.bool_()),
+        *((name, number) for name in ("reward", "accuracy")),
+        ("token_ids", pyarrow.list_(pyarrow.int32())),
+        ("tokens", pyarrow.list_(text)),
+        *((name, numbers) for name in ("token_advantages", "delta", "weight")),
+        ("is_scored", pyarrow.bool_()),
+        *((_LOG_PROBS + view, numbers) for view in views),
+        *((_REFERENCE + view, text) for view in views if view != STUDENT),
+    ]
+    return pyarrow.schema(columns, metadata={_VERSION_KEY: str(TRACE_VERSION)})
+
+
+def _steps(run_folder: Path) -> Iterator[tuple[int, Path]]:
+    for file in sorted((run_folder / ROLLOUTS_FOLDER).glob("step_*.parquet")):
+        yield int(file.stem.removeprefix("step_")), file
+
+
+def _utf8(text: str) -> str:
+    """Returns a text that UTF-8 can hold: a lone surrogate is written as its escape."""
+    return text.encode("utf-8", errors="backslashreplace").decode("utf-8")
