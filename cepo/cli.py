@@ -29,6 +29,12 @@ def _report(arguments: Sequence[str]) -> int:
     return run_report_command(arguments)
 
 
+def _show(arguments: Sequence[str]) -> int:
+    from cepo.commands.show import run_show_command
+
+    return run_show_command(arguments)
+
+
 def _compare(arguments: Sequence[str]) -> int:
     from cepo.commands.report import run_compare_command
 
@@ -74,7 +80,8 @@ def _completion(arguments: Sequence[str]) -> int:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "train": (_train, "train a model: cepo train config=FILE a.b.c=value ..."),
     "config": (_config, "resolve, check and print a config: cepo config config=FILE a.b.c=value ..."),
-    "report": (_report, "picture of a run, its credit and its curve: cepo report RUN [--out FILE]"),
+    "report": (_report, "page of a run, its curves and its credit: cepo report RUN [--out FILE]"),
+    "show": (_show, "credit of a model's tokens without training: cepo show MODEL DATA config=FILE [--response FILE]"),
     "compare": (_compare, "table of runs by method and seed: cepo compare RUN ... [--out FILE]"),
     "doctor": (_doctor, "whether training could start here: cepo doctor [config=FILE a.b.c=value ...]"),
     "evaluate": (_evaluate, "accuracy on data and benchmarks: cepo evaluate [config=FILE] [checkpoint=...] [data=...]"),

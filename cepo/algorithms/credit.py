@@ -181,6 +181,8 @@ def evidence_metrics(
         "evidence/disagreement_rate": mean_of((raw < -NEUTRAL_DELTA).float(), counted),
         "evidence/weight_mean": mean_of(evidence_weight(delta, sign, clip_radius=clip_radius), counted),
     }
+    for name, side in (("positive", sign > 0), ("negative", sign < 0)):
+        metrics[f"evidence/delta_mean_{name}_advantage"] = mean_of(delta, response_mask & side)
     for name, side in (("right", counted & accepted), ("wrong", counted & ~accepted)):
         metrics[f"evidence/delta_mean_{name}"] = mean_of(delta, side)
         metrics[f"evidence/delta_std_{name}"] = _std_of(delta, side)

@@ -116,11 +116,12 @@ class EvidenceEstimator(GroupRelativeEstimator):
         *,
         step: int,
     ) -> TokenSignal:
-        """The weighted advantages, with delta, weight and, of evidence, the baseline recorded; 0 on padding."""
+        """The weighted advantages, with delta, the weight before and after clipping, and a baseline of evidence recorded."""
         mask, mixing, radius = batch.response_mask, self.config.lambda_at(step), self.config.clip_radius
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
         metrics |= credit.evidence_metrics(delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=radius)
-        diagnostics = {"delta": delta, "weight": weight.to(delta.dtype).where(mask, 0.0)}
+        raw_weight = (credit.advantage_sign(advantages) * delta).exp()
+        diagnostics = {"delta": delta, "raw_weight": raw_weight, "weight": weight.to(delta.dtype).where(mask, 0.0)}
         if self.in_hindsight:
             values = hindsight_advantages(batch, self.config)[1]
             metrics |= value_metrics(values, batch)

@@ -24,9 +24,10 @@ Prints what the shell needs to complete commands, settings and their values:
   fish   cepo completion fish > ~/.config/fish/completions/cepo.fish
 """
 
-TAKE_SETTINGS = ("train", "config", "doctor", "evaluate", "credit")
+TAKE_SETTINGS = ("train", "config", "doctor", "evaluate", "credit", "show")
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "report": ("--out",),
+    "report": ("--out", "--png", "--pdf", "--plugin", "--open"),
+    "show": ("--response", "--problems", "--out"),
     "compare": ("--out", "--plot"),
     "merge": ("--checkpoint", "--out", "--base", "--dtype", "--trust-remote-code", "--upload", "--public"),
     "microgeo": ("--world", "--folder", "--seed", "--num-train", "--num-validation", "--retrain", "--ship"),

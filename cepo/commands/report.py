@@ -14,10 +14,11 @@ from rich.console import Console
 from cepo.errors import CepoError
 
 _USAGE_ERROR = 2
+_PLUGIN_HELP = "Python file that registers further methods, for the credit view"
 
 
 def run_report_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo report RUN [--out FILE] [--png FILE] [--pdf FILE]`: prints the run's summary and writes its page.
+    """`cepo report RUN [--out FILE] [--png FILE] [--pdf FILE] [--plugin FILE] [--open]`: summary and page of a run.
 
     Returns:
         0, or 2 with a message on standard error if the run cannot be read or a file cannot be written.
@@ -30,7 +31,8 @@ def run_report_command(argv: Sequence[str], *, console: Console | None = None) -
     parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the curves into a PNG file")
     parser.add_argument("--pdf", type=Path, metavar="FILE", help="also draw the curves into a PDF file")
     parser.add_argument("--open", action="store_true", help="open the page where a display exists")
-    return _guarded(parser, argv, lambda arguments: _report(arguments, console or Console()))
+    parser.add_argument("--plugin", type=Path, action="append", default=[], metavar="FILE", help=_PLUGIN_HELP)
+    return guarded(parser, argv, lambda arguments: _report(arguments, console or Console()))
 
 
 def run_compare_command(argv: Sequence[str], *, console: Console | None = None) -> int:
@@ -43,13 +45,16 @@ def run_compare_command(argv: Sequence[str], *, console: Console | None = None) 
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders; runs of one method are repeats")
     parser.add_argument("--out", type=Path, metavar="FILE.md", help="write the table as Markdown")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw mean curves with bands")
-    return _guarded(parser, argv, lambda arguments: _compare(arguments, console or Console()))
+    return guarded(parser, argv, lambda arguments: _compare(arguments, console or Console()))
 
 
 def _report(arguments: argparse.Namespace, console: Console) -> None:
+    from cepo.algorithms import load_plugin
     from cepo.report.page import save_curves, write_report
     from cepo.report.summary import run_summary
 
+    for plugin in arguments.plugin:
+        load_plugin(plugin)
     console.print(run_summary(arguments.run))
     path = write_report(arguments.run, arguments.out)
     drawn = [save_curves(arguments.run, file) for file in (arguments.png, arguments.pdf) if file is not None]
@@ -74,9 +79,7 @@ def _compare(arguments: argparse.Namespace, console: Console) -> None:
         console.print(f"written: {path}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _guarded(
-    parser: argparse.ArgumentParser, argv: Sequence[str], command: Callable[[argparse.Namespace], None]
-) -> int:
+def guarded(parser: argparse.ArgumentParser, argv: Sequence[str], command: Callable[[argparse.Namespace], None]) -> int:
     """Runs a command; a bad command line or an unreadable run ends in a message and exit code 2."""
     try:
         arguments = parser.parse_args(argv)

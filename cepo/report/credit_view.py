@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from cepo.algorithms import Estimator, available_estimators, build_estimator, estimator_class
+from cepo.algorithms import Estimator, available_estimators, build_estimator, credit, estimator_class
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.report.recorded_run import RunData
 from cepo.tracking.run_folder import write_atomically
@@ -140,11 +140,16 @@ def _signal_columns(
     estimator: Estimator = build_estimator(name, run.setting(f"algorithm.{name}"))
     signal = estimator.signal(batch, step=groups[0].step - 1)
     found = {_ADVANTAGE: signal.advantages, **signal.diagnostics}
+    if "delta" in found and "value" not in found and min(len(group.rollouts) for group in groups) > 1:
+        prior, _ = credit.pass_rate_of_others(batch.correct.float(), batch.group_ids)
+        found["value"] = credit.evidence_values(prior, found["delta"])
     return {key: value.float().numpy() for key, value in found.items()}
 
 
 def _log_probs(rollout: RolloutRecord) -> _Columns:
-    return {view: numpy.array(values, numpy.float32) for view, values in rollout.log_probs.items() if values is not None}
+    return {
+        view: numpy.array(values, numpy.float32) for view, values in rollout.log_probs.items() if values is not None
+    }
 
 
 def _recorded(rollout: RolloutRecord) -> _Columns:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.errors import DataError
+from cepo.tracking.lines import to_disk
 
 ROLLOUTS_FOLDER = "rollouts"
 IMAGES_FOLDER = "images"
@@ -116,8 +117,10 @@ class Trace:
         file = self._files / f"step_{groups[0].step:08d}.parquet"
         beside = file.with_name(f".{file.name}")  # hidden, so that a reader of the folder passes over a part of a file
         pyarrow.parquet.write_table(table, beside, compression="zstd")
+        to_disk(beside)
         self._size += beside.stat().st_size
         os.replace(beside, file)
+        to_disk(self._files)
         if self._size > self._max_bytes:
             self._thin()
 
@@ -151,7 +154,9 @@ class Trace:
         path = self._images / name
         if not path.exists():
             self._images.mkdir(exist_ok=True)
-            path.write_bytes(image)
+            beside = path.with_name(f".{name}")
+            beside.write_bytes(image)
+            os.replace(beside, path)
             self._size += len(image)
         return name
 

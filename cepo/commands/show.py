@@ -1,0 +1,121 @@
+"""Implements `cepo show`: the credit of each token for any checkpoint and problems, without training."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from cepo.commands.report import guarded
+from cepo.config import check_config, load_config
+from cepo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cepo.trainer.loop import Trainer
+
+_TRAINED = "trainer_state.json"
+
+
+def run_show_command(argv: Sequence[str], *, console: Console | None = None) -> int:
+    """`cepo show MODEL DATA config=FILE [--response FILE] [--problems N] [--out FOLDER] [a.b.c=value ...]`.
+
+    Returns:
+        0, or 2 with a message on standard error for a mistake in the command, the configuration, data or model.
+    """
+    parser = argparse.ArgumentParser(
+        prog="cepo show", description="Credit of each token for a checkpoint and problems, without training."
+    )
+    parser.add_argument("model", metavar="MODEL", help="global_step_<N> of a run, a model folder or a hub name")
+    parser.add_argument("data", metavar="DATA", help="problems, as data.train_files takes them")
+    parser.add_argument(
+        "settings", nargs="*", metavar="SETTING", help="config=FILE and a.b.c=value; the method among them"
+    )
+    parser.add_argument("--response", type=Path, metavar="FILE", help="a text that takes one sampled response's place")
+    parser.add_argument("--problems", type=int, default=1, metavar="N", help="how many problems, from the first on")
+    parser.add_argument("--out", type=Path, default=Path("shown"), metavar="FOLDER", help="where the page goes")
+    return guarded(parser, argv, lambda arguments: _show(arguments, console or Console()))
+
+
+def _show(arguments: argparse.Namespace, console: Console) -> None:
+    from cepo.microgeo.world import with_embedded_world
+    from cepo.preflight import check_before_imports, check_devices, check_hub_names
+    from cepo.report.page import write_report
+    from cepo.train import build_trainer
+
+    if not any(setting.startswith("config=") for setting in arguments.settings):
+        raise ConfigError("give config=FILE, which defines the prompts, the method and its teachers")
+    text = None if arguments.response is None else arguments.response.read_text(encoding="utf-8")
+    config = load_config([*_settings(arguments), *arguments.settings])
+    check_config(config)
+    check_before_imports(config)
+    check_devices(config)
+    check_hub_names(config)
+    with ExitStack() as stack:
+        show(build_trainer(with_embedded_world(config), stack), text)
+    page = write_report(arguments.out)
+    console.print(f"page: {page}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _settings(arguments: argparse.Namespace) -> list[str]:
+    trained = (Path(arguments.model) / _TRAINED).is_file()
+    model = "trainer.load_checkpoint_path" if trained else "worker.actor.model.model_path"
+    count = arguments.problems
+    return [
+        f"{model}={arguments.model}",
+        f"data.train_files={arguments.data}",
+        "data.val_files=null",
+        "data.shuffle=false",
+        f"data.rollout_batch_size={count}",
+        f"worker.actor.global_batch_size={count}",
+        "trainer.max_steps=1",
+        "trainer.logger=[file]",
+        "trainer.launcher=local",
+        "trainer.find_last_checkpoint=false",
+        f"trainer.save_checkpoint_path={arguments.out}",
+    ]
+
+
+def show(trainer: Trainer, text: str | None = None) -> None:
+    """Samples, scores and records one step's responses; `text` takes the place of the first response to the first problem.
+
+    Every response is scored by the student and every teacher that has a reference, whether or not it could learn.
+    """
+    import torch
+
+    from cepo.trainer.asking import Asker, training_settings
+    from cepo.trainer.planning import make_plan, rollout_groups
+    from cepo.trainer.recording import group_records
+
+    config, processing = trainer.config, trainer.processing
+    asker = Asker(config, trainer.contexts, processing, trainer.rewards)
+    trainer.backend.synchronise_rollout()
+    problems = [trainer.problems[index] for index in range(config.data.rollout_batch_size)]
+    engine = trainer.backend if text is None else _WithResponse(trainer, text)
+    rollouts = asker.ask(problems, engine, training_settings(config), step=0)
+    groups = rollout_groups(rollouts, trainer.rewards, processing, seed=config.trainer.seed)
+    none = torch.zeros(len(rollouts.generations), dtype=torch.bool)
+    plan = make_plan(rollouts, groups, trainer.estimator, trainer.contexts, on_policy=none, with_kl=True)
+    batch = trainer.score(plan)
+    signal = trainer.estimate(batch)
+    trainer.tracker.log_rollouts(group_records(batch, signal, processing, trainer.estimator.views, len(problems)))
+
+
+class _WithResponse:
+    """A sampler whose first response to the first prompt is a given text."""
+
+    def __init__(self, trainer: Trainer, text: str) -> None:
+        from cepo.rollout.base import Generation
+
+        ids = (*trainer.processing.encode_text(text), trainer.processing.eos_token_ids[0])
+        self._given = Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=True)
+        self._backend = trainer.backend
+
+    def generate(self, requests: Any, settings: Any, on_finished: Any = None) -> list[list[Any]]:
+        """Samples all responses and replaces the first; none is reported before."""
+        del on_finished
+        first, *others = self._backend.generate(requests, settings)
+        return [[self._given, *first[1:]], *others]

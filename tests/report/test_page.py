@@ -1,0 +1,288 @@
+"""The report's page in headless Chromium: quiet, offline, quick, right to the digit, and deaf to hostile text."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from run_folders import PICTURE, group, rollout, write_run
+
+from cepo.report import write_report
+from cepo.report.credit_view import step_credit
+from cepo.report.html import _bokeh
+from cepo.report.recorded_run import load_run
+from cepo.tracking import GroupRecord, RolloutRecord
+from cepo.tracking.console import STAGES
+from cepo.tracking.trace import read_rollouts
+
+pytestmark = pytest.mark.heavy
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NAMES = (
+    "reward/mean", "reward/std", "reward/correct", "response_length/mean", "response_length/min", "response_length/max",
+    "evidence/positive_fraction", "evidence/negative_fraction", "evidence/lambda", "actor/grad_norm", "actor/pg_loss",
+    "groups/mixed", "groups/all_right", "groups/all_wrong", "rollout/entropy", "timing_s/step",
+    *(f"timing_s/{stage}" for stage in STAGES),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed here: apt install chromium")
+    with sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+class Opened:
+    """A page with what it said to the console and asked of the network."""
+
+    def __init__(
+        self, browser: Browser, path: Path, *, width: int = 1280, anchor: str = "", dark: bool = False
+    ) -> None:
+        self.page: Page = browser.new_page(
+            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+        )
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.page.on(
+            "console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text)
+        )
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        began = time.perf_counter()
+        self.page.goto(path.as_uri() + anchor)
+        if self.page.locator("#credit").count():
+            self.page.wait_for_selector("#panels .tokens span")
+        self.seconds = time.perf_counter() - began
+
+    def tip(self, panel: int, token: int) -> dict[str, str]:
+        """What a token shows under the pointer."""
+        self.page.mouse.move(0, 0)
+        self.page.locator("#panels .tokens").nth(panel).locator("span").nth(token).hover()
+        names, values = (self.page.locator(f"#tip {tag}").all_text_contents() for tag in ("dt", "dd"))
+        return dict(zip(names, values, strict=True))
+
+    def position(self) -> str:
+        return self.page.locator("#position").text_content() or ""
+
+
+def metric_rows(count: int) -> list[tuple[int, Mapping[str, float]]]:
+    values = numpy.random.default_rng(count).uniform(-0.5, 1.5, (count, len(NAMES)))
+    return [(step + 1, dict(zip(NAMES, map(float, row), strict=True))) for step, row in enumerate(values)]
+
+
+def varied(count: int, seed: int, *, right: bool) -> RolloutRecord:
+    """A rollout of as many tokens whose log-probs are all different."""
+    student, correct, wrong = numpy.random.default_rng(seed).normal(-1.0, 0.7, (3, count)).astype("float32").tolist()
+    plain = rollout(right=right, tokens=[f" w{place % 997}" for place in range(count)], delta=None)
+    return replace(
+        plain,
+        log_probs={"student": student, "correct": correct, "wrong": wrong},
+        references={"correct": "24", "wrong": "7"},
+        weight=[1.0 + 0.25 * (place % 2) for place in range(count)],
+        delta=[one - other for one, other in zip(correct, wrong, strict=True)],
+    )
+
+
+def mixed(step: int, tokens: int = 12, size: int = 2, **changes: Any) -> GroupRecord:
+    return group(step, [varied(tokens, 10 * step + k, right=k % 2 == 0) for k in range(size)], **changes)
+
+
+def folder_of(tmp_path: Path, steps: int, groups: Sequence[GroupRecord]) -> Path:
+    return write_run(tmp_path / "run", metric_rows(steps), groups=groups)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 500])
+def test_a_run_of_0_1_or_500_steps_opens_quietly(browser: Browser, tmp_path: Path, steps: int) -> None:
+    """The first view takes at most 2 s, the best of 3; every chart is drawn when it is reached, light and dark."""
+    groups = [mixed(step) for step in range(1, min(steps, 3) + 1)]
+    page = write_report(folder_of(tmp_path, steps, groups))
+    opened = [Opened(browser, page, dark=dark) for dark in (False, True, False)]
+    assert min(each.seconds for each in opened) < 2
+    charts = opened[1].page.locator(".chart")
+    assert charts.count() == (0 if steps == 0 else 10)
+    for number in range(charts.count()):
+        charts.nth(number).scroll_into_view_if_needed()
+        opened[1].page.wait_for_selector(f".chart >> nth={number} >> canvas")
+    for each in opened:
+        assert each.errors == []
+        assert each.requests == [page.as_uri()]
+
+
+def test_a_page_is_as_wide_as_a_phone(browser: Browser, tmp_path: Path) -> None:
+    page = write_report(folder_of(tmp_path, 3, [mixed(1, tokens=200, problem="x" * 500)]))
+    opened = Opened(browser, page, width=360)
+    assert opened.page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_keys_filters_and_links_lead_to_a_rollout(browser: Browser, tmp_path: Path) -> None:
+    """Four rollouts, right and wrong in turn, at steps 1 and 2; the second step's prompt has another name."""
+    groups = [mixed(1), mixed(2, prompt_id="other")]
+    opened = Opened(browser, write_report(folder_of(tmp_path, 2, groups)), anchor="#step=1&rollout=1")
+    page = opened.page
+    assert opened.position() == "2 of 4"
+    page.keyboard.press("j")
+    page.wait_for_function("location.hash === '#step=2&rollout=0'")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_function("location.hash === '#step=1&rollout=1'")
+    page.locator("#verdict").select_option("right")
+    page.wait_for_function("document.querySelector('#position').value === '1 of 2'")
+    page.locator("#problem").fill("OTHER")
+    page.wait_for_function("document.querySelector('#position').value === '1 of 1'")
+    assert "step=2" in page.url
+    page.locator("#words").fill("no such words")
+    page.wait_for_function("document.querySelector('#position').value === '0 of 0'")
+    assert "No rollout" in (page.locator("#rollout").text_content() or "")
+    page.evaluate("location.hash = '#step=1&rollout=0'")
+    page.wait_for_function("document.querySelector('#position').value === '1 of 4'")
+    page.locator("#panels .tokens").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tip b").text_content() == "1:  w0"
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#tip b").text_content() == "2:  w1"
+    assert opened.errors == []
+
+
+def test_hover_shows_the_numbers_of_trace_and_methods(browser: Browser, tmp_path: Path) -> None:
+    """Each method's, at three tokens of a wrong rollout; the run's own are the recorded ones."""
+    folder = folder_of(tmp_path, 1, [mixed(1, size=4)])
+    opened = Opened(browser, write_report(folder), anchor="#step=1&rollout=3")
+    for box in opened.page.locator("#methods input").all():
+        box.check()
+    header, columns = step_credit(load_run(folder), list(read_rollouts(folder)))
+    assert len(header["methods"]) >= 5
+    assert opened.page.locator("#panels h3").all_text_contents() == header["methods"]
+    (recorded,) = read_rollouts(folder)
+    for number in range(len(header["methods"])):
+        for token in (0, 5, 11):
+            tip = opened.tip(number, token)
+            expected = {f"log P {view}": values[token] for view, values in columns[3][0].items()}
+            names = {"weight": "weight after clipping", "raw_weight": "weight before clipping"}
+            expected |= {names.get(name, name): values[token] for name, values in columns[3][number + 1].items()}
+            if number == 0:
+                expected["advantage"] = recorded.rollouts[3].token_advantages[token]
+            if "delta" in tip:
+                expected["cumulative evidence"] = float(columns[3][number + 1]["delta"][: token + 1].sum())
+            assert tip.keys() == expected.keys()
+            for name, value in expected.items():
+                assert float(tip[name]) == pytest.approx(float(value), rel=6e-5, abs=1e-6), name
+    assert opened.errors == []
+
+
+def test_colours_are_white_at_neutral_red_below_and_blue_above(browser: Browser, tmp_path: Path) -> None:
+    """Advantages of 1, 0 and -0.5 in a run whose method is not registered here; the scale is the largest, 1."""
+    plain = replace(
+        rollout(right=True, delta=None), token_advantages=[1.0, 0.0, -0.5], log_probs={"student": [0.0] * 3}
+    )
+    config = "algorithm:\n  adv_estimator: my_method\n"
+    folder = write_run(tmp_path / "run", metric_rows(1), config=config, groups=[group(1, [plain, plain])])
+    opened = Opened(browser, write_report(folder))
+    spans = opened.page.locator("#panels .tokens").first.locator("span")
+    colours = [spans.nth(place).evaluate("each => getComputedStyle(each).backgroundColor") for place in range(3)]
+    assert colours == ["rgb(67, 147, 195)", "rgb(255, 255, 255)", "rgb(235, 176, 166)"]
+
+
+def test_text_of_models_and_data_stays_text(browser: Browser, tmp_path: Path) -> None:
+    """Markup, control characters, marks that turn the text around, lone surrogates, and 100,000 characters."""
+    hostile = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>\x00\x1b\u202e\u2066"
+    tokens = ["<script>window.hacked = 1</script>", "\u202eabc", "\x07", "\ud800", "a" * 100_000]
+    rollouts = [replace(rollout(right=right, tokens=tokens), response=hostile) for right in (True, False)]
+    samples = [{"prompt_id": hostile, "response": hostile + "b" * 100_000, "accuracy": 1.0}]
+    groups = [group(1, rollouts, problem=hostile, ground_truth=hostile)]
+    folder = write_run(tmp_path / "run", metric_rows(1), groups=groups, generations={1: samples})
+    opened = Opened(browser, write_report(folder))
+    page = opened.page
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("#panels img, #panels script").count() == 0
+    shown = page.locator("#panels .tokens").first.locator("span").all_text_contents()
+    assert shown[:3] == ["<script>window.hacked = 1</script>", "⟨U+202E⟩abc", "⟨U+0007⟩"]
+    assert shown[3] == "\\ud800"  # as the trace has it
+    assert shown[4] == "a" * 100_000
+    assert "onerror" in (page.locator("#rollout").text_content() or "")
+    assert (opened.errors, opened.requests) == ([], [page.url.partition("#")[0]])
+
+
+def test_several_images_and_none_are_shown(browser: Browser, tmp_path: Path) -> None:
+    groups = [mixed(1, images=[PICTURE] * 3), mixed(2, images=[])]
+    page = write_report(folder_of(tmp_path, 2, groups))
+    for step, count in ((1, 3), (2, 0)):
+        opened = Opened(browser, page, anchor=f"#step={step}&rollout=0")
+        assert opened.page.locator("#rollout img").count() == count
+        sizes = opened.page.locator("#rollout img").evaluate_all("all => all.map((one) => one.naturalWidth)")
+        assert sizes == [64] * count
+
+
+def test_8_rollouts_of_2000_tokens_take_5_mb_and_10_s(browser: Browser, tmp_path: Path) -> None:
+    """Beside the chart script; all methods are shown side by side."""
+    folder = folder_of(tmp_path, 1, [mixed(1, tokens=2000, size=8)])
+    began = time.perf_counter()
+    page = write_report(folder)
+    assert time.perf_counter() - began < 10
+    assert page.stat().st_size - len(_bokeh()) < 5_000_000
+    opened = Opened(browser, page)
+    assert opened.page.locator("#panels .tokens").count() >= 4
+    assert opened.page.locator("#panels .tokens").first.locator("span").count() == 2000
+    assert "delta" in opened.tip(0, 1999)
+
+
+def test_10000_rollouts_lie_in_files_that_open_lazily(browser: Browser, tmp_path: Path) -> None:
+    """500 steps of 20 rollouts of 100 tokens; another step's file is asked for when it is looked at."""
+    folder = folder_of(tmp_path, 500, [mixed(step, tokens=100, size=20) for step in range(1, 501)])
+    page = write_report(folder)
+    assert page.stat().st_size < 30_000_000
+    opened = Opened(browser, page)
+    assert opened.requests == [page.as_uri()]
+    assert opened.position().endswith("of 10000")
+    opened.page.evaluate("location.hash = '#step=7&rollout=19'")
+    opened.page.wait_for_function("document.querySelector('#position').value === '140 of 10000'")
+    assert opened.requests[1:] == [(folder / "report_steps" / "7.js").as_uri()]
+    assert opened.errors == []
+
+
+def test_charts_and_tables_have_the_numbers_of_the_metrics(browser: Browser, tmp_path: Path) -> None:
+    rows = metric_rows(20)
+    page = write_report(folder_of(tmp_path, 20, []))
+    text = page.read_text(encoding="utf-8")
+    items = re.findall(r'<script type="application/json">(.*?)</script>', text, flags=re.DOTALL)
+    drawn = [numbers for item in items for numbers in _lists(json.loads(item))]
+    for name in NAMES:
+        values = [row[name] for _, row in rows]
+        if name not in ("reward/std", "timing_s/step"):
+            assert values in drawn, name
+    opened = Opened(browser, page)
+    opened.page.get_by_role("heading", name="All metrics").click()
+    table = opened.page.locator("table", has_text="last step")
+    found = table.locator("tbody tr").evaluate_all(
+        "all => all.map((row) => [...row.cells].map((cell) => cell.dataset.value ?? cell.textContent))"
+    )
+    for name, _, first, last, lowest, highest, mean, _ in found:
+        values = [row[name] for _, row in rows]
+        assert [float(first), float(last)] == [values[0], values[-1]]
+        assert [float(lowest), float(highest)] == [min(values), max(values)]
+        assert float(mean) == pytest.approx(numpy.mean(values))
+    table.get_by_role("button", name="lowest").click()
+    order = [
+        float(text)
+        for text in table.locator("tbody tr td:nth-child(5)").evaluate_all("all => all.map((c) => c.dataset.value)")
+    ]
+    assert order == sorted(order)
+    assert len(found) == len(NAMES)
+
+
+def _lists(tree: Any) -> Iterator[list[float]]:
+    if isinstance(tree, list) and tree and all(isinstance(value, int | float) for value in tree):
+        yield tree
+    elif isinstance(tree, list | dict):
+        for below in tree.values() if isinstance(tree, dict) else tree:
+            yield from _lists(below)
