@@ -31,7 +31,7 @@ _INLINE_BYTES = 15_000_000
 """Blocks of steps beyond this size lie in files beside the page, which it opens when they are looked at."""
 _LARGEST_IMAGE = 640
 _ADVANTAGE = "advantage"
-_Columns = Mapping[str, numpy.ndarray]
+_Columns = dict[str, numpy.ndarray]
 
 
 def credit_view(run: RunData, page: Path) -> dict[str, Any] | None:

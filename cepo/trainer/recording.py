@@ -98,7 +98,7 @@ def _rollout_record(
     tokens = rollouts.generations[row].response_ids
 
     def listed(values: Tensor | None) -> list[float] | None:
-        return None if values is None else values[row, : len(tokens)].tolist()
+        return None if values is None else [float(value) for value in values[row, : len(tokens)]]
 
     shown = {name: planned[name].references[row] if name in planned else None for name in views}
     scored = {name: name in planned and row in planned[name].rows for name in views}
