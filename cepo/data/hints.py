@@ -83,15 +83,24 @@ def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
     """Removes what a model or a dataset may have written but no context may contain.
 
     White space, including every kind of line break, collapses to single blanks, and control characters are removed.
-    Special-token texts (control tokens, image placeholders) are removed repeatedly until none is left, because removing
-    one, or the blanks within one, can join the halves of another.
+    Special-token texts (control tokens, image placeholders) are removed until none is left: removing one, or the blanks
+    within one, can join the halves of another. One pass does it, since the text may nest them a million deep.
     """
     specials = sorted({special for special in special_texts if special}, key=len, reverse=True)
     # Blanks first: line breaks are control characters too, and removing them would turn "1\r2" into "12".
-    text, previous = _CONTROL_CHARACTERS.sub("", " ".join(text.split())), None
-    while text != previous:
-        previous = text
-        for special in specials:
-            text = text.replace(special, "")
-        text = " ".join(text.split())
-    return text
+    text = " ".join(_CONTROL_CHARACTERS.sub("", " ".join(text.split())).split())
+    if not any(special in text for special in specials):
+        return text
+    ending: dict[str, list[str]] = {}
+    for special in specials:
+        ending.setdefault(special[-1], []).append(special)
+    kept: list[str] = []
+    for character in text:
+        if character == " " and (not kept or kept[-1] == " "):
+            continue
+        kept.append(character)
+        for special in ending.get(character, ()):
+            if "".join(kept[-len(special) :]) == special:
+                del kept[-len(special) :]
+                break
+    return "".join(kept).rstrip()

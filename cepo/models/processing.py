@@ -168,7 +168,7 @@ class Processing:
         Raises:
             DataError: the model's template refuses the roles or their order.
         """
-        turns = [*history, Turn("user", text)]
+        turns = [Turn(turn.role, _encodable(turn.text)) for turn in (*history, Turn("user", text))]
         marks = MARKS if with_videos else (IMAGE_MARK,)
         safe = self._ids_in_pieces(turns, marks)
         messages = [{"role": turn.role, "content": self._content(turn.text, marks)} for turn in turns]
@@ -207,8 +207,7 @@ class Processing:
         """Tokenises plain text without special tokens. A lone surrogate, which no tokenizer accepts, becomes `?`."""
         if not text:
             return []
-        text = text.encode("utf-8", errors="replace").decode("utf-8")
-        return self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+        return self.tokenizer(_encodable(text), add_special_tokens=False, split_special_tokens=True)["input_ids"]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Returns the text of `token_ids` as the model wrote it."""
@@ -238,6 +237,10 @@ class Processing:
         if self.images is None and len(pieces) == 1:
             return "".join(part["text"] for part in parts)  # templates of text models take a string
         return parts
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bool) -> tuple[int, ...]:

@@ -11,10 +11,12 @@ import re
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
+from zlib import crc32
 
 from math_verify import LatexExtractionConfig, parse, verify  # pyright: ignore[reportMissingTypeStubs]
+from sympy import Expr  # pyright: ignore[reportMissingTypeStubs]
 
-from cepo.rewards.magnitude import is_too_large
+from cepo.rewards.magnitude import is_too_costly
 
 _MAX_CHARACTERS = 512
 ROUNDING_LIMIT = 0.05
@@ -374,7 +376,7 @@ def _decimal_value(text: str) -> float | None:
 
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> list[Any]:
-    if is_too_large(text):
+    if is_too_costly(text):
         return []
     config = [LatexExtractionConfig(boxed_match_priority=0)]
     return parse(rf"\boxed{{{text}}}", extraction_config=config, parsing_timeout=None)  # type: ignore[arg-type]
@@ -382,4 +384,24 @@ def _parsed(text: str) -> list[Any]:
 
 @lru_cache(maxsize=4096)
 def _verified(prediction: str, gold: str) -> bool:
+    values = [_value_at_a_point(text) for text in (prediction, gold)]
+    # simplify() may take minutes to see that two expressions differ; their values at one point show it.
+    if (
+        values[0] is not None
+        and values[1] is not None
+        and abs(values[0] - values[1]) > 1e-4 * max(1.0, abs(values[0]), abs(values[1]))
+    ):
+        return False
     return bool(verify(_parsed(gold), _parsed(prediction), timeout_seconds=None))
+
+
+def _value_at_a_point(text: str) -> complex | None:
+    """Returns an expression's value where each variable has a number that depends on its name; None without one value."""
+    parsed = _parsed(text)
+    if not parsed or not isinstance(parsed[0], Expr):
+        return None
+    point = {symbol: 0.5 + crc32(str(symbol).encode()) % 1009 / 1009 for symbol in parsed[0].free_symbols}
+    try:
+        return complex(parsed[0].subs(point).evalf(15))
+    except (AttributeError, TypeError, ValueError, OverflowError, ZeroDivisionError):
+        return None

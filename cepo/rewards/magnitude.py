@@ -1,4 +1,4 @@
-"""Tells from an answer's text whether its exact value has too many digits to be computed."""
+"""Tells from an answer's text whether it is too costly to parse, or its exact value has too many digits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,34 @@ import math
 import re
 
 LARGEST_EXPONENT = 10_000
+LONGEST_EXPRESSION = 200
+DEEPEST_NESTING = 8
+MOST_SEPARATORS = 16
 _LONGEST_FACTORIAL = 4
 _FACTORIAL = re.compile(r"(\d+|[)}\]])\s*!")
+_SEPARATOR = re.compile(r"[,;|&]")
+_OPERATOR = re.compile(r"\\(?:i+nt|oint|sum|prod|lim|binom|tbinom|dbinom)(?![A-Za-z])")
+_POWER_OF_BRACKETS = re.compile(r"[)\]}]\s*\^")
 _POWER = re.compile(r"\^")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+
+
+def is_too_costly(text: str) -> bool:
+    """Returns True for what `math_verify` may take minutes to parse or to compare, and for what `is_too_large` finds.
+
+    That is an expression of more than 200 characters, brackets nested more than 8 deep, more than 16 separators, an
+    integral, sum, product or limit, or brackets to a power above 100.
+    """
+    if len(text) > LONGEST_EXPRESSION or len(_SEPARATOR.findall(text)) > MOST_SEPARATORS or _OPERATOR.search(text):
+        return True
+    if any(_logarithm(_exponent(text, found.end())) > 2 for found in _POWER_OF_BRACKETS.finditer(text)):
+        return True
+    depth = 0
+    for character in text:
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(character, 0)
+        if depth > DEEPEST_NESTING:
+            return True
+    return is_too_large(text)
 
 
 def is_too_large(text: str) -> bool:

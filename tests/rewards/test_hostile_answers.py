@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hostile_answers import figures, samples_of
 from cepo.rewards.answers import answers_equal, extract_answer
 from cepo.rewards.benchmark import read_answer
-from cepo.rewards.magnitude import is_too_large
+from cepo.rewards.magnitude import is_too_costly, is_too_large
 from cepo.rewards.pool import RewardPool
 
 SIZE = 1_000_000
@@ -62,6 +63,59 @@ def test_a_number_too_large_is_wrong_unless_spelled_alike(answer: str) -> None:
     assert not answers_equal("24", answer)
     assert answers_equal(f" {answer} ", answer)
     assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("(" * 200 + "1" + ")" * 200, "4"),
+        ("(" * 20 + "1", "(3, 4)"),
+        (r"\sin(" * 8 + "1" + ")" * 8, "x^2 + 1"),
+        (r"\{" + ",".join(map(str, range(120))) + r"\}", "x < 60"),
+        ("-" * 500 + "1", r"5 \sqrt { 3 }"),
+        ("1" + "+1" * 250, "x < 60"),
+        ("(x+1)^{9999}-0", "x^2 + 1"),
+        (r"\int_{0}^{1} x^{x^{x}} dx", "x^2 + 1"),
+        (r"\lim_{x \to 0} \frac{\sin x}{x}", "(3, 4)"),
+        (r"\binom{9999}{5000}", "x^2 + 1"),
+    ],
+)
+def test_a_costly_expression_is_wrong_at_once_unless_spelled_alike(answer: str, gold: str) -> None:
+    """Each of them kept math-verify busy for 2 seconds to minutes."""
+    began = time.perf_counter()
+    assert not answers_equal(answer, gold)
+    assert answers_equal(f" {answer}", answer)
+    assert time.perf_counter() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "is_equal"),
+    [
+        ("1 + x^2", "x^2 + 1", True),
+        ("(x+1)^2", "x^2 + 2x + 1", True),
+        (r"\sin(x)^2 + \cos(x)^2 + y", "y + 1", True),
+        ("x^2 + 1", "x^2 + 2", False),
+        ("y^2 + 1", "x^2 + 1", False),
+    ],
+)
+def test_algebra_is_compared_at_a_point_before_it_is_simplified(answer: str, gold: str, is_equal: bool) -> None:
+    assert answers_equal(answer, gold) is is_equal
+
+
+def test_ordinary_expressions_are_not_too_costly() -> None:
+    assert not any(
+        map(is_too_costly, [*SMALL, r"\frac{5\sqrt{41 + \sqrt{2}}}{2}", "((((1))))", "1, 2, 3, 4, 5, 6, 7, 8"])
+    )
+
+
+@pytest.mark.heavy
+def test_generated_adversarial_answers_are_graded_in_any_order() -> None:
+    """`python3 -m benchmarks.hostile_answers` does the same with 10,000."""
+    found = figures(samples_of(400, seed=3), timeout=10.0, workers=2, seed=4)
+    assert found["other_verdict_in_another_order"] == 0
+    assert (found["timed_out"], found["ungraded"], found["raised"]) == (0, 0, 0)
+    assert 0 < found["right"] < 400
+    assert found["mean_seconds"] < 0.1
 
 
 @pytest.mark.parametrize("answer", SMALL)

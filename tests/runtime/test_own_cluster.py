@@ -84,7 +84,9 @@ for name in ("gcs_server", "raylet"):
 print(json.dumps({"lost": lost, "answer": answer()}))
 """)
     assert seen["lost"] == [
-        f"the Ray cluster of this run has lost its {name} (process N)" for name in ("gcs_server", "raylet")
+        f"the Ray cluster of this run has lost its {name} (process N); the run goes on from its last checkpoint, "
+        "trainer.max_restarts times at most"
+        for name in ("gcs_server", "raylet")
     ]
     assert seen["answer"] == 7
 

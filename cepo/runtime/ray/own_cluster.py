@@ -75,7 +75,10 @@ class OwnCluster:
         """
         for process, name in self._processes.items():
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-                raise WorkerLostError(f"the Ray cluster of this run has lost its {name} (process {process.pid})")
+                raise WorkerLostError(
+                    f"the Ray cluster of this run has lost its {name} (process {process.pid}); the run goes on from its last "
+                    "checkpoint, trainer.max_restarts times at most"
+                )
 
     def end(self) -> None:
         """Ends the cluster within a minute, even if its processes hang or have already ended."""

@@ -1,0 +1,156 @@
+"""Every error class of the package is raised here, and its message names the key, the value and the remedy."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from config_arguments import load
+
+import cepo
+from cepo.config import check_config
+from cepo.config.schema import DataConfig
+from cepo.data.row_checks import RowMeasure, check_rows
+from cepo.errors import CepoError, CheckpointError, ConfigError, DataError, EngineError, RewardError, WorkerLostError
+from cepo.rewards.contract import BatchContractError, ContractError, validate_score, validate_scores
+from cepo.rewards.functions import resolve_reward_path
+from cepo.sections import SectionError, read_section
+from cepo.tracking.file import _writing
+from cepo.trainer.checkpoints import STATE_FILE, CheckpointStore
+from cepo.trainer.health import SkippedUpdates
+
+PACKAGE = Path(cepo.__file__).parent
+
+
+def a_batch_that_does_not_divide(_: Path) -> None:
+    check_config(load("data.rollout_batch_size=4", "worker.actor.global_batch_size=3", "worker.rollout.n=2"))
+
+
+def a_negative_seed(_: Path) -> None:
+    read_section(DataConfig, {"train_files": "rows.jsonl", "seed": -1}, path="data")
+
+
+def a_prompt_that_is_too_long(_: Path) -> None:
+    config = DataConfig(train_files="rows.jsonl", filter_overlong_prompts=False)
+    check_rows(
+        [{}], num_rows=1, source="rows.jsonl", config=config, measure=lambda _: RowMeasure(length=999, num_images=0)
+    )
+
+
+def a_reward_file_that_is_not_there(_: Path) -> None:
+    resolve_reward_path("nowhere.py:score")
+
+
+def a_score_that_is_no_number(_: Path) -> None:
+    validate_score({"overall": float("nan")}, sample=3, source="rewards.py:score")
+
+
+def a_score_too_few(_: Path) -> None:
+    validate_scores([{"overall": 1.0}], 2, source="rewards.py:score")
+
+
+def a_checkpoint_of_another_run(folder: Path) -> None:
+    (folder / STATE_FILE).write_text(json.dumps({"adv_estimator": "grpo", "state": {}}))
+    CheckpointStore(folder, keep=1, identity={"adv_estimator": "cepo"}).read(folder)
+
+
+def updates_that_are_all_skipped(folder: Path) -> None:
+    watch = SkippedUpdates(2)
+    for step in (1, 2):
+        watch.see(step, 1, 1)
+    watch.require_an_update(folder)
+
+
+def records_without_room(folder: Path) -> None:
+    with _writing(folder):
+        raise OSError(28, "No space left on device")
+
+
+def a_part_of_the_cluster_that_has_ended(_: Path) -> None:
+    from cepo.runtime.ray.own_cluster import OwnCluster
+
+    child = subprocess.Popen(["sleep", "600"])
+    cluster = object.__new__(OwnCluster)  # Ray itself is ended in tests/runtime/test_own_cluster.py
+    cluster._processes = {psutil.Process(child.pid): "raylet"}
+    child.kill()
+    child.wait()
+    cluster.require_alive()
+
+
+CASES: dict[type[CepoError], tuple[Callable[[Path], None], str, str, str]] = {
+    CepoError: (records_without_room, "the run's records", "No space left on device", "Free disk space"),
+    ConfigError: (
+        a_batch_that_does_not_divide,
+        "worker.actor.global_batch_size",
+        "=3",
+        "Set global_batch_size to a divisor of 4: 1, 2, 4",
+    ),
+    SectionError: (a_negative_seed, "data.seed", "got -1", "must be at least 0"),
+    DataError: (
+        a_prompt_that_is_too_long,
+        "data.max_prompt_length is 512",
+        "999 tokens",
+        "data.filter_overlong_prompts=true leaves such rows out",
+    ),
+    RewardError: (
+        a_reward_file_that_is_not_there,
+        "reward function",
+        "'nowhere.py:score'",
+        "Give path/to/file.py:function",
+    ),
+    ContractError: (a_score_that_is_no_number, "sample 3 'overall'", "nan", "Return a number from -1e+18 to 1e+18"),
+    BatchContractError: (a_score_too_few, "rewards.py:score", "1 scores for 2 samples", "Return one per sample"),
+    CheckpointError: (
+        a_checkpoint_of_another_run,
+        "adv_estimator=grpo",
+        "this run has cepo",
+        "set trainer.find_last_checkpoint=false or another trainer.experiment_name",
+    ),
+    EngineError: (
+        updates_that_are_all_skipped,
+        "trainer.max_skipped_steps=2",
+        "the last 2 steps",
+        "continue from one with a lower worker.actor.optim.lr",
+    ),
+    WorkerLostError: (
+        a_part_of_the_cluster_that_has_ended,
+        "raylet",
+        "(process ",
+        "goes on from its last checkpoint, trainer.max_restarts times at most",
+    ),
+}
+"""Error class -> what raises it, and the key, the value and the remedy in its message."""
+
+
+def classes_in_the_code() -> set[type[BaseException]]:
+    """Every class of the package that derives, directly or not, from an exception."""
+    found: set[type[BaseException]] = set()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        names = [node.name for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.ClassDef)]
+        bases = any(word in file.read_text("utf-8") for word in ("Error)", "Error, ", "Exception)", "Interrupt)"))
+        if not names or not bases:
+            continue
+        module = importlib.import_module(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
+        members = [getattr(module, name) for name in names if hasattr(module, name)]
+        found |= {each for each in members if isinstance(each, type) and issubclass(each, BaseException)}
+    return found
+
+
+def test_every_error_class_of_the_code_has_a_case() -> None:
+    assert classes_in_the_code() == set(CASES)
+
+
+@pytest.mark.parametrize("error", CASES, ids=lambda error: error.__name__)
+def test_each_error_names_key_value_and_remedy(error: type[CepoError], tmp_path: Path) -> None:
+    provoke, key, value, remedy = CASES[error]
+    with pytest.raises(error) as caught:
+        provoke(tmp_path)
+    assert type(caught.value) is error
+    message = str(caught.value)
+    assert [part for part in (key, value, remedy) if part not in message] == [], message
