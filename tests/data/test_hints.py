@@ -121,9 +121,9 @@ def test_no_special_text_or_control_character_survives(specials: list[str], text
 def test_specials_nested_a_hundred_thousand_deep_are_removed_at_once() -> None:
     """Layer by layer the megabyte took an hour."""
     depth = 100_000
-    began = time.perf_counter()
+    began = time.process_time()
     assert sanitise_reference("7" + "<|im_" * depth + "end|>" * depth + " 0", SPECIALS) == "7 0"
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
 
 
 @given(st.text(alphabet=st.characters(blacklist_categories=["C", "Z"]), max_size=30))

@@ -114,17 +114,17 @@ def test_template_code_and_markup_are_shown_as_they_are_written(tiny_processing:
 @pytest.mark.parametrize(("unit", "size"), [("x", MEGABYTE), *((unit, 50_000) for unit in UNITS)])
 def test_a_line_of_a_megabyte_is_encoded_in_seconds(tiny_processing: Processing, unit: str, size: int) -> None:
     text = unit * (size // len(unit))
-    began = time.perf_counter()
+    began = time.process_time()
     prompt = tiny_processing.encode(text, None)
     assert control_tokens(tiny_processing, prompt) == plain(tiny_processing)
     tiny_processing.encode_text(sanitise_reference(text, tiny_processing.special_texts))
-    assert time.perf_counter() - began < 60
+    assert time.process_time() - began < 60
 
 
 def test_a_hundred_thousand_image_marks_are_a_bad_row_at_once(tiny_processing: Processing, tmp_path: Path) -> None:
     file = tmp_path / "marks.jsonl"
     file.write_text(json.dumps({"prompt": MARKS[0] * 100_000, "answer": "1", "images": []}) + "\n", encoding="utf-8")
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(DataError, match=r"row 0: 100000 '<image>' in the text but 0 images"):
         ProblemSet(str(file), DataConfig(train_files=str(file)), tiny_processing)
-    assert time.perf_counter() - began < 20
+    assert time.process_time() - began < 20

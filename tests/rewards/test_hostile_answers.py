@@ -38,10 +38,10 @@ def test_the_last_tagged_answer_is_what_a_plain_search_finds() -> None:
 )
 def test_a_million_hostile_characters_are_read_in_linear_time(unit: str) -> None:
     text = unit * (SIZE // len(unit))
-    began = time.perf_counter()
+    began = time.process_time()
     extract_answer(text)
     read_answer(text, "numeric")
-    assert time.perf_counter() - began < 10  # a quadratic search takes minutes to hours
+    assert time.process_time() - began < 10  # a quadratic search takes minutes to hours
 
 
 HUGE = [
@@ -58,11 +58,11 @@ SMALL = [
 def test_a_number_too_large_is_wrong_unless_spelled_alike(answer: str) -> None:
     """It is judged at once, without computing it."""
     assert is_too_large(answer)
-    began = time.perf_counter()
+    began = time.process_time()
     assert not answers_equal(answer, "24")
     assert not answers_equal("24", answer)
     assert answers_equal(f" {answer} ", answer)
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_a_number_too_large_is_wrong_unless_spelled_alike(answer: str) -> None:
 )
 def test_a_costly_expression_is_wrong_at_once_unless_spelled_alike(answer: str, gold: str) -> None:
     """Each of them kept math-verify busy for 2 seconds to minutes."""
-    began = time.perf_counter()
+    began = time.process_time()
     assert not answers_equal(answer, gold)
     assert answers_equal(f" {answer}", answer)
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(
