@@ -141,30 +141,11 @@ def decimal_value(text: str) -> float | None:
 
 _CHARACTERS = str.maketrans(
     {
-        "°": "",
-        "º": "",
-        "˚": "",
-        "−": "-",
-        "–": "-",
-        "—": "-",
-        "π": r"\pi ",
-        "∠": r"\angle ",
-        "≅": r"\cong ",
-        "≈": r"\approx ",
-        "×": r"\times ",
-        "·": r"\cdot ",
-        "⋅": r"\cdot ",
-        "÷": r"\div ",
-        "∶": ":",
-        "²": "^2",
-        "³": "^3",
-        "½": r"\frac{1}{2}",
-        "¼": r"\frac{1}{4}",
-        "¾": r"\frac{3}{4}",
-        "\u00a0": " ",
-        "\u2009": " ",
+        "°": "", "º": "", "˚": "", "−": "-", "–": "-", "—": "-", "π": r"\pi ", "∠": r"\angle ", "≅": r"\cong ",
+        "≈": r"\approx ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "÷": r"\div ", "∶": ":", "²": "^2",
+        "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "\u00a0": " ", "\u2009": " ",
     }
-)
+)  # fmt: skip
 
 _ANSWER_TAGS = re.compile(r"</?answer>", re.IGNORECASE)
 _BRACES = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
