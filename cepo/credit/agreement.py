@@ -157,7 +157,10 @@ def response_rows(truth: Truth) -> Sequence[int]:
 def bootstrap(
     truth: Truth, metrics: Sequence[Callable[[_Indices, _Indices], Mapping[str, float]]], *, seed: int
 ) -> list[dict[str, Figure]]:
-    """Returns the figures of all `metrics`, for the same `DRAWS` draws of problems with replacement."""
+    """Returns the figures of all `metrics`, for the same `DRAWS` draws of problems with replacement.
+
+    A single problem has no spread, and its figures no error.
+    """
     problems = numpy.unique(truth.problem)
     rows = numpy.array(response_rows(truth))
     of_row = {row: truth.problem[truth.row == row][0] for row in rows.tolist()}
@@ -167,7 +170,7 @@ def bootstrap(
     }
     generator = numpy.random.default_rng([seed, 3])
     drawn: list[list[Mapping[str, float]]] = [[] for _ in metrics]
-    for _ in range(DRAWS):
+    for _ in range(DRAWS if len(problems) > 1 else 0):
         some = generator.choice(problems, len(problems)).tolist()
         parts = numpy.concatenate([tokens[one] for one in some]), numpy.concatenate([responses[one] for one in some])
         for results, metric in zip(drawn, metrics, strict=True):

@@ -64,8 +64,7 @@ class CreditMeasurement:
         self._folder, self._session, self._methods = folder, session, methods
         self._checkpoint = checkpoint
         self.seed = session.config.worker.rollout.seed
-        with_baselines = any(method.estimator.needs_baseline for method in methods)
-        self.rollouts: Rollouts = kept_rollouts(folder, session, with_baselines=with_baselines)
+        self.rollouts: Rollouts = kept_rollouts(folder, session)
         self.chosen = chosen_tokens(
             self.rollouts, num_responses=effort.num_responses, num_tokens=effort.num_tokens, seed=self.seed
         )
@@ -85,11 +84,12 @@ class CreditMeasurement:
             seconds = self.continuations.sample(missing, most_parts=_PARTS_TIMED)
             left = self.continuations.missing(missing)
             done = [prefix for prefix in missing if prefix.name in self.continuations.done]
-            expected = {name: expected_tokens(part, self.rollouts, number=self.number) for name, part in
-                        (("done", done), ("left", left))}  # fmt: skip
-            minutes = seconds * expected["left"] / expected["done"] / 60
+            tokens_left, tokens_done = (
+                expected_tokens(part, self.rollouts, number=self.number) for part in (left, done)
+            )
+            minutes = seconds * tokens_left / tokens_done / 60
             lines.append(
-                f"{len(left) * self.number:,} of them are left, about {expected['left']:,} tokens and {minutes:.1f} minutes"
+                f"{len(left) * self.number:,} of them are left, about {tokens_left:,} tokens and {minutes:.1f} minutes"
             )
         return lines
 

@@ -17,8 +17,10 @@ from cepo.trainer.asking import Rollouts
 FILE = "responses.jsonl"
 
 
-def kept_rollouts(folder: Path, session: Session, *, with_baselines: bool) -> Rollouts:
+def kept_rollouts(folder: Path, session: Session) -> Rollouts:
     """Returns the folder's rollouts; samples those of the first step if there are none, and writes them.
+
+    They have the rewards of greedy responses too, for whatever method may be measured later.
 
     Raises:
         DataError: the file is damaged.
@@ -26,13 +28,14 @@ def kept_rollouts(folder: Path, session: Session, *, with_baselines: bool) -> Ro
     """
     path = folder / FILE
     if not path.exists():
-        rollouts = session.ask(0, with_baselines=with_baselines)
+        rollouts = session.ask(0, with_baselines=True)
         write_atomically(path, b"".join(encode_line(row) for row in _rows(rollouts)).decode("utf-8"))
     return _read(path, session)
 
 
 def _rows(rollouts: Rollouts) -> list[dict[str, Any]]:
     baselines = rollouts.reward_baselines
+    assert baselines is not None, "they were asked for"
     return [
         {
             "prompt_id": rollouts.problems[row // rollouts.group_size].prompt_id,
@@ -42,7 +45,7 @@ def _rows(rollouts: Rollouts) -> list[dict[str, Any]]:
             "finished": generation.finished,
             "scores": dict(rollouts.scores[row]),
             "correct": bool(rollouts.correct[row]),
-            "baseline": None if baselines is None else float(baselines[row]),
+            "baseline": float(baselines[row]),
         }
         for row, generation in enumerate(rollouts.generations)
     ]
@@ -60,7 +63,7 @@ def _read(path: Path, session: Session) -> Rollouts:
         responses=[row["response"] for row in rows],
         scores=[row["scores"] for row in rows],
         correct=torch.tensor([row["correct"] for row in rows]),
-        reward_baselines=None if rows[0]["baseline"] is None else torch.tensor([row["baseline"] for row in rows]),
+        reward_baselines=torch.tensor([row["baseline"] for row in rows]),
     )
 
 

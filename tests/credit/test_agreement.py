@@ -108,3 +108,10 @@ def test_errors_are_those_of_problems_and_not_of_tokens() -> None:
     assert found["mean"].error == pytest.approx(error, rel=0.1)
     assert found["mean"].low == pytest.approx(shared.mean() - 1.96 * error, abs=0.2 * error)
     assert found["mean"].high == pytest.approx(shared.mean() + 1.96 * error, abs=0.2 * error)
+
+
+def test_a_single_problem_gives_figures_without_errors() -> None:
+    truth = truth_of(numpy.zeros(4), numpy.array([0.5, -0.5, 0.1, 0.0]), tokens=2)
+    (found,) = agreement.bootstrap(truth, [agreement.credit_metrics(truth, truth.credit)], seed=0)
+    assert found["pearson"].value == pytest.approx(1.0)
+    assert (found["pearson"].error, found["pearson"].low, found["pearson"].high) == (None, None, None)
