@@ -6,7 +6,8 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy
 import pytest
 from training_runs import json_lines, reference_logits, reference_model, run
 
+from cepo.algorithms import base
 from cepo.cli import main
 from cepo.credit import continuations
 from cepo.data.batch import ScoringRow
@@ -25,6 +27,15 @@ pytestmark = pytest.mark.heavy
 NUMBER = 96
 METHODS = "methods=grpo, rlsd(scale=std), cepo(lambda_init=1), my_method"
 SETTINGS = ["data.max_response_length=4", "worker.rollout.top_k=2", "worker.rollout.n=6"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _without_the_plugin_afterwards() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "_registry", dict(base._registry))
+        yield
+    for name in [name for name in sys.modules if name.startswith("cepo_plugin_my_method")]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
