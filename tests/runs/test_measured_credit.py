@@ -31,6 +31,7 @@ SETTINGS = ["data.max_response_length=4", "worker.rollout.top_k=2", "worker.roll
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_the_plugin_afterwards() -> Iterator[None]:
+    base.available_estimators()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "_registry", dict(base._registry))
         yield
