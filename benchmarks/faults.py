@@ -1,41 +1,45 @@
 """Injects faults into training under Ray and checks that every run ends as if nothing had happened.
 
-    python3 benchmarks/faults.py [--out benchmarks/results] [config=FILE] [a.b.c=value ...]
+    python3 -m benchmarks.faults [--only NAME] [--kills 20] [config=FILE] [a.b.c=value ...]
 
 One run is left alone. The others, with the same settings, lose workers at random points of every stage, find checkpoints
-damaged, disks full, rewards slow or dead, ranks stopped, or lose the trainer itself. Each must finish with every step
-recorded once and with weights, optimizer state and metrics equal to the undisturbed run's, bit for bit. Exit code 1 if one
-does not. Minutes to half an hour, by the machine.
+damaged, disks full, rewards slow or dead, ranks stopped. Two more runs, one in a single process and one under Ray, are killed
+with -9 at 20 random moments each, their main process alone or their whole process group, and started again. Each must finish
+with every step recorded once and with weights, optimizer state and metrics equal to the undisturbed run's, bit for bit, and a
+killed run must leave no process, shared memory, socket or temporary file behind (nothing else may make shared memory
+meanwhile). Exit code 1 if one does not. Half an hour, by the machine; `--only` makes some of the runs, and the record keeps
+the last outcome of each.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import logging
 import os
 import random
 import resource
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import cepo.runtime.ray.ray_backend as ray_backend
+from benchmarks.support.kills import Command, kill_and_restart
+from benchmarks.support.machine import ROOT, machine_record
+from benchmarks.support.tables import RESULTS, save
 from cepo.config import check_config, load_config, run_folder
 from cepo.runtime.ray.ranks import Ranks
 from cepo.train import train
 from cepo.trainer.loop import Trainer
 
-ROOT = Path(__file__).resolve().parent.parent
 NUM_STEPS = 5
 STAGES = {
     "sampling": "generate",
@@ -234,7 +238,7 @@ def tensors_of(checkpoint: Path) -> dict[str, Any]:
     return tensors
 
 
-def differences(folder: Path, undisturbed: Path) -> list[str]:
+def differences(folder: Path, undisturbed: Path, num_steps: int) -> list[str]:
     """What is not as in the undisturbed run; empty for a run that ended as if nothing had happened."""
     import torch
 
@@ -242,11 +246,11 @@ def differences(folder: Path, undisturbed: Path) -> list[str]:
         [json.loads(line) for line in (each / "run" / "metrics.jsonl").read_text().splitlines()]
         for each in (folder, undisturbed)
     )
-    found = [] if [row["step"] for row in rows] == list(range(1, NUM_STEPS + 1)) else ["steps recorded"]
+    found = [] if [row["step"] for row in rows] == list(range(1, num_steps + 1)) else ["steps recorded"]
     for row, other in zip(rows, expected, strict=False):
         names = {name for name in {*row, *other} if not name.startswith(("timing_s/", "work/bytes", "faults/"))}
         found += [f"{name} in step {row['step']}" for name in sorted(names) if row.get(name) != other.get(name)]
-    one, two = (tensors_of(each / "run" / f"global_step_{NUM_STEPS}") for each in (folder, undisturbed))
+    one, two = (tensors_of(each / "run" / f"global_step_{num_steps}") for each in (folder, undisturbed))
     return found + [name for name in sorted({*one, *two}) if not torch.equal(one[name], two[name])]
 
 
@@ -260,30 +264,26 @@ def disturbed_run(folder: Path, faults: list[Fault], given: Sequence[str]) -> No
     assert run_folder(config).is_dir()
 
 
-def killed_trainer_run(folder: Path, given: Sequence[str], kills: Sequence[float]) -> None:
-    """The command in a process of its own, killed some seconds after its next checkpoint, and given again."""
-    command = [sys.executable, "-m", "cepo.train", *arguments_of(folder, given)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    with (folder / "command.log").open("a") as log:
-        for number, seconds in enumerate(kills, start=1):
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-            while process.poll() is None and not (folder / "run" / f"global_step_{2 * number}").is_dir():
-                time.sleep(0.05)
-            time.sleep(seconds)
-            print(f"  trainer killed {seconds:.2f} s after checkpoint {2 * number}", flush=True)
-            process.kill()
-            process.wait()
-        subprocess.run(command, env=environment, stdout=log, stderr=log, check=True)
+def killed_runs(scratch: Path, launcher: str, given: Sequence[str], *, num_kills: int) -> dict[str, Any]:
+    """An undisturbed run of the command and one that is killed again and again, and what they differ in."""
+    steps = num_kills + 10
+    devices = ["trainer.n_gpus_per_node=1"] if launcher == "local" else []
+    commands: dict[str, Command] = {}
+    for name in ("undisturbed", "killed"):
+        folder = scratch / f"{launcher}-{name}"
+        folder.mkdir()
+        commands[name] = Command(folder, [*arguments_of(folder, [*given, *devices]), f"trainer.max_steps={steps}"])
+    pace = commands["undisturbed"].run_to_its_end()
+    start = time.monotonic()
+    kills = kill_and_restart(commands["killed"], pace, num_kills=num_kills, seed=1)
+    seconds, left = time.monotonic() - start, commands["killed"].left_behind()
+    folders = [commands[name].run_folder.parent for name in ("killed", "undisturbed")]
+    found = outcome(f"kill -9: {launcher}", kills, num_kills, *folders, seconds, num_steps=steps)
+    return found | {"differences": [*found["differences"], *(f"left behind: {each}" for each in left)]}
 
 
-def main() -> int:
-    """Runs everything and writes faults.json and faults.md."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--only", help="runs whose name contains this")
-    parser.add_argument("settings", nargs="*", help="config=FILE and a.b.c=value")
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.ERROR)
+def injected_runs(scratch: Path, only: str, given: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields the outcomes of the runs with injected faults whose name contains `only`."""
     ray_backend.Ranks = FaultyRanks
     plain_step = Trainer.train_step
 
@@ -292,45 +292,56 @@ def main() -> int:
         plain_step(self, step)
 
     Trainer.train_step = train_step
-    scratch = Path(tempfile.mkdtemp(prefix="cepo-faults-"))
     undisturbed = scratch / "undisturbed"
     undisturbed.mkdir()
-    print("undisturbed", flush=True)
-    disturbed_run(undisturbed, [], options.settings)
-    outcomes = []
-    runs = {name: faults for name, faults in planned_runs(INJECTOR.visited).items() if (options.only or "") in name}
-    for name, faults in runs.items():
-        print(name, flush=True)
-        folder = scratch / name.replace(":", "").replace(" ", "-")
-        folder.mkdir()
-        start = time.monotonic()
-        disturbed_run(folder, faults, options.settings)
-        outcomes.append(outcome(name, len(INJECTOR.struck), len(faults), folder, undisturbed, time.monotonic() - start))
-        write(outcomes, options.out)
-    if (options.only or "") in "trainer killed":
-        print("trainer killed", flush=True)
-        folder = scratch / "trainer-killed"
-        folder.mkdir()
-        start = time.monotonic()
-        killed_trainer_run(folder, options.settings, kills=(0.3, 0.9))
-        outcomes.append(outcome("trainer killed", 2, 2, folder, undisturbed, time.monotonic() - start))
-    write(outcomes, options.out)
-    print(table(outcomes))
-    shutil.rmtree(scratch)
-    return int(any(each["differences"] or each["faults"] != each["planned"] for each in outcomes))
+    disturbed_run(undisturbed, [], given)
+    for name, faults in planned_runs(INJECTOR.visited).items():
+        if only in name:
+            print(name, flush=True)
+            folder = scratch / name.replace(":", "").replace(" ", "-")
+            folder.mkdir()
+            start = time.monotonic()
+            disturbed_run(folder, faults, given)
+            seconds = time.monotonic() - start
+            yield outcome(name, len(INJECTOR.struck), len(faults), folder, undisturbed, seconds)
 
 
-def write(outcomes: Sequence[dict[str, Any]], folder: Path) -> None:
-    """`faults.json` and `faults.md`, after every run anew: half an hour's work is not lost with its end."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "faults.json").write_text(json.dumps(outcomes, indent=2) + "\n")
-    (folder / "faults.md").write_text(table(outcomes))
+def main() -> int:
+    """Makes the runs and writes faults.json after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / "faults.json")
+    parser.add_argument("--only", default="", help="runs whose name contains this; `kill -9` for the killed commands")
+    parser.add_argument("--kills", type=int, default=20, help="of each killed run")
+    parser.add_argument("settings", nargs="*", help="config=FILE and a.b.c=value")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.ERROR)
+    earlier = json.loads(options.out.read_text())["runs"] if options.out.is_file() else []
+    outcomes = {each["run"]: each for each in earlier}
+    made: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="faults-of-cepo-") as scratch:
+        killed = (
+            killed_runs(Path(scratch), launcher, options.settings, num_kills=options.kills)
+            for launcher in ("local", "ray")
+            if options.only in f"kill -9: {launcher}"
+        )
+        injected = () if "kill -9" in options.only else injected_runs(Path(scratch), options.only, options.settings)
+        for each in itertools.chain(killed, injected):
+            record = machine_record(1)
+            outcomes[each["run"]] = each | {"date": record["date"]}
+            made.append(each["run"])
+            save(record | {"runs": list(outcomes.values())}, [], options.out)
+    print(table(list(outcomes.values())))
+    return int(
+        any(outcomes[name]["differences"] or outcomes[name]["faults"] != outcomes[name]["planned"] for name in made)
+    )
 
 
-def outcome(name: str, faults: int, planned: int, folder: Path, undisturbed: Path, seconds: float) -> dict[str, Any]:
+def outcome(
+    name: str, faults: int, planned: int, folder: Path, undisturbed: Path, seconds: float, *, num_steps: int = NUM_STEPS
+) -> dict[str, Any]:
     """What a run came to."""
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    found = differences(folder, undisturbed)
+    found = differences(folder, undisturbed, num_steps)
     restarts = int(max(row.get("faults/restarts", 0) for row in rows))
     print(f"  {faults} faults, {restarts} restarts, {len(found)} differences, {seconds:.0f} s", flush=True)
     return {

@@ -14,6 +14,7 @@ from cepo.config import RunConfig, check_config, chosen_launcher, dump_for_recor
 from cepo.config.help import TRAIN, asked_for_help, help_text
 from cepo.errors import CepoError, ConfigError, WorkerLostError
 from cepo.interrupts import EXIT_INTERRUPTED
+from cepo.leftovers import remove_left_behind
 from cepo.preflight import check_before_imports, check_before_loading, check_devices, check_hub_names
 
 if TYPE_CHECKING:
@@ -81,15 +82,20 @@ def train(config: RunConfig) -> None:
 
     Raises:
         ConfigError, DataError: before any model is loaded.
-        CheckpointError: the checkpoint to resume from does not fit, or another run holds the run folder.
+        CheckpointError: the checkpoint to resume from does not fit, settings have changed since it was written, or another
+            run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
     from cepo.microgeo.world import with_embedded_world
-    from cepo.trainer.resuming import RunHistory
+    from cepo.trainer.resuming import RunFinishedError, RunHistory
     from cepo.trainer.run_lock import RunLock
 
+    remove_left_behind()
     with RunLock(run_folder(config)) as lock:
-        _train(with_embedded_world(config), RunHistory(lock=lock))
+        try:
+            _train(with_embedded_world(config), RunHistory(lock=lock))
+        except RunFinishedError as done:
+            logger.info("%s", done)
 
 
 def _train(config: RunConfig, history: RunHistory) -> None:
@@ -127,7 +133,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     from cepo.data.dataset import most_visuals
     from cepo.trainer.checkpoints import TrainerState
     from cepo.trainer.loop import Trainer
-    from cepo.trainer.resuming import RunHistory, checkpoint_store, checkpoint_to_load
+    from cepo.trainer.resuming import RunHistory, check_continuation, checkpoint_store, checkpoint_to_load
     from cepo.trainer.run_lock import RunLock
     from cepo.trainer.validation import Validator
     from cepo.workers.worker import WorkerFacts, load_processing
@@ -138,9 +144,11 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
     problems, held_out = _problem_sets(config, processing, with_solutions=estimator.needs_solutions)
     total_steps = _total_steps(config, len(problems))
-    store = checkpoint_store(config)
+    store = checkpoint_store(config, data=problems.content())
     checkpoint = checkpoint_to_load(config, store, history)
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
+    if checkpoint is not None and history.first_step is None:
+        check_continuation(config, store, checkpoint, state.step, total_steps)
     check_before_loading(config, rewards, problems)
     store.require_writable()  # last of the checks: a refused run leaves no folder
     (history.lock or stack.enter_context(RunLock(store.folder))).acquire()

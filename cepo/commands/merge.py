@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from cepo.config.recorded import MODEL, recorded_model
+from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_model
 from cepo.errors import CepoError, CheckpointError, ConfigError
 from cepo.tracking.run_folder import CONFIG_FILE
 
@@ -36,6 +36,9 @@ def run_merge_command(argv: Sequence[str], *, console: Console | None = None) ->
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new folder to write")
     parser.add_argument(
         "--base", metavar="MODEL", help="model that training began from; default: what the run's config.yaml says"
+    )
+    parser.add_argument(
+        "--chat-template", type=Path, metavar="FILE", help="the one the run was trained with, if not its model's"
     )
     parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="type of the weights; default: the base's")
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the base")
@@ -63,7 +66,12 @@ def _merge(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.public and arguments.upload is None:
         raise ConfigError("--public says how --upload publishes; give --upload ORG/NAME too, or leave it out")
     actor = actor_folder(arguments.checkpoint)
-    base = find_base(actor, path=arguments.base, trust_remote_code=arguments.trust_remote_code)
+    base = find_base(
+        actor,
+        path=arguments.base,
+        chat_template=arguments.chat_template,
+        trust_remote_code=arguments.trust_remote_code,
+    )
     if arguments.upload is not None:
         prepare_repository(arguments.upload, private=not arguments.public)
     say(f"merging {actor} into {base.path}")
@@ -123,11 +131,13 @@ def _hub_errors(situation: str) -> Iterator[None]:
         ) from error
 
 
-def find_base(actor: Path, *, path: str | None = None, trust_remote_code: bool = False) -> BaseModel:
+def find_base(
+    actor: Path, *, path: str | None = None, chat_template: Path | None = None, trust_remote_code: bool = False
+) -> BaseModel:
     """Finds the base model of an actor's folder: `path`, else the one in the run's config.yaml, else the adapter's.
 
     Tokenizer, chat template and changed entries of the model's configuration come from the run's config.yaml, if there
-    is one.
+    is one. The file `chat_template` is taken in place of the recorded one.
 
     Raises:
         CheckpointError: nothing names a base model, or a file that the configuration names does not exist.
@@ -135,7 +145,11 @@ def find_base(actor: Path, *, path: str | None = None, trust_remote_code: bool =
     from cepo.workers.merged_model import BaseModel, adapter_base
 
     config_file = actor.resolve().parent.parent / CONFIG_FILE
-    settings, template = _trained_with(config_file, () if path is None else (f"{MODEL}.model_path",))
+    given = [] if path is None else [f"{MODEL}.model_path"]
+    given += [] if chat_template is None else [CHAT_TEMPLATE]
+    settings, template = _trained_with(config_file, given)
+    if chat_template is not None:
+        template = _template_text(chat_template)
     found = path or settings.get("model_path") or adapter_base(actor)
     if found is None:
         raise CheckpointError(
@@ -162,12 +176,14 @@ def _trained_with(config_file: Path, given: Collection[str]) -> tuple[Mapping[st
         model, template = recorded_model(config_file, given)
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
-    if template is None:
-        return model, None
+    return model, None if template is None else _template_text(Path(template))
+
+
+def _template_text(file: Path) -> str:
     try:
-        return model, Path(template).read_text(encoding="utf-8")
-    except OSError as error:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"data.override_chat_template of {config_file} cannot be read ({error}); the model was trained with it, "
-            "so put it there again"
+            f"the chat template {file} cannot be read ({error}); the model was trained with it, so put it there again, or give "
+            "its place with --chat-template"
         ) from error

@@ -2,7 +2,7 @@
 
 from cepo.config.checks import check_config
 from cepo.config.derived import chosen_launcher, num_devices, resolved_critic, run_folder, served_adapter_rank
-from cepo.config.loader import dump_config, dump_for_record, load_config
+from cepo.config.loader import dump_config, dump_for_record, load_config, record_tree
 from cepo.config.paths import find_path, split_function
 from cepo.config.plan import plan_lines
 from cepo.config.schema import RunConfig
@@ -17,6 +17,7 @@ __all__ = [
     "load_config",
     "num_devices",
     "plan_lines",
+    "record_tree",
     "resolved_critic",
     "run_folder",
     "served_adapter_rank",

@@ -82,14 +82,18 @@ def dump_config(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(plain_tree(config))))
 
 
-def dump_for_record(config: RunConfig) -> str:
-    """Returns the YAML of `dump_config` for files and trackers that others may read.
+def record_tree(config: RunConfig) -> dict[str, Any]:
+    """Returns all settings for records that others may read.
 
     Values from the environment stay references, and texts of secret settings (`api_key`, `token`, `password`, ...) are
     masked.
     """
-    tree = without_secrets(_escaped(plain_tree(config)))
-    return OmegaConf.to_yaml(OmegaConf.create(with_references(tree, config.from_environment)))
+    return with_references(without_secrets(_escaped(plain_tree(config))), config.from_environment)
+
+
+def dump_for_record(config: RunConfig) -> str:
+    """Returns `record_tree` as YAML."""
+    return OmegaConf.to_yaml(OmegaConf.create(record_tree(config)))
 
 
 def _merged(sources: Sequence[Source]) -> DictConfig:

@@ -52,7 +52,8 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
         also: further sections to take, which name no file.
 
     Raises:
-        ConfigError: a setting that is needed names a reward file that is not cepo's own, or refers to the environment.
+        ConfigError: a setting that is needed names a reward file that is not cepo's own or a chat template outside the run
+            folder, or refers to the environment.
     """
     kept, places = _kept(file, (*_EVALUATED, *also), given)
     named = [(key, name) for key in _FUNCTIONS if kept.get(key) is not None for name in _function_names(kept[key])]
@@ -62,6 +63,7 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
                 f"{places.get(key, file)}: the run was rewarded by {name}, a file that is no part of cepo and would run "
                 f"here. If you trust it, give {key}={name}, or config={file} for the whole configuration"
             )
+    _require_own_template(kept, file, f"{CHAT_TEMPLATE}=")
     return Source(_tree(kept), Origins(places))
 
 
@@ -76,7 +78,18 @@ def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any
     model = without_interpolation(OmegaConf.to_container(OmegaConf.create(OmegaConf.select(tree, MODEL) or {})))
     if not is_dict(model) or not model:
         raise ConfigError(f"{file} is not the configuration of a run: {MODEL} is no section")
+    _require_own_template(kept, file, "--chat-template ")
     return model, without_interpolation(kept.get(CHAT_TEMPLATE))
+
+
+def _require_own_template(kept: Mapping[str, Any], file: Path, remedy: str) -> None:
+    """Refuses a chat template outside the run folder: any file of this machine would be read, and merged or shown."""
+    name = kept.get(CHAT_TEMPLATE)
+    if name is not None and not Path(str(name)).resolve().is_relative_to(file.parent.resolve()):
+        raise ConfigError(
+            f"{file}: the run was trained with the chat template {name}, a file outside its folder. If you trust that record, "
+            f"give {remedy}{name}"
+        )
 
 
 def without_interpolation(value: Any) -> Any:

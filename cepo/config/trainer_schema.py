@@ -94,6 +94,11 @@ class TrainerConfig:
     find_last_checkpoint: bool = Field(
         default=True, description="Resume from the run folder's last checkpoint, if there is one."
     )
+    accept_changes: bool = Field(
+        default=False,
+        description="Resume although data, method, batch, learning rate or another setting that decides what is trained has "
+        "changed since the checkpoint.",
+    )
     max_try_make_batch: int = Field(
         default=20,
         description="Rounds of sampling for one step under online filtering; then the batch is filled with filtered "

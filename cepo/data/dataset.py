@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,6 +129,14 @@ class ProblemSet(Sequence[Problem]):
         return problem_indices(
             step, num_problems=len(self), batch_size=batch_size, shuffle=config.shuffle, seed=config.seed
         )
+
+    def content(self) -> str:
+        """Describes the usable rows by their number and a CRC-32 of prompts and answers, without images."""
+        texts = self._rows.select_columns([self._config.prompt_key, self._config.answer_key]).select(self._usable)
+        total = 0
+        for row in texts:
+            total = zlib.crc32(repr(tuple(row.values())).encode("utf-8", "surrogatepass"), total)
+        return f"{len(self)} rows, CRC-32 {total:08x}"
 
     def require_solutions(self, setting: str) -> None:
         """Checks that every usable row has a worked solution, because `setting` shows it.

@@ -56,6 +56,10 @@ class MixedProblems:
         )
         return [self._begin(part) + index for part, index in chosen]
 
+    def content(self) -> str:
+        """Describes every source's rows; see `ProblemSet.content`."""
+        return "; ".join(part.content() for part in self._parts)
+
     def require_solutions(self, setting: str) -> None:
         """Checks every source by `ProblemSet.require_solutions`."""
         for part in self._parts:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from cepo.config import RunConfig
 from cepo.errors import CheckpointError
+from cepo.leftovers import OwnFolder
 from cepo.models.processing import Processing
 from cepo.models.quantization import read_quantization
 from cepo.rollout.base import AdapterWeights, Generator
@@ -66,7 +66,7 @@ def _adapter(actor: Path) -> AdapterWeights | None:
 
 def _merged(actor: Path, config: RunConfig, stack: contextlib.ExitStack) -> str:
     model = config.worker.actor.model
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cepo-evaluate-"))) / "model"
+    folder = stack.enter_context(OwnFolder("evaluate")) / "model"
     base = BaseModel(
         path=model.model_path,
         tokenizer_path=model.tokenizer_path,

@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
-
 from cepo.errors import ConfigError, DataError
 from cepo.models.families import ImageReader, family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn
@@ -192,9 +190,11 @@ class Processing:
     def _rendered(self, messages: Sequence[dict[str, Any]]) -> str:
         try:
             return self._processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
+        except Exception as error:  # the template is a stranger's program, in a sandbox
             roles = ", ".join(message["role"] for message in messages)
-            raise DataError(f"the chat template refuses messages of the roles {roles}: {error}") from error
+            raise DataError(
+                f"the chat template refuses messages of the roles {roles}: {type(error).__name__}: {error}"
+            ) from error
 
     def _control_tokens(self, token_ids: Sequence[int]) -> list[int]:
         return [token for token in token_ids if token in self._added_token_ids]

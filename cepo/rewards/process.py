@@ -8,13 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import cepo
+from cepo.leftovers import end_marked
 
+MARK = "CEPO_REWARD_WORKER"
+"""The variable that tells a worker's own processes from all others."""
 START_SECONDS = 60.0
 _PACKAGE_PARENT = str(Path(cepo.__file__).resolve().parent.parent)
 _CLOSE_SECONDS = 1.0
@@ -33,6 +37,7 @@ class WorkerProcess:
         self.ready = False
         self.deadline = time.monotonic() + START_SECONDS
         self.connection, other_end = Pipe()
+        self._mark = uuid.uuid4().hex
         python_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker.
@@ -41,7 +46,7 @@ class WorkerProcess:
             stdout=2,
             pass_fds=[other_end.fileno()],
             # Scoring uses one thread: numeric libraries must not take the trainer's cores.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1", MARK: self._mark},
             # A process group of its own, so that killing it also ends what the reward function started.
             start_new_session=True,
         )
@@ -70,13 +75,14 @@ class WorkerProcess:
         return True
 
     def kill(self) -> str:
-        """Kills the process and its group; returns how the process ended, in words."""
+        """Kills the process and all that it has started; returns how the process ended, in words."""
         # After the connection has closed, a short wait tells a crash's exit code from our signal.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.05)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()
+        end_marked(MARK, self._mark)
         self.connection.close()
         return (
             f"the worker process ended with signal {-code}"

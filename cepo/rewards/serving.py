@@ -2,7 +2,7 @@
 
 It is a fresh interpreter, not a fork (the trainer holds threads and devices) and not a `multiprocessing` child (which
 would run the user's main script again). It ends when its parent has gone: at once if idle, else soon after the time
-limit.
+limit. Processes that the reward function has started end with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from multiprocessing.connection import Connection
 from typing import IO, Any
 
 import cepo
+from cepo.leftovers import end_marked
 from cepo.rewards.contract import BatchContractError, ContractError, Failure
+from cepo.rewards.process import MARK
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.abspath(cepo.__file__)) + os.sep
 _PARENT_CHECK_SECONDS = 2.0
@@ -39,6 +41,8 @@ def main() -> None:
             _serve(setup, connection, parent, devnull)
     except (EOFError, ConnectionError):
         return
+    finally:
+        end_marked(MARK, os.environ[MARK])
 
 
 def _serve(setup: dict[str, Any], connection: Connection, parent: int, devnull: IO[str]) -> None:

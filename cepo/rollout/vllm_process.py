@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
 from cepo.hardware.tools import look_for_tools, path_with, program_folder
+from cepo.leftovers import OwnFolder
 from cepo.rollout.base import GeneratorSettings
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 
@@ -52,7 +53,7 @@ def start_engine(settings: GeneratorSettings) -> LLM:
         raise EngineError(f"vLLM cannot be imported ({error}); {advice}") from error
     try:
         shared = own_shared_memory() if machine.num_ranks > 1 and not machine.on_gpu else contextlib.nullcontext()
-        with callers_state_kept(), shared, warnings.catch_warnings():
+        with callers_state_kept(), shared, meeting_places_removed(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             llm = LLM(**options)
     except Exception as error:
@@ -137,6 +138,36 @@ def own_shared_memory() -> Iterator[None]:
         for file in _SHARED_MEMORY.glob(f"cepo-{agreed[0]}*"):
             if file.name.startswith(tuple(names)):  # other engines' ranks may not have theirs yet
                 file.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def meeting_places_removed() -> Iterator[None]:
+    """Removes shared memory and sockets by which an engine's ranks find each other while it starts, once all have.
+
+    vLLM leaves the sockets in the temporary folder, and the memory, 25 MB, where a rank is killed. Memory that has lost its
+    name, and a connection that has lost its socket's file, work on until their processes end.
+    """
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    plain, variable = MessageQueue.wait_until_ready, "VLLM_RPC_BASE_PATH"
+
+    def wait_until_ready(queue: Any) -> None:
+        plain(queue)
+        if queue.buffer is not None and queue.buffer.is_creator:
+            queue.buffer.shared_memory.unlink()
+            queue.buffer.is_creator = False  # which would remove the name again at its end
+
+    before = os.environ.get(variable)
+    MessageQueue.wait_until_ready = wait_until_ready
+    try:
+        with OwnFolder("vllm") as folder:
+            os.environ[variable] = str(folder)
+            yield
+    finally:
+        MessageQueue.wait_until_ready = plain
+        os.environ.pop(variable)
+        if before is not None:
+            os.environ[variable] = before
 
 
 def shut_down(llm: LLM, *, keep_process_group: bool) -> None:

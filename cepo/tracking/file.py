@@ -105,8 +105,11 @@ class FileSink:
         path = run.folder / CONFIG_FILE
         if run.resumed_step is not None and path.exists():
             earlier = path.read_text("utf-8")
-            if earlier != run.config_text:
-                write_atomically(run.folder / f"config_until_step_{run.resumed_step}.yaml", earlier, private=True)
+            kept = run.folder / f"config_until_step_{run.resumed_step}.yaml"
+            if (
+                earlier != run.config_text and not kept.exists()
+            ):  # an earlier resume from this step trained nothing that stayed
+                write_atomically(kept, earlier, private=True)
         write_atomically(path, run.config_text, private=True)
 
 

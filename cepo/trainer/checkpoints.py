@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import zlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ FILES_FILE = "files.json"
 _SCORE = "val_reward_score"
 _WEIGHTS_ONLY = "weights_only"
 _FORMAT = "format"
+_SETTINGS = "settings"
 FORMAT_VERSION = 1
 """Increased when a checkpoint's layout changes; a checkpoint without it was written before there was a number."""
 
@@ -55,13 +57,24 @@ class CheckpointStore:
     the highest validation reward.
 
     Args:
+        identity: what a run that resumes must have in common with the checkpoint.
+        settings: what else decides what is trained, for `changes`.
         keep: how many checkpoints stay: the last, the best and the most recent others; with 1 the best stays beside the
             last one. -1 for all.
         weights_only: the backend writes only weights, so that no run can continue from the checkpoints.
     """
 
-    def __init__(self, folder: Path, *, keep: int, identity: dict[str, Any], weights_only: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int,
+        identity: dict[str, Any],
+        settings: Mapping[str, Any] | None = None,
+        weights_only: bool = False,
+    ) -> None:
         self.folder, self._keep, self._identity, self._weights_only = folder, keep, identity, weights_only
+        self._settings: dict[str, Any] = json.loads(json.dumps(settings or {}))
 
     def save(self, state: TrainerState, backend: Backend, *, val_reward_score: float | None = None) -> Path:
         """Writes the state after `state.step` steps and then deletes the oldest checkpoints beyond `keep`.
@@ -96,7 +109,7 @@ class CheckpointStore:
         target, partial = self.folder / name, self.folder / f".{name}.partial"
         step = state.step
         content = {"global_step": step, "state": dataclasses.asdict(state), _SCORE: val_reward_score, **self._identity}
-        content |= {_FORMAT: FORMAT_VERSION}
+        content |= {_FORMAT: FORMAT_VERSION, _SETTINGS: self._settings}
         content |= {_WEIGHTS_ONLY: True} if self._weights_only else {}
         try:
             shutil.rmtree(partial, ignore_errors=True)
@@ -175,6 +188,17 @@ class CheckpointStore:
             raise CheckpointError(
                 f"{folder / STATE_FILE} holds no trainer's state ({error!r}); give another one"
             ) from error
+
+    def changes(self, folder: Path) -> list[str]:
+        """Returns a line for each setting that this run and the run that wrote a checkpoint both have, with other values."""
+        recorded = json.loads((folder / STATE_FILE).read_text(encoding="utf-8")).get(_SETTINGS)
+        written: dict[str, Any] = recorded if is_dict(recorded) else {}
+        both = [key for key in self._settings if key in written]
+        return [
+            f"{key}: was {json.dumps(written[key])}, is {json.dumps(self._settings[key])}"
+            for key in both
+            if written[key] != self._settings[key]
+        ]
 
     def require_writable(self) -> None:
         """Makes the run folder.
@@ -299,6 +323,6 @@ def _lists_files(content: object) -> bool:
 def _checksum(path: Path) -> int:
     number = 0
     with path.open("rb") as file:
-        while block := file.read(1 << 22):
+        while block := file.read(1 << 16):
             number = zlib.crc32(block, number)
     return number

@@ -3,13 +3,50 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cepo.config import RunConfig, run_folder
-from cepo.errors import CheckpointError
+from cepo.config import RunConfig, record_tree, run_folder
+from cepo.errors import CepoError, CheckpointError
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.run_lock import RunLock
+from cepo.trees import is_mapping
+
+logger = logging.getLogger(__name__)
+
+
+_TRAINED = (
+    "data.",
+    "algorithm.",
+    "worker.actor.",
+    "worker.critic.",
+    *(f"worker.rollout.{name}" for name in ("n", "temperature", "top_p", "top_k", "ignore_eos", "seed")),
+    *(f"worker.reward.{name}" for name in ("reward_function", "reward_weights", "skip_special_tokens")),
+    *(f"trainer.{name}" for name in ("seed", "critic_warmup", "plugins", "max_try_make_batch")),
+)
+"""What begins so decides what is trained, unless it ends with one of `_FREE`: speed, memory and validation."""
+_FREE = (
+    "data.val_files",
+    "data.val_batch_size",
+    "worker.rollout.name",
+    ".micro_batch_size_per_device_for_update",
+    ".micro_batch_size_per_device_for_experience",
+    ".padding_free",
+    ".dynamic_batching",
+    ".enable_gradient_checkpointing",
+    ".enable_full_shard",
+    ".enable_cpu_offload",
+    ".enable_rank0_init",
+    ".fsdp_size",
+    ".offload_params",
+    ".offload_optimizer",
+)
+
+
+class RunFinishedError(CepoError):
+    """The run to resume has no step left. The command ends without an error."""
 
 
 @dataclasses.dataclass
@@ -41,15 +78,61 @@ class RunHistory:
             self.first_step, self.first_checkpoint = state.step, checkpoint
 
 
-def checkpoint_store(config: RunConfig) -> CheckpointStore:
-    """Returns the store of the run folder's checkpoints."""
+def checkpoint_store(config: RunConfig, *, data: str = "") -> CheckpointStore:
+    """Returns the store of the run folder's checkpoints; `data` describes the training set's content."""
     trainer = config.trainer
     return CheckpointStore(
         run_folder(config),
         keep=trainer.save_limit,
         identity=_identity(config),
+        settings=trained_settings(config) | {"data": data},
         weights_only=trainer.save_model_only,
     )
+
+
+def trained_settings(config: RunConfig) -> dict[str, Any]:
+    """Returns the settings that decide what is trained, by dotted key, as records show them."""
+
+    def leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, value in tree.items():
+            key = f"{prefix}{name}"
+            if is_mapping(value):
+                yield from leaves(value, f"{key}.")
+            elif key.startswith(_TRAINED) and not key.endswith(_FREE):
+                yield key, value
+
+    return dict(leaves(record_tree(config), ""))
+
+
+def check_continuation(
+    config: RunConfig, store: CheckpointStore, checkpoint: Path, step: int, total_steps: int
+) -> None:
+    """Checks, before an engine starts, that the run has steps left and continues with the settings of `checkpoint`.
+
+    Raises:
+        RunFinishedError: all steps are done.
+        CheckpointError: settings have changed that decide what is trained, without `trainer.accept_changes`, or where no
+            step is left that could use them.
+    """
+    changes = store.changes(checkpoint)
+    listed = "".join(f"\n  {change}" for change in changes)
+    anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts anew"
+    if step >= total_steps and not config.trainer.val_only:
+        if not changes:
+            raise RunFinishedError(
+                f"{checkpoint}: all {total_steps} steps of this run are done; trainer.max_steps adds steps"
+            )
+        raise CheckpointError(
+            f"all {total_steps} steps of this run are done ({checkpoint}), so these changes would train nothing:{listed}\n"
+            f"{anew}; a larger trainer.max_steps with trainer.accept_changes=true goes on with them"
+        )
+    if changes and not config.trainer.accept_changes:
+        raise CheckpointError(
+            f"settings that decide what is trained have changed since {checkpoint}:{listed}\n"
+            f"trainer.accept_changes=true goes on with them; {anew}"
+        )
+    if changes:
+        logger.warning("going on from %s with changed settings (trainer.accept_changes):%s", checkpoint, listed)
 
 
 def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHistory | None = None) -> Path | None:

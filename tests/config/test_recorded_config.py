@@ -92,6 +92,30 @@ def test_remote_code_needs_the_users_own_word(tmp_path: Path, caplog: pytest.Log
     assert not config.worker.actor.model.trust_remote_code
 
 
+def test_a_recorded_chat_template_reads_no_local_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One in the run folder is part of the run; any other file needs the user's word, also behind a link."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("s3cret")
+    for name, extra in (("file", secret), ("link", tmp_path / "link" / "template.jinja")):
+        checkpoint = stranger(tmp_path / name, f"data.override_chat_template={extra}")
+        if extra != secret:
+            extra.symlink_to(secret)
+        assert dry_run(checkpoint)[0] == 2
+        words = f"the run was trained with the chat template {extra}, a file outside its folder"
+        message = capsys.readouterr().err
+        assert words in message
+        assert f"give data.override_chat_template={extra}" in message
+        with pytest.raises(CheckpointError, match=rf"{words}.* give --chat-template {extra}"):
+            find_base(checkpoint / "actor")
+        assert find_base(checkpoint / "actor", chat_template=secret).chat_template == "s3cret"
+    own = tmp_path / "own" / "template.jinja"
+    checkpoint = stranger(tmp_path / "own", f"data.override_chat_template={own}")
+    own.write_text("{{ messages }}")
+    assert find_base(checkpoint / "actor").chat_template == "{{ messages }}"
+    with pytest.raises(CheckpointError, match=r"missing\.jinja cannot be read .*--chat-template"):
+        find_base(checkpoint / "actor", chat_template=tmp_path / "missing.jinja")
+
+
 @pytest.mark.parametrize("text", ["${oc.env:CEPO_SECRET}", "x\\\\${oc.env:CEPO_SECRET}", "\\${${oc.env:CEPO_SECRET}}"])
 def test_the_environment_is_never_read_for_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("CEPO_SECRET", "s3cret")

@@ -22,7 +22,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A unit may import units of its own level and of lower ones. A module at the package's root that is not named here
 # (a command, the composition root) stands on top.
 LEVELS = {
-    "types": 0, "sections": 0, "trees": 0, "metrics": 0, "errors": 0, "interrupts": 0, "progress": 0, "child_site": 0,
+    "types": 0, "sections": 0, "trees": 0, "metrics": 0, "errors": 0, "interrupts": 0, "leftovers": 0,
+    "progress": 0, "child_site": 0,
     "algorithms": 1, "losses": 1,
     "config": 2,
     "data": 3, "hardware": 3, "models": 3, "rewards": 3, "tracking": 3,

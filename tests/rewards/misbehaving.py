@@ -31,6 +31,11 @@ def one(sample):
         with open(sample["pid_file"], "w") as file:
             file.write(str(child.pid))
         time.sleep(600)
+    if response == "detached":
+        sleeping = [sys.executable, "-c", "import time; time.sleep(600)"]
+        child = subprocess.Popen(sleeping, start_new_session=True)
+        with open(sample["pid_file"], "w") as file:
+            file.write(str(child.pid))
     if response == "print":
         print("to standard output", flush=True)  # noqa: T201
         os.write(1, b"and past Python\n")

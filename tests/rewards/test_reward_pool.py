@@ -220,6 +220,26 @@ def test_what_a_killed_reward_had_started_ends_with_it(misbehaving: Path, tmp_pa
     assert _seconds_until_gone([int(pid_file.read_text())], limit=5.0) < 5.0
 
 
+def test_what_a_reward_left_in_its_own_session_ends_too(misbehaving: Path, tmp_path: Path) -> None:
+    """It ends with the pool, and also where the pool's process was killed."""
+    pid_file, killed = tmp_path / "pid", tmp_path / "killed"
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
+        assert pool.score(_samples("detached", pid_file=str(pid_file))).scores[0]["overall"] == 8.0
+        assert _process_exists(int(pid_file.read_text()))
+    assert _seconds_until_gone([int(pid_file.read_text())], limit=5.0) < 5.0
+    program = f"""
+        import os, signal
+        from cepo.rewards.pool import RewardPool
+        pool = RewardPool({f"{misbehaving}:batch"!r}, {{}}, num_workers=1, timeout_seconds=5.0)
+        pool.score([{{"response": "detached", "response_length": 1, "ground_truth": "1", "pid_file": {str(killed)!r}}}])
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], env={**os.environ, "PYTHONPATH": ROOT}, check=False
+    )
+    assert _seconds_until_gone([int(killed.read_text())], limit=10.0) < 10.0
+
+
 def test_an_idle_worker_that_was_ended_from_outside_is_replaced(misbehaving: Path) -> None:
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
         first = pool._workers[0].pid

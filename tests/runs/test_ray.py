@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from training_runs import (
 from cepo.config import RunConfig
 from cepo.errors import EngineError, WorkerLostError
 from cepo.train import train
+from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy
 ray = pytest.importorskip("ray")
@@ -136,21 +138,32 @@ def test_a_run_goes_on_in_a_new_cluster_when_its_own_has_died(
     assert f"the Ray cluster of this run has lost its gcs_server (process {killed[0]})" in caplog.text
 
 
-def shared_memory() -> set[str]:
-    """What lies in the machine's shared memory for vLLM's ranks."""
-    folder = Path("/dev/shm")
-    return {file.name for file in folder.glob("*cpushm*")} if folder.is_dir() else set()
+def meeting_places() -> set[str]:
+    """What lies in shared memory, and what vLLM's ranks make in the temporary folder."""
+    sockets = (path for path in Path(tempfile.gettempdir()).iterdir() if path.is_socket())
+    return {str(path) for path in (*Path("/dev/shm").iterdir(), *sockets, *Path("/tmp").glob("cepo-vllm-*"))}
 
 
-def test_a_shared_engine_samples_as_one_process_does(tiny_run: list[str], here: FinishedRun, tmp_path: Path) -> None:
-    """2 workers share it, and it leaves no shared memory behind."""
-    before = shared_memory()
+def test_a_shared_engine_samples_as_one_process_does(
+    tiny_run: list[str], here: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 workers share it. Already while it runs nothing has a name that a kill could leave behind."""
+    before, during = meeting_places(), list[set[str]]()
+    plain = Trainer.record
+
+    def look(self: Trainer, *arguments: Any) -> None:
+        during.append(meeting_places())
+        plain(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "record", look)
     options = ["trainer.max_steps=1", "worker.rollout.name=vllm", "worker.rollout.tensor_parallel_size=2"]
     train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, *options, folder=tmp_path))
     assert responses(tmp_path) == [group for group in responses(here.folder) if group[0] == 1]
     (row,) = json_lines(tmp_path / "metrics.jsonl")
     assert row["rollout/log_prob_gap_max"] < 1e-4
-    assert shared_memory() <= before
+    rays_own = {name for name in during[0] if "plasma" in name}
+    assert during[0] - rays_own <= before
+    assert meeting_places() <= before
 
 
 def test_a_hanging_rank_is_found_by_the_time_limit(

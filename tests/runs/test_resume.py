@@ -24,6 +24,7 @@ from cepo.errors import CheckpointError
 from cepo.train import build_trainer
 from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, written_files
 from cepo.trainer.loop import Trainer
+from cepo.trainer.resuming import RunFinishedError
 
 pytestmark = pytest.mark.heavy
 
@@ -128,10 +129,9 @@ def test_the_last_2_checkpoints_stay(tiny_run: list[str], tmp_path: Path) -> Non
     options = ["trainer.max_steps=3", "trainer.save_freq=1", "trainer.save_limit=2"]
     first = run(tiny_run, *options, folder=tmp_path)
     assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_2", "global_step_3"]
-    again = run(tiny_run, *options, folder=tmp_path)
-    assert again.first_step == 3
-    assert differing(first.parameters, again.parameters) == []
-    assert [row["step"] for row in again.metrics] == [1, 2, 3]
+    with pytest.raises(RunFinishedError, match="all 3 steps of this run are done"):
+        run(tiny_run, *options, folder=tmp_path)
+    assert [row["step"] for row in first.metrics] == [1, 2, 3]
 
 
 def test_a_new_start_never_resumes_from_an_older_run(tiny_run: list[str], tmp_path: Path) -> None:
@@ -203,6 +203,7 @@ def test_a_resumed_run_takes_moments_but_its_own_settings(tiny_run: list[str], t
         seen["steps"] = {float(whole(state["step"])) for state in optimizer.state.values()}
         seen["moments"] = sum(float(whole(state["exp_avg_sq"]).sum()) for state in optimizer.state.values())
 
+    changed.append("trainer.accept_changes=true")
     resumed = run(tiny_run, "trainer.max_steps=2", *changed, folder=tmp_path, prepare=look)
     assert resumed.first_step == 1
     assert seen["groups"] == [(0.25, (0.8, 0.95))]

@@ -6,9 +6,7 @@ import atexit
 import logging
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +18,10 @@ import ray
 import ray._raylet
 
 from cepo.errors import EngineError, WorkerLostError
+from cepo.leftovers import OwnFolder
 
 logger = logging.getLogger(__name__)
 
-_FOLDER = "cepo-ray-"
 _SHUTDOWN_SECONDS = 20.0
 # Ray's switch for laptops: at 0, all servers of a cluster listen on loopback. ray.init has no argument for this.
 _REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -43,10 +41,8 @@ class OwnCluster:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        parent = Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())  # socket paths must be short
-        remove_left_behind(parent)
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-", dir=parent))
-        self._token_settings = _ask_for_token(self._folder / "auth_token")
+        self._folder = OwnFolder("ray")
+        self._token_settings = _ask_for_token(self._folder.path / "auth_token")
         atexit.register(self.end)
         earlier = set(psutil.Process().children())
         logger.info("starting Ray on this machine")
@@ -56,7 +52,7 @@ class OwnCluster:
                     address="local",
                     include_dashboard=False,
                     num_cpus=os.cpu_count(),
-                    _temp_dir=str(self._folder),
+                    _temp_dir=str(self._folder.path),
                     **options,
                 )
         except Exception as error:
@@ -65,7 +61,7 @@ class OwnCluster:
             self._processes = {
                 process: process.name() for process in psutil.Process().children() if process not in earlier
             }
-        logger.info("started Ray on this machine, its files in %s", self._folder)
+        logger.info("started Ray on this machine, its files in %s", self._folder.path)
 
     def require_alive(self) -> None:
         """Checks that the cluster's own processes run.
@@ -95,15 +91,7 @@ class OwnCluster:
         for name in self._token_settings:
             os.environ.pop(name, None)
         _read_token_settings()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def remove_left_behind(parent: Path) -> None:
-    """Removes the folders of clusters whose process was killed before it could clean up."""
-    for folder in parent.glob(f"{_FOLDER}*"):
-        number = folder.name.removeprefix(_FOLDER).partition("-")[0]
-        if number.isdecimal() and folder.stat().st_uid == os.getuid() and not psutil.pid_exists(int(number)):
-            shutil.rmtree(folder, ignore_errors=True)
+        self._folder.remove()
 
 
 def _ask_for_token(file: Path) -> dict[str, str]:

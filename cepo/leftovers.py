@@ -1,0 +1,77 @@
+"""Ends what outlives a process: temporary folders of killed processes, and processes that a process has started."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+_PREFIX = "cepo-"
+
+
+class OwnFolder:
+    """A temporary folder `cepo-<kind>-<process>-...`, locked while its process lives. As a context it is removed at the end.
+
+    It is in /tmp where there is one, because paths of sockets in it must be short. Making one removes what killed
+    processes left.
+    """
+
+    def __init__(self, kind: str) -> None:
+        remove_left_behind()
+        self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-{os.getpid()}-", dir=_parent()))
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def remove(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_left_behind() -> None:
+    """Removes folders of this user's dead processes.
+
+    A folder stays if its process runs, or if it is locked: by a process that is not visible in this container.
+    """
+    for folder in _parent().glob(f"{_PREFIX}*-*-*"):
+        number = folder.name.rsplit("-", maxsplit=2)[1]
+        with contextlib.suppress(FileNotFoundError):  # another start removes it at the same time
+            if number.isdecimal() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{number}").exists():
+                _remove_unlocked(folder)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def _parent() -> Path:
+    return Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())
+
+
+def end_marked(name: str, value: str) -> None:
+    """Kills all processes of this user, but this one, whose environment has the variable `name` with this value.
+
+    A process that was started by another one has its environment, also where it has left its group and session.
+    """
+    mark = f"{name}={value}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or it is another user's
+            if int(folder.name) != os.getpid() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)

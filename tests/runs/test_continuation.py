@@ -1,0 +1,115 @@
+"""A finished run says so before an engine starts, and a resume with other settings lists them and wants a word."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from training_runs import json_lines, run
+
+from cepo.errors import CheckpointError
+from cepo.microgeo.world import split_problems, write_problems
+from cepo.train import main
+from cepo.trainer.resuming import RunFinishedError
+
+pytestmark = pytest.mark.heavy
+
+CHANGED = ["worker.actor.optim.lr=5e-4", "data.rollout_batch_size=2"]
+
+
+@pytest.fixture(scope="module")
+def own_data(problem_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copy(problem_file, tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture(scope="module")
+def one_step(tiny_run: list[str], own_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    run(tiny_run, f"data.train_files={own_data}", "trainer.max_steps=1", folder=folder)
+    return folder
+
+
+@pytest.fixture
+def folder(one_step: Path, tmp_path: Path) -> Path:
+    """A copy of a run folder after 1 step."""
+    return Path(shutil.copytree(one_step, tmp_path / "run"))
+
+
+@pytest.fixture
+def without_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def not_reached(*_: Any) -> Any:
+        raise AssertionError("models were loaded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("cepo.train.build_backend", not_reached)
+        yield
+
+
+@pytest.mark.usefixtures("without_engines")
+def test_changed_settings_need_a_word_of_consent(tiny_run: list[str], own_data: Path, folder: Path) -> None:
+    options = [f"data.train_files={own_data}", "trainer.max_steps=2", *CHANGED]
+    with pytest.raises(CheckpointError) as refused:
+        run(tiny_run, *options, folder=folder)
+    assert str(refused.value).splitlines() == [
+        f"settings that decide what is trained have changed since {folder}/global_step_1:",
+        "  data.rollout_batch_size: was 4, is 2",
+        "  worker.actor.optim.lr: was 0.001, is 0.0005",
+        "trainer.accept_changes=true goes on with them; trainer.experiment_name=<another> or "
+        "trainer.find_last_checkpoint=false starts anew",
+    ]
+
+
+def test_with_consent_the_record_keeps_both(tiny_run: list[str], own_data: Path, folder: Path) -> None:
+    """Settings of speed, records and length need none."""
+    options = [f"data.train_files={own_data}", "trainer.max_steps=2", *CHANGED, "trainer.accept_changes=true"]
+    run(tiny_run, *options, folder=folder)
+    rates = {
+        name: yaml.safe_load((folder / name).read_text())["worker"]["actor"]["optim"]["lr"]
+        for name in ("config_until_step_1.yaml", "config.yaml")
+    }
+    assert rates == {"config_until_step_1.yaml": 1e-3, "config.yaml": 5e-4}
+    assert [row["actor/lr"] for row in json_lines(folder / "metrics.jsonl")] == [1e-3, 5e-4]
+    free = ["worker.actor.micro_batch_size_per_device_for_update=4", "trainer.rollouts_to_log=0", "trainer.max_steps=3"]
+    assert run(tiny_run, *options[:-1], *free, folder=folder).first_step == 2
+
+
+@pytest.mark.usefixtures("without_engines")
+def test_other_rows_under_the_same_name_are_noticed(tiny_run: list[str], own_data: Path, folder: Path) -> None:
+    other = folder.parent / own_data.name
+    write_problems(other, split_problems(5, 8, 1)[0])
+    before = own_data.read_bytes()
+    try:
+        own_data.write_bytes(other.read_bytes())
+        with pytest.raises(
+            CheckpointError, match=r"\n  data: was \"8 rows, CRC-32 \w{8}\", is \"8 rows, CRC-32 \w{8}\"\n"
+        ):
+            run(tiny_run, f"data.train_files={own_data}", "trainer.max_steps=2", folder=folder)
+    finally:
+        own_data.write_bytes(before)
+
+
+@pytest.mark.usefixtures("without_engines")
+def test_a_finished_run_says_so_before_any_engine_starts(
+    tiny_run: list[str], own_data: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the same settings it ends well; with others it is an error, and the record of the settings stays."""
+    command = [
+        *tiny_run,
+        f"data.train_files={own_data}",
+        "trainer.max_steps=1",
+        f"trainer.save_checkpoint_path={folder}",
+    ]
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(command) == 0
+    assert f"{folder}/global_step_1: all 1 steps of this run are done" in caplog.text
+    with pytest.raises(RunFinishedError, match=r"all 1 steps of this run are done; trainer\.max_steps adds steps"):
+        run(tiny_run, f"data.train_files={own_data}", "trainer.max_steps=1", folder=folder)
+    caplog.clear()
+    for consent in ([], ["trainer.accept_changes=true"]):
+        assert main([*command, CHANGED[0], *consent]) == 2
+        assert "so these changes would train nothing:\n  worker.actor.optim.lr: was 0.001, is 0.0005" in caplog.text
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
