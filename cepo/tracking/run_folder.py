@@ -23,12 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.errors import DataError
+from cepo.errors import CepoError, DataError
 from cepo.tracking.lines import finite_or_none, read_objects, to_disk
+from cepo.trees import is_dict, is_list
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+RECORDS_FORMAT = 1
+"""Increased when the files of a run folder change their form; entries of `environment.json` without it have 1."""
 METRICS_FILE = "metrics.jsonl"
 GENERATIONS_FILE = "generations.jsonl"
 CONFIG_FILE = "config.yaml"
@@ -83,7 +86,12 @@ def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_environment(run_folder: Path) -> list[dict[str, Any]]:
-    """Returns one entry per start or resume, none without a record; raises `DataError` if the file is damaged."""
+    """Returns one entry per start or resume, none without a record.
+
+    Raises:
+        DataError: the file is damaged.
+        CepoError: a later version of cepo wrote the records in another form.
+    """
     path = run_folder / ENVIRONMENT_FILE
     if not path.exists():
         return []
@@ -91,8 +99,15 @@ def read_environment(run_folder: Path) -> list[dict[str, Any]]:
         entries = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}") from error
-    if not isinstance(entries, list):
+    if not is_list(entries):
         raise DataError(f"{path} is damaged: it does not hold a list")
+    found = [entry.get("format", 1) for entry in entries if is_dict(entry)]
+    newer = [number for number in found if not isinstance(number, int) or number > RECORDS_FORMAT]
+    if newer:
+        raise CepoError(
+            f"the records in {run_folder} have the format {newer[0]!r}, this cepo reads up to {RECORDS_FORMAT}; take the version "
+            "that wrote them"
+        )
     return entries
 
 

@@ -23,7 +23,10 @@ _TRAINED = (
     "worker.actor.",
     "worker.critic.",
     *(f"worker.rollout.{name}" for name in ("n", "temperature", "top_p", "top_k", "ignore_eos", "seed")),
-    *(f"worker.reward.{name}" for name in ("reward_function", "reward_weights", "skip_special_tokens")),
+    *(
+        f"worker.reward.{name}"
+        for name in ("reward_function", "reward_weights", "answer_function", "skip_special_tokens")
+    ),
     *(f"trainer.{name}" for name in ("seed", "critic_warmup", "plugins", "max_try_make_batch")),
 )
 """What begins so decides what is trained, unless it ends with one of `_FREE`: speed, memory and validation."""

@@ -1,0 +1,65 @@
+"""Records are on the disk before anything that claims them, and carry a format number that an older cepo refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cepo.errors import CepoError
+from cepo.tracking import RunDescription, build_tracker
+from cepo.tracking.run_folder import RECORDS_FORMAT, read_environment, write_atomically
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was put on the disk, and which renames there were, in order."""
+    seen: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        seen.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{descriptor}')).name}")
+        fsync(descriptor)
+
+    def noted_replace(source: Path, target: Path) -> None:
+        seen.append(f"rename {source.name} {target.name}")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
+    return seen
+
+
+def test_a_new_file_is_on_the_disk_before_and_after_its_rename(tmp_path: Path, calls: list[str]) -> None:
+    write_atomically(tmp_path / "state.json", "{}")
+    assert calls == ["fsync state.json.new", "rename state.json.new state.json", f"fsync {tmp_path.name}"]
+
+
+def test_a_steps_row_is_on_the_disk_when_it_is_logged(tmp_path: Path, calls: list[str]) -> None:
+    tracker = build_tracker(["file"], RunDescription(folder=tmp_path, config_text="{}\n", max_steps=2))
+    calls.clear()
+    tracker.log_metrics(1, {"reward/mean": 0.5})
+    assert calls == ["fsync metrics.jsonl"]
+    tracker.log_metrics(1, {"val/accuracy": 0.5})
+    assert calls == ["fsync metrics.jsonl"] * 2
+    tracker.close()
+
+
+def test_records_of_a_later_format_are_refused_and_kept(tmp_path: Path) -> None:
+    run = RunDescription(folder=tmp_path, config_text="{}\n", max_steps=2, resumed_step=1)
+    build_tracker(["file"], run).close()
+    file = tmp_path / "environment.json"
+    (entry,) = json.loads(file.read_text())
+    assert entry["format"] == RECORDS_FORMAT == 1
+    later = json.dumps([entry | {"format": 2}])
+    file.write_text(later)
+    words = r"the records in .* have the format 2, this cepo reads up to 1; take the version that wrote them"
+    with pytest.raises(CepoError, match=words):
+        read_environment(tmp_path)
+    with pytest.raises(CepoError, match=words):
+        build_tracker(["file"], run)
+    assert file.read_text() == later
+    file.write_text(json.dumps([{"started": "earlier than there was a number"}]))
+    assert len(read_environment(tmp_path)) == 1
