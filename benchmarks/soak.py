@@ -42,7 +42,7 @@ WARM_UP = 0.3
 STUDENT = 2.04
 """Student's factor of a 95 % interval for 30 degrees of freedom; a run of 500 steps has 33."""
 BOUNDS: Mapping[str, float] = {
-    "resident_bytes": 16 * MIB,
+    "resident_bytes": 32 * MIB,
     "resident_bytes_of_children": 32 * MIB,
     "tensor_bytes": 0.5 * MIB,
     "python_objects": 2000,
