@@ -277,8 +277,8 @@ def killed_runs(scratch: Path, launcher: str, given: Sequence[str], *, num_kills
     start = time.monotonic()
     kills = kill_and_restart(commands["killed"], pace, num_kills=num_kills, seed=1)
     seconds, left = time.monotonic() - start, commands["killed"].left_behind()
-    folders = [commands[name].run_folder.parent for name in ("killed", "undisturbed")]
-    found = outcome(f"kill -9: {launcher}", kills, num_kills, *folders, seconds, num_steps=steps)
+    killed, undisturbed = (commands[name].run_folder.parent for name in ("killed", "undisturbed"))
+    found = outcome(f"kill -9: {launcher}", kills, num_kills, killed, undisturbed, seconds, num_steps=steps)
     return found | {"differences": [*found["differences"], *(f"left behind: {each}" for each in left)]}
 
 

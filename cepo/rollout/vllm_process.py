@@ -151,11 +151,11 @@ def meeting_places_removed() -> Iterator[None]:
 
     plain, variable = MessageQueue.wait_until_ready, "VLLM_RPC_BASE_PATH"
 
-    def wait_until_ready(queue: Any) -> None:
-        plain(queue)
-        if queue.buffer is not None and queue.buffer.is_creator:
-            queue.buffer.shared_memory.unlink()
-            queue.buffer.is_creator = False  # which would remove the name again at its end
+    def wait_until_ready(self: Any) -> None:
+        plain(self)
+        if self.buffer is not None and self.buffer.is_creator:
+            self.buffer.shared_memory.unlink()
+            self.buffer.is_creator = False  # which would remove the name again at its end
 
     before = os.environ.get(variable)
     MessageQueue.wait_until_ready = wait_until_ready
