@@ -106,9 +106,8 @@ class FileSink:
         if run.resumed_step is not None and path.exists():
             earlier = path.read_text("utf-8")
             kept = run.folder / f"config_until_step_{run.resumed_step}.yaml"
-            if (
-                earlier != run.config_text and not kept.exists()
-            ):  # an earlier resume from this step trained nothing that stayed
+            # If it exists, an earlier resume from this step trained nothing that stayed.
+            if earlier != run.config_text and not kept.exists():
                 write_atomically(kept, earlier, private=True)
         write_atomically(path, run.config_text, private=True)
 
