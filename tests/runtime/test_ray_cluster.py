@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("ray")
 
 from cepo.runtime.ray.cluster import _share, worker_environment
-from cepo.runtime.ray.own_cluster import remove_left_behind
 
 
 def test_workers_get_the_engines_variables_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,15 +43,3 @@ def test_workers_share_the_smallest_machines_cores(
     monkeypatch.setattr("ray.nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 0.1}}])
     share = _share(devices)
     assert (share.cpus, share.gpus) == (cpus, gpus)
-
-
-def test_folders_of_killed_clusters_are_removed(tmp_path: Path) -> None:
-    """Those of living ones stay."""
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    living, dead = tmp_path / f"cepo-ray-{os.getpid()}-a", tmp_path / f"cepo-ray-{ended.pid}-b"
-    others = tmp_path / "cepo-ray-notes"
-    for folder in (living, dead, others):
-        folder.mkdir()
-    remove_left_behind(tmp_path)
-    assert sorted(tmp_path.iterdir()) == sorted([living, others])
