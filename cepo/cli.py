@@ -82,7 +82,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
     "config": (_config, "resolve, check and print a config: cepo config config=FILE a.b.c=value ..."),
     "report": (_report, "page of a run, its curves and its credit: cepo report RUN [--out FILE]"),
     "show": (_show, "credit of a model's tokens without training: cepo show MODEL DATA config=FILE [--response FILE]"),
-    "compare": (_compare, "table of runs by method and seed: cepo compare RUN ... [--out FILE]"),
+    "compare": (_compare, "runs by setting and seed, or evaluations: cepo compare RUN ... [--out FILE]"),
     "doctor": (_doctor, "whether training could start here: cepo doctor [config=FILE a.b.c=value ...]"),
     "evaluate": (_evaluate, "accuracy on data and benchmarks: cepo evaluate [config=FILE] [checkpoint=...] [data=...]"),
     "credit": (_credit, "credit and gradients of methods against the truth: cepo credit methods=NAME,NAME ..."),

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+from cepo import progress
+
 EXIT_INTERRUPTED = 130
 _IMPORT_FRAMES = "<frozen importlib._bootstrap>"
 
@@ -84,6 +86,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _leave(code: int) -> NoReturn:
+    progress.end_view()
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -1,78 +1,134 @@
-"""Shows progress: as a bar on a terminal if the work lasts, and as one line a minute in a log."""
+"""Shows what is under way: in a live view on a terminal if the work lasts, and as lines in a log."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from operator import length_hint
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from cepo.live_view import LiveView
 
 logger = logging.getLogger(__name__)
 
-SECONDS_UNTIL_A_BAR = 2.0
+SECONDS_UNTIL_A_VIEW = 2.0
 SECONDS_BETWEEN_LINES = 60.0
 _Item = TypeVar("_Item")
+_view: LiveView | None = None
+
+
+@contextmanager
+def live_view() -> Iterator[None]:
+    """Keeps a live view at the lower end of the terminal during the body; without a terminal there is none."""
+    global _view
+    if _view is not None or not _is_terminal():
+        yield
+        return
+    from cepo.live_view import LiveView
+
+    _view = LiveView()
+    _view.start()
+    try:
+        yield
+    finally:
+        end_view()
+
+
+def end_view() -> None:
+    """Ends the live view, if there is one, and gives the terminal its cursor back."""
+    global _view
+    if _view is not None:
+        view, _view = _view, None
+        view.stop()
+
+
+def show_board(board: RenderableType) -> Console | None:
+    """Draws `board` above the work in the live view, and returns the console that prints above it; None without a view."""
+    if _view is None:
+        return None
+    _view.board = board
+    return _view.console
+
+
+@contextmanager
+def phase(what: str) -> Iterator[None]:
+    """Says what a run is doing where nothing can be counted: its seconds in the live view, and lines in a log."""
+    if _view is None:
+        logger.info("%s", what)
+    with Progress(what, None) as progress:
+        yield
+    if progress.seconds >= 1:
+        logger.info("%s: done after %.0f s", what, progress.seconds)
 
 
 class Progress:
-    """Shows the progress of `total` pieces of work; a context manager.
+    """Shows the progress of `total` pieces of work, or of work that cannot be counted; a context manager.
 
     Args:
-        what: the work, as the beginning of a log line.
-        draws: whether a bar may be drawn; None: if standard error is a terminal.
+        what: the work, as the beginning of a line.
+        draws: whether it may be drawn; None: if standard error is a terminal.
     """
 
-    def __init__(self, what: str, total: int, *, draws: bool | None = None) -> None:
-        self._what, self._total = what, total
-        self._is_terminal = sys.stderr.isatty()
+    def __init__(self, what: str, total: int | None, *, draws: bool | None = None) -> None:
+        self.what, self.total, self.done = what, total, 0
+        self._is_terminal = _is_terminal()
         self._draws = self._is_terminal if draws is None else draws
         self._start = self._said = time.monotonic()
-        self._done = 0
-        self._bar: Any = None
+        self._shown: ExitStack | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the work began."""
+        return time.monotonic() - self._start
 
     def update(self, count: int = 1) -> None:
         """Counts finished pieces of work."""
-        self._done += count
+        self.done += count
         now = time.monotonic()
         if self._draws:
-            if self._bar is None and now - self._start >= SECONDS_UNTIL_A_BAR:
-                self._bar = self._drawn()
-            if self._bar is not None:
-                self._bar.update(self._bar.task_ids[0], completed=self._done)
+            if self._shown is None and self.seconds >= SECONDS_UNTIL_A_VIEW:
+                self._show()
         elif not self._is_terminal and now - self._said >= SECONDS_BETWEEN_LINES:
             self._said = now
             spent = now - self._start
-            left = spent * (self._total - self._done) / self._done
-            logger.info(
-                "%s: %d of %d after %.0f s, about %.0f s left", self._what, self._done, self._total, spent, left
-            )
+            left = spent * ((self.total or 0) - self.done) / self.done
+            logger.info("%s: %d of %d after %.0f s, about %.0f s left", self.what, self.done, self.total, spent, left)
 
     def __enter__(self) -> Progress:
+        if self._draws and _view is not None:
+            self._show()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._shown is not None:
+            self._shown.close()
 
-    def _drawn(self) -> Any:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        bar = Bar(*columns, console=Console(stderr=True), transient=True)
-        bar.add_task(self._what, total=self._total)
-        bar.start()
-        return bar
+    def _show(self) -> None:
+        """Adds a line to the live view, which lasts as long as this work if there was none."""
+        self._shown = ExitStack()
+        self._shown.enter_context(live_view())
+        if _view is not None:
+            _view.add(self)
+            self._shown.callback(_view.forget, self)
 
 
-def shown(items: Sequence[_Item], what: str) -> Iterator[_Item]:
-    """Yields the items and shows progress while the work on them lasts."""
-    with Progress(what, len(items)) as progress:
+def shown(items: Iterable[_Item], what: str, total: int | None = None) -> Iterator[_Item]:
+    """Yields the items and shows progress while the work on them lasts; `total` is their number if they do not know it."""
+    with Progress(what, length_hint(items) if total is None else total) as progress:
         for item in items:
             yield item
             progress.update()
+
+
+def _is_terminal() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")

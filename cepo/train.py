@@ -16,6 +16,7 @@ from cepo.errors import CepoError, ConfigError, WorkerLostError
 from cepo.interrupts import EXIT_INTERRUPTED
 from cepo.leftovers import remove_left_behind
 from cepo.preflight import check_before_imports, check_before_loading, check_devices, check_hub_names
+from cepo.progress import live_view, phase
 
 if TYPE_CHECKING:
     from cepo.algorithms import Estimator
@@ -59,9 +60,12 @@ def _main(arguments: Sequence[str]) -> int:
         for line in check_config(config):
             logger.info("plan: %s", line)
         check_before_imports(config)
-        logger.info("plan: %s", check_devices(config))
-        check_hub_names(config)
-        train(config)
+        with live_view():
+            with phase("loading libraries and looking at the devices"):
+                devices = check_devices(config)
+            logger.info("plan: %s", devices)
+            check_hub_names(config)
+            train(config)
     except CepoError as error:
         logger.error("%s", error)
         return EXIT_USER_ERROR
@@ -142,7 +146,8 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     estimator = _estimator(config)
     processing = load_processing(config)
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
-    problems, held_out = _problem_sets(config, processing, with_solutions=estimator.needs_solutions)
+    with phase("reading and checking the problems"):
+        problems, held_out = _problem_sets(config, processing, with_solutions=estimator.needs_solutions)
     total_steps = _total_steps(config, len(problems))
     store = checkpoint_store(config, data=problems.content())
     checkpoint = checkpoint_to_load(config, store, history)

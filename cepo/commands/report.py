@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from cepo.errors import CepoError
 
 _USAGE_ERROR = 2
 _PLUGIN_HELP = "Python file that registers further methods, for the credit view"
+_SECONDS_BETWEEN_LOOKS = 2.0
+_FIGURES = (".png", ".pdf", ".svg")
 
 
 def run_report_command(argv: Sequence[str], *, console: Console | None = None) -> int:
@@ -32,19 +35,35 @@ def run_report_command(argv: Sequence[str], *, console: Console | None = None) -
     parser.add_argument("--pdf", type=Path, metavar="FILE", help="also draw the curves into a PDF file")
     parser.add_argument("--open", action="store_true", help="open the page where a display exists")
     parser.add_argument("--plugin", type=Path, action="append", default=[], metavar="FILE", help=_PLUGIN_HELP)
+    parser.add_argument("--watch", action="store_true", help="write the page anew while the run goes on, until Ctrl-C")
     return guarded(parser, argv, lambda arguments: _report(arguments, console or Console()))
 
 
 def run_compare_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo compare RUN... [--out FILE.md] [--plot FILE.png]`: groups runs by method and shows their spread.
+    """`cepo compare RUN... [--out FILE ...]`: runs by their settings, or evaluations, in the form of the paper's table.
 
     Returns:
         0, or 2 with a message on standard error if a run cannot be read or a file cannot be written.
     """
-    parser = argparse.ArgumentParser(prog="cepo compare", description="Runs grouped by method, with their spread.")
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run folders; runs of one method are repeats")
-    parser.add_argument("--out", type=Path, metavar="FILE.md", help="write the table as Markdown")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw mean curves with bands")
+    parser = argparse.ArgumentParser(
+        prog="cepo compare",
+        description="Compares runs, with those that differ in seeds alone as repeats; or evaluations and published tables.",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="run folders; or folders of cepo evaluate, tables in JSON, and 'paper' for the paper's own figures",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write the table (.md .tex .csv .json), the page (.html) or the curves (.png .pdf .svg); several times",
+    )
+    parser.add_argument("--harness", action="store_true", help="evaluations by the rules of lmms-eval")
     return guarded(parser, argv, lambda arguments: _compare(arguments, console or Console()))
 
 
@@ -62,20 +81,48 @@ def _report(arguments: argparse.Namespace, console: Console) -> None:
         console.print(f"{name}: {written}", soft_wrap=True, highlight=False, markup=False)
     if arguments.open and (sys.platform != "linux" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         webbrowser.open(path.resolve().as_uri())
+    if arguments.watch:
+        _watch(arguments, console)
+
+
+def _watch(arguments: argparse.Namespace, console: Console) -> None:
+    """Writes the page anew after each change of the run's metrics, until Ctrl-C."""
+    from cepo.report.page import write_report
+    from cepo.tracking.run_folder import METRICS_FILE, read_metrics
+
+    metrics, seen = arguments.run / METRICS_FILE, None
+    try:
+        while True:
+            now = metrics.stat().st_mtime_ns
+            if now != seen:
+                path = write_report(arguments.run, arguments.out)
+                step = max((row.step for row in read_metrics(arguments.run)), default=0)
+                console.print(f"page after step {step}: {path}", soft_wrap=True, highlight=False, markup=False)
+                seen = now
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    except KeyboardInterrupt:
+        return
 
 
 def _compare(arguments: argparse.Namespace, console: Console) -> None:
-    from cepo.report.compare import compare_runs, plot_comparison
-    from cepo.tracking.run_folder import write_atomically
+    from cepo.evaluation.published import is_scored, score_table
+    from cepo.report.compare import compare_runs, plot_comparison, write_comparison
+    from cepo.report.score_tables import write_table
 
-    comparison = compare_runs(arguments.runs)
-    console.print(comparison.table())
-    if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(arguments.out, comparison.markdown())
-    if arguments.plot is not None:
-        plot_comparison(comparison, arguments.plot)
-    for path in filter(None, (arguments.out, arguments.plot)):
+    comparison = None
+    if all(map(is_scored, arguments.runs)):
+        table = score_table(arguments.runs, by_harness=arguments.harness)
+    else:
+        comparison = compare_runs([Path(run) for run in arguments.runs])
+        table = comparison.table()
+    console.print(table.terminal())
+    for path in arguments.out:
+        if comparison is not None and path.suffix == ".html":
+            write_comparison(comparison, path)
+        elif comparison is not None and path.suffix in _FIGURES:
+            plot_comparison(comparison, path)
+        else:
+            write_table(table, path)
         console.print(f"written: {path}", soft_wrap=True, highlight=False, markup=False)
 
 

@@ -278,6 +278,7 @@ class SamplingOverrides(TypedDict, total=False):
     temperature: Annotated[float, Field(ge=0)]
     top_p: Annotated[float, Field(gt=0, le=1)]
     top_k: CountOrOff
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)]
 
 
 @section
@@ -312,7 +313,8 @@ class RolloutConfig:
         default=1, ge=1, description="Devices of a machine that share one engine (vLLM): a divisor of n_gpus_per_node."
     )
     val_override_config: SamplingOverrides = Field(
-        default={}, description="Sampling settings that differ in validation: n, temperature (0: greedy), top_p, top_k."
+        default={},
+        description="Sampling settings of validation alone: n, temperature (0: greedy), top_p, top_k, presence_penalty.",
     )
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cepo.config.schema import DataConfig
 from cepo.errors import DataError
+from cepo.progress import shown
 
 logger = logging.getLogger(__name__)
-
-_ROWS_FOR_A_BAR = 200
-"""The number of rows from which checking takes long enough for a progress bar."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,7 @@ def check_rows(
     overlong: list[int] = []
     too_long: list[RowMeasure] = []
     most_images = most_videos = 0
-    for number, row in enumerate(_with_progress(rows, num_rows, source)):
+    for number, row in enumerate(shown(rows, f"checking {source}", num_rows)):
         try:
             measured = measure(row)
         except DataError as error:
@@ -130,16 +127,3 @@ def why_none_is_usable(checks: RowChecks, source: str, config: DataConfig) -> st
 
 def _of_images(tokens: int, where: str = "") -> str:
     return f" ({where}{tokens} of them of images and videos)" if tokens else ""
-
-
-def _with_progress(rows: Iterable[Mapping[str, Any]], num_rows: int, source: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the rows with a progress bar on standard error; without a terminal there is no bar."""
-    if num_rows < _ROWS_FOR_A_BAR or not sys.stderr.isatty():
-        yield from rows
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(
-        rows, total=num_rows, description=f"checking {source}", console=Console(stderr=True), transient=True
-    )

@@ -58,9 +58,9 @@ def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
 def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dict[str, Any]:
     """Returns the statistics of one benchmark's responses as plain values for JSON. Lengths are in tokens.
 
-    `accuracy` is the mean over all responses (avg@n). `pass_at_k` is given if problems have several responses.
-    `worst_variant` is given if problems of one cluster are variants of one question: the mean over questions of the
-    lowest accuracy of a variant.
+    `accuracy` is the mean over all responses (avg@n), and `harness_accuracy` the same by lmms-eval's rules if the rows
+    have their verdicts. `pass_at_k` is given if problems have several responses. `worst_variant` is given if problems of
+    one cluster are variants of one question: the mean over questions of the lowest accuracy of a variant.
     """
     lengths = [row["length"] for row in rows]
     figures: dict[str, Any] = {
@@ -68,6 +68,7 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dic
         "num_responses": len(rows),
         "num_right": sum(row["correct"] for row in rows),
         "accuracy": accuracy(rows).as_json(),
+        **({"harness_accuracy": harness.as_json()} if (harness := _harness_accuracy(rows)) else {}),
         "by_kind": {
             kind: {"num_problems": len({row["problem_id"] for row in of_kind}), **accuracy(of_kind).as_json()}
             for kind in KINDS
@@ -94,6 +95,12 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dic
 def accuracy(rows: Sequence[Row]) -> Estimate:
     """Returns the share of right responses; responses to a problem and to its variants form one cluster."""
     return clustered_mean([float(row["correct"]) for row in rows], [row["cluster"] for row in rows])
+
+
+def _harness_accuracy(rows: Sequence[Row]) -> Estimate | None:
+    """Returns the mean verdict of lmms-eval's rules; None where rows have none."""
+    values = [row["scores"]["harness"] for row in rows if "harness" in row.get("scores", {})]
+    return clustered_mean(values, [row["cluster"] for row in rows]) if len(values) == len(rows) else None
 
 
 def macro_average(estimates: Sequence[Estimate]) -> dict[str, float | int | None]:

@@ -59,7 +59,14 @@ def converted(rows: Any, benchmark: Benchmark) -> Any:
     for number, row in enumerate(rows):
         try:
             problems.append(
-                {"answer_kind": None, "choices": [], "tolerance": None, "cluster": str(number)} | benchmark.convert(row)
+                {
+                    "benchmark": benchmark.name,
+                    "answer_kind": None,
+                    "choices": [],
+                    "tolerance": None,
+                    "cluster": str(number),
+                }
+                | benchmark.convert(row)
             )
         except (ValueError, SyntaxError, KeyError) as error:
             raise DataError(

@@ -25,6 +25,9 @@ def write_results(folder: Path, description: Mapping[str, Any], benchmarks: Mapp
     results = {**description, "benchmarks": dict(benchmarks)}
     if len(benchmarks) > 1:
         results["average"] = macro_average([_estimate(figures["accuracy"]) for figures in benchmarks.values()])
+        if all("harness_accuracy" in figures for figures in benchmarks.values()):
+            by_harness = [_estimate(figures["harness_accuracy"]) for figures in benchmarks.values()]
+            results["harness_average"] = macro_average(by_harness)
     write_atomically(folder / RESULTS_FILE, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     return results
 
@@ -35,13 +38,15 @@ def results_table(results: Mapping[str, Any]) -> Table:
     num_samples = results["sampling"]["num_samples"]
     largest = [f"pass@{num_samples}"] if num_samples > 1 else []
     table = Table(title="accuracy in %, ± standard error over independent problems")
-    for heading in ("", "problems", "accuracy", *largest, "tokens", "cut off", "no answer"):
+    harness = ["lmms-eval"] if any("harness_accuracy" in figures for figures in benchmarks.values()) else []
+    for heading in ("", "problems", "accuracy", *harness, *largest, "tokens", "cut off", "no answer"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for name, figures in benchmarks.items():
         table.add_row(
             name,
             str(figures["num_problems"]),
             percent(figures["accuracy"]),
+            *(percent(figures["harness_accuracy"]) if "harness_accuracy" in figures else "" for _ in harness),
             *(percent(figures["pass_at_k"][str(num_samples)]) for _ in largest),
             f"{figures['response_length']['mean']:.0f}",
             f"{100 * figures['share_cut_off']:.1f}",
@@ -52,7 +57,8 @@ def results_table(results: Mapping[str, Any]) -> Table:
             table.add_row(f"  {kind}", str(kinds[kind]["num_problems"]), percent(kinds[kind]), style="dim")
     if "average" in results:
         table.add_section()
-        table.add_row("average", "", percent(results["average"]))
+        of_harness = [percent(results["harness_average"])] if "harness_average" in results else []
+        table.add_row("average", "", percent(results["average"]), *of_harness)
     return table
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from cepo.errors import DataError
 from cepo.microgeo.kinds import KINDS, SHAPES, WorldKind
 from cepo.microgeo.problems import Problem
+from cepo.progress import phase
 
 if TYPE_CHECKING:
     from PIL import Image as Pillow
@@ -106,7 +107,7 @@ def build_world(
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir()
     try:
-        with _without_library_bars():
+        with _without_library_bars(), phase(f"building the embedded world in {folder}"):
             _build(building, plan, fingerprint, progress)
         _put_in_place(building, folder, fingerprint)
     finally:

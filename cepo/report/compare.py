@@ -1,28 +1,64 @@
-"""Compares methods, with the runs of each method as repeats."""
+"""Compares runs: those that differ in nothing but their seeds are repeats of one setting."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-from rich.table import Table
 
 from cepo.errors import DataError
 from cepo.report.charts import Chart, Series, save_figure
+from cepo.report.curves import binomial_error
+from cepo.report.html import Section, Table, write_page
+from cepo.report.page import leaves
 from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, load_run
+from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 
-_METRIC = "val/accuracy"
-_MAY_DIFFER = ("trainer.experiment_name", "trainer.project_name", "trainer.save_checkpoint_path", "trainer.logger")
-_HEADINGS = ("method", "runs", "start", "best", "end", "rise in points", "each run at its end")
+_METHOD = "algorithm.adv_estimator"
+_ACCURACY, _GREEDY = "val/accuracy", "val/greedy_accuracy"
+_MAY_DIFFER = (
+    "trainer.experiment_name",
+    "trainer.project_name",
+    "trainer.save_checkpoint_path",
+    "trainer.load_checkpoint_path",
+    "trainer.logger",
+)
+_CURVES = (
+    ("Held-out accuracy", "fraction right", _ACCURACY),
+    ("Held-out accuracy, greedy", "fraction right", _GREEDY),
+    ("Training accuracy", "fraction right", "reward/correct"),
+    ("Reward", "reward", "reward/mean"),
+    ("Response length", "tokens", "response_length/mean"),
+    ("Entropy", "nats per token", "rollout/entropy"),
+    ("KL", "nats per token", "critic/kl"),
+    ("Gradient norm", "norm before clipping", "actor/grad_norm"),
+    ("Ratio clip rate", "fraction of tokens", "actor/pg_clipfrac_higher"),
+    ("Positive evidence", "fraction of tokens", "evidence/positive_fraction"),
+    ("Negative evidence", "fraction of tokens", "evidence/negative_fraction"),
+    ("Weights clipped from above", "fraction of tokens", "evidence/clip_high_rate"),
+    ("Weights clipped from below", "fraction of tokens", "evidence/clip_low_rate"),
+    ("Mixed groups", "fraction of groups", "groups/mixed"),
+    ("Log-prob gap of engine and trainer", "nats", "rollout/log_prob_gap_mean"),
+    ("Seconds of a step", "seconds", "timing_s/step"),
+)
+_COLUMNS = (
+    Column(name="runs", digits=0),
+    Column(name="steps", digits=0),
+    Column(name="before"),
+    Column(name="after", is_ranked=True),
+    Column(name="greedy after", is_ranked=True),
+    Column(name="difference", signed=True),
+    Column(name="seconds a step"),
+    Column(name="overhead %", digits=1, signed=True),
+    Column(name="hours"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """The values of one quantity over the runs of a method."""
+    """The values of one quantity over runs, or over other independent units."""
 
     values: tuple[float, ...]
 
@@ -31,171 +67,253 @@ class Spread:
         return statistics.fmean(self.values)
 
     @property
-    def deviation(self) -> float | None:
-        """The sample standard deviation (n - 1); None for a single run."""
-        return statistics.stdev(self.values) if len(self.values) > 1 else None
-
-    @property
     def error(self) -> float | None:
-        """The standard error of the mean, `deviation / sqrt(n)`; None for a single run."""
-        return None if self.deviation is None else self.deviation / math.sqrt(len(self.values))
+        """The standard error of the mean, `sd / sqrt(n)` with n - 1 in the variance; None for a single value."""
+        return statistics.stdev(self.values) / math.sqrt(len(self.values)) if len(self.values) > 1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class MethodResult:
-    """The held-out accuracy of a method's runs at the steps that all of them measured.
+class Setting:
+    """Runs that differ in nothing but their seeds. `label` names the method and what else tells it from other settings."""
 
-    Attributes:
-        steps: those steps.
-        best_step: the step with the highest mean over runs, the earliest of equals.
-        rise: end minus start of each run, as a fraction.
-    """
+    label: str
+    runs: tuple[RunData, ...] = field(repr=False)
 
-    estimator: str
-    runs: tuple[RunData, ...]
-    steps: tuple[int, ...]
-    start: Spread
-    best_step: int
-    best: Spread
-    end: Spread
-    rise: Spread
+    def last_step(self, run: RunData) -> int | None:
+        """Returns the step of a run's last validation; None if it has none."""
+        return run.series(_ACCURACY)[0][-1] if run.series(_ACCURACY)[0] else None
+
+    def at_end(self, name: str, *, first: bool = False) -> Cell | str:
+        """Returns a metric of validation in percent at each run's last, or first, measurement."""
+        ends = [values[0 if first else -1] for run in self.runs if (values := run.series(name)[1])]
+        if len(ends) < len(self.runs):
+            return ""
+        spread = Spread(values=tuple(ends))
+        error = spread.error
+        if error is None:
+            counts = self.runs[0].series("val/num_samples" if name == _ACCURACY else "val/num_greedy_samples")[1]
+            error = binomial_error(spread.mean, counts[-1] if counts else None)
+        return Cell(mean=100 * spread.mean, error=None if error is None else 100 * error)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The results of all methods in the order given, and remarks that a reader needs before trusting the numbers."""
+    """Settings in the order of their first run, and the remarks that a reader needs before trusting the numbers."""
 
-    methods: tuple[MethodResult, ...]
+    settings: tuple[Setting, ...]
+    differing: Mapping[str, Sequence[str]]
     notes: tuple[str, ...]
 
-    def table(self) -> Table:
-        """Returns the comparison as a table for the terminal."""
-        table = Table(
-            title="held-out accuracy: mean ± sample standard deviation over runs (se: standard error of the mean)"
+    def table(self) -> ScoreTable:
+        """Returns accuracies in percent, the paired difference from the first setting, and the time they took."""
+        runs = [run for setting in self.settings for run in setting.runs]
+        temperatures = sorted({str(run.temperature(validation=True)) for run in runs})
+        return ScoreTable(
+            title=f"Held-out accuracy in % at temperature {', '.join(temperatures)} and greedy, ± standard error",
+            columns=_COLUMNS,
+            rows=[TableRow(name=setting.label, cells=self._cells(setting)) for setting in self.settings],
+            notes=self.notes,
         )
-        for heading in _HEADINGS:
-            table.add_column(heading)
-        for cells in self._rows():
-            table.add_row(*(cell.replace(" (se", "\n(se") for cell in cells))
-        table.caption = "\n".join(self.notes)
-        table.caption_justify = "left"
-        return table
 
-    def markdown(self) -> str:
-        """Returns the same table as Markdown."""
-        lines = ["Held-out accuracy: mean ± sample standard deviation over runs (se: standard error of the mean).", ""]
-        lines += ["| " + " | ".join(cells) + " |" for cells in (_HEADINGS, ("---",) * len(_HEADINGS), *self._rows())]
-        lines += [""] + [f"- {note}" for note in self.notes]
-        return "\n".join(lines) + "\n"
+    def _cells(self, setting: Setting) -> dict[str, Cell | str]:
+        first = self.settings[0]
+        seconds = _seconds_per_step(setting)
+        own, other = (spread.mean if spread else 0.0 for spread in (seconds, _seconds_per_step(first)))
+        lasts = sorted({run.last_step for run in setting.runs})
+        hours = Spread(values=tuple(_seconds(run) / 3600 for run in setting.runs))
+        is_timed = seconds is not None and setting is not first and other > 0
+        return {
+            "runs": str(len(setting.runs)),
+            "steps": " to ".join(map(str, dict.fromkeys((lasts[0], lasts[-1])))),
+            "before": setting.at_end(_ACCURACY, first=True),
+            "after": setting.at_end(_ACCURACY),
+            "greedy after": setting.at_end(_GREEDY),
+            "difference": "" if setting is first else paired_difference(first, setting),
+            "seconds a step": "" if seconds is None else Cell(mean=seconds.mean, error=seconds.error),
+            "overhead %": Cell(mean=100 * (own / other - 1)) if is_timed else "",
+            "hours": Cell(mean=hours.mean, error=hours.error),
+        }
 
-    def _rows(self) -> Iterator[tuple[str, ...]]:
-        for method in self.methods:
-            yield (
-                method.estimator,
-                str(len(method.runs)),
-                f"{_shown(method.start)}, step {method.steps[0]}",
-                f"{_shown(method.best)}, step {method.best_step}",
-                f"{_shown(method.end)}, step {method.steps[-1]}",
-                _shown(method.rise, scale=100, digits=1, sign="+"),
-                ", ".join(f"{value:.3f}" for value in method.end.values),
+    def charts(self) -> list[Chart]:
+        """Returns the curves over each other, those that any run has."""
+        drawn = [
+            Chart(
+                title=title,
+                unit=unit,
+                series=[one for setting in self.settings for one in _curves(setting, name)],
+                note="mean over runs, band from the lowest to the highest run",
             )
+            for title, unit, name in _CURVES
+        ]
+        return [chart for chart in drawn if chart.series]
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
-    """Groups runs by `algorithm.adv_estimator` and summarises the held-out accuracy of each method over its runs.
+    """Groups runs by all settings in which they differ, but for seeds and names.
 
     Raises:
-        DataError: a folder, its metrics or its configuration is missing, no run was given, or the runs of a method have
-            no validation step in common.
+        DataError: a folder, its metrics or its configuration is missing, or no run was given.
     """
     if not folders:
         raise DataError("nothing to compare: give at least one run folder")
-    by_method: dict[str, list[RunData]] = {}
-    for folder in folders:
-        run = load_run(Path(folder))
+    runs = [load_run(Path(folder)) for folder in folders]
+    for run in runs:
         if not run.rows:
-            raise DataError(f"{folder}/metrics.jsonl has no rows yet; wait for the first step, or leave the run out")
+            raise DataError(
+                f"{run.folder}/metrics.jsonl has no rows yet; wait for the first step, or leave the run out"
+            )
         if run.estimator == UNKNOWN_ESTIMATOR:
-            raise DataError(f"{folder}/config.yaml does not set algorithm.adv_estimator; runs are grouped by it")
-        by_method.setdefault(run.estimator, []).append(run)
-    methods = tuple(_result(estimator, runs) for estimator, runs in by_method.items())
-    return Comparison(methods=methods, notes=tuple(_notes(by_method, methods)))
+            raise DataError(f"{run.folder}/config.yaml does not set {_METHOD}; runs are grouped by their settings")
+    configs = [{key: str(value) for key, value in leaves(run.config)} for run in runs]
+    differing = [key for key in _keys(configs) if not _may_differ(key) and len(_values(configs, key)) > 1]
+    grouped: dict[tuple[str, ...], list[int]] = {}
+    for number, config in enumerate(configs):
+        grouped.setdefault(tuple(config.get(key, "not set") for key in differing), []).append(number)
+    labels = _labels([runs[numbers[0]].estimator for numbers in grouped.values()], list(grouped), differing)
+    settings = tuple(
+        Setting(label=label, runs=tuple(runs[number] for number in numbers))
+        for label, numbers in zip(labels, grouped.values(), strict=True)
+    )
+    table = {key: [values[place] for values in grouped] for place, key in enumerate(differing)}
+    return Comparison(settings=settings, differing=table, notes=tuple(_notes(settings, table)))
 
 
-def plot_comparison(comparison: Comparison, out: Path) -> Path:
-    """Draws each method's mean curve with the band from its lowest to its highest run; returns the file's path."""
-    series: list[Series] = []
-    for method in comparison.methods:
-        curves = [[run.values_by_step(_METRIC)[step] for step in method.steps] for run in method.runs]
-        columns = list(zip(*curves, strict=True))
-        label = f"{method.estimator} ({len(curves)} run{'s' if len(curves) > 1 else ''})"
-        low, high = [*map(min, columns)], [*map(max, columns)]
-        mean = [statistics.fmean(column) for column in columns]
-        series.append(Series(label=label, steps=method.steps, values=mean, low=low, high=high))
-    title = "Held-out accuracy: mean over runs, band from the lowest to the highest run"
-    return save_figure([Chart(title=title, unit="fraction right", series=series)], out)
-
-
-def _result(estimator: str, runs: Sequence[RunData]) -> MethodResult:
-    measured = [run.values_by_step(_METRIC) for run in runs]
-    steps = tuple(sorted(set.intersection(*(set(values) for values in measured))))
-    if not steps:
-        names = ", ".join(run.name for run in runs)
-        raise DataError(
-            f"the runs of {estimator} ({names}) share no step with {_METRIC}; use the same trainer.val_freq in all of them"
-        )
-
-    def at(step: int) -> Spread:
-        return Spread(values=tuple(values[step] for values in measured))
-
-    best_step = max(steps, key=lambda step: (at(step).mean, -step))
-    start, end = at(steps[0]), at(steps[-1])
-    rise = Spread(values=tuple(last - first for first, last in zip(start.values, end.values, strict=True)))
-    return MethodResult(
-        estimator=estimator,
-        runs=tuple(runs),
-        steps=steps,
-        start=start,
-        best_step=best_step,
-        best=at(best_step),
-        end=end,
-        rise=rise,
+def write_comparison(comparison: Comparison, out: Path) -> Path:
+    """Writes the page of a comparison and returns its path."""
+    table = comparison.table()
+    head = ["", *(text for column in table.columns for text in (column.name, "±"))]
+    rows: list[list[str | float | None]] = []
+    for row in table.rows:
+        cells = [row.cells[column.name] for column in table.columns]
+        pairs = [(cell, None) if isinstance(cell, str) else (cell.mean, cell.error) for cell in cells]
+        rows.append([row.name, *(value for pair in pairs for value in pair)])
+    kept = [place for place in range(len(head)) if head[place] != "±" or any(row[place] is not None for row in rows)]
+    result = Table(
+        caption=table.title, head=[head[place] for place in kept], rows=[[row[place] for place in kept] for row in rows]
+    )
+    labels = [setting.label for setting in comparison.settings]
+    settings = [[key, *values] for key, values in comparison.differing.items()]
+    return write_page(
+        out,
+        title=f"Comparison of {sum(len(setting.runs) for setting in comparison.settings)} runs",
+        facts=[(setting.label, ", ".join(run.name for run in setting.runs)) for setting in comparison.settings],
+        sections=[
+            Section(title="Result", notes=comparison.notes, tables=[result]),
+            Section(title="Curves", charts=comparison.charts()),
+            Section(title="Settings that differ", tables=[Table(head=["setting", *labels], rows=settings)]),
+        ],
     )
 
 
-def _notes(by_method: Mapping[str, Sequence[RunData]], methods: Sequence[MethodResult]) -> Iterator[str]:
-    yield "The best step is chosen on the problems it is measured on, so its accuracy is optimistic."
-    if len({method.steps[-1] for method in methods}) > 1:
-        yield "The methods' last common steps differ; their ends are not comparable."
-    settings = {estimator: [dict(_leaves(run.config)) for run in runs] for estimator, runs in by_method.items()}
-    for estimator, runs in settings.items():
-        differing = [key for key in _keys(runs) if not _may_differ(key) and len(_values(runs, key)) > 1]
-        if differing:
-            yield f"The runs of {estimator} differ in {', '.join(differing)}: they are not repeats of one setting."
-        seeds = [tuple(run[key] for key in sorted(run) if _is_seed(key)) for run in runs]
-        if any(seeds) and len(set(seeds)) < len(seeds):
-            yield f"Some runs of {estimator} have the same seeds: they are not independent."
-    everything = [run for runs in settings.values() for run in runs]
-    for key in _keys(everything):
-        if not (key.startswith("algorithm.") or _may_differ(key)) and len(_values(everything, key)) > 1:
-            shown = "; ".join(f"{estimator}: {', '.join(_values(runs, key))}" for estimator, runs in settings.items())
+def plot_comparison(comparison: Comparison, out: Path) -> Path:
+    """Draws the curves into one PNG, PDF or SVG file and returns its path."""
+    return save_figure(comparison.charts(), out)
+
+
+def paired_difference(first: Setting, second: Setting) -> Cell | str:
+    """Returns second minus first in points at the last validation that both runs of a pair made; pairs have equal seeds.
+
+    Without equal seeds the difference of the means at each run's end has the error of two independent means. Empty where
+    a pair has no common validation but that before training.
+    """
+    partners = {_seeds(run): run for run in first.runs}
+    pairs = [(partners[seed], run) for run in second.runs if (seed := _seeds(run)) in partners]
+    if not pairs:
+        before, after = first.at_end(_ACCURACY), second.at_end(_ACCURACY)
+        if isinstance(before, str) or isinstance(after, str):
+            return ""
+        errors = (before.error, after.error)
+        error = None if None in errors else math.hypot(*(error for error in errors if error is not None))
+        return Cell(mean=after.mean - before.mean, error=error)
+    differences: list[float] = []
+    for one, other in pairs:
+        values = one.values_by_step(_ACCURACY), other.values_by_step(_ACCURACY)
+        common = [step for step in values[0].keys() & values[1].keys() if step > 0]
+        if not common:
+            return ""
+        differences.append(100 * (values[1][max(common)] - values[0][max(common)]))
+    spread = Spread(values=tuple(differences))
+    return Cell(mean=spread.mean, error=spread.error)
+
+
+def _curves(setting: Setting, name: str) -> Iterator[Series]:
+    """Yields the mean of the runs at the steps that all of them measured; runs that share no such steps are drawn alone."""
+    measured = {run.name: run.values_by_step(name) for run in setting.runs}
+    measured = {run: values for run, values in measured.items() if values}
+    steps = sorted(set.intersection(*(set(values) for values in measured.values()))) if measured else []
+    longest = max((len(values) for values in measured.values()), default=0)
+    if len(steps) < min(2, longest):
+        for run, values in measured.items():
+            yield Series(
+                label=f"{setting.label}: {run}", steps=sorted(values), values=[values[k] for k in sorted(values)]
+            )
+        return
+    if steps:
+        columns = [[values[step] for values in measured.values()] for step in steps]
+        means = [statistics.fmean(column) for column in columns]
+        band = (None, None) if len(measured) == 1 else ([*map(min, columns)], [*map(max, columns)])
+        yield Series(label=setting.label, steps=steps, values=means, low=band[0], high=band[1])
+
+
+def _seconds(run: RunData) -> float:
+    """Returns the recorded seconds of a run: steps, validations and checkpoints."""
+    parts = ("timing_s/step", "timing_s/validate", "timing_s/save")
+    return math.fsum(value for name in parts for value in run.series(name)[1])
+
+
+def _seconds_per_step(setting: Setting) -> Spread | None:
+    medians = [statistics.median(values) for run in setting.runs if (values := run.series("timing_s/step")[1])]
+    return Spread(values=tuple(medians)) if medians else None
+
+
+def _labels(methods: Sequence[str], values: Sequence[Sequence[str]], keys: Sequence[str]) -> Iterator[str]:
+    """Yields a label for each setting: its method, and what differs between the settings of that method."""
+    for method, own in zip(methods, values, strict=True):
+        same = [other for other, name in zip(values, methods, strict=True) if name == method]
+        places = [place for place in range(len(keys)) if len({other[place] for other in same}) > 1]
+        stems = [keys[place].rpartition(".")[2] for place in places]
+        named = [stem if stems.count(stem) == 1 else keys[place] for place, stem in zip(places, stems, strict=True)]
+        yield ", ".join([method, *(f"{name}={own[place]}" for name, place in zip(named, places, strict=True))])
+
+
+def _notes(settings: Sequence[Setting], differing: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    yield (
+        "Errors are standard errors over runs, and of a single run the binomial one over its samples. The difference is "
+        "from the first row, paired by seed, at the last validation that both runs made; seconds are medians over steps."
+    )
+    for setting in settings:
+        lasts = sorted({step for run in setting.runs if (step := setting.last_step(run)) is not None})
+        if len(lasts) > 1:
+            yield f"The runs of {setting.label} end at different steps: {', '.join(map(str, lasts))}."
+        missing = [run.name for run in setting.runs if setting.last_step(run) is None]
+        if missing:
+            yield f"{setting.label}: {', '.join(missing)} made no validation, so there is no accuracy."
+        elif lasts == [0]:
+            yield f"{setting.label} was validated before training alone: its accuracy shows nothing of it."
+        seeds = [_seeds(run) for run in setting.runs]
+        if len(set(seeds)) < len(seeds):
+            yield f"Some runs of {setting.label} have the same seeds: they are not independent."
+        if setting is not settings[0] and not {_seeds(run) for run in settings[0].runs} & set(seeds):
+            yield f"{setting.label} has no seed in common with {settings[0].label}: its difference is not paired."
+    ends = {step for setting in settings for run in setting.runs if (step := setting.last_step(run)) is not None}
+    if len(ends) > 1:
+        yield "The last validations were made at different steps, so the accuracies after training are not all comparable."
+    for key, values in differing.items():
+        if not key.startswith("algorithm.") and len({setting.runs[0].estimator for setting in settings}) > 1:
+            shown = "; ".join(f"{setting.label}: {value}" for setting, value in zip(settings, values, strict=True))
             yield f"{key} differs ({shown})."
 
 
-def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, str(tree)
+def _keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    return sorted({key for config in configs for key in config})
 
 
-def _keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    return sorted({key for run in runs for key in run})
+def _values(configs: Sequence[Mapping[str, str]], key: str) -> set[str]:
+    return {config.get(key, "not set") for config in configs}
 
 
-def _values(runs: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    return sorted({str(run.get(key, "not set")) for run in runs})
+def _seeds(run: RunData) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((key, str(value)) for key, value in leaves(run.config) if _is_seed(key)))
 
 
 def _is_seed(key: str) -> bool:
@@ -204,10 +322,3 @@ def _is_seed(key: str) -> bool:
 
 def _may_differ(key: str) -> bool:
     return _is_seed(key) or key in _MAY_DIFFER
-
-
-def _shown(spread: Spread, *, scale: float = 1.0, digits: int = 3, sign: str = "") -> str:
-    text = f"{spread.mean * scale:{sign}.{digits}f}"
-    if spread.deviation is None or spread.error is None:
-        return text
-    return f"{text} ± {spread.deviation * scale:.{digits}f} (se {spread.error * scale:.{digits}f})"

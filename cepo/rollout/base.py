@@ -65,13 +65,18 @@ class GeneratorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """The sampling settings. `temperature` 0 is greedy. `top_k` -1 keeps all tokens."""
+    """The sampling settings.
+
+    `temperature` 0 is greedy, `top_k` -1 keeps all tokens, and `presence_penalty` is taken from the logit of every token
+    that the response has already (0: none).
+    """
 
     num_samples: int
     max_response_length: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    presence_penalty: float = 0.0
     ignore_eos: bool = False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -17,6 +18,18 @@ def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
     # torch reads the low 32 bits of a CPU generator's seed.
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") & 0xFFFFFFFF)
     return torch.rand(count, generator=generator, dtype=torch.float64)
+
+
+def without_repeats(
+    logits: Float[Tensor, "B V"], outputs: Sequence[Sequence[int]], presence_penalty: float
+) -> Float[Tensor, "B V"]:
+    """Returns the logits less `presence_penalty` at each token that the row's output has, however often it has it."""
+    if presence_penalty == 0:
+        return logits
+    logits = logits.clone()
+    for row, output in zip(logits, outputs, strict=True):
+        row[torch.tensor(sorted(set(output)), dtype=torch.long, device=row.device)] -= presence_penalty
+    return logits
 
 
 def allowed_tokens(

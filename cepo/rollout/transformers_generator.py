@@ -249,10 +249,10 @@ class TransformersGenerator:
         return FusedDecoding(self._decoder, list(prompts.values()), [places[row.request] for row in rows])
 
     def _draw(self, rows: Sequence[Row], logits: Tensor, uniforms: Tensor, settings: SamplingSettings) -> Tensor:
-        from cepo.rollout.token_sampling import draw_tokens
+        from cepo.rollout.token_sampling import draw_tokens, without_repeats
 
         return draw_tokens(
-            logits,
+            without_repeats(logits, [row.tokens for row in rows], settings.presence_penalty),
             uniforms,
             self._banned,
             temperature=settings.temperature,

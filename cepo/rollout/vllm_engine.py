@@ -217,6 +217,7 @@ class VllmGenerator:
                 temperature=settings.temperature,
                 top_p=settings.top_p,
                 top_k=settings.top_k,
+                presence_penalty=settings.presence_penalty,
                 banned=self._banned,
             )
             own = {"temperature": 0.0, "extra_args": draw.extra_args()}
@@ -226,6 +227,7 @@ class VllmGenerator:
                 "temperature": settings.temperature,
                 "top_p": settings.top_p,
                 "top_k": settings.top_k,
+                "presence_penalty": settings.presence_penalty,
                 # vLLM seeds sample i with seed + i. Spread seeds keep prompts with close seeds from sharing noise.
                 "seed": _spread_seed(request.seed),
                 # Infinite, because the -100 of vLLM's HTTP API is only a strong discouragement.

@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import random
-import time
 import uuid
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cepo.errors import EngineError
 from cepo.hardware.tools import look_for_tools, path_with, program_folder
 from cepo.leftovers import OwnFolder
+from cepo.progress import phase
 from cepo.rollout.base import GeneratorSettings
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
 
@@ -42,10 +42,11 @@ def start_engine(settings: GeneratorSettings) -> LLM:
     options = engine_options(settings, machine)
     prepare_environment(engine_environment(settings, machine))
     _silence_warnings(machine)
-    logger.info(
-        "starting vLLM on %s; without a GPU this takes seconds, with one up to a few minutes", settings.model_path
-    )
-    start = time.monotonic()
+    with phase("starting vLLM; without a GPU this takes seconds, with one up to a few minutes"):
+        return _started(settings.model_path, options, machine)
+
+
+def _started(model_path: str, options: Mapping[str, Any], machine: EngineMachine) -> LLM:
     try:
         from vllm import LLM
     except ImportError as error:
@@ -55,11 +56,9 @@ def start_engine(settings: GeneratorSettings) -> LLM:
         shared = own_shared_memory() if machine.num_ranks > 1 and not machine.on_gpu else contextlib.nullcontext()
         with callers_state_kept(), shared, meeting_places_removed(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            llm = LLM(**options)
+            return LLM(**options)
     except Exception as error:
-        raise EngineError(f"vLLM could not start on '{settings.model_path}': {last_words(error)}") from error
-    logger.info("vLLM is ready after %.0f s", time.monotonic() - start)
-    return llm
+        raise EngineError(f"vLLM could not start on '{model_path}': {last_words(error)}") from error
 
 
 def require_float32_head(llm: LLM) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor, process_dict_updates
 
-from cepo.rollout.token_sampling import draw_tokens, row_uniforms
+from cepo.rollout.token_sampling import draw_tokens, row_uniforms, without_repeats
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -34,6 +34,7 @@ class Draw:
     temperature: float
     top_p: float
     top_k: int
+    presence_penalty: float
     banned: list[int] = field(repr=False)
 
     def extra_args(self) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class SeededDraws(LogitsProcessor):
         draw = rows[0].draw  # the requests of one call share their settings
         uniforms = torch.stack([row.uniforms[len(row.output)] for row in rows])
         tokens = draw_tokens(
-            logits,
+            without_repeats(logits, [row.output for row in rows], draw.presence_penalty),
             uniforms.to(logits.device),
             torch.tensor(draw.banned, dtype=torch.long, device=logits.device),
             temperature=draw.temperature,

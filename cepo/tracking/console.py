@@ -1,8 +1,9 @@
-"""Prints one line per step to the terminal or the log file."""
+"""Shows a run as it trains: its numbers in the live view of a terminal, or one line per step in a log."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,41 +11,57 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.text import Text
 
-from cepo.tracking.base import RunDescription, Sink
+from cepo.live_view import duration
+from cepo.progress import show_board
+from cepo.tracking.base import GroupRecord, RunDescription, Sink
+from cepo.tracking.board import Board
 
 STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
 """The stages of a step in the order they run; each has a metric `timing_s/<stage>`."""
 _STEPS_FOR_ETA = 20
 _MOST_SAMPLES = 3
 _SAMPLE_CHARACTERS = 100
+_LONGEST_TEXT = 2_000
 
 
 class ConsoleSink(Sink):
-    """Prints a line for every training step and every validation; without a terminal, plain and unwrapped."""
+    """Shows the newest numbers in the live view; without one, prints a plain, unwrapped line for every step.
+
+    Validations get a line in both. Texts of models and data are printed without control characters.
+    """
 
     required: ClassVar[bool] = False
 
     def __init__(self, run: RunDescription) -> None:
-        self._console = run.console or Console()
         self._max_steps = run.max_steps
         self._step_seconds: deque[float] = deque(maxlen=_STEPS_FOR_ETA)
+        self._board = Board(printable(run.experiment, "utf-8"), run.max_steps)
+        above = show_board(self._board) if run.console is None and sys.stdout.isatty() else None
+        self._is_live = above is not None
+        self._console = above or run.console or Console()
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         if "timing_s/step" in values:
             self._step_seconds.append(values["timing_s/step"])
         remaining = self._remaining_seconds(step)
-        if any(not name.startswith(("val/", "timing_s/")) for name in values):
+        self._board.see_metrics(step, values, remaining_seconds=remaining)
+        if not self._is_live and any(not name.startswith(("val/", "timing_s/")) for name in values):
             self._show(step_line(step, self._max_steps, values, remaining_seconds=remaining))
         if "val/accuracy" in values:
             self._show(validation_line(step, self._max_steps, values))
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        for row in rows[:_MOST_SAMPLES]:
-            response = " ".join(str(row.get("response", "")).split())
+        for row in () if self._is_live else rows[:_MOST_SAMPLES]:
+            response = self._printable(row.get("response", ""))
             if len(response) > _SAMPLE_CHARACTERS:
                 response = response[: _SAMPLE_CHARACTERS - 3] + "..."
             verdict = f"accuracy {row['accuracy']:g}" if "accuracy" in row else "sample"
             self._show(Text(f"  {verdict}: {response}", style="dim"))
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        for record in records[:1]:
+            rollout = record.rollouts[0]
+            self._board.see_sample(record.step, right=rollout.right, response=self._printable(rollout.response))
 
     def close(self) -> None:
         """Does nothing: the console belongs to the caller."""
@@ -53,6 +70,9 @@ class ConsoleSink(Sink):
         if not self._step_seconds:
             return None
         return sum(self._step_seconds) / len(self._step_seconds) * max(self._max_steps - step, 0)
+
+    def _printable(self, text: object) -> str:
+        return printable(str(text), self._console.encoding)
 
     def _show(self, line: Text) -> None:
         self._console.print(line, soft_wrap=True)
@@ -100,13 +120,11 @@ def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> T
     return line.append("  " + rest if rest else "")
 
 
-def duration(seconds: float) -> str:
-    """Formats a duration as `42 s`, `3:07 min` or `1:02:05 h`."""
-    whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    if hours:
-        return f"{hours}:{minutes:02d}:{rest:02d} h"
-    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
+def printable(text: str, encoding: str) -> str:
+    """Returns the beginning of a text on one line, with a replacement for what a terminal would obey or cannot show."""
+    words = " ".join(text[:_LONGEST_TEXT].split())
+    seen = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
+    return seen.encode(encoding, "replace").decode(encoding)
 
 
 def _step_label(step: int, max_steps: int) -> Text:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from cepo.tracking.base import RunDescription, Sink
+from cepo.tracking.base import GroupRecord, RunDescription, Sink
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TRACKERS_FILE, write_atomically
 
 STEP_NAME = "trainer/step"
@@ -31,7 +31,7 @@ _PARAMETERS_PER_CALL = 100
 
 
 class WandbSink(Sink):
-    """Logs metrics over `trainer/step`, and validation samples as a table, to Weights & Biases."""
+    """Logs metrics over `trainer/step`, and rollouts and validation samples as tables, to Weights & Biases."""
 
     required: ClassVar[bool] = False
 
@@ -64,6 +64,16 @@ class WandbSink(Sink):
         columns = list(dict.fromkeys(name for row in rows for name in row))
         cells = [[str(row.get(name, "")) for name in columns] for row in rows]
         self._run.log({STEP_NAME: step, "val/generations": self._table(columns=columns, data=cells)})
+
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        columns = ["problem", "ground_truth", "response", "reward", "accuracy"]
+        cells = [
+            [group.problem, group.ground_truth, rollout.response, rollout.reward, rollout.accuracy]
+            for group in records
+            for rollout in group.rollouts
+        ]
+        if cells:
+            self._run.log({STEP_NAME: records[0].step, "rollouts": self._table(columns=columns, data=cells)})
 
     def close(self) -> None:
         self._run.finish()

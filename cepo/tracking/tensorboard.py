@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from cepo.tracking.base import RunDescription, Sink
+import numpy as np
+
+from cepo.tracking.base import GroupRecord, RunDescription, Sink
 from cepo.tracking.run_folder import TENSORBOARD_FOLDER
+
+_CELL = (10, 6)
+"""Height and width of a token in a heat map, in pixels."""
+_MOST_TOKENS = 400
+_ABOVE, _BELOW, _BEYOND = np.array([67, 147, 195]), np.array([214, 96, 77]), 217
 
 
 class TensorboardSink(Sink):
-    """Logs every metric as a scalar, validation samples as text. On resume, TensorBoard hides the repeated steps."""
+    """Logs metrics as scalars, samples as text, and a heat map of token advantages for one group of each step.
+
+    On resume, TensorBoard hides the repeated steps.
+    """
 
     required: ClassVar[bool] = False
 
@@ -31,8 +41,34 @@ class TensorboardSink(Sink):
             self._writer.add_text(f"val/sample_{number}", text, global_step=step)
         self._writer.flush()
 
+    def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
+        for group in records[:1]:
+            self._writer.add_image(
+                "rollouts/advantages", advantage_map(group), global_step=group.step, dataformats="HWC"
+            )
+            parts = [("problem", group.problem), ("ground truth", group.ground_truth)]
+            parts += [(f"reward {rollout.reward:g}", rollout.response) for rollout in group.rollouts]
+            text = "\n\n".join(f"**{name}**\n\n{_indented(value)}" for name, value in parts)
+            self._writer.add_text("rollouts/responses", text, global_step=group.step)
+
     def close(self) -> None:
         self._writer.close()
+
+
+def advantage_map(group: GroupRecord) -> np.ndarray:
+    """Returns (height, width, 3) bytes: a row per rollout, a cell per token.
+
+    A token is white at advantage 0, blue above and red below it, full at the largest |advantage| of the group; grey is
+    beyond the response. Of long responses the first tokens are shown.
+    """
+    longest = min(max(len(rollout.tokens) for rollout in group.rollouts), _MOST_TOKENS)
+    cells = np.full((len(group.rollouts), max(longest, 1), 3), _BEYOND, dtype=np.uint8)
+    rows = [np.nan_to_num(np.asarray(rollout.token_advantages[:longest])) for rollout in group.rollouts]
+    scale = max((float(np.abs(row).max()) for row in rows if row.size), default=0.0) or 1.0
+    for cell, row in zip(cells, rows, strict=True):
+        share = row[:, None] / scale
+        cell[: len(row)] = np.round(255 + np.abs(share) * (np.where(share > 0, _ABOVE, _BELOW) - 255))
+    return cells.repeat(_CELL[0], axis=0).repeat(_CELL[1], axis=1)
 
 
 def _indented(text: str) -> str:

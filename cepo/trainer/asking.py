@@ -234,6 +234,7 @@ def _settings(config: RunConfig, override: Mapping[str, Any]) -> SamplingSetting
         temperature=override.get("temperature", rollout.temperature),
         top_p=override.get("top_p", rollout.top_p),
         top_k=override.get("top_k", rollout.top_k),
+        presence_penalty=override.get("presence_penalty", 0.0),
         ignore_eos=rollout.ignore_eos,
     )
 

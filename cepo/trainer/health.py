@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cepo.errors import EngineError
 from cepo.metrics import Metrics, sum_value
+from cepo.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,8 @@ class StageClock:
         """Times the body as part of stage `name`; stages may repeat, but not nest within themselves."""
         start = time.perf_counter()
         try:
-            yield
+            with Progress(name, None):
+                yield
         finally:
             self._add(f"timing_s/{name}", time.perf_counter() - start)
 

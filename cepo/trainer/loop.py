@@ -21,6 +21,7 @@ from cepo.errors import CheckpointError
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
+from cepo.progress import phase
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.tracker import Tracker
 from cepo.trainer.asking import Asker, Rollouts, training_settings
@@ -84,7 +85,8 @@ class Trainer:
     def fit(self) -> None:
         """Trains from `state.step` to `total_steps`, validating and saving on the way and at the end."""
         settings = self.config.trainer
-        self.backend.synchronise_rollout()
+        with phase("handing the weights to the rollout engine"):
+            self.backend.synchronise_rollout()
         if settings.val_only:
             self.validate(self._first_step)
             return

@@ -21,6 +21,7 @@ from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.policy import ClipRange, PolicyLossSettings
 from cepo.metrics import Metrics, merge_metrics
 from cepo.models.processing import Processing
+from cepo.progress import phase
 from cepo.rollout.base import Generation, GenerationRequest, Generator, OnFinished, SamplingSettings
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.sizing.fitting import what_would_fit
@@ -76,27 +77,28 @@ class Worker:
         _require_memory(config, facts)
         self._saves_weights_only = config.trainer.save_model_only
         longest_row = config.data.max_prompt_length + config.data.max_response_length
-        self.actor = Actor(
-            config.worker.actor,
-            processing,
-            temperature=config.worker.rollout.temperature,
-            teacher=facts.teacher,
-            objective_settings=objective_settings(config),
-            with_reference=not config.algorithm.disable_kl,
-            total_steps=facts.total_steps,
-            seed=config.trainer.seed,
-            longest_row=longest_row,
-        )
-        self.critic: Critic | None = None
-        if facts.needs_values:
-            settings = resolved_critic(config.worker)
-            self.critic = Critic(
-                settings,
+        with phase("loading the model"):
+            self.actor = Actor(
+                config.worker.actor,
                 processing,
+                temperature=config.worker.rollout.temperature,
+                teacher=facts.teacher,
+                objective_settings=objective_settings(config),
+                with_reference=not config.algorithm.disable_kl,
                 total_steps=facts.total_steps,
                 seed=config.trainer.seed,
                 longest_row=longest_row,
             )
+            self.critic: Critic | None = None
+            if facts.needs_values:
+                settings = resolved_critic(config.worker)
+                self.critic = Critic(
+                    settings,
+                    processing,
+                    total_steps=facts.total_steps,
+                    seed=config.trainer.seed,
+                    longest_row=longest_row,
+                )
         self.generator = _generator(config, facts, processing)
         self.generator_name = self.generator.name
 

@@ -139,7 +139,8 @@ def test_rows_of_4_benchmarks_are_asked_with_images_and_graded(
         "out=out",
     )
     # Small pictures: the tiny model's vision tower on a CPU takes seconds for one of a million pixels.
-    assert main([*command, *ENGINE, "data.max_response_length=8", "data.max_pixels=65536", "data.min_pixels=4096"]) == 0
+    small = ("data.max_response_length=8", "data.max_pixels=65536", "data.min_pixels=4096")
+    assert main([*command, *ENGINE, "protocol=paper", *small]) == 0
     results = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     figures = results["benchmarks"]
     assert {name: each["num_problems"] for name, each in figures.items()} == dict.fromkeys(
@@ -149,8 +150,16 @@ def test_rows_of_4_benchmarks_are_asked_with_images_and_graded(
     assert figures["dynamath"]["accuracy"]["num_clusters"] == 2
     assert figures["dynamath"]["by_kind"].keys() == {"text", "numeric"}
     assert results["average"]["num_benchmarks"] == 4
-    assert len(lines(tmp_path / "out")) == 24
-    assert "average" in capsys.readouterr().out
+    assert results["sampling"]["presence_penalty"] == 2.0
+    rows = lines(tmp_path / "out")
+    assert len(rows) == 24
+    for name, figure in figures.items():
+        verdicts = [row["scores"]["harness"] for row in rows if row["benchmark"] == name]
+        assert figure["harness_accuracy"]["mean"] == pytest.approx(statistics.fmean(verdicts))
+    assert results["harness_average"]["num_benchmarks"] == 4
+    shown = capsys.readouterr().out
+    assert "average" in shown
+    assert "lmms-eval" in shown
 
 
 @needs_samples
@@ -226,6 +235,7 @@ def test_rows_of_logicvista_and_mmmu_become_problems() -> None:
         (["config=configs/microgeo/base.yaml", "data.val_files=null"], "nothing to evaluate on"),
         (["config=configs/microgeo/base.yaml", "n=4", "temperature=0"], "set n=1"),
         (["config=configs/microgeo/base.yaml", "n=0"], "val_override_config.n must be at least 1"),
+        (["protocol=papers"], "protocol=papers is unknown; accepted: paper"),
         (["compare=one"], "give two folders"),
         (["compare=one,two"], "no finished evaluation"),
     ],
@@ -254,7 +264,18 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(capsys: pytest.CaptureFixt
     assert shown[0] == "model: Qwen/Qwen3-VL-2B-Instruct"
     assert "data: hiyouga/geometry3k@test, my/other" in shown
     assert any(
-        line.startswith("sampling: 8 per problem, temperature 1, top_p 0.9, top_k -1, at most 2048") for line in shown
+        line.startswith("sampling: 8 per problem, temperature 1, top_p 0.9, top_k -1, presence penalty 0, at most 2048")
+        for line in shown
     )
     assert shown[-1] == "folder: evaluations/Qwen-Qwen3-VL-2B-Instruct"
     assert not list(tmp_path.iterdir())
+
+
+def test_the_papers_protocol_is_one_word_and_can_be_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its section on experiments: temperature 1, top-p 1, top-k 40, presence penalty 2, at most 32,000 tokens."""
+    command = ("evaluate", "config=configs/geo3k/base.yaml", "data=my/other", "protocol=paper", "dry_run=true")
+    sampled = "temperature 1, top_p 1, top_k 40, presence penalty"
+    assert main([*command]) == 0
+    assert f"sampling: 1 per problem, {sampled} 2, at most 32000 tokens" in capsys.readouterr().out
+    assert main([*command, "n=4", "presence_penalty=1.5", "data.max_response_length=64"]) == 0
+    assert f"sampling: 4 per problem, {sampled} 1.5, at most 64 tokens" in capsys.readouterr().out

@@ -23,7 +23,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # (a command, the composition root) stands on top.
 LEVELS = {
     "types": 0, "sections": 0, "trees": 0, "metrics": 0, "errors": 0, "interrupts": 0, "leftovers": 0,
-    "progress": 0, "child_site": 0,
+    "progress": 0, "live_view": 0, "child_site": 0,
     "algorithms": 1, "losses": 1,
     "config": 2,
     "data": 3, "hardware": 3, "models": 3, "rewards": 3, "tracking": 3,

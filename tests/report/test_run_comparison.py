@@ -1,8 +1,10 @@
-"""Runs of several methods and seeds beside each other, with numbers worked out by hand."""
+"""Runs of several settings and seeds beside each other, with numbers worked out by hand."""
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,73 +14,169 @@ from rich.console import Console
 from run_folders import report_pixels, validated, write_run
 
 from cepo.commands.report import run_compare_command
-from cepo.errors import DataError
+from cepo.errors import ConfigError, DataError
 from cepo.report import compare_runs
+from cepo.report.score_tables import Cell, write_table
+
+RATE = "worker:\n  actor:\n    optim:\n      lr: {}\n"
 
 
-def method_run(folder: Path, estimator: str, seed: int, accuracies: Sequence[float], extra: str = "") -> Path:
-    config = f"algorithm:\n  adv_estimator: {estimator}\ntrainer:\n  seed: {seed}\n{extra}"
-    return write_run(folder, validated(*accuracies, every=10), config=config)
+def method_run(
+    folder: Path, estimator: str, seed: int, accuracies: Sequence[float], extra: str = "", seconds: float = 2.0
+) -> Path:
+    """A run with a validation every 10 steps from step 0 on, and a step of `seconds` before each but the first."""
+    config = (
+        f"algorithm:\n  adv_estimator: {estimator}\ntrainer:\n  seed: {seed}\n  experiment_name: {folder.name}\n{extra}"
+    )
+    rows = validated(*accuracies, every=10)
+    return write_run(
+        folder, [(step, values | ({"timing_s/step": seconds} if step else {})) for step, values in rows], config=config
+    )
 
 
-def test_three_seeds_have_deviation_10_and_error_6_points(tmp_path: Path) -> None:
-    """The accuracies are 40, 50 and 60 percent."""
-    ends = (0.4, 0.5, 0.6)
-    folders = [method_run(tmp_path / f"c{k}", "cepo", k, (0.3, 0.7 - 0.01 * k, end)) for k, end in enumerate(ends)]
-    folders.append(method_run(tmp_path / "g", "grpo", 0, (0.3, 0.35, 0.4)))
+def cells(folders: Sequence[Path], name: str) -> list[Cell | str]:
+    return [row.cells[name] for row in compare_runs(folders).table().rows]
+
+
+def test_three_seeds_of_40_50_60_percent_have_error_6_points(tmp_path: Path) -> None:
+    """The error is 10 / sqrt(3); the single run's is sqrt(0.4 * 0.6 / 100), binomial over its 100 samples."""
+    folders = [method_run(tmp_path / f"c{k}", "cepo", k, (0.3, 0.7, end)) for k, end in enumerate((0.4, 0.5, 0.6))]
+    folders.append(method_run(tmp_path / "g", "grpo", 9, (0.3, 0.35, 0.4), seconds=3.0))
+    table = compare_runs(folders).table()
+    cepo, grpo = table.rows
+    assert (cepo.name, grpo.name) == ("cepo", "grpo")
+    assert (cepo.cells["runs"], cepo.cells["steps"]) == ("3", "20")
+    after = cepo.cells["after"], grpo.cells["after"]
+    assert [(cell.mean, cell.error) for cell in after if isinstance(cell, Cell)] == [
+        (pytest.approx(50.0), pytest.approx(10 / math.sqrt(3))),
+        (pytest.approx(40.0), pytest.approx(100 * math.sqrt(0.4 * 0.6 / 100))),
+    ]
+    assert cepo.cells["before"] == Cell(mean=pytest.approx(30.0), error=pytest.approx(0.0))  # type: ignore[arg-type]
+    assert cepo.cells["difference"] == cepo.cells["overhead %"] == cepo.cells["greedy after"] == ""
+    assert grpo.cells["overhead %"] == Cell(mean=pytest.approx(50.0))  # type: ignore[arg-type]
+    assert grpo.cells["hours"] == Cell(mean=pytest.approx(6 / 3600))  # type: ignore[arg-type]
+    assert any("grpo has no seed in common with cepo" in note for note in table.notes)
+    markdown = table.markdown()
+    assert "| cepo | 3 | 20 | 30.00 ± 0.00 | **50.00** ± 5.77 |  |  | 2.00 ± 0.00 |  | 0.00 ± 0.00 |" in markdown
+    assert "| grpo | 1 | 20 | 30.00 ± 4.58 | 40.00 ± 4.90 |  | -10.00 ± 7.57 | 3.00 | +50.0 | 0.00 |" in markdown
+
+
+def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
+    """Seeds 0, 1, 2 rise from 40, 50, 60 to 42, 53, 64: by 3 points with error 1 / sqrt(3), though seeds vary by 10."""
+    first = [method_run(tmp_path / f"g{k}", "grpo", k, (0.3, 0.4 + 0.1 * k)) for k in range(3)]
+    second = [method_run(tmp_path / f"c{k}", "cepo", k, (0.3, 0.42 + 0.11 * k)) for k in (2, 0, 1)]
+    (_, difference) = cells([*first, *second], "difference")
+    assert difference == Cell(mean=pytest.approx(3.0), error=pytest.approx(1 / math.sqrt(3)))  # type: ignore[arg-type]
+
+
+def test_learning_rates_of_one_method_are_settings_of_their_own(tmp_path: Path) -> None:
+    """Two seeds of each rate; names of runs and folders tell nothing apart."""
+    folders = [
+        method_run(tmp_path / f"r{rate}-{seed}", "cepo", seed, (0.3, 0.4), RATE.format(rate))
+        for rate in ("1e-6", "5e-6")
+        for seed in (0, 1)
+    ]
+    folders.append(method_run(tmp_path / "grpo", "grpo", 0, (0.3, 0.4), RATE.format("1e-6")))
     comparison = compare_runs(folders)
-    cepo, grpo = comparison.methods
-    assert (cepo.estimator, grpo.estimator) == ("cepo", "grpo")
-    assert cepo.end.mean == pytest.approx(0.5)
-    assert cepo.end.deviation == pytest.approx(0.1)
-    assert cepo.end.error == pytest.approx(0.1 / math.sqrt(3))
-    assert cepo.start.deviation == pytest.approx(0.0)
-    assert (cepo.best_step, cepo.best.mean) == (10, pytest.approx(0.69))
-    assert cepo.rise.mean == pytest.approx(0.2)
-    assert grpo.end.deviation is None
-    markdown = comparison.markdown()
-    assert "| cepo | 3 | 0.300 ± 0.000 (se 0.000), step 0 | 0.690 ± 0.010 (se 0.006), step 10 |" in markdown
-    assert "| 0.500 ± 0.100 (se 0.058), step 20 | +20.0 ± 10.0 (se 5.8) | 0.400, 0.500, 0.600 |" in markdown
-    assert "| grpo | 1 | 0.300, step 0 | 0.400, step 20 | 0.400, step 20 | +10.0 | 0.400 |" in markdown
-    assert len(comparison.notes) == 1
+    assert [(setting.label, len(setting.runs)) for setting in comparison.settings] == [
+        ("cepo, lr=1e-06", 2),
+        ("cepo, lr=5e-06", 2),
+        ("grpo", 1),
+    ]
+    assert comparison.differing["worker.actor.optim.lr"] == ["1e-06", "5e-06", "1e-06"]
+    assert any(note.startswith("worker.actor.optim.lr differs (cepo, lr=1e-06: 1e-06; ") for note in comparison.notes)
 
 
-def test_runs_are_compared_at_steps_that_all_measured(tmp_path: Path) -> None:
+def test_runs_of_one_seed_are_named_as_dependent(tmp_path: Path) -> None:
+    folders = [method_run(tmp_path / name, "cepo", 0, (0.3, 0.4)) for name in ("a", "b")]
+    assert "Some runs of cepo have the same seeds: they are not independent." in compare_runs(folders).notes
+
+
+def test_a_shorter_run_is_named_and_not_cut_to_step_0(tmp_path: Path) -> None:
+    """Ends at steps 20 and 10: each counts at its own end, and the curve has the steps of both."""
     folders = [
         method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4, 0.9)),
         method_run(tmp_path / "b", "cepo", 1, (0.3, 0.5)),
     ]
-    (method,) = compare_runs(folders).methods
-    assert method.steps == (0, 10)
-    assert method.end.mean == pytest.approx(0.45)
+    comparison = compare_runs(folders)
+    (row,) = comparison.table().rows
+    assert row.cells["after"] == Cell(mean=pytest.approx(70.0), error=pytest.approx(20.0))  # type: ignore[arg-type]
+    assert row.cells["steps"] == "10 to 20"
+    assert "The runs of cepo end at different steps: 10, 20." in comparison.notes
+    (curve,) = comparison.charts()[0].series
+    assert (curve.steps, curve.values) == ([0, 10], [pytest.approx(0.3), pytest.approx(0.45)])
+    assert (curve.low, curve.high) == ([0.3, 0.4], [0.3, 0.5])
 
 
-def test_repeats_with_other_rates_or_one_seed_are_named(tmp_path: Path) -> None:
+def test_runs_that_share_step_0_alone_are_drawn_one_by_one(tmp_path: Path) -> None:
+    """Validations at steps 0, 10 and at 0, 4, 8: no mean of both, and no difference from step 0."""
+    config = "algorithm:\n  adv_estimator: {}\ntrainer:\n  seed: 0\n"
+    first = method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4))
+    second = write_run(tmp_path / "b", validated(0.3, 0.5, 0.6, every=4), config=config.format("cepo"))
+    third = write_run(tmp_path / "c", validated(0.3, 0.5, 0.6, every=4), config=config.format("grpo"))
+    assert [series.label for series in compare_runs([first, second]).charts()[0].series] == ["cepo: a", "cepo: b"]
+    assert cells([first, third], "difference") == ["", ""]
+
+
+def test_a_run_without_validation_has_its_curves_and_is_named(tmp_path: Path) -> None:
+    config = "algorithm:\n  adv_estimator: cepo\n"
+    run = write_run(tmp_path / "a", [(1, {"reward/mean": 0.5}), (2, {"reward/mean": 3.0})], config=config)
+    only_before = write_run(tmp_path / "b", validated(0.3), config="algorithm:\n  adv_estimator: grpo\n")
+    comparison = compare_runs([run, only_before])
+    assert "cepo: a made no validation, so there is no accuracy." in comparison.notes
+    assert "grpo was validated before training alone: its accuracy shows nothing of it." in comparison.notes
+    assert [chart.title for chart in comparison.charts()] == ["Held-out accuracy", "Reward"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "config", "named"),
+    [([], "algorithm:\n  adv_estimator: cepo\n", "no rows yet"), ([(1, {})], "a: 1\n", "adv_estimator")],
+)
+def test_a_run_that_cannot_be_compared_is_named(tmp_path: Path, rows: list, config: str, named: str) -> None:
+    with pytest.raises(DataError, match=named):
+        compare_runs([write_run(tmp_path / "a", rows, config=config)])
+
+
+def test_the_table_reads_alike_in_all_its_forms(tmp_path: Path) -> None:
+    """A name with signs that Markdown and LaTeX obey stays a name."""
+    extra = "data:\n  train_files: a|b_50%*\n"
     folders = [
-        method_run(tmp_path / f"r{k}", name, 0, (0.3, 0.4), f"worker:\n  actor:\n    optim:\n      lr: {rate}\n")
-        for k, (name, rate) in enumerate((("cepo", 1e-6), ("cepo", 5e-6), ("grpo", 1e-6)))
+        method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4), extra),
+        method_run(tmp_path / "b", "cepo", 0, (0.3, 0.5)),
     ]
-    notes = "\n".join(compare_runs(folders).notes)
-    assert "The runs of cepo differ in worker.actor.optim.lr" in notes
-    assert "Some runs of cepo have the same seeds" in notes
-    assert "worker.actor.optim.lr differs (cepo: 1e-06, 5e-06; grpo: 1e-06)" in notes
+    table = compare_runs(folders).table()
+    for ending in ("md", "tex", "csv", "json"):
+        write_table(table, tmp_path / f"table.{ending}")
+    read = {path.suffix: path.read_text("utf-8") for path in tmp_path.glob("table.*")}
+    assert r"| cepo, train\_files=a\|b\_50%\* | 1 | 10 |" in read[".md"]
+    assert r"cepo, train\_files=a|b\_50\%* & 1 & 10 & 30.00$_{\pm4.58}$ & 40.00$_{\pm4.90}$ &" in read[".tex"]
+    assert r"\textbf{50.00}$_{\pm5.00}$" in read[".tex"]
+    assert read[".tex"].count(r"\begin{tabular}") == read[".tex"].count(r"\end{tabular}") == 1
+    first, second = csv.DictReader(io.StringIO(read[".csv"]))
+    assert (first["name"], float(first["after"])) == ("cepo, train_files=a|b_50%*", pytest.approx(40.0))
+    exact = json.loads(read[".json"])
+    assert exact["rows"][1]["difference"]["mean"] == pytest.approx(10.0) == float(second["difference"])
+    with pytest.raises(ConfigError, match=r"accepted: \.md, \.tex, \.csv, \.json"):
+        write_table(table, tmp_path / "table.xlsx")
 
 
-def test_runs_without_a_common_validation_step_are_named(tmp_path: Path) -> None:
-    folders = [method_run(tmp_path / "a", "cepo", 0, (0.3,)), write_run(tmp_path / "b", [(1, {"reward/mean": 0.5})])]
-    with pytest.raises(DataError, match=r"cepo \(a, b\) share no step"):
-        compare_runs(folders)
-
-
-def test_cepo_compare_writes_markdown_and_a_plot_and_returns_0(tmp_path: Path) -> None:
+def test_cepo_compare_writes_table_page_and_curves(tmp_path: Path) -> None:
     folders = [str(method_run(tmp_path / f"r{k}", "cepo", k, (0.3, 0.4 + 0.1 * k))) for k in range(2)]
-    out, plot = tmp_path / "docs" / "table.md", tmp_path / "plots" / "curves.png"
+    outs = [tmp_path / "docs" / name for name in ("table.md", "page.html", "curves.png")]
     output = io.StringIO()
     code = run_compare_command(
-        [*folders, "--out", str(out), "--plot", str(plot)], console=Console(file=output, width=80)
+        [*folders, *(text for out in outs for text in ("--out", str(out)))], console=Console(file=output, width=160)
     )
     assert code == 0
-    assert "| cepo | 2 |" in out.read_text("utf-8")
-    pixels = report_pixels(plot)
-    assert pixels.std() > 0.02
+    assert "| cepo | 2 |" in outs[0].read_text("utf-8")
+    page = outs[1].read_text("utf-8")
+    assert "Comparison of 2 runs" in page
+    assert "http://" not in page.partition("<script>")[0]
+    assert report_pixels(outs[2]).std() > 0.02
     assert "curves.png" in output.getvalue()
+    assert "45.00 ± 5.00" in output.getvalue()
+
+
+def test_a_run_that_is_missing_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_compare_command([str(tmp_path / "none")]) == 2
+    assert "none does not exist" in capsys.readouterr().err

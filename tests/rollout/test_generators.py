@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -74,16 +75,40 @@ def test_other_prompts_do_not_change_a_prompts_tokens(generator: Generator, requ
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="on a GPU vLLM draws with its own random streams")
 @pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)
+@pytest.mark.parametrize(("presence_penalty", "num_samples"), [(0.0, 24), (2.0, 16)])
 def test_both_generators_draw_the_same_tokens_on_a_cpu(
-    generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, tiny_processing: Processing
+    generator: Generator,
+    requests: list[GenerationRequest],
+    tiny_model_folder: Path,
+    tiny_processing: Processing,
+    presence_penalty: float,
+    num_samples: int,
 ) -> None:
-    """vLLM reads the prompts in pieces."""
-    settings = SamplingSettings(num_samples=24, max_response_length=24, temperature=0.8, top_p=0.95, top_k=100)
+    """vLLM reads the prompts in pieces; a draw between two tokens that rounding decides is not among the samples."""
+    settings = SamplingSettings(
+        num_samples=num_samples,
+        max_response_length=24,
+        temperature=0.8,
+        top_p=0.95,
+        top_k=100,
+        presence_penalty=presence_penalty,
+    )
     # The samples' prompts together are longer than the 2048 tokens of one pass.
-    assert 24 * sum(prompt.num_prompt_tokens for prompt in requests) > 2048
+    assert presence_penalty or num_samples * sum(prompt.num_prompt_tokens for prompt in requests) > 2048
     ours = generator.generate(requests, settings)
     with contextlib.closing(open_generator("transformers", tiny_model_folder, tiny_processing)) as other:
         assert tokens(ours) == tokens(other.generate(requests, settings))
+
+
+def test_a_presence_penalty_keeps_tokens_from_coming_again(
+    generator: Generator, requests: list[GenerationRequest]
+) -> None:
+    """A penalty beyond all logits: the 24 tokens of a response are 24 different ones, whatever was likeliest."""
+    settings = SamplingSettings(num_samples=3, max_response_length=24, top_k=40, ignore_eos=True)
+    groups = generator.generate(requests, dataclasses.replace(settings, presence_penalty=1e4))
+    assert [len(set(response)) for group in tokens(groups) for response in group] == [24] * 12
+    free = tokens(generator.generate(requests, settings))
+    assert min(len(set(response)) for group in free for response in group) < 24
 
 
 def test_banned_tokens_never_come_in_3000_tokens(

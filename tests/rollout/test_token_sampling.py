@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cepo.errors import EngineError
-from cepo.rollout.token_sampling import draw_tokens, row_uniforms
+from cepo.rollout.token_sampling import draw_tokens, row_uniforms, without_repeats
 
 
 def counts(logits: list[float], **settings: Any) -> list[int]:
@@ -29,6 +29,14 @@ def test_draws_follow_the_distribution_of_allowed_tokens() -> None:
     assert counts(logits, top_p=0.51) == [0, 556, 444, 0]
     assert counts(logits, temperature=0.5) == [24, 595, 381, 0]  # squares: 1, 25, 16 of 42
     assert counts(logits, temperature=0.0) == [0, 1000, 0, 0]
+
+
+def test_a_presence_penalty_counts_each_token_once() -> None:
+    """Token 1 twice and token 0 once in the first row, nothing in the second."""
+    logits = torch.zeros(2, 4)
+    assert without_repeats(logits, [[1, 0, 1], []], 2.0).tolist() == [[-2.0, -2.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
+    assert logits.count_nonzero() == 0, "the caller's logits were changed"
+    assert without_repeats(logits, [[1], [2]], 0.0) is logits
 
 
 def test_a_rows_numbers_depend_on_seed_and_sample_alone() -> None:

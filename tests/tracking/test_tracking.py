@@ -22,8 +22,9 @@ from PIL import Image
 from rich.console import Console
 
 from cepo.errors import CepoError, ConfigError, DataError
+from cepo.live_view import duration
 from cepo.tracking import GroupRecord, RolloutRecord, RunDescription, Tracker, build_sink, build_tracker, png_bytes
-from cepo.tracking.console import duration, step_line
+from cepo.tracking.console import step_line
 from cepo.tracking.environment import code_version
 from cepo.tracking.lines import LineFile, read_objects
 from cepo.tracking.run_folder import read_environment, read_generations, read_metrics
@@ -349,6 +350,27 @@ def test_tensorboard_shows_after_resume_at_step_1_each_step_once(tmp_path: Path)
     events.Reload()
     seen = [(event.step, event.value) for event in events.Scalars("reward/mean")]
     assert seen == [(0, 0.25), (1, 0.25), (2, 0.75), (3, 0.75)]
+
+
+def test_tensorboard_gets_texts_and_a_heat_map_of_a_group(tmp_path: Path) -> None:
+    """Advantages 1.2346, 0.9 and -0.9 and nothing beyond: the strongest is full blue, -0.9 is 73 % of full red."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = build_sink("tensorboard", run_in(tmp_path))
+    sink.log_rollouts([group_at(3, problem="<script>"), group_at(3)])
+    sink.log_rollouts([])
+    sink.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (picture,) = events.Images("rollouts/advantages")
+    assert (picture.step, picture.width, picture.height) == (3, 12, 20)
+    pixels = Image.open(io.BytesIO(picture.encoded_image_string))
+    colours = [[pixels.getpixel((column, row)) for column in (3, 9)] for row in (5, 15)]
+    share = 0.9 / 1.23456789
+    assert colours[0] == [(67, 147, 195), tuple(round(255 + share * (end - 255)) for end in (67, 147, 195))]
+    assert colours[1] == [tuple(round(255 + share * (end - 255)) for end in (214, 96, 77)), (217, 217, 217)]
+    (text,) = events.Tensors("rollouts/responses/text_summary")
+    assert text.tensor_proto.string_val[0].decode().startswith("**problem**\n\n    <script>\n\n**ground truth**")
 
 
 def test_an_unknown_sink_names_the_nearest_of_6(tmp_path: Path) -> None:

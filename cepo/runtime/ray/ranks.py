@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
-from cepo.progress import SECONDS_BETWEEN_LINES
+from cepo.progress import SECONDS_BETWEEN_LINES, phase
 from cepo.runtime.ray.cluster import Reservation, is_alive, require_alive, worker_environment
 from cepo.runtime.ray.rank_process import Failure, Meeting, Place, RankProcess
 from cepo.runtime.wire import decode
@@ -81,11 +81,6 @@ class Ranks:
 
     def build(self, contents: Sequence[bytes]) -> list[Any]:
         """Connects the ranks, builds their workers and returns each rank's answer."""
-        logger.info(
-            "%d workers load the model and start their engines; their logs are in %s",
-            self.number,
-            self._logs[0].parent,
-        )
         address = self._places[0].machine
         (port,) = ray.get([self._processes[0].free_port.remote()], timeout=self._trainer.start_timeout_seconds)
         meetings = [
@@ -103,7 +98,9 @@ class Ranks:
             process.build.remote(content, meeting)
             for process, content, meeting in zip(self._processes, contents, meetings, strict=True)
         ]
-        answers = self._answers(calls, what="building the workers", seconds=self._trainer.start_timeout_seconds)
+        logs = self._logs[0].parent
+        with phase(f"{self.number} workers load the model and start their engines; their logs are in {logs}"):
+            answers = self._answers(calls, what="building the workers", seconds=self._trainer.start_timeout_seconds)
         self._is_built = True
         return answers
 

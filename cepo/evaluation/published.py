@@ -1,0 +1,134 @@
+"""Puts evaluations and published figures into one table of the paper's form, and checks the averages that are stated."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cepo.errors import DataError
+from cepo.evaluation.accuracy import macro_average
+from cepo.evaluation.results import RESULTS_FILE, compare_evaluations
+from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
+
+PAPER = "paper"
+"""The name of the paper's own table, which is part of the package."""
+AVERAGE, _DIFFERENCE = "Average", "difference"
+_PAPER_FILE = Path(__file__).with_name("paper.json")
+_NAMES = {
+    "dynamath": "DynaMath",
+    "logicvista": "LogicVista",
+    "mathvision": "MathVision",
+    "mmmu": "MMMU",
+    "wemath": "WeMath",
+}
+_ROUNDING = 0.01
+"""The most by which an average can be off if it and its cells are rounded to 2 digits."""
+
+
+def is_scored(name: str) -> bool:
+    """Returns whether a name is an evaluation's folder, a table in JSON, or the paper's table; else it is a run."""
+    return name == PAPER or name.endswith(".json") or (Path(name) / RESULTS_FILE).is_file()
+
+
+def score_table(names: Sequence[str], *, by_harness: bool = False) -> ScoreTable:
+    """Returns the table of evaluations and published tables in the order given, with averages from their cells.
+
+    Each evaluation after the first one also has its difference from that one, paired by problem.
+
+    Args:
+        names: as of `is_scored`.
+        by_harness: take the verdicts of lmms-eval's rules in place of ours.
+
+    Raises:
+        DataError: a name that is no evaluation and no table, or an evaluation without the verdicts asked for.
+    """
+    rows: list[TableRow] = []
+    notes: list[str] = []
+    evaluations: list[Path] = []
+    for name in names:
+        if name == PAPER or name.endswith(".json"):
+            published = list(_published(_PAPER_FILE if name == PAPER else Path(name)))
+            notes += [note for row in published for note in _wrong_average(row)]
+            rows += [_averaged(row) for row in published]
+            continue
+        row = _averaged(_evaluated(Path(name), by_harness=by_harness))
+        if evaluations and not by_harness:
+            row = TableRow(
+                group=row.group, name=row.name, cells={**row.cells, _DIFFERENCE: _paired(evaluations[0], Path(name))}
+            )
+        evaluations.append(Path(name))
+        rows.append(row)
+    known = [*_NAMES.values(), *(name for row in rows for name in row.cells if name not in (AVERAGE, _DIFFERENCE))]
+    benchmarks = [name for name in dict.fromkeys(known) if any(name in row.cells for row in rows)]
+    columns = [Column(name=name, is_ranked=True) for name in (*benchmarks, AVERAGE)]
+    if any(_DIFFERENCE in row.cells for row in rows):
+        columns.append(Column(name=_DIFFERENCE, signed=True))
+        notes.append(f"The difference of averages is from {evaluations[0].name}, paired by problem.")
+    rules = " by lmms-eval's rules" if by_harness else ""
+    title = f"Accuracy in %{rules}, ± standard error; the average is the unweighted mean"
+    return ScoreTable(title=title, columns=columns, rows=rows, notes=notes)
+
+
+def _published(path: Path) -> Iterator[TableRow]:
+    """Yields the rows of a table that `ScoreTable.as_json` made, or of one written in its form."""
+    try:
+        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+            cells = {name: cell for name, cell in row.items() if isinstance(cell, Mapping) and name != _DIFFERENCE}
+            values = {name: Cell(mean=float(cell["mean"]), error=cell["error"]) for name, cell in cells.items()}
+            yield TableRow(group=str(row["group"]), name=str(row["name"]), cells=values)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} holds no table of `cepo compare --out FILE.json`: {error!r}") from error
+
+
+def _evaluated(folder: Path, *, by_harness: bool) -> TableRow:
+    path, key = folder / RESULTS_FILE, "harness_accuracy" if by_harness else "accuracy"
+    if not path.is_file():
+        raise DataError(
+            f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
+        )
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    missing = [name for name, figures in results["benchmarks"].items() if key not in figures]
+    if missing:
+        raise DataError(f"{folder}: {', '.join(missing)} has no verdicts of lmms-eval's rules; evaluate it again")
+    cells = {
+        _NAMES.get(str(name), str(name)): _percent(figures[key]) for name, figures in results["benchmarks"].items()
+    }
+    return TableRow(group=str(results["model"]), name=folder.resolve().name, cells=cells)
+
+
+def _averaged(row: TableRow) -> TableRow:
+    """Returns the row with the average of its cells in place of one that was stated."""
+    return TableRow(group=row.group, name=row.name, cells={**_benchmarks(row), AVERAGE: average(row)})
+
+
+def average(row: TableRow) -> Cell:
+    """Returns the unweighted mean of the benchmarks' cells with `sqrt(sum of squared errors) / number`."""
+    cells = list(_benchmarks(row).values())
+    errors = [cell.error for cell in cells if cell.error is not None]
+    error = math.hypot(*errors) / len(cells) if len(errors) == len(cells) else None
+    return Cell(mean=math.fsum(cell.mean for cell in cells) / len(cells), error=error)
+
+
+def _wrong_average(row: TableRow) -> Iterator[str]:
+    stated, found = row.cells.get(AVERAGE), average(row).mean
+    if isinstance(stated, Cell) and abs(stated.mean - found) > _ROUNDING * (1 + 1e-6):
+        yield (
+            f"{row.group}, {row.name}: the stated average {stated.mean:.2f} does not follow from its cells, whose mean is "
+            f"{found:.2f}"
+        )
+
+
+def _benchmarks(row: TableRow) -> dict[str, Cell]:
+    return {name: cell for name, cell in row.cells.items() if isinstance(cell, Cell) and name != AVERAGE}
+
+
+def _paired(first: Path, second: Path) -> Cell:
+    return _percent(macro_average([each.difference for each in compare_evaluations(first, second)]))
+
+
+def _percent(estimate: Mapping[str, Any]) -> Cell:
+    error = estimate["error"]
+    return Cell(mean=100 * estimate["mean"], error=None if error is None else 100 * error)

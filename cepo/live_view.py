@@ -1,0 +1,105 @@
+"""Draws a live view at the lower end of a terminal; everything that is printed meanwhile appears above it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_SHORTEST_SECONDS = 0.5
+_BAR_CELLS = 30
+
+
+class Work(Protocol):
+    """A piece of work under way; `total` is None if nobody knows how much it is."""
+
+    what: str
+    total: int | None
+    done: int
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since it began."""
+        ...
+
+
+class LiveView:
+    """A board, if the run has one, and below it a line for each piece of work that lasts.
+
+    Attributes:
+        board: drawn above the work; it stays on the terminal after the view has ended.
+        work: outermost first.
+        console: prints above the view.
+    """
+
+    def __init__(self) -> None:
+        self.board: RenderableType | None = None
+        self.work: list[Work] = []
+        self.console = Console(stderr=True)
+        self._live = Live(
+            console=self.console,
+            get_renderable=self._drawn,
+            refresh_per_second=4,
+            # Output that goes into a file or a pipe must still arrive there.
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        self._log_streams: list[tuple[logging.StreamHandler, object]] = []
+
+    def start(self) -> None:
+        """Begins to draw. Log lines that go to the terminal are printed above the view from now on."""
+        before = sys.stderr
+        self._live.start()
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+                self._log_streams.append((handler, handler.setStream(sys.stderr)))
+
+    def stop(self) -> None:
+        """Leaves the board on the terminal and gives the cursor back."""
+        self.work = []
+        self._live.transient = self.board is None
+        self._live.stop()
+        while self._log_streams:
+            handler, stream = self._log_streams.pop()
+            handler.setStream(stream)
+
+    def add(self, work: Work) -> None:
+        """Adds a line, which appears once the work has lasted half a second."""
+        self.work.append(work)
+        if work.seconds >= _SHORTEST_SECONDS:
+            self._live.refresh()
+
+    def forget(self, work: Work) -> None:
+        """Takes a line away."""
+        if work in self.work:
+            self.work.remove(work)
+
+    def _drawn(self) -> RenderableType:
+        lines = Table.grid(padding=(0, 2, 0, 0))
+        for work in tuple(self.work):
+            if work.seconds >= _SHORTEST_SECONDS:
+                lines.add_row(*_cells(work))
+        return lines if self.board is None else Group(self.board, lines)
+
+
+def _cells(work: Work) -> tuple[RenderableType, ...]:
+    elapsed = duration(work.seconds)
+    if work.total is None:
+        return Text(work.what), elapsed
+    bar = ProgressBar(total=work.total, completed=work.done, width=_BAR_CELLS)
+    left = f", {duration(work.seconds / work.done * (work.total - work.done))} left" if work.done else ""
+    return Text(work.what), elapsed + left, bar, f"{work.done}/{work.total}"
+
+
+def duration(seconds: float) -> str:
+    """Formats a duration as `42 s`, `3:07 min` or `1:02:05 h`."""
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d} h"
+    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"

@@ -1,0 +1,186 @@
+r"""Scores benchmark answers as lmms-eval does, for a figure beside ours that published ones can be compared with.
+
+The rules are those of its version 75571cf (2026-08-06), the same as in v0.7, without a judge:
+
+| benchmark | answer read | right if |
+| --- | --- | --- |
+| DynaMath, LogicVista, WeMath | first `<answer>`, else last `\boxed{}`, else a number that ends a line | `_reasoning` |
+| MathVision | a letter at the end, what follows "the answer is", the last `\boxed{}` | `_mathvision` |
+| MMMU, multiple choice | a letter; where there is none it draws one, which counts 1 / options here | same letter |
+| MMMU, short answers | | never: these versions compare one character at a time |
+
+They read letters where a reader sees none and know no tolerance, so our own verdict (`benchmark`) differs in both
+directions. Values in LaTeX are read by math-verify here, where MathVision's rules use latex2sympy.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+
+from math_verify import parse, verify  # pyright: ignore[reportMissingTypeStubs]
+
+from cepo.rewards.answers import decimal_value
+
+_log = logging.getLogger(__name__)
+_LETTERS = "ABCDEFGH"
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_ENDING_NUMBER = re.compile(r"\b(\d+(?:\.\d+)?)\b\s*\.?\s*$")
+_PHRASE = re.compile(r"(?:the |my )?(?:correct |best )?(?:answer|option is|choice is)|i choose|i select|i pick")
+_PUNCTUATION = ",.!?;:'\""
+_STATED = ("the final answer is", "the answer is", "the correct answer is", "the answer should be")
+_SHARE_CONTAINED = 0.9
+
+
+def harness_score(benchmark: str, response: str, gold: str, kind: str, choices: Sequence[str]) -> float:
+    """Returns 1 for right, 0 for wrong, and between them where lmms-eval draws an option at random.
+
+    Args:
+        benchmark: dynamath, logicvista, wemath, mathvision or mmmu.
+        kind: choice, numeric or text, as of `cepo.rewards.benchmark`.
+        choices: the options' texts, empty without options.
+    """
+    if benchmark == "mmmu":
+        if kind != "choice":
+            return 0.0
+        letter = _mmmu_letter(response, choices)
+        return 1 / len(choices) if letter is None else float(letter == gold)
+    if benchmark == "mathvision":
+        return float(_mathvision(response, gold, choices if kind == "choice" else ()))
+    return float(_reasoning(response, gold))
+
+
+def _reasoning(response: str, gold: str) -> bool:
+    """Compares letters if one can be read from the gold answer; else texts of which one contains the other; else values."""
+    answer, wanted = _without_period(_reasoning_answer(response).strip()), _without_period(gold)
+    letter = _choice_letter(wanted)
+    if letter:
+        if _choice_letter(answer) == letter:
+            return True
+    else:
+        short, long = sorted((answer, wanted), key=len)
+        if answer == wanted or (short in long and len(short) >= _SHARE_CONTAINED * len(long)):
+            return True
+    return _verified(wanted, answer)
+
+
+def _reasoning_answer(response: str) -> str:
+    tagged = _TAGGED.search(response)
+    if tagged:
+        return tagged[1]
+    boxed = _last_box(response)
+    if boxed:
+        return boxed
+    found = (_ENDING_NUMBER.search(line) for line in reversed(response.strip().split("\n")) if line.strip())
+    return next((number[1] for number in found if number), "")
+
+
+def _last_box(text: str) -> str:
+    r"""Returns the content of the last `\boxed{}` whose braces match, or an empty text."""
+    for start in reversed([match.end() for match in re.finditer(r"\\boxed\{", text)]):
+        depth = 1
+        for place in range(start, len(text)):
+            depth += {"{": 1, "}": -1}.get(text[place], 0)
+            if depth == 0:
+                return text[start:place]
+    return ""
+
+
+def _without_period(text: str) -> str:
+    return text.removesuffix(".").strip()
+
+
+def _choice_letter(text: str) -> str:
+    """Returns the letter A to H that a text is taken to choose: its first or last character, or by ever looser signs."""
+    text = text.strip()
+    for character in _PUNCTUATION:
+        text = text.strip(character)
+    text = text.strip()
+    if not text:
+        return ""
+    for end in (text[0], text[-1]):
+        if end in _LETTERS:
+            return end
+    padded = f" {text} "
+    signs = [{letter: f"{number}. {letter}" for number, letter in enumerate(_LETTERS, start=1)}]
+    signs += [{letter: form.format(letter) for letter in _LETTERS} for form in ("({})", "{}.", "{}:", "{})", "{} ")]
+    phrase = _PHRASE.search(padded.lower())
+    after = re.search(f"[{_LETTERS}]", padded[phrase.start() :]) if phrase else None
+    for rank, forms in enumerate(signs):
+        if rank == 1 and after:
+            return after[0]
+        found = {padded.rfind(form): letter for letter, form in forms.items() if form in padded}
+        if found:
+            return found[min(found)]
+    tied = {padded.rfind(letter + mark): letter for letter in _LETTERS for mark in "-_=" if letter + mark in padded}
+    anywhere = tied or {padded.rfind(letter): letter for letter in _LETTERS if letter in padded}
+    return anywhere[min(anywhere)] if anywhere else ""
+
+
+def _verified(gold: str, answer: str) -> bool:
+    """Compares two texts as math-verify reads them; what it cannot read is wrong, as in lmms-eval."""
+    try:
+        # Without time limits of their own, which need the main thread; the reward's worker has one.
+        read = [parse(text, parsing_timeout=None) for text in (gold, answer)]  # pyright: ignore
+        return bool(verify(read[0], read[1], timeout_seconds=None))  # pyright: ignore
+    except Exception as error:
+        _log.debug("math-verify cannot compare %r with %r: %s", answer, gold, error)
+        return False
+
+
+def _mmmu_letter(response: str, choices: Sequence[str]) -> str | None:
+    """Returns the option that a response chooses by its letter, or by its text in more than 5 words; None if it has none."""
+    for character in _PUNCTUATION[:-1]:
+        response = response.strip(character)
+    text = f" {response} "
+    letters = "ABCDEFGHIJ"[: len(choices)]
+    for form in ("({})", "{} ", "{}."):
+        found = [letter for letter in letters if form.format(letter) in text]
+        if found:
+            place = "({})" if form == "({})" else " {} "
+            return max(found, key=lambda letter: text.rfind(place.format(letter)))
+    lowered = text.lower()
+    if len(text.split()) > 5:
+        named = [(lowered.rfind(choice.lower()), letter) for letter, choice in zip(letters, choices, strict=True)]
+        best = max((one for one in named if one[0] >= 0), key=lambda one: one[0], default=None)
+        return best and best[1]
+    return None
+
+
+def _mathvision(response: str, gold: str, choices: Sequence[str]) -> bool:
+    """Compares with the gold answer and with the text of the gold option: in lower case, else values to 2 decimals."""
+    answer = _mathvision_answer(response.strip())
+    option = choices["ABCDEFGHIJ".index(gold)] if choices and gold in "ABCDEFGHIJ" else ""
+    return any(_same_to_2_decimals(answer, wanted.lower().strip()) for wanted in (gold, option))
+
+
+def _mathvision_answer(text: str) -> str:
+    for letter in "ABCDE":
+        ends = (f" {letter}.", f" ({letter}).")
+        starts = (f"{letter}\n", f"({letter})\n", f"({letter}) {letter}\n")
+        if text.endswith(ends) or text.startswith(starts):
+            text = letter
+    last = text.split("is ")[-1].rstrip(".")
+    if re.fullmatch(r"\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?\s*", last):
+        text = last
+    if "oxed{" not in text:
+        for stated in _STATED:
+            for spelled in (stated, stated.replace("the", "The", 1)):
+                _, found, after = text.rpartition(spelled)
+                text = after.strip().split("\n")[0].split(". ")[0] if found else text
+    else:
+        text = _last_box(text) or text.rpartition("oxed{")[2].partition("}")[0]
+    text = re.split(r"=|\\approx", text.lower())[-1]
+    text = re.sub(r"\\(?:text|mbox|left|right|,|!)|\^\{?\\circ\}?|\\?[$%]|units|km|m\^3|\s", "", text)
+    letter = re.fullmatch(r"[({]*([a-e])[)}]*\.?", text)
+    return letter[1] if letter else text.rstrip(".").lstrip(":")
+
+
+def _same_to_2_decimals(answer: str, wanted: str) -> bool:
+    if not answer or not wanted:
+        return False
+    if answer == wanted:
+        return True
+    values = decimal_value(answer), decimal_value(wanted)
+    return values[0] is not None and values[1] is not None and round(values[0], 2) == round(values[1], 2)

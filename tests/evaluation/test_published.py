@@ -1,0 +1,105 @@
+"""The paper's table from its cells, and evaluations beside it in its form."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cepo.commands.report import run_compare_command
+from cepo.errors import DataError
+from cepo.evaluation.published import score_table
+from cepo.evaluation.results import write_results
+from cepo.report.score_tables import Cell, write_table
+from cepo.tracking.lines import encode_line
+
+STATED = {
+    "Qwen3-VL-2B-Instruct": (39.73, 41.17, 34.96, 35.70, 40.97, 43.43),  # the fifth is stated as 40.05
+    "Qwen3-VL-4B-Instruct": (58.36, 57.43, 56.23, 55.75, 58.51, 60.56),
+}
+
+
+def evaluation(folder: Path, right: str, *, harness: float = 0.5) -> Path:
+    """An evaluation of 4 DynaMath problems, each right or wrong as `right` says with 1 and 0."""
+    folder.mkdir(parents=True)
+    rows = [
+        {
+            "benchmark": "dynamath",
+            "problem_id": str(k),
+            "cluster": str(k),
+            "ground_truth": "1",
+            "correct": verdict == "1",
+        }
+        for k, verdict in enumerate(right)
+    ]
+    (folder / "generations.jsonl").write_bytes(b"".join(encode_line(row) for row in rows))
+    mean = right.count("1") / 4
+    figures = {"mean": mean, "error": 0.25, "num_clusters": 4}
+    by_harness = {"mean": harness, "error": 0.1, "num_clusters": 4}
+    write_results(folder, {"model": "org/base"}, {"dynamath": {"accuracy": figures, "harness_accuracy": by_harness}})
+    return folder
+
+
+def test_the_papers_averages_follow_from_its_cells_but_one() -> None:
+    table = score_table(["paper"])
+    for group, averages in STATED.items():
+        found = [row.cells["Average"] for row in table.rows if row.group == group]
+        assert [round(cell.mean, 2) for cell in found if isinstance(cell, Cell)] == list(averages)
+    assert table.notes == [
+        "Qwen3-VL-2B-Instruct, RLSD: the stated average 40.05 does not follow from its cells, whose mean is 40.97"
+    ]
+    (last,) = [row for row in table.rows if row.name == "CEPO" and row.group.startswith("Qwen3-VL-2B")]
+    average = last.cells["Average"]
+    assert isinstance(average, Cell)
+    # sqrt(0.7^2 + 2.3^2 + 2.5^2 + 1.7^2 + 1.2^2) / 5
+    assert average.error == pytest.approx(0.8090, abs=1e-4)
+
+
+def test_the_papers_table_is_printed_in_its_form(tmp_path: Path) -> None:
+    """Bold is the best of its model; the table of one call is read by the next."""
+    table = score_table(["paper"])
+    for ending in ("tex", "md", "json"):
+        write_table(table, tmp_path / f"paper.{ending}")
+    latex = (tmp_path / "paper.tex").read_text("utf-8")
+    assert r"CEPO & \textbf{51.44}$_{\pm0.70}$ & \textbf{37.72}$_{\pm2.30}$ & \textbf{25.99}$_{\pm2.50}$" in latex
+    assert r"\multicolumn{7}{l}{\textit{Qwen3-VL-4B-Instruct}} \\" in latex
+    assert latex.count(r"\textbf{") == 6 + 2 * 6  # the heads, and a best cell of each column and model
+    assert "| GRPO | 50.36 ± 0.70 | 37.50 ± 2.30 |" in (tmp_path / "paper.md").read_text("utf-8")
+    again = score_table([str(tmp_path / "paper.json")])
+    assert again.rows == table.rows
+    assert again.notes == [], "its averages are those of its cells now"
+
+
+def test_evaluations_stand_beside_the_paper_with_a_difference(tmp_path: Path) -> None:
+    """The second gains one of 4 problems: by 25 points with error sd(0, 0, 0, 1) / sqrt(4) = 25."""
+    first, second = evaluation(tmp_path / "first", "1000"), evaluation(tmp_path / "second", "1001", harness=0.75)
+    output = io.StringIO()
+    assert run_compare_command(["paper", str(first), str(second)], console=Console(file=output, width=160)) == 0
+    assert "org/base" in output.getvalue()
+    assert "+25.00 ± 25.00" in output.getvalue()
+    table = score_table([str(first), str(second)])
+    assert [row.cells["DynaMath"] for row in table.rows] == [Cell(mean=25.0, error=25.0), Cell(mean=50.0, error=25.0)]
+    assert "difference" not in table.rows[0].cells
+    by_harness = score_table([str(first), str(second)], by_harness=True)
+    assert [row.cells["Average"] for row in by_harness.rows] == [
+        Cell(mean=50.0, error=10.0),
+        Cell(mean=75.0, error=10.0),
+    ]
+    assert "by lmms-eval's rules" in by_harness.title
+
+
+def test_what_is_no_table_and_no_verdict_is_named(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text('{"rows": [{"group": "a"}]}')
+    with pytest.raises(DataError, match=r"other\.json holds no table"):
+        score_table([str(tmp_path / "other.json")])
+    folder = evaluation(tmp_path / "old", "1000")
+    results = json.loads((folder / "evaluation.json").read_text())
+    del results["benchmarks"]["dynamath"]["harness_accuracy"]
+    (folder / "evaluation.json").write_text(json.dumps(results))
+    with pytest.raises(DataError, match="dynamath has no verdicts of lmms-eval's rules"):
+        score_table([str(folder)], by_harness=True)
+    with pytest.raises(DataError, match="holds no finished evaluation"):
+        score_table([str(tmp_path)])

@@ -1,0 +1,159 @@
+r"""Predictions written by hand with the verdicts of both scores: ours, and that of lmms-eval's rules.
+
+Each row is a response, its gold answer, our verdict and theirs. The rules of both are in `cepo.rewards.benchmark` and
+`cepo.rewards.harness`; 0.25 stands for an option of four that lmms-eval draws at random.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from cepo.rewards.benchmark import compute_score, kind_of
+
+COLOURS = ("red", "blue", "green", "orange")
+LENGTHS = ("5 cm", "6 cm", "7 cm", "8 cm", "No correct answer")
+COUNTS = ("1", "2", "3", "4", "5")
+
+DYNAMATH = [
+    ("<answer>2.0944</answer>", "2.0944", 1, 1),
+    (r"so \boxed{2.094}", "2.0944", 1, 0),  # within our 0.001
+    (r"\boxed{2.09}", "2.0944", 0, 0),
+    (r"\boxed{\frac{2\pi}{3}}", "2.0944", 1, 0),
+    ("The result is 2.0944", "2.0944", 0, 1),  # a number that ends a line
+    ("The answer is 2.0944.", "2.0944", 1, 1),
+    ("<answer>1</answer> no, <answer>2.0944</answer>", "2.0944", 1, 0),  # the first tag
+    (r"\boxed{2.0944} <answer>3</answer>", "2.0944", 1, 0),  # the tag before the box
+    ("I do not know.", "2.0944", 0, 0),
+    (r"\boxed{3.0}", "3", 1, 1),
+    (r"\boxed{3.5}", "3", 0, 0),
+    ("3", "3", 1, 1),
+    (r"\boxed{(3,1)}", "(3.000, 1.000)", 1, 0),
+    (r"\boxed{(3.000, 1.000)}", "(3.000, 1.000)", 1, 1),
+    ("<answer>Apr</answer>", "Aug", 0, 1),  # both are read as the letter A
+    ("<answer>Aug</answer>", "Aug", 1, 1),
+    ("<answer>May</answer>", "Aug", 0, 0),
+    (r"\boxed{y = 4}", "y = 4", 1, 1),
+    (r"\boxed{B}", "B", 1, 1),
+    ("<answer>The answer is B. blue</answer>", "B", 1, 1),
+    (r"\boxed{b}", "B", 0, 0),
+    ("Answer: B", "B", 1, 0),  # neither tag, nor box, nor number
+]
+LOGICVISTA = [
+    (r"\boxed{B}", "B", 1, 1),
+    ("<answer>(B)</answer>", "B", 1, 1),
+    ("<answer>B</answer>", "B", 1, 1),
+    ("The answer is B.", "B", 1, 0),
+    ("B", "B", 1, 0),
+    ("<answer>Both are correct. D</answer>", "B", 0, 1),  # its first character
+    ("<answer>Both are correct. D</answer>", "D", 0, 0),
+    (r"\boxed{\text{B}}", "B", 1, 1),
+    ("<answer>A</answer> rather <answer>B</answer>", "B", 1, 0),
+    (r"\boxed{A} or \boxed{B}", "B", 1, 1),
+    (r"\boxed{A, C}", "A, C", 1, 1),
+    (r"\boxed{A}", "A, C", 0, 1),  # one of two letters
+    (r"\boxed{D}", "A, C", 0, 0),
+    ("nothing", "", 0, 1),  # no answer equals the empty gold answer
+    (r"\boxed{3}", "3", 1, 1),
+    ("so it is 3", "3", 0, 1),
+    (r"\boxed{D. a square}", "D", 1, 1),
+    (r"\boxed{none of these}", "D", 0, 0),
+    ("<answer>D</answer>.", "D", 1, 1),
+    ("<answer>Each of them</answer>", "E", 0, 1),
+    ("It follows that (D)", "D", 0, 0),
+]
+WEMATH = [
+    (r"\boxed{B}", "B", 1, 1),
+    (r"\boxed{6 cm}", "B", 1, 0),  # the option's text
+    (r"\boxed{B. 6 cm}", "B", 1, 1),
+    ("<answer>B</answer>", "B", 1, 1),
+    (r"\boxed{A}", "B", 0, 0),
+    ("The answer is (B)", "B", 1, 0),
+    ("<answer>C</answer><answer>B</answer>", "B", 1, 0),
+    ("<answer>A or B</answer>", "A", 0, 1),
+    ("<answer>A or B</answer>", "B", 0, 0),
+    (r"\boxed{No correct answer}", "E", 1, 0),
+    (r"\boxed{E}", "E", 1, 1),
+    (r"\boxed{5 cm}", "A", 1, 0),
+    (r"\boxed{10 cm}", "A", 0, 0),
+    ("B\n", "B", 1, 0),
+    (r"\boxed{\textbf{B}}", "B", 1, 1),
+    (r"\boxed{(B)}", "B", 1, 1),
+    (r"\boxed{}", "B", 0, 0),
+    ("", "B", 0, 0),
+    ("<answer>Because the side is 6 cm, B</answer>", "B", 0, 1),  # the B of Because
+    ("<answer>Because the side is 7 cm, C</answer>", "C", 0, 0),
+    ("The correct option is B: 6 cm.", "B", 1, 0),
+]
+MATHVISION = [
+    (r"\boxed{C}", "C", 1, 1),
+    (r"\boxed{3}", "C", 1, 1),
+    ("The answer is C.", "C", 1, 1),
+    ("The answer is 3.", "C", 1, 1),
+    (r"\boxed{B}", "C", 0, 0),
+    ("(C)\nbecause each has a right angle", "C", 0, 1),
+    (r"\boxed{3.001}", "C", 0, 1),  # equal to 2 decimals
+    (r"\boxed{1} then \boxed{C}", "C", 1, 1),
+    (r"\boxed{C} then <answer>A</answer>", "C", 1, 1),
+    ("<answer>C</answer>", "C", 1, 0),  # it knows no tags
+    (r"\boxed{7.5}", "7.5", 1, 1),
+    (r"\boxed{\frac{15}{2}}", "7.5", 1, 1),
+    (r"\boxed{7.504}", "7.5", 1, 1),
+    (r"\boxed{7.51}", "7.5", 0, 0),
+    ("So the result is 7.5", "7.5", 0, 1),
+    ("x = 7.5", "7.5", 1, 1),
+    (r"\boxed{7.5 \text{ cm}}", "7.5", 1, 0),  # cm are two unknowns to it
+    (r"\boxed{(3,-4)}", "(3,-4)", 1, 1),
+    (r"\boxed{(3, -4)}", "(3,-4)", 1, 1),
+    (r"\boxed{(3.0,-4.0)}", "(3,-4)", 1, 0),
+    ("", "7.5", 0, 0),
+]
+MMMU = [
+    ("B", "B", 1, 1),
+    ("(B)", "B", 1, 1),
+    (r"\boxed{B}", "B", 1, 0.25),  # it knows no boxes
+    ("The answer is B.", "B", 1, 1),
+    ("A sky at noon is blue, so (B)", "B", 0, 1),
+    ("A good guess is hard to make here", "B", 0, 0),
+    ("A good guess is hard to make here", "A", 0, 1),  # the article
+    ("I am sure that it must be blue", "B", 0, 1),
+    ("blue", "B", 1, 0.25),  # texts count in more than 5 words alone
+    ("red or blue, I cannot tell which one", "B", 0, 1),  # the last of both
+    ("", "B", 0, 0.25),
+    ("Answer: C", "B", 0, 0),
+    ("B. blue", "B", 1, 1),
+    ("<answer>B</answer>", "B", 1, 0.25),
+    (r"\boxed{A} no, \boxed{B}", "B", 1, 0.25),
+    ("Not A but B", "B", 0, 1),
+    ("B?!", "B", 0, 1),
+    ("D", "B", 0, 0),
+    (r"\boxed{42}", "42", 1, 0),  # short answers never count there
+    ("42", "42", 1, 0),
+    (r"\boxed{Blue}", "blue", 1, 0),
+    (r"\boxed{red}", "blue", 0, 0),
+]
+CASES = {
+    "dynamath": (DYNAMATH, (), 1e-3),
+    "logicvista": (LOGICVISTA, (), None),
+    "wemath": (WEMATH, LENGTHS, None),
+    "mathvision": (MATHVISION, COUNTS, 5e-3),
+    "mmmu": (MMMU, COLOURS, None),
+}
+
+
+@pytest.mark.parametrize("benchmark", CASES)
+def test_each_prediction_gets_the_verdicts_of_both_scores(benchmark: str) -> None:
+    rows, choices, tolerance = CASES[benchmark]
+    assert len(rows) >= 20
+    inputs = []
+    for response, gold, _, _ in rows:
+        kind = kind_of(gold)
+        row = {"benchmark": benchmark, "response": response, "ground_truth": gold, "answer_kind": kind}
+        inputs.append(row | {"choices": choices if kind == "choice" else (), "tolerance": tolerance})
+    scores = compute_score(inputs)
+    found = [(*row[:2], int(score["accuracy"]), score["harness"]) for row, score in zip(rows, scores, strict=True)]
+    assert found == rows
+
+
+def test_other_data_has_no_score_of_the_harness() -> None:
+    (score,) = compute_score([{"response": r"\boxed{3}", "ground_truth": "3"}])
+    assert score == {"overall": 1.0, "accuracy": 1.0, "format": 1.0}

@@ -1,0 +1,165 @@
+"""A run that somebody watches: a live view on a terminal, plain lines elsewhere, and texts that stay texts."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from run_folders import group, rollout
+from terminals import INTERRUPT, plain, run_on_terminal
+
+from cepo.tracking.board import Board, trend
+from cepo.tracking.console import printable
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HOSTILE = "\x1b]0;title\x07\x1b[31mred [bold]x[/bold] \udc80 \u202eevil\x9b2J\nnext"
+HARMLESS = "�]0;title��[31mred [bold]x[/bold] � �evil�2J next"
+RUN = f"""
+import logging, sys, time
+from pathlib import Path
+from cepo import interrupts
+from cepo.progress import live_view, phase, shown
+from cepo.tracking import RunDescription, build_sink
+sys.path.insert(0, {str(REPOSITORY / "tests")!r})
+from run_folders import group, rollout
+
+def train():
+    with interrupts.handled(), live_view():
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        with phase("loading the model"):
+            time.sleep(1.1)
+        run = RunDescription(folder=Path("none"), config_text="", max_steps=4, experiment="geo3k-[red]cepo")
+        sink = build_sink("console", run)
+        for step in (1, 2, 3):
+            for _ in shown(range(10), "sampling responses"):
+                time.sleep(0.07)
+            sink.log_rollouts([group(step, [rollout(right=True, tokens=[{HOSTILE!r}])])])
+            sink.log_metrics(step, {{"reward/mean": 0.25 * step, "actor/grad_norm": 1 / step, "timing_s/step": 0.7}})
+        sink.log_metrics(3, {{"val/accuracy": 0.5, "val/num_samples": 100}})
+        sink.log_generations(3, [{{"response": {HOSTILE!r}, "accuracy": 1.0}}])
+        logging.getLogger("cepo").info("checkpoint written")
+        print("a library prints")
+
+try:
+    train()
+except KeyboardInterrupt:
+    interrupts.exit_process(130)
+"""
+LINES = [
+    "loading the model",
+    "loading the model: done after 1 s",
+    "step 1/4  reward 0.250  grad 1  0.70 s  ETA 2 s",
+    "step 2/4  reward 0.500  grad 0.5  0.70 s  ETA 1 s",
+    "step 3/4  reward 0.750  grad 0.333  0.70 s  ETA 1 s",
+    "step 3/4  validation accuracy 0.500 +- 0.050 (n 100)",
+    f"  accuracy 1: {HARMLESS}",
+    "checkpoint written",
+    "a library prints",
+]
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    inherited = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "COLUMNS", "LINES")}
+    return {**inherited, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.mark.heavy
+def test_a_pipe_gets_one_plain_line_per_step(tmp_path: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.splitlines() == LINES
+
+
+@pytest.mark.heavy
+def test_a_terminal_gets_a_live_view(tmp_path: Path, environment: dict[str, str]) -> None:
+    """It has the phase, the work, the numbers with their trend and the sample, and no line per step."""
+    code, seen = run_on_terminal([sys.executable, "-c", RUN], folder=tmp_path, environment=environment)
+    assert code == 0
+    shown = plain(seen)
+    assert "loading the model  1 s" in shown
+    assert re.search("[6-9]/10", shown)
+    assert "step 3/4  reward" not in shown
+    title, numbers, more, sample = [line.rstrip() for line in shown.splitlines() if line.strip()][-4:]
+    assert "geo3k-[red]cepo  step 3/4  " in title
+    assert title.endswith("1 s left")
+    assert numbers.split() == ["reward", "0.750", "▁▅█", "held-out", "accuracy", "0.500", "▁"]
+    assert more.split() == ["gradient", "norm", "0.333", "█▃▁", "seconds", "per", "step", "0.7", "▁▁▁"]
+    assert sample.strip() == f"sample after step 3, right: {HARMLESS}"
+    for line in ("step 3/4  validation accuracy 0.500 +- 0.050 (n 100)", "checkpoint written", "a library prints"):
+        assert line in shown
+    assert "\x1b]" not in seen
+    assert "\x07" not in seen
+    assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") >= 0, "the cursor stays hidden"
+
+
+@pytest.mark.heavy
+def test_a_file_gets_its_lines_while_a_terminal_watches(tmp_path: Path, environment: dict[str, str]) -> None:
+    """`cepo train > lines` on a terminal: steps in the file, work and log on the terminal."""
+    with (tmp_path / "lines").open("w") as file:
+        command = [sys.executable, "-c", RUN]
+        code, seen = run_on_terminal(command, folder=tmp_path, environment=environment, stdout=file)
+    assert code == 0
+    on_terminal = {"loading the model", "loading the model: done after 1 s", "checkpoint written"}
+    assert (tmp_path / "lines").read_text().splitlines() == [line for line in LINES if line not in on_terminal]
+    assert "sampling responses" in plain(seen)
+    assert "checkpoint written" in plain(seen)
+
+
+@pytest.mark.heavy
+def test_ctrl_c_gives_the_cursor_back(tmp_path: Path, environment: dict[str, str]) -> None:
+    code, seen = run_on_terminal(
+        [sys.executable, "-c", RUN],
+        folder=tmp_path,
+        environment=environment,
+        press_after=("sampling", INTERRUPT),
+    )
+    assert code == 130
+    assert seen.rfind("\x1b[?25h") > seen.rfind("\x1b[?25l") >= 0
+
+
+def test_a_trend_goes_from_the_lowest_to_the_highest() -> None:
+    assert trend([0.0, 0.5, 1.0, math.nan, math.inf, 0.0]) == "▁▅█  ▁"
+    assert trend([0.3, 0.3]) == "▁▁"
+    assert trend([]) == ""
+
+
+def test_a_board_fits_40_columns_and_an_ascii_terminal() -> None:
+    board = Board("run", 10)
+    board.see_metrics(3, {"reward/mean": 0.5, "actor/grad_norm": 2.0}, remaining_seconds=90.0)
+    record = group(3, [rollout(right=False)])
+    board.see_sample(record.step, right=record.rollouts[0].right, response="word " * 100)
+    console = Console(width=40, record=True, file=open(os.devnull, "w", encoding="ascii"))  # noqa: SIM115
+    console.print(board)
+    lines = console.export_text().splitlines()
+    assert all(len(line) <= 40 and line.isascii() for line in lines)
+    assert [line.split() for line in lines[1:3]] == [["reward", "0.500"], ["gradient", "norm", "2"]]
+    assert len(lines) == 6, "three lines of the sample at most"
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "expected"),
+    [
+        (HOSTILE, "utf-8", HARMLESS),
+        ("90° \x1b", "ascii", "90? ?"),
+        ("a" * 100_000, "utf-8", "a" * 2_000),
+        ("", "utf-8", ""),
+    ],
+)
+def test_what_a_terminal_would_obey_is_replaced(text: str, encoding: str, expected: str) -> None:
+    assert printable(text, encoding) == expected
