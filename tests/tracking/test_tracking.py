@@ -353,7 +353,7 @@ def test_tensorboard_shows_after_resume_at_step_1_each_step_once(tmp_path: Path)
 
 
 def test_tensorboard_gets_texts_and_a_heat_map_of_a_group(tmp_path: Path) -> None:
-    """Advantages 1.2346, 0.9 and -0.9 and nothing beyond: the strongest is full blue, -0.9 is 73 % of full red."""
+    """Advantages 1.25, 0.5 and -0.9 and nothing beyond: the strongest is full blue, -0.9 is 72 % of full red."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     sink = build_sink("tensorboard", run_in(tmp_path))
@@ -366,9 +366,8 @@ def test_tensorboard_gets_texts_and_a_heat_map_of_a_group(tmp_path: Path) -> Non
     assert (picture.step, picture.width, picture.height) == (3, 12, 20)
     pixels = Image.open(io.BytesIO(picture.encoded_image_string))
     colours = [[pixels.getpixel((column, row)) for column in (3, 9)] for row in (5, 15)]
-    share = 0.9 / 1.23456789
-    assert colours[0] == [(67, 147, 195), tuple(round(255 + share * (end - 255)) for end in (67, 147, 195))]
-    assert colours[1] == [tuple(round(255 + share * (end - 255)) for end in (214, 96, 77)), (217, 217, 217)]
+    assert colours[0] == [(67, 147, 195), tuple(round(255 + 0.4 * (end - 255)) for end in (67, 147, 195))]
+    assert colours[1] == [tuple(round(255 + 0.72 * (end - 255)) for end in (214, 96, 77)), (217, 217, 217)]
     (text,) = events.Tensors("rollouts/responses/text_summary")
     assert text.tensor_proto.string_val[0].decode().startswith("**problem**\n\n    <script>\n\n**ground truth**")
 
