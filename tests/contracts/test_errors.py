@@ -24,6 +24,7 @@ from cepo.sections import SectionError, read_section
 from cepo.tracking.file import _writing
 from cepo.trainer.checkpoints import STATE_FILE, CheckpointStore
 from cepo.trainer.health import SkippedUpdates
+from cepo.trainer.resuming import RunFinishedError, check_continuation
 
 PACKAGE = Path(cepo.__file__).parent
 
@@ -83,6 +84,11 @@ def a_part_of_the_cluster_that_has_ended(_: Path) -> None:
     cluster.require_alive()
 
 
+def a_run_whose_steps_are_all_done(folder: Path) -> None:
+    (folder / STATE_FILE).write_text(json.dumps({"settings": {}}))
+    check_continuation(load(), CheckpointStore(folder, keep=1, identity={}), folder, step=3, total_steps=3)
+
+
 CASES: dict[type[CepoError], tuple[Callable[[Path], None], str, str, str]] = {
     CepoError: (records_without_room, "the run's records", "No space left on device", "Free disk space"),
     ConfigError: (
@@ -112,6 +118,7 @@ CASES: dict[type[CepoError], tuple[Callable[[Path], None], str, str, str]] = {
         "this run has cepo",
         "set trainer.find_last_checkpoint=false or another trainer.experiment_name",
     ),
+    RunFinishedError: (a_run_whose_steps_are_all_done, "trainer.max_steps", "all 3 steps", "adds steps"),
     EngineError: (
         updates_that_are_all_skipped,
         "trainer.max_skipped_steps=2",
