@@ -1,5 +1,6 @@
-"""Draws docs/images from the recorded run in docs/images/run: `make_images.py [--check]`. It needs Chromium and playwright.
+"""Draws the credit view in docs/images: `make_images.py [--check]`. It needs Chromium and playwright.
 
+`docs/images/run` has the trace of `cepo show microgeo:model microgeo:validation --problems 2` under quickstart.yaml, and
 `made_from.txt` has the digest of the code and the run that the images were drawn from; a test compares it.
 """
 
@@ -16,16 +17,13 @@ from cepo.report import write_report
 REPOSITORY = Path(__file__).resolve().parent.parent
 IMAGES = REPOSITORY / "docs" / "images"
 RUN = IMAGES / "run"
-SHOTS = {
-    "credit": ("#step=1&rollout=1", "light"),
-    "credit_dark": ("#step=1&rollout=1", "dark"),
-    "curves": ("", "light"),
-}
+ROLLOUT = "#step=1&rollout=3"
+SCHEMES = {"credit": "light", "credit_dark": "dark"}
 
 
 def digest() -> str:
-    """The digest of what the images show: the page's templates, scripts and charts, and the run."""
-    files = [*(REPOSITORY / "cepo" / "report" / "assets").iterdir(), REPOSITORY / "cepo" / "report" / "charts.py"]
+    """The digest of what the images show: the page's templates, style and script, and the run."""
+    files = list((REPOSITORY / "cepo" / "report" / "assets").iterdir())
     found = hashlib.sha256()
     for file in sorted([*files, *(path for path in RUN.rglob("*") if path.is_file())]):
         found.update(file.read_bytes())
@@ -33,20 +31,17 @@ def digest() -> str:
 
 
 def draw() -> None:
-    """Writes the page of the run and photographs its parts."""
+    """Writes the page of the run and photographs its credit view."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         page_file = write_report(RUN, Path(folder) / "report.html")
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, (anchor, scheme) in SHOTS.items():
+        for name, scheme in SCHEMES.items():
             page = browser.new_page(viewport={"width": 1200, "height": 800}, color_scheme=scheme)
-            page.goto(page_file.as_uri() + anchor)
+            page.goto(page_file.as_uri() + ROLLOUT)
             page.wait_for_selector("#panels .tokens span")
-            part = page.locator("#credit" if anchor else "#section-1")
-            part.scroll_into_view_if_needed()
-            page.wait_for_timeout(1000)  # charts are drawn as they come into view
-            part.screenshot(path=IMAGES / f"{name}.png")
+            page.locator("#credit").screenshot(path=IMAGES / f"{name}.png")
         browser.close()
 
 

@@ -48,7 +48,7 @@ def _show(arguments: argparse.Namespace, console: Console) -> None:
 
     if not any(setting.startswith("config=") for setting in arguments.settings):
         raise ConfigError("give config=FILE, which defines the prompts, the method and its teachers")
-    text = None if arguments.response is None else arguments.response.read_text(encoding="utf-8")
+    text = None if arguments.response is None else arguments.response.read_text(encoding="utf-8").rstrip("\n")
     config = load_config([*_settings(arguments), *arguments.settings])
     check_config(config)
     check_before_imports(config)
@@ -68,6 +68,8 @@ def _settings(arguments: argparse.Namespace) -> list[str]:
         f"{model}={arguments.model}",
         f"data.train_files={arguments.data}",
         "data.val_files=null",
+        "trainer.val_before_train=false",
+        "trainer.val_freq=-1",
         "data.shuffle=false",
         f"data.rollout_batch_size={count}",
         f"worker.actor.global_batch_size={count}",

@@ -31,7 +31,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     return write_page(
         page,
         title=f"{run.estimator}: {run.name}",
-        facts=summary_rows(run),
+        facts=summary_rows(run) if run.rows else [],
         sections=[*sections, *_records(run)],
         credit=credit_view(run, page),
     )

@@ -60,11 +60,13 @@ class Opened:
         )
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
-        began = time.perf_counter()
+        session = self.page.context.new_cdp_session(self.page)
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
         self.page.goto(path.as_uri() + anchor)
         if self.page.locator("#credit").count():
             self.page.wait_for_selector("#panels .tokens span")
-        self.seconds = time.perf_counter() - began
+        measured = {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
+        self.busy_seconds = measured["TaskDuration"]
 
     def tip(self, panel: int, token: int) -> dict[str, str]:
         """What a token shows under the pointer."""
@@ -105,11 +107,11 @@ def folder_of(tmp_path: Path, steps: int, groups: Sequence[GroupRecord]) -> Path
 
 @pytest.mark.parametrize("steps", [0, 1, 500])
 def test_a_run_of_0_1_or_500_steps_opens_quietly(browser: Browser, tmp_path: Path, steps: int) -> None:
-    """The first view takes at most 2 s, the best of 3; every chart is drawn when it is reached, light and dark."""
+    """The first view takes at most 2 s of the page's thread; every chart is drawn when it is reached, light and dark."""
     groups = [mixed(step) for step in range(1, min(steps, 3) + 1)]
     page = write_report(folder_of(tmp_path, steps, groups))
-    opened = [Opened(browser, page, dark=dark) for dark in (False, True, False)]
-    assert min(each.seconds for each in opened) < 2
+    opened = [Opened(browser, page, dark=dark) for dark in (False, True)]
+    assert 0 < max(each.busy_seconds for each in opened) < 2
     charts = opened[1].page.locator(".chart")
     assert charts.count() == (0 if steps == 0 else 10)
     for number in range(charts.count()):
@@ -226,9 +228,9 @@ def test_several_images_and_none_are_shown(browser: Browser, tmp_path: Path) -> 
 def test_8_rollouts_of_2000_tokens_take_5_mb_and_10_s(browser: Browser, tmp_path: Path) -> None:
     """Beside the chart script; all methods are shown side by side."""
     folder = folder_of(tmp_path, 1, [mixed(1, tokens=2000, size=8)])
-    began = time.perf_counter()
+    began = time.process_time()
     page = write_report(folder)
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
     assert page.stat().st_size - len(_bokeh()) < 5_000_000
     opened = Opened(browser, page)
     assert opened.page.locator("#panels .tokens").count() >= 4

@@ -23,6 +23,13 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(REPOSITORY))
 
 
+def test_the_images_were_made_from_todays_page() -> None:
+    """Remade by scripts/make_images.py."""
+    command = [sys.executable, str(REPOSITORY / "scripts" / "make_images.py"), "--check"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, f"run python3 scripts/make_images.py\n{done.stderr}"
+
+
 def test_the_generated_pages_are_up_to_date() -> None:
     command = [sys.executable, str(REPOSITORY / "scripts" / "generate_docs.py"), "--check"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
