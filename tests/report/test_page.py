@@ -16,7 +16,8 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 from run_folders import PICTURE, group, rollout, write_run
 
-from cepo.report import write_report
+from cepo.report import compare_runs, write_report
+from cepo.report.compare import write_comparison
 from cepo.report.credit_view import step_credit
 from cepo.report.html import _bokeh
 from cepo.report.recorded_run import load_run
@@ -288,3 +289,29 @@ def _lists(tree: Any) -> Iterator[list[float]]:
     elif isinstance(tree, list | dict):
         for below in tree.values() if isinstance(tree, dict) else tree:
             yield from _lists(below)
+
+
+def test_the_page_of_a_comparison_opens_quietly(browser: Browser, tmp_path: Path) -> None:
+    """Two methods with two seeds each; a run's name is text whatever it holds, and a heading sorts by exact values."""
+    folders = []
+    for number, (method, seed) in enumerate((m, k) for m in ("grpo", "cepo") for k in (0, 1)):
+        config = f"algorithm:\n  adv_estimator: {method}\ntrainer:\n  seed: {seed}\n"
+        rows = [(step, {**values, "val/accuracy": 0.5 - 0.1 * number}) for step, values in metric_rows(12)]
+        folders.append(write_run(tmp_path / f"<img src=x onerror=alert(1)>{number}", rows, config=config))
+    path = write_comparison(compare_runs(folders), tmp_path / "comparison.html")
+    for dark in (False, True):
+        opened = Opened(browser, path, dark=dark)
+        charts = opened.page.locator(".chart")
+        for number in range(charts.count()):
+            charts.nth(number).scroll_into_view_if_needed()
+            opened.page.wait_for_selector(f".chart >> nth={number} >> canvas")
+        assert opened.errors == []
+        assert opened.requests == [path.as_uri()]
+    assert charts.count() == 10
+    assert "onerror=alert(1)>0" in (opened.page.locator("header .facts").text_content() or "")
+    result = opened.page.locator("table.sortable").first
+    after = result.locator("thead th").all_text_contents().index("after") + 1
+    column = result.locator(f"tbody tr td:nth-child({after})")
+    assert [float(str(column.nth(row).get_attribute("data-value"))) for row in (0, 1)] == pytest.approx([45.0, 25.0])
+    result.locator(f"thead th:nth-child({after}) button").click()
+    assert column.first.text_content() == "25"
