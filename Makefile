@@ -2,7 +2,7 @@
 # environment of scripts/test.sh (.venv) is used.
 PYTHON := $(or $(CEPO_PYTHON),.venv/bin/python)
 
-.PHONY: help fmt check fast test docs gpu
+.PHONY: help fmt check fast test docs audit gpu
 
 help:    ## list the targets
 	@grep -E '^[a-z]+: ' $(MAKEFILE_LIST) | sed -E 's/: +##/\t/'
@@ -25,6 +25,10 @@ test:    ## everything that continuous integration runs
 docs:    ## write the generated pages, and build the site into build/site
 	$(PYTHON) scripts/generate_docs.py
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict
+
+audit:   ## known vulnerabilities of the pinned packages; exit code 3 where no database is reached
+	$(PYTHON) -m pip install --quiet pip-audit
+	$(PYTHON) scripts/audit.py
 
 gpu:     ## what only a GPU can show
 	bash scripts/gpu_check.sh

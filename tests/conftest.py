@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ settings.register_profile(
     "reproducible",
     deadline=None,
     derandomize=True,
-    max_examples=100,
+    max_examples=int(os.environ.get("CEPO_FUZZ_EXAMPLES", "100")),  # 2000 for a long search
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("reproducible")

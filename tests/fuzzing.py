@@ -1,0 +1,36 @@
+"""What the fuzz tests share: only errors of this package may come out, and within a time limit."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from cepo.errors import CepoError
+
+SECONDS = 60.0
+"""A hang, and not a slow machine, takes longer."""
+
+
+class HangError(AssertionError):
+    """An input was not done within the limit."""
+
+
+@contextmanager
+def only_our_errors() -> Iterator[None]:
+    """Lets errors of this package pass; any other exception, an empty message or a hang fails the test."""
+
+    def stop(_: int, __: FrameType | None) -> None:
+        raise HangError(f"not done after {SECONDS:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    except CepoError as error:
+        if not str(error).strip():
+            raise AssertionError(f"{type(error).__name__} says nothing") from error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
