@@ -101,9 +101,10 @@ class RolloutGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Privileged material for one teacher context: a text, or a slice of some rollout's tokens.
+    """What one teacher context holds that the student's does not: a text, or a slice of some rollout's tokens.
 
-    Exactly one of `text` and `token_ids` is set. A text without its own cap is an answer, which is shown whole or not
+    Exactly one of `text` and `token_ids` is set, or none with `blind`: the student's own prompt without its images and
+    videos. A text without its own cap is an answer, which is shown whole or not
     at all. `source_index` is the rollout that the reference was taken from, None for the dataset. `max_tokens` caps a
     text; None leaves the cap to the teacher's settings.
     """
@@ -112,6 +113,7 @@ class Reference:
     token_ids: tuple[int, ...] | None = None
     source_index: int | None = None
     max_tokens: int | None = None
+    blind: bool = False
 
     @property
     def is_answer(self) -> bool:
@@ -119,7 +121,9 @@ class Reference:
         return self.text is not None and self.max_tokens is None
 
     def __post_init__(self) -> None:
-        assert (self.text is None) != (self.token_ids is None), "a reference is either a text or tokens"
+        assert [self.text is None, self.token_ids is None, not self.blind].count(False) == 1, (
+            "a reference is a text, tokens, or blind"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,9 +43,9 @@ class Estimator(ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type[Any]] = NoSettings
-    views: ClassVar[tuple[str, ...]] = ()
+    views: tuple[str, ...] = ()  # a class's own, unless its settings decide
     distilled_view: ClassVar[str | None] = None
-    needs_group: bool = False  # a class's own, unless its settings decide
+    needs_group: bool = False  # likewise
     needs_baseline: ClassVar[bool] = False
     needs_values: ClassVar[bool] = False
     reads_old_log_probs: bool = True  # likewise

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
 
-from pydantic import model_validator
-
-from cepo.algorithms import credit
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import EvidenceEstimator
 from cepo.algorithms.references import contrastive_references, contrastive_sides
-from cepo.algorithms.settings import EvidenceConfig, NegativeConfig
-from cepo.sections import section
+from cepo.algorithms.settings import ContrastiveConfig
 from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 
@@ -25,22 +20,8 @@ class Cepo(EvidenceEstimator):
     RLSD exactly, equal references give GRPO exactly. Source: CEPO, eq. 5-7.
     """
 
-    @section
-    class Config(EvidenceConfig):
-        """The evidence settings and the choice of the wrong answer."""
-
-        negative: NegativeConfig = NegativeConfig()
-
-        @model_validator(mode="after")
-        def _the_baseline_keeps_its_side(self) -> Self:
-            if self.baseline == "hindsight" and self.negative.fallback == "neutral":
-                raise ValueError(
-                    "negative.fallback neutral leaves rollouts without a right side, which baseline hindsight reads; "
-                    "accepted beside it: student"
-                )
-            return self
-
-    config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
+    Config = ContrastiveConfig
+    config: ContrastiveConfig  # pyright: ignore[reportIncompatibleVariableOverride]
     views = ("correct", "wrong")
     reads_old_log_probs = False
 
@@ -57,14 +38,8 @@ class Cepo(EvidenceEstimator):
         return {"correct": correct, "wrong": wrong}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """`A_hat_t = A (1 + lambda (w_t - 1))` in float64; plain GRPO where no teacher is needed."""
+        """`A_hat_t = A (1 + lambda (w_t - 1))`; plain GRPO where no teacher is needed."""
         if not self.needs_teacher(step=step):
             return self.plain_signal(batch, step=step)
-        advantages = self.advantages(batch)  # A
         delta = batch.teacher_log_probs["correct"] - batch.teacher_log_probs["wrong"]
-        delta = delta.detach().where(batch.response_mask, 0.0)
-        sign = credit.advantage_sign(advantages)
-        # clip(exp(sign(A) delta), 1 - r, 1 + r)
-        weight = credit.evidence_weight(delta, sign, clip_radius=self.config.clip_radius)
-        weighted = advantages.double() * (1.0 + self.config.lambda_at(step) * (weight - 1.0))
-        return self.weighted_signal(batch, advantages, delta, weight, weighted, step=step)
+        return self.weighted_signal(batch, delta, step=step)

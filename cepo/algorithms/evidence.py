@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cepo.algorithms import credit
 from cepo.algorithms.base import Estimator, GroupRelativeEstimator
 from cepo.algorithms.grpo import group_advantages
-from cepo.algorithms.settings import EvidenceConfig, HindsightConfig, PositiveConfig
+from cepo.algorithms.settings import EvidenceConfig, HindsightConfig, PositiveConfig, WeightConfig
 from cepo.metrics import Metrics, mean_of, mean_value
 from cepo.types import TokenBatch, TokenSignal
 
@@ -55,14 +55,62 @@ def value_metrics(values: Float[Tensor, "B T"], batch: TokenBatch) -> Metrics:
     }
 
 
-class EvidenceEstimator(GroupRelativeEstimator):
-    """A method that scales an advantage A token by token: GRPO's, or `hindsight_advantages` with `baseline: hindsight`.
+class WeightedEstimator(GroupRelativeEstimator):
+    """A method that scales an advantage A token by token, by default GRPO's.
 
-    Degenerate cases, each exactly the advantage itself: lambda = 0, clip radius 0, evidence 0. With the group's baseline
-    lambda = 0 asks no teacher.
+    Degenerate cases, each exactly A: lambda = 0 (no teacher is asked), clip radius 0, evidence 0.
     """
 
-    config: EvidenceConfig
+    config: WeightConfig
+
+    def is_weighted(self, step: int) -> bool:
+        """False where lambda(step) = 0 or the clip radius is 0: the weights would not be read."""
+        return self.config.lambda_at(step) > 0 and self.config.clip_radius > 0
+
+    def needs_teacher(self, *, step: int) -> bool:
+        """Whether the weights read one."""
+        return self.is_weighted(step)
+
+    def advantages(self, batch: TokenBatch) -> Float[Tensor, "B _"]:
+        """A: (B, 1) of the rollouts, or (B, T) of the tokens."""
+        return group_advantages(batch.rewards, batch.group_ids, self.config).unsqueeze(1)
+
+    def plain_signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
+        """GRPO's signal, for a step that asks no teacher."""
+        plain = credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config))
+        mixing = {"evidence/lambda": mean_value(self.config.lambda_at(step))}
+        return dataclasses.replace(plain, metrics=plain.metrics | mixing)
+
+    def weighted_signal(self, batch: TokenBatch, delta: Float[Tensor, "B T"], *, step: int) -> TokenSignal:
+        """`A_hat_t = A (1 + lambda (w_t - 1))` with `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`, in float64; 0 on padding.
+
+        Delta is recorded, and the weight before and after clipping.
+        """
+        mask, mixing, radius = batch.response_mask, self.config.lambda_at(step), self.config.clip_radius
+        advantages, delta = self.advantages(batch), delta.detach().where(mask, 0.0)
+        sign = credit.advantage_sign(advantages)
+        weight = credit.evidence_weight(delta, sign, clip_radius=radius)
+        weighted = advantages.double() * (1.0 + mixing * (weight - 1.0))
+        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
+        metrics |= credit.evidence_metrics(delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=radius)
+        return TokenSignal(
+            advantages=weighted.to(advantages.dtype).where(mask, 0.0),
+            metrics=metrics,
+            diagnostics={
+                "delta": delta,
+                "raw_weight": (sign * delta).exp().where(mask, 0.0),
+                "weight": weight.to(delta.dtype).where(mask, 0.0),
+            },
+        )
+
+
+class EvidenceEstimator(WeightedEstimator):
+    """A method that weighs evidence from answers: on GRPO's advantage, or on `hindsight_advantages` with `baseline: hindsight`.
+
+    With the latter teachers are asked at every step, and all rollouts learn.
+    """
+
+    config: EvidenceConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -78,10 +126,6 @@ class EvidenceEstimator(GroupRelativeEstimator):
         """Where the right answer comes from."""
         return of_others(self.config.positive) if self.in_hindsight else self.config.positive
 
-    def is_weighted(self, step: int) -> bool:
-        """False where lambda(step) = 0 or the clip radius is 0: the weights would not be read."""
-        return self.config.lambda_at(step) > 0 and self.config.clip_radius > 0
-
     def needs_teacher(self, *, step: int) -> bool:
         """Whether the weights or the baseline read one."""
         return self.in_hindsight or self.is_weighted(step)
@@ -96,36 +140,16 @@ class EvidenceEstimator(GroupRelativeEstimator):
 
     def advantages(self, batch: TokenBatch) -> Float[Tensor, "B _"]:
         """A: (B, 1) of the group, or (B, T) of the evidence."""
-        if self.in_hindsight:
-            return hindsight_advantages(batch, self.config)[0]
-        return group_advantages(batch.rewards, batch.group_ids, self.config).unsqueeze(1)
+        return hindsight_advantages(batch, self.config)[0] if self.in_hindsight else super().advantages(batch)
 
-    def plain_signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """GRPO's signal, for a step that asks no teacher."""
-        plain = credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config))
-        mixing = {"evidence/lambda": mean_value(self.config.lambda_at(step))}
-        return dataclasses.replace(plain, metrics=plain.metrics | mixing)
-
-    def weighted_signal(
-        self,
-        batch: TokenBatch,
-        advantages: Float[Tensor, "B _"],
-        delta: Float[Tensor, "B T"],
-        weight: Float[Tensor, "B T"],
-        weighted: Float[Tensor, "B T"],
-        *,
-        step: int,
-    ) -> TokenSignal:
-        """The weighted advantages, with delta, the weight before and after clipping, and a baseline of evidence recorded."""
-        mask, mixing, radius = batch.response_mask, self.config.lambda_at(step), self.config.clip_radius
-        metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
-        metrics |= credit.evidence_metrics(delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=radius)
-        raw_weight = (credit.advantage_sign(advantages) * delta).exp()
-        diagnostics = {"delta": delta, "raw_weight": raw_weight, "weight": weight.to(delta.dtype).where(mask, 0.0)}
-        if self.in_hindsight:
-            values = hindsight_advantages(batch, self.config)[1]
-            metrics |= value_metrics(values, batch)
-            diagnostics["value"] = values
-        return TokenSignal(
-            advantages=weighted.to(advantages.dtype).where(mask, 0.0), metrics=metrics, diagnostics=diagnostics
+    def weighted_signal(self, batch: TokenBatch, delta: Float[Tensor, "B T"], *, step: int) -> TokenSignal:
+        """Likewise; a baseline of evidence is recorded."""
+        signal = super().weighted_signal(batch, delta, step=step)
+        if not self.in_hindsight:
+            return signal
+        values = hindsight_advantages(batch, self.config)[1]
+        return dataclasses.replace(
+            signal,
+            metrics=signal.metrics | value_metrics(values, batch),
+            diagnostics={**signal.diagnostics, "value": values},
         )

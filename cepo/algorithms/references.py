@@ -58,7 +58,26 @@ def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | 
     candidates = wrong_rollouts(group) if config.strict_lowest else _usable(group, config)
     if not candidates:
         return None
-    return _from_peer(_select(group, candidates, config), config.source, config.num_tokens)
+    return _from_peer(_ranked(group, candidates, config)[0], config.source, config.num_tokens)
+
+
+def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -> list[list[Reference]]:
+    """For each rollout of the group up to `number` wrong references of other rollouts, the preferred first.
+
+    Answers of equal value count as one, and so do equal texts.
+    """
+    if config.source == "ground_truth":
+        return [[Reference(text=group.ground_truth)][:number]] * len(group.rollouts)
+    ranked = _ranked(group, _usable(group, config), config)
+    shown = [(peer, _from_peer(peer, config.source, config.num_tokens)) for peer in ranked]
+    chosen: list[list[Reference]] = []
+    for own in group.rollouts:
+        different: dict[object, Reference] = {}
+        for peer, reference in shown:
+            if reference is not None and peer.index != own.index:
+                different.setdefault(reference.token_ids or peer.answer_value or reference.text, reference)
+        chosen.append(list(different.values())[:number])
+    return chosen
 
 
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
@@ -109,16 +128,17 @@ def _usable(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
     return [rollout for rollout in wrong_rollouts(group) if not rollout.answer_equals_ground_truth]
 
 
-def _select(group: RolloutGroup, candidates: Sequence[Rollout], config: NegativeConfig) -> Rollout:
-    """One candidate; ties go to the lowest generation index, so the choice does not depend on order in the batch."""
+def _ranked(group: RolloutGroup, candidates: Sequence[Rollout], config: NegativeConfig) -> list[Rollout]:
+    """The preferred candidate first; ties go to the lowest generation index, so that batch order does not matter."""
     if config.select == "random" and not config.strict_lowest:
-        return random.Random(f"{group.seed}/{group.step}/{group.prompt_id}").choice(candidates)
+        generator, left = random.Random(f"{group.seed}/{group.step}/{group.prompt_id}"), list(candidates)
+        return [left.pop(left.index(generator.choice(left))) for _ in candidates]
     if config.select == "most_frequent" and not config.strict_lowest:
         values = {rollout.index: rollout.answer_value or rollout.answer for rollout in candidates}
         counts = Counter(values.values())
         del counts[None]  # having no answer is not an answer that rollouts share
-        return min(candidates, key=lambda rollout: (-counts[values[rollout.index]], rollout.index))
-    return min(candidates, key=lambda rollout: (rollout.reward, rollout.index))
+        return sorted(candidates, key=lambda rollout: (-counts[values[rollout.index]], rollout.index))
+    return sorted(candidates, key=lambda rollout: (rollout.reward, rollout.index))
 
 
 def _from_peer(rollout: Rollout, source: str, num_tokens: int) -> Reference | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from cepo.algorithms import credit
 from cepo.algorithms.base import register_estimator
 from cepo.algorithms.evidence import EvidenceEstimator, one_sided_delta
 from cepo.algorithms.references import positive_references
@@ -28,13 +27,7 @@ class Rlsd(EvidenceEstimator):
         return {"correct": positive_references(group, self.positive)}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """`A_hat_t = A (1 + lambda (w_t - 1))` in float64; plain GRPO where no teacher is needed."""
+        """`A_hat_t = A (1 + lambda (w_t - 1))`; plain GRPO where no teacher is needed."""
         if not self.needs_teacher(step=step):
             return self.plain_signal(batch, step=step)
-        advantages = self.advantages(batch)  # A
-        delta = one_sided_delta(batch)  # log P_correct(y_t) - log P_student(y_t)
-        sign = credit.advantage_sign(advantages)
-        # clip(exp(sign(A) delta), 1 - r, 1 + r)
-        weight = credit.evidence_weight(delta, sign, clip_radius=self.config.clip_radius)
-        weighted = advantages.double() * (1.0 + self.config.lambda_at(step) * (weight - 1.0))
-        return self.weighted_signal(batch, advantages, delta, weight, weighted, step=step)
+        return self.weighted_signal(batch, one_sided_delta(batch), step=step)

@@ -128,14 +128,9 @@ class HindsightConfig(GroupAdvantageConfig):
 
 
 @section
-class EvidenceConfig(HindsightConfig):
-    """Settings of the evidence methods: the baseline, the mixing weight and its schedule, the clip radius."""
+class WeightConfig(GroupAdvantageConfig):
+    """Settings of the evidence weight: how much it counts at each step, and its bounds."""
 
-    baseline: Literal["group", "hindsight"] = Field(
-        default="group",
-        description="What the reward is compared with: the group's mean; hindsight: the pass rate of the others, "
-        "moved token by token by the evidence of the right answer.",
-    )
     lambda_init: float = Field(default=0.5, ge=0, le=1, description="Mixing weight at its highest.")
     lambda_schedule: Literal["linear", "constant"] = Field(default="linear", description="Course of the mixing weight.")
     lambda_decay_steps: int = Field(default=25, ge=1, description="Steps after which a linear one is 0.")
@@ -158,6 +153,33 @@ class EvidenceConfig(HindsightConfig):
         if self.lambda_schedule == "constant":
             return self.lambda_init
         return self.lambda_init * max(0.0, 1.0 - (step - self.lambda_warmup_steps) / self.lambda_decay_steps)
+
+
+@section
+class EvidenceConfig(WeightConfig, HindsightConfig):
+    """Settings of the methods that weigh evidence from answers, with either baseline."""
+
+    baseline: Literal["group", "hindsight"] = Field(
+        default="group",
+        description="What the reward is compared with: the group's mean; hindsight: the pass rate of the others, "
+        "moved token by token by the evidence of the right answer.",
+    )
+
+
+@section
+class ContrastiveConfig(EvidenceConfig):
+    """Settings of the methods that set the right answer against wrong ones."""
+
+    negative: NegativeConfig = NegativeConfig()
+
+    @model_validator(mode="after")
+    def _the_baseline_keeps_its_side(self) -> Self:
+        if self.baseline == "hindsight" and self.negative.fallback == "neutral":
+            raise ValueError(
+                "negative.fallback neutral leaves rollouts without a right side, which baseline hindsight reads; "
+                "accepted beside it: student"
+            )
+        return self
 
 
 @section

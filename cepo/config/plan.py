@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.algorithms import estimator_class
+from cepo.algorithms import build_estimator, estimator_class
 from cepo.config.derived import chosen_launcher, needs_critic, num_devices, resolved_critic, run_folder
 from cepo.config.schema import RunConfig
 
@@ -19,7 +19,8 @@ def plan_lines(config: RunConfig) -> list[str]:
         passes = f"passes of at most {size * (data.max_prompt_length + data.max_response_length)} tokens"
     else:
         passes = f"{-(-per_update // size)} micro-batches of at most {size}"
-    views = estimator_class(config.algorithm.adv_estimator).views
+    method = config.algorithm.adv_estimator
+    views = build_estimator(method, config.methods.get(method)).views
     lora = actor.model.lora
     adapter = "DoRA" if lora.use_dora else "LoRA"
     if lora.quantization is not None:

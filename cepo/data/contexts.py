@@ -82,6 +82,11 @@ class ContextBuilder:
             excess = len(context.token_ids) - self._max_context_length
         return context, reference_text
 
+    def blind(self, problem: Problem) -> EncodedPrompt:
+        """Encodes the student's prompt without its images and videos."""
+        history = [Turn(turn.role, _without_marks(turn.text)) for turn in problem.history]
+        return self._processing.encode(_without_marks(problem.text), None, history=history)
+
     def _encode(self, problem: Problem, images: ImageInputs | None, reference_text: str) -> EncodedPrompt:
         text, history = problem.text, problem.history
         if not self._teacher.with_images:

@@ -21,6 +21,9 @@ from cepo.rewards.pool import RewardPool
 from cepo.trainer.asking import Rollouts
 from cepo.types import Reference, Rollout, RolloutGroup
 
+WITHOUT_IMAGES = "(without images)"
+"""Recorded as the reference of a teacher that reads the student's own prompt without its images."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class View:
@@ -257,7 +260,13 @@ class _ReferenceContexts:
         return self._built[key]
 
     def _place(self, prompt: int, reference: Reference, *, is_live: bool) -> _Placed:
-        rollouts, text = self._rollouts, self._contexts.reference_text(reference)
+        rollouts = self._rollouts
+        if reference.blind:
+            if rollouts.prompts[prompt].images is None:
+                return _Placed()
+            context = self._contexts.blind(rollouts.problems[prompt]) if is_live else None
+            return _Placed(text=WITHOUT_IMAGES, context=context)
+        text = self._contexts.reference_text(reference)
         if not text:
             return _Placed(is_empty=True)
         is_cut = text != self._contexts.whole_text(reference)

@@ -211,7 +211,7 @@ def test_control_tokens_in_an_answer_do_not_reach_the_teacher() -> None:
     assert sanitise_reference(reference.text, ["<|im_end|>", "<|image_pad|>"]) == "40 cm"
 
 
-def test_a_reference_is_either_a_text_or_tokens() -> None:
-    for neither_or_both in ({}, {"text": "70", "token_ids": (1,)}):
-        with pytest.raises(AssertionError, match="either a text or tokens"):
+def test_a_reference_is_a_text_tokens_or_blind() -> None:
+    for neither_or_both in ({}, {"text": "70", "token_ids": (1,)}, {"text": "70", "blind": True}):
+        with pytest.raises(AssertionError, match="a text, tokens, or blind"):
             Reference(**neither_or_both)

@@ -17,7 +17,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 EVERY_YAML = sorted([*CONFIGS.rglob("*.yaml"), *(CONFIGS.parent / "examples").rglob("*.yaml")])
 SHIPPED = sorted((CONFIGS / "microgeo").glob("*.yaml")) + sorted((CONFIGS / "geo3k").glob("*.yaml"))
 COMPARED = ("grpo", "rlsd", "cepo", "opsd", "sdpo")
-METHODS = {"geo3k": COMPARED, "microgeo": (*COMPARED, "hindsight")}
+METHODS = {"geo3k": COMPARED, "microgeo": (*COMPARED, "hindsight", "rlcsd", "visual")}
 EVERY_METHOD = [(world, method) for world, methods in METHODS.items() for method in methods]
 
 

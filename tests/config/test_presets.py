@@ -226,10 +226,10 @@ def test_every_shipped_file_passes_the_checks(file: Path, tmp_path: Path) -> Non
         assert f"samples per step: 32 prompts x {responses} responses = {32 * responses}" in plan
 
 
-def test_48_runs_are_shipped_and_no_two_share_a_folder() -> None:
+def test_50_runs_are_shipped_and_no_two_share_a_folder() -> None:
     runs = [file for file in FILES if file.stem != "base"]
     names = [load_config([f"config={file}"]).trainer.experiment_name for file in runs]
-    assert len(set(names)) == len(runs) == 13 + 3 + 1 + 10 + 21
+    assert len(set(names)) == len(runs) == 15 + 3 + 1 + 10 + 21
 
 
 @pytest.mark.parametrize("world", ["microgeo", "geo3k"])

@@ -42,7 +42,7 @@ class OnlyDeclared(Mapping[str, Tensor]):
 
 def make_batch(name: str, *, scale: float = 3.0, seed: int = 4) -> TokenBatch:
     """Two groups with differing and one with equal rewards; log-probs on padding are as large as elsewhere."""
-    names = estimator_class(name).views
+    names = build_estimator(name).views
     old, *views = log_probs_like((1 + len(names), 12, 6), seed, scale)
     given = dict(zip(names, views, strict=True))
     batch = token_batch(REWARDS, GROUP_IDS, lengths=LENGTHS, old=old, views=given)
@@ -65,9 +65,9 @@ def test_only_declared_views_are_read_and_all_of_them_at_step_0(name: str) -> No
     batch = make_batch(name)
     signal_of(name, batch)
     assert isinstance(batch.teacher_log_probs, OnlyDeclared)
-    assert batch.teacher_log_probs.read <= set(estimator_class(name).views)
+    assert batch.teacher_log_probs.read <= set(build_estimator(name).views)
     if build_estimator(name).needs_teacher(step=0):
-        assert batch.teacher_log_probs.read == set(estimator_class(name).views)
+        assert batch.teacher_log_probs.read == set(build_estimator(name).views)
 
 
 @every_method
@@ -101,7 +101,7 @@ def test_weights_and_targets_are_0_on_padding(
     signal = signal_of(name, batch)
     further = {} if signal.returns is None else {"returns": signal.returns}
     if signal.distillation is not None:
-        assert signal.distillation.view in estimator_class(name).views
+        assert signal.distillation.view in build_estimator(name).views
         assert signal.distillation.token_weight.min() >= 0
         further["token_weight"] = signal.distillation.token_weight
     assert (signal.returns is not None) == estimator_class(name).needs_values
@@ -173,7 +173,7 @@ def test_steps_that_need_no_teacher_run_without_any_view(name: str) -> None:
 def test_references_have_one_entry_per_rollout_and_view(name: str) -> None:
     these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "40"), rollout(2, 0.0, None))
     references = build_estimator(name).references(these)
-    assert set(references) == set(estimator_class(name).views)
+    assert set(references) == set(build_estimator(name).views)
     assert {len(entries) for entries in references.values()} <= {3}
 
 

@@ -169,7 +169,7 @@ def test_reading_a_config_loads_neither_torch_nor_an_engine() -> None:
 
 
 def test_no_module_outside_algorithms_knows_a_methods_name() -> None:
-    names = set(available_estimators()) - {"cepo"}
+    names = set(available_estimators()) - set(OTHER_MEANINGS)
     word = re.compile(rf"\b({'|'.join(sorted(names))})\b")
     found = [
         f"{place(file, number)}: {line.strip()}"
@@ -187,8 +187,12 @@ def test_no_module_outside_algorithms_knows_a_methods_name() -> None:
     assert not found, "\n".join(found)
 
 
+OTHER_MEANINGS = ("cepo", "visual")
+"""Methods whose name is the package's too, or that of a part of models."""
+
+
 def decisions_on_own_name(source: str) -> Iterator[int]:
-    """Lines where 'cepo', which is the package's name too, is compared, looked up or matched as a method's name."""
+    """Lines where a name with another meaning is compared, looked up or matched as a method's name."""
     about_methods = re.compile("estimator|method|algorithm")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Match):
@@ -199,12 +203,12 @@ def decisions_on_own_name(source: str) -> Iterator[int]:
             below = direct + [each for child in direct for each in ast.iter_child_nodes(child)]
         else:
             continue
-        own_name = any(isinstance(each, ast.Constant) and each.value == "cepo" for each in below)
+        own_name = any(isinstance(each, ast.Constant) and each.value in OTHER_MEANINGS for each in below)
         if own_name and about_methods.search(text):
             yield node.lineno
 
 
-def test_no_module_outside_algorithms_decides_by_the_name_cepo() -> None:
+def test_no_module_outside_algorithms_decides_by_such_a_name() -> None:
     found = [
         place(file, line)
         for file in MODULES

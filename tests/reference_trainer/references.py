@@ -30,6 +30,18 @@ def wrong_text(group: Sequence[Response], settings: Settings) -> str | None:
     return None if chosen is None else _shown(chosen, settings.wrong_source)
 
 
+def wrong_texts(group: Sequence[Response], own: int, settings: Settings) -> list[str]:
+    """What the wrong teachers of one response read: one text for cepo; for rlcsd those of other responses, each once."""
+    if settings.method == "cepo":
+        text = wrong_text(group, settings)
+        return [] if text is None else [text]
+    if settings.method != "rlcsd":
+        return []
+    others = [peer for place, peer in enumerate(group) if place != own and not peer.right and peer.answer is not None]
+    texts = [peer.answer for peer in sorted(others, key=lambda peer: peer.reward) if peer.answer is not None]
+    return list(dict.fromkeys(texts))[: settings.num_wrong]
+
+
 def _shown(response: Response, source: str) -> str | None:
     if source == "peer_answer":
         return response.answer

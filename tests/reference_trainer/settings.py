@@ -78,6 +78,7 @@ class Settings:
     mixing_steps: int = 25
     radius: float = 0.5
     baseline: str = "group"
+    num_wrong: int = 4
     right_source: str = "ground_truth"
     wrong_source: str = "peer_answer"
     exclude_self: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,10 @@ from reference_trainer.losses import (
     token_weight,
 )
 from reference_trainer.model import Prompts, ValueModel, adapt, load_policy, response_logits, sampled_log_probs
-from reference_trainer.references import right_texts, wrong_text
+from reference_trainer.references import right_texts, wrong_texts
 from reference_trainer.settings import Problem, Response, Settings
 
-EVIDENCE, DISTILLATION = ("rlsd", "cepo"), ("opsd", "sdpo")
+EVIDENCE, DISTILLATION = ("rlsd", "cepo", "rlcsd", "visual"), ("opsd", "sdpo")
 
 
 @dataclass
@@ -187,17 +188,18 @@ class ReferenceTrainer:
         for row in rows:
             problem = self.problems[row.group]
             group = problem.responses[step]
+            if self.settings.method == "visual":
+                blind = dataclasses.replace(problem, images=())
+                deltas.append(row.old - self._log_probs(self.teacher, self.prompts.encode(blind), row.ids))
+                continue
             right = right_texts(problem, group, self.settings)[row.place]
-            contrasts = self.settings.method == "cepo" and not one_sided
-            wrong = wrong_text(group, self.settings) if contrasts else None
             if right is None:
                 deltas.append(numpy.zeros(len(row.ids)))
                 continue
             first = self._log_probs(self.teacher, self.prompts.encode(problem, right), row.ids)
-            second = row.old
-            if wrong is not None:
-                second = self._log_probs(self.teacher, self.prompts.encode(problem, wrong), row.ids)
-            deltas.append(first - second)
+            wrong = [] if one_sided else wrong_texts(group, row.place, self.settings)
+            sides = [self._log_probs(self.teacher, self.prompts.encode(problem, text), row.ids) for text in wrong]
+            deltas.append(first - (numpy.log(numpy.mean(numpy.exp(sides), axis=0)) if sides else row.old))
         return deltas
 
     def _consult(self, rows: list[Row], step: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, FinishedRun, actor_of, run, whole
+from training_runs import WRONG_ROLLOUTS_TEACH, FinishedRun, actor_of, run, whole
 
 from cepo.algorithms import available_estimators
 from cepo.rollout.base import FullWeights
@@ -106,7 +106,7 @@ def test_two_steps_end_with_the_weights_that_were_recorded(method: str, tiny_run
     reward = tmp_path / "graded.py"
     reward.write_text(REWARD, encoding="utf-8")
     overrides = [*SETTINGS, f"algorithm.adv_estimator={method}", f"worker.reward.reward_function={reward}:graded"]
-    overrides += [EVERY_WRONG_ROLLOUT_TEACHES] if method == "cepo" else []
+    overrides += WRONG_ROLLOUTS_TEACH.get(method, [])
     done = run(
         tiny_run, *overrides, folder=tmp_path / "run", prepare=lambda trainer: before.update(served_weights(trainer))
     )

@@ -11,6 +11,7 @@ import pytest
 import torch
 from training_runs import (
     EVERY_WRONG_ROLLOUT_TEACHES,
+    WRONG_ROLLOUTS_TEACH,
     actor_of,
     differing,
     encoded,
@@ -43,7 +44,7 @@ def test_each_method_trains_two_steps_by_its_name_alone(method: str, tiny_run: l
         before.update(parameters_of(actor_of(trainer)))
 
     overrides = [f"algorithm.adv_estimator={method}", "trainer.max_steps=2", "worker.actor.optim.lr=1e-3"]
-    overrides += [EVERY_WRONG_ROLLOUT_TEACHES] if method == "cepo" else []
+    overrides += WRONG_ROLLOUTS_TEACH.get(method, [])
     finished = run(tiny_run, *overrides, folder=tmp_path, prepare=remember)
     after = finished.parameters
     assert len(differing(before, after)) > 20

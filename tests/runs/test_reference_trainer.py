@@ -143,6 +143,10 @@ CASES = {
         Settings(method="hindsight", right_source="peer_answer", exclude_self=True),
         ["algorithm.hindsight.positive.source=peer_answer"],
     ),
+    "rlcsd, two wrong references": Case(
+        _evidence("rlcsd", num_wrong=2), [*_mixing("rlcsd"), "algorithm.rlcsd.num_wrong=2"]
+    ),
+    "visual": Case(_evidence("visual"), _mixing("visual")),
     "opsd": Case(Settings(method="opsd", divergence=Divergence(kind="forward_kl"))),
     "sdpo, top 20 from a peer, beside the reward": Case(
         Settings(

@@ -30,6 +30,11 @@ from cepo.workers.actor import Actor
 REPOSITORY = Path(__file__).resolve().parents[2]
 EVERY_WRONG_ROLLOUT_TEACHES = "algorithm.cepo.negative.source=peer_full"
 """An untrained model boxes no answer; whole responses serve as references without one."""
+WRONG_ROLLOUTS_TEACH = {
+    "cepo": [EVERY_WRONG_ROLLOUT_TEACHES],
+    "rlcsd": [EVERY_WRONG_ROLLOUT_TEACHES.replace("cepo", "rlcsd")],
+}
+"""The same by method, for methods with a wrong side."""
 
 
 @dataclass(frozen=True)

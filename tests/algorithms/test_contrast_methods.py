@@ -1,0 +1,123 @@
+"""The methods that contrast the right answer with several wrong ones, and the image with its absence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from factories import group, log_probs_like, rollout, same_bits, token_batch
+from torch import Tensor
+
+from cepo.algorithms import build_estimator
+from cepo.types import Reference, Rollout, TokenBatch
+
+REWARDS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+IDS = [0] * 4 + [1] * 4
+RIGHT = rollout(0, 1.0, "70", correct=True)
+
+
+def wrong(index: int, answer: str | None, reward: float = 0.0, value: str | None = None) -> Rollout:
+    return dataclasses.replace(rollout(index, reward, answer), answer_value=value)
+
+
+def batch_with(old: Tensor, views: dict[str, Tensor], has: dict[str, list[bool]] | None = None) -> TokenBatch:
+    batch = token_batch(REWARDS, IDS, lengths=[5, 3, 1, 4, 2, 5, 5, 1], old=old, views=views)
+    shown = {name: torch.tensor(rows) for name, rows in (has or {}).items()}
+    return dataclasses.replace(batch, has_reference={**batch.has_reference, **shown})
+
+
+def test_a_rollout_reads_other_rollouts_wrong_answers_alone() -> None:
+    """Lowest reward first; 3 and 3.0 have one value and count once; None stands where there is no further one."""
+    these = group(RIGHT, wrong(1, "3", value="3"), wrong(2, "5", 0.1), wrong(3, "3.0", 0.1, value="3"), wrong(4, None))
+    found = build_estimator("rlcsd", {"num_wrong": 2}).references(these)
+    three, five = Reference(text="3", source_index=1), Reference(text="5", source_index=2)
+    assert found["wrong_1"] == [three, five, three, three, three]
+    assert found["wrong_2"] == [five, Reference(text="3.0", source_index=3), None, five, five]
+    assert {one.text for one in found["correct"] if one is not None} == {"70"}
+
+
+@pytest.mark.parametrize("select", ["lowest_reward", "random", "most_frequent"])
+def test_the_first_wrong_reference_is_cepos_choice(select: str) -> None:
+    """The right rollout reads what cepo shows the whole group."""
+    these = group(RIGHT, *(wrong(index, answer) for index, answer in enumerate("34535", start=1)))
+    chosen = {
+        name: build_estimator(name, {"negative": {"select": select}}).references(these) for name in ("rlcsd", "cepo")
+    }
+    assert chosen["rlcsd"]["wrong_1"][0] == chosen["cepo"]["wrong"][0]
+
+
+def test_the_wrong_side_is_the_mean_of_the_probabilities_shown() -> None:
+    """Row 1 reads two of three wrong references, so its mean is (0.5 + 0.125) / 2."""
+    old, correct = torch.full((8, 5), math.log(0.3)), torch.full((8, 5), math.log(0.25))
+    views = {
+        f"wrong_{place}": torch.full((8, 5), math.log(chance)) for place, chance in ((1, 0.5), (2, 0.1), (3, 0.125))
+    }
+    has = {"wrong_2": [True, False] + [True] * 6}
+    signal = build_estimator("rlcsd", {"num_wrong": 3}).signal(
+        batch_with(old, {"correct": correct, **views}, has), step=0
+    )
+    assert float(signal.diagnostics["delta"][0, 0]) == pytest.approx(
+        math.log(0.25 / ((0.5 + 0.1 + 0.125) / 3)), rel=1e-6
+    )
+    assert float(signal.diagnostics["delta"][1, 0]) == pytest.approx(math.log(0.25 / ((0.5 + 0.125) / 2)), rel=1e-6)
+
+
+def test_one_wrong_reference_is_cepo_and_none_is_rlsd_bit_for_bit() -> None:
+    old, correct, first, second = (tensor.float() for tensor in log_probs_like((4, 8, 5), seed=2))
+    one = {"wrong_1": [True] * 8, "wrong_2": [False] * 8}
+    found = build_estimator("rlcsd", {"num_wrong": 2}).signal(
+        batch_with(old, {"correct": correct, "wrong_1": first, "wrong_2": old}, one), step=3
+    )
+    expected = build_estimator("cepo").signal(batch_with(old, {"correct": correct, "wrong": first}), step=3)
+    assert same_bits(found.advantages, expected.advantages)
+    alone = build_estimator("rlcsd", {"num_wrong": 1}).signal(
+        batch_with(old, {"correct": correct, "wrong_1": second}), step=3
+    )
+    assert not same_bits(alone.advantages, expected.advantages)
+    none = {"wrong_1": [False] * 8, "wrong_2": [False] * 8}
+    without = build_estimator("rlcsd", {"num_wrong": 2}).signal(
+        batch_with(old, {"correct": correct, "wrong_1": old, "wrong_2": old}, none), step=3
+    )
+    assert same_bits(
+        without.advantages, build_estimator("rlsd").signal(batch_with(old, {"correct": correct}), step=3).advantages
+    )
+
+
+def test_sides_that_cannot_be_shown_leave_the_others() -> None:
+    """Without a right side no wrong one stays; without any wrong side `fallback` decides."""
+    shown = {"correct": [True, False, True], "wrong_1": [False, True, False], "wrong_2": [True, True, False]}
+    settings = {"num_wrong": 2}
+    assert build_estimator("rlcsd", settings).settled(shown) == {
+        "correct": [True, False, True], "wrong_1": [False, False, False], "wrong_2": [True, False, False],
+    }  # fmt: skip
+    neutral = build_estimator("rlcsd", {**settings, "negative": {"fallback": "neutral"}}).settled(shown)
+    assert neutral["correct"] == [True, False, False]
+
+
+@pytest.mark.parametrize(("name", "view"), [("rlcsd", "wrong_1"), ("visual", "blind")])
+def test_the_weight_stays_within_its_bounds(name: str, view: str) -> None:
+    """`sign(A_hat) = sign(A)` and `|A_hat - A| <= lambda r |A|`; at step 25 lambda is 0, hence grpo bit for bit."""
+    old, *views = log_probs_like((6, 8, 5), seed=4, scale=20.0)
+    estimator = build_estimator(name)
+    assert view in estimator.views
+    batch = batch_with(old, dict(zip(estimator.views, views, strict=False)))
+    plain = build_estimator("grpo").signal(batch, step=0).advantages
+    weighted = estimator.signal(batch, step=0).advantages
+    assert torch.equal(weighted.sign(), plain.sign())
+    assert ((weighted - plain).abs() <= 0.25 * plain.abs() * (1 + 1e-6)).all()
+    assert not same_bits(weighted, plain)
+    assert not estimator.needs_teacher(step=25)
+    assert same_bits(estimator.signal(batch, step=25).advantages, plain)
+
+
+def test_visual_evidence_is_the_student_less_the_blind_policy() -> None:
+    """A right rollout's token of delta log 1.2 has weight 1.2, a wrong one's 1 / 1.2; lambda is 1."""
+    old, blind = torch.full((8, 5), math.log(0.6)), torch.full((8, 5), math.log(0.5))
+    signal = build_estimator("visual", {"lambda_init": 1.0}).signal(batch_with(old, {"blind": blind}), step=0)
+    assert float(signal.diagnostics["delta"][0, 0]) == pytest.approx(math.log(1.2), rel=1e-6)
+    assert float(signal.diagnostics["weight"][0, 0]) == pytest.approx(1.2, rel=1e-6)
+    assert float(signal.diagnostics["weight"][1, 0]) == pytest.approx(1 / 1.2, rel=1e-6)
+    these = group(RIGHT, wrong(1, "3"))
+    assert build_estimator("visual").references(these) == {"blind": [Reference(blind=True)] * 2}
