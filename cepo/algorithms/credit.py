@@ -37,6 +37,11 @@ def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> B
     return ((highest - lowest) >= FLAT_REWARD_RANGE)[group]
 
 
+def mixed_rows(correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
+    """True for rollouts of groups in which the verifier accepts some and refuses some."""
+    return live_rows(correct.double(), group_ids)
+
+
 def group_moments(
     rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, ddof: int = 1
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
@@ -167,7 +172,7 @@ def evidence_metrics(
 
     `evidence/delta_*` are nats, apart for rollouts that the verifier accepts and refuses, whatever the sign of A: under a
     reward for format some wrong rollouts have A > 0. `positive_fraction` and `negative_fraction` count |delta| > 1e-3;
-    clip rates count tokens whose raw weight lies outside [1 - r, 1 + r].
+    clip rates count tokens whose raw weight lies outside [1 - r, 1 + r]. `delta_p05`, `_p50` and `_p95` are percentiles.
     """
     sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)
@@ -186,7 +191,7 @@ def evidence_metrics(
     for name, side in (("right", counted & accepted), ("wrong", counted & ~accepted)):
         metrics[f"evidence/delta_mean_{name}"] = mean_of(delta, side)
         metrics[f"evidence/delta_std_{name}"] = _std_of(delta, side)
-    return metrics
+    return metrics | _quantiles(delta, counted)
 
 
 def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
@@ -241,6 +246,15 @@ def _group_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
     """Sums by group, added up in ascending order: the same bits however the rows are ordered."""
     ascending = values.argsort()
     return values.new_zeros(num_groups).index_add(0, group[ascending], values[ascending])
+
+
+def _quantiles(delta: Tensor, counted: Tensor) -> Metrics:
+    """The 5th, 50th and 95th percentile of delta: the value at that share of the sorted tokens."""
+    kept = delta[counted].sort().values
+    places = {f"evidence/delta_p{percent:02}": (len(kept) - 1) * percent // 100 for percent in (5, 50, 95)}
+    if not len(kept):
+        return {name: Metric(0.0, 0.0, "mean") for name in places}
+    return {name: mean_value(float(kept[place])) for name, place in places.items()}
 
 
 def _std_of(values: Tensor, where: Tensor) -> Metric:

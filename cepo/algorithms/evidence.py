@@ -87,8 +87,10 @@ class WeightedEstimator(GroupRelativeEstimator):
         Delta is recorded, and the weight before and after clipping.
         """
         mask, mixing, radius = batch.response_mask, self.config.lambda_at(step), self.config.clip_radius
-        advantages, delta = self.advantages(batch), delta.detach().where(mask, 0.0)
-        sign = credit.advantage_sign(advantages)
+        advantages, counted = self.advantages(batch), mask
+        if self.config.mixed_groups_only:
+            counted = mask & credit.mixed_rows(batch.correct, batch.group_ids).unsqueeze(1)
+        delta, sign = delta.detach().where(counted, 0.0), credit.advantage_sign(advantages)
         weight = credit.evidence_weight(delta, sign, clip_radius=radius)
         weighted = advantages.double() * (1.0 + mixing * (weight - 1.0))
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)

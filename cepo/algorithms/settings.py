@@ -142,6 +142,10 @@ class WeightConfig(GroupAdvantageConfig):
     clip_radius: float = Field(
         default=0.5, ge=0, lt=1, description="The evidence weight stays within 1 - this and 1 + this."
     )
+    mixed_groups_only: bool = Field(
+        default=False,
+        description="Evidence counts only in groups with right and wrong rollouts by the verifier's verdict.",
+    )
 
     def lambda_at(self, step: int) -> float:
         """lambda at the 0-based rollout step: a pure function, so that a resumed run continues exactly.

@@ -146,6 +146,12 @@ def _check_algorithm(config: RunConfig) -> None:
             f"algorithm.filter_low={algorithm.filter_low} is not below algorithm.filter_high={algorithm.filter_high}: "
             "online filtering would keep nothing"
         )
+    temperature, correction = config.worker.rollout.temperature, config.worker.actor.rollout_is
+    if correction != "none" and temperature != 1.0:
+        raise ConfigError(
+            f"worker.actor.rollout_is={correction} with worker.rollout.temperature={temperature}: the engine's log-probs "
+            "are at temperature 1 and cannot be compared with the trainer's. Set rollout_is=none, or temperature=1."
+        )
     if algorithm.kl_type == "adaptive" and algorithm.use_kl_loss and not algorithm.disable_kl:
         raise ConfigError(
             "algorithm.kl_type=adaptive follows a KL in the reward; set algorithm.use_kl_loss=false, or kl_type=fixed"

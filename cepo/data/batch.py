@@ -77,6 +77,7 @@ class OptimizerBatch:
         on_policy: the weights at the start of this optimizer step sampled the rows, and no earlier pass has scored
             them. The old log-probs are then the update's own, without gradient, and `old_log_probs` holds the rollout
             engine's for comparison.
+        sampled_log_probs: (R, T) of the rollout engine; None where `old_log_probs` holds them.
         reference_log_probs: (R, T) under the initial weights; None without a KL in the loss.
         distillation: None for methods whose only loss is the policy loss.
     """
@@ -87,12 +88,14 @@ class OptimizerBatch:
     response_mask: Bool[Tensor, "R T"]
     denominators: LossDenominators
     on_policy: bool = False
+    sampled_log_probs: Float[Tensor, "R T"] | None = None
     reference_log_probs: Float[Tensor, "R T"] | None = None
     distillation: DistillationRows | None = None
 
     def at(self, indices: Sequence[int]) -> OptimizerBatch:
         """Returns the rows at `indices`; the totals stay those of all rows."""
         places, reference, distillation = list(indices), self.reference_log_probs, self.distillation
+        sampled = self.sampled_log_probs
         if distillation is not None:
             distillation = dataclasses.replace(distillation, token_weight=distillation.token_weight[places])
         return dataclasses.replace(
@@ -101,6 +104,7 @@ class OptimizerBatch:
             old_log_probs=self.old_log_probs[places],
             advantages=self.advantages[places],
             response_mask=self.response_mask[places],
+            sampled_log_probs=None if sampled is None else sampled[places],
             reference_log_probs=None if reference is None else reference[places],
             distillation=distillation,
         )

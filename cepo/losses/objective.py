@@ -9,7 +9,15 @@ from torch import Tensor
 
 from cepo.losses.divergence import distillation_losses, distillation_metrics
 from cepo.losses.kl import kl_penalty
-from cepo.losses.policy import LossDenominators, PolicyLossSettings, clip_metrics, policy_loss, policy_metrics
+from cepo.losses.policy import (
+    LossDenominators,
+    PolicyLossSettings,
+    bounded_ratio,
+    clip_metrics,
+    importance_weights,
+    policy_loss,
+    policy_metrics,
+)
 from cepo.metrics import Metrics, max_value, mean_of, observations, share_of_mean
 from cepo.types import DivergenceConfig
 
@@ -31,6 +39,7 @@ class ObjectiveTerms:
     Attributes:
         weight: the weight of each token in the aggregation; 0 on padding.
         reference_log_probs: None without a KL in the loss.
+        sampled_log_probs: of the rollout engine, for its importance weights.
         divergence_weight: the method's weight of the divergence; None for methods without one.
     """
 
@@ -38,6 +47,7 @@ class ObjectiveTerms:
     advantages: Float[Tensor, "R T"]
     response_mask: Bool[Tensor, "R T"]
     weight: Float[Tensor, "R T"]
+    sampled_log_probs: Float[Tensor, "R T"] | None = None
     reference_log_probs: Float[Tensor, "R T"] | None = None
     divergence_weight: Float[Tensor, "R T"] | None = None
 
@@ -61,8 +71,15 @@ def objective(
         reference_divergence: KL(P_student || P_reference) over the vocabulary, with gradient, for the penalty `full`.
     """
     old, mask, weight = terms.old_log_probs, terms.response_mask, terms.weight
-    policy = (policy_loss(settings.loss_type, log_probs, old, terms.advantages, mask, settings.policy) * weight).sum()
+    losses = policy_loss(settings.loss_type, log_probs, old, terms.advantages, mask, settings.policy)
     metrics = policy_metrics(settings.loss_type, log_probs.detach(), old, terms.advantages, mask, settings.policy)
+    correction = settings.policy.correction
+    if correction.kind != "none":
+        assert terms.sampled_log_probs is not None, "importance weights compare with the rollout engine"
+        importance = importance_weights(old, terms.sampled_log_probs, correction)
+        losses = losses * importance
+        metrics["rollout/is_weight"] = mean_of(importance, mask)
+    policy = (losses * weight).sum()
     metrics["actor/pg_loss"] = share_of_mean(float(policy.detach()))
     total = policy
     penalties = reference_divergence
@@ -99,12 +116,16 @@ def agreement_metrics(
 ) -> Metrics:
     """Returns mean and maximum of |log P of the rollout engine - log P of the trainer| in nats over the counted tokens.
 
+    `rollout/kl` estimates KL(engine || trainer) by the mean of `rho - 1 - log rho`, with rho = P_trainer / P_engine.
+
     The result is empty unless the temperature is 1, because the engine does not divide its logits by the temperature.
     """
     if temperature != 1.0 or not bool(counted.any()):
         return {}
-    gap = (sampled - scored).abs()
+    log_ratio = scored - sampled
+    gap = log_ratio.abs()
     return {
         "rollout/log_prob_gap_mean": mean_of(gap, counted),
         "rollout/log_prob_gap_max": max_value(float(gap[counted].max())),
+        "rollout/kl": mean_of(bounded_ratio(log_ratio) - 1.0 - log_ratio, counted),
     }

@@ -35,11 +35,20 @@ class LossDenominators:
     max_response_length: int
 
 
+@dataclass(frozen=True)
+class RolloutCorrection:
+    """The weight of tokens for the gap between sampler and trainer: `kind` none, truncate or mask; `threshold` above 1."""
+
+    kind: str = "none"
+    threshold: float = 2.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyLossSettings:
-    """The settings of the policy losses: the clip range, and the gate temperatures of `sapo`."""
+    """The settings of the policy losses: the clip range, the gate temperatures of `sapo`, the correction for the sampler."""
 
     clip: ClipRange = ClipRange()
+    correction: RolloutCorrection = RolloutCorrection()
     tau_positive: float = 1.0
     tau_negative: float = 1.05
 
@@ -134,6 +143,22 @@ _LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor, PolicyLossSettings]
     "sapo": _sapo_loss,
 }
 LOSS_TYPES = tuple(_LOSSES)
+
+
+def importance_weights(
+    old_log_probs: Float[Tensor, "B T"], sampled_log_probs: Float[Tensor, "B T"], correction: RolloutCorrection
+) -> Float[Tensor, "B T"]:
+    """Computes the weight of each token's policy loss if the engine that sampled it computes other numbers than the trainer.
+
+    `rho = P_trainer(y_t) / P_engine(y_t)` under the weights that start the update, C the threshold. `truncate`: min(rho, C),
+    whose gradient is that of the trainer's policy but for the bound. `mask`: rho within [1/C, C], else 0.
+    Source: truncated importance sampling (Yao et al. 2025, verl), masking (IcePop, Ling team 2025).
+    """
+    rho = bounded_ratio(old_log_probs - sampled_log_probs)
+    if correction.kind == "truncate":
+        return rho.clamp(max=correction.threshold)
+    assert correction.kind == "mask", correction.kind
+    return rho.where((rho >= 1.0 / correction.threshold) & (rho <= correction.threshold), 0.0)
 
 
 def token_weights(

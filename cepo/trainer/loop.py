@@ -40,6 +40,7 @@ from cepo.trainer.scoring import (
     penalise,
     with_scored,
 )
+from cepo.trainer.token_masks import restricted
 from cepo.trainer.validation import Validator
 from cepo.types import TokenSignal
 
@@ -175,6 +176,7 @@ class Trainer:
             self.contexts,
             on_policy=self._on_policy_rows(rollouts),
             with_kl=not self.config.algorithm.disable_kl,
+            overlong_filter=self.config.algorithm.overlong_filter,
         )
 
     def _on_policy_rows(self, rollouts: Rollouts) -> Tensor:
@@ -215,6 +217,7 @@ class Trainer:
             token_level_rewards=rewards,
             reference_log_probs=reference,
             values=self._values(rollouts) if self.estimator.needs_values else None,
+            entropies=self._entropies(plan) if self.config.algorithm.top_entropy < 1 else None,
             metrics=metrics,
         )
 
@@ -243,10 +246,19 @@ class Trainer:
         with self.clock.stage("score"):
             return rollouts.padded(self.backend.values(rows))
 
+    def _entropies(self, plan: ScoringPlan) -> Tensor:
+        """Returns (B, T) the entropy before each token of live rows, 0 elsewhere."""
+        rows = [plan.rollouts.scoring_row(int(row)) for row in plan.live.nonzero()]
+        with self.clock.stage("score"):
+            found = self.backend.entropies(rows) if rows else []
+        result = torch.zeros_like(plan.rollouts.sampled_log_probs)
+        return with_scored(result, {row.name: each for row, each in zip(rows, found, strict=True)})
+
     def estimate(self, batch: ScoredBatch) -> TokenSignal:
         """Computes the learning signal of each token."""
         with self.clock.stage("estimate"):
-            return self.estimator.signal(batch.token_batch(), step=batch.rollouts.step)
+            signal = self.estimator.signal(batch.token_batch(), step=batch.rollouts.step)
+            return restricted(signal, batch.rollouts, batch.plan.live, batch.entropies, self.config.algorithm)
 
     def update(self, batch: ScoredBatch, signal: TokenSignal) -> Metrics:
         """Updates the critic and, once it is warm, the actor; then refreshes teachers and rollout weights."""

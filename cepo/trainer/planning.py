@@ -19,6 +19,7 @@ from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.trainer.asking import Rollouts
+from cepo.trainer.token_masks import finished_rows
 from cepo.types import Reference, Rollout, RolloutGroup
 
 WITHOUT_IMAGES = "(without images)"
@@ -78,12 +79,16 @@ def make_plan(
     *,
     on_policy: Tensor,
     with_kl: bool,
+    overlong_filter: bool = False,
 ) -> ScoringPlan:
     """Plans a step; the teachers' references come from `groups`, and without groups no teacher is asked.
 
-    A KL penalty (`with_kl`) gives every row a signal.
+    `overlong_filter` takes the signal from rows that were cut. A KL penalty (`with_kl`) gives every row a signal.
     """
-    live = estimator.live_rows(rollouts.rewards, rollouts.group_ids) | with_kl
+    live = estimator.live_rows(rollouts.rewards, rollouts.group_ids)
+    if overlong_filter:
+        live = live & finished_rows(rollouts)
+    live = live | with_kl
     views: list[View] = []
     if groups:
         views = plan_views(rollouts, live, groups, estimator, contexts)

@@ -45,6 +45,10 @@ class Backend(Sampler, Protocol):
         """Returns the KL over the vocabulary from the reference states that were kept for these rows."""
         ...
 
+    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Returns the entropy in nats of the distribution that each of the rows' response tokens was drawn from."""
+        ...
+
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """Takes one optimizer step per batch at the 0-based training step."""
         ...

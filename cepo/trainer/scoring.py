@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cepo.config.schema import AlgorithmConfig
+from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.data.batch import OWN_VIEW, CriticBatch, DistillationRows, OptimizerBatch, RowName
 from cepo.losses.kl import KLController, penalised_rewards
 from cepo.losses.objective import agreement_metrics
@@ -37,6 +37,7 @@ class ScoredBatch:
         token_level_rewards: (B, T) the outcome reward at the last response token, minus a KL in the reward.
         reference_log_probs: (B, T) of the initial weights, None without a KL.
         values: (B, T) the critic's value before each token, None for methods without a critic.
+        entropies: (B, T) of the student's distribution before each token of live rows, in nats; None where none is read.
         metrics: how far the trainer's log-probs agree with the engine's, and the KL.
     """
 
@@ -47,6 +48,7 @@ class ScoredBatch:
     reference_log_probs: Tensor | None
     values: Tensor | None
     metrics: Metrics
+    entropies: Tensor | None = None
 
     @property
     def rollouts(self) -> Rollouts:
@@ -127,6 +129,7 @@ def actor_batches(
                 advantages=signal.advantages[live],
                 response_mask=rollouts.response_mask[live],
                 denominators=denominators,
+                sampled_log_probs=None if on_policy else rollouts.sampled_log_probs[live],
                 reference_log_probs=None if reference is None else reference[live],
                 distillation=None
                 if distillation is None

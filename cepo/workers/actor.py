@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -127,9 +128,29 @@ class Actor:
         self.kept.require(OWN_VIEW, rows)
         return self._pass(rows, beside=OWN_VIEW)
 
+    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """Returns the entropy of the distribution that each response token was drawn from, in nats.
+
+        It is `log V - KL(P || uniform)`. A teacher whose hidden states are 0 is uniform, since the head has no bias.
+        """
+        self.offload.weights_here()
+        assert self.module.base.lm_head.bias is None, "a head with a bias is not uniform at 0"
+        size = math.log(self.module.base.lm_head.weight.shape[0])
+        return [size - divergence for divergence in self._pass(rows, beside_uniform=True)]
+
     @torch.no_grad()
-    def _pass(self, rows: Sequence[ScoringRow], *, keep: str | None = None, beside: str | None = None) -> list[Tensor]:
-        """Returns each row's log-probs or its divergence from the kept states of view `beside`; keeps states for view `keep`."""
+    def _pass(
+        self,
+        rows: Sequence[ScoringRow],
+        *,
+        keep: str | None = None,
+        beside: str | None = None,
+        beside_uniform: bool = False,
+    ) -> list[Tensor]:
+        """Returns each row's log-probs, or its divergence from the kept states of view `beside` or from the uniform distribution.
+
+        States are kept for view `keep`.
+        """
         self.module.eval()
         results: dict[int, Tensor] = {}
         states: dict[int, Tensor] = {}
@@ -138,6 +159,9 @@ class Actor:
             passing = part.rows(rows)
             lengths = [len(row.response_ids) for row in passing]
             teacher = None if beside is None else self.kept.states_for(beside, passing, FULL_KL)
+            if beside_uniform:
+                nothing = torch.zeros(sum(lengths), self.module.base.lm_head.weight.shape[1])
+                teacher = TeacherStates(hidden=nothing, head=None, divergence=FULL_KL)
             log_probs, (other, *_) = self.module(self.passes.collate(passing), () if teacher is None else (teacher,))
             values = log_probs if teacher is None else other
             # Entries beyond the indices belong to the filler.
@@ -253,9 +277,10 @@ class Actor:
         given, mask = own.old_log_probs.to(self.device), own.response_mask.to(self.device)
         blank = torch.zeros_like(given)
         log_probs = blank.masked_scatter(mask, flat)
-        distillation = own.distillation
+        distillation, sampled = own.distillation, here(own.sampled_log_probs)
         terms = ObjectiveTerms(
             old_log_probs=log_probs.detach() if batch.on_policy else given,
+            sampled_log_probs=given if sampled is None else sampled,
             advantages=own.advantages.to(self.device),
             response_mask=mask,
             weight=weights[part.indices].to(self.device),

@@ -18,7 +18,7 @@ from cepo.config import RunConfig, resolved_critic
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.errors import CheckpointError, ConfigError
 from cepo.losses.objective import ObjectiveSettings
-from cepo.losses.policy import ClipRange, PolicyLossSettings
+from cepo.losses.policy import ClipRange, PolicyLossSettings, RolloutCorrection
 from cepo.metrics import Metrics, merge_metrics
 from cepo.models.processing import Processing
 from cepo.progress import phase
@@ -135,6 +135,11 @@ class Worker:
         """See `Actor.reference_divergence`."""
         return self.actor.reference_divergence(rows)
 
+    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        """See `Actor.entropies`."""
+        self.generator.rest()
+        return self.actor.entropies(rows)
+
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
         """See `Actor.update`; adds the engine's metrics since the last update."""
         self.generator.rest()
@@ -209,6 +214,7 @@ def objective_settings(config: RunConfig) -> ObjectiveSettings:
         loss_type=actor.loss_type,
         policy=PolicyLossSettings(
             clip=ClipRange(actor.clip_ratio_low, actor.clip_ratio_high, actor.clip_ratio_dual),
+            correction=RolloutCorrection(actor.rollout_is, actor.rollout_is_threshold),
             tau_positive=actor.tau_positive,
             tau_negative=actor.tau_negative,
         ),

@@ -10,7 +10,8 @@ import torch
 from factories import group, log_probs_like, rollout, same_bits, token_batch
 from torch import Tensor
 
-from cepo.algorithms import build_estimator
+from cepo.algorithms import build_estimator, credit
+from cepo.metrics import results
 from cepo.types import Reference, Rollout, TokenBatch
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]
@@ -121,3 +122,30 @@ def test_visual_evidence_is_the_student_less_the_blind_policy() -> None:
     assert float(signal.diagnostics["weight"][1, 0]) == pytest.approx(1 / 1.2, rel=1e-6)
     these = group(RIGHT, wrong(1, "3"))
     assert build_estimator("visual").references(these) == {"blind": [Reference(blind=True)] * 2}
+
+
+def test_evidence_can_be_limited_to_groups_with_both_verdicts() -> None:
+    """The second group has one right rollout; under a reward for format the first has none, but differing rewards."""
+    old, correct, wrong_view = log_probs_like((3, 8, 5), seed=4)
+    rewards = [0.1, 0.0, 0.0, 0.1, 1.0, 0.0, 0.0, 0.1]
+    batch = token_batch(
+        rewards, IDS, lengths=[5] * 8, old=old, views={"correct": correct, "wrong": wrong_view}, dtype=torch.float64
+    )
+    plain = build_estimator("grpo").signal(batch, step=0).advantages
+    everywhere = build_estimator("cepo").signal(batch, step=0).advantages
+    limited = build_estimator("cepo", {"mixed_groups_only": True}).signal(batch, step=0).advantages
+    assert same_bits(limited[:4], plain[:4])
+    assert not same_bits(everywhere[:4], plain[:4])
+    assert same_bits(limited[4:], everywhere[4:])
+
+
+def test_percentiles_of_delta_are_values_of_sorted_tokens() -> None:
+    """21 tokens of delta 0 to 2 in steps of 0.1: places 1, 10 and 19."""
+    delta = torch.arange(21).flip(0).float().view(1, 21) / 10
+    values = results(
+        credit.evidence_metrics(
+            delta, torch.ones(1), torch.ones(1, 21, dtype=torch.bool), torch.tensor([True]), mixing=1.0, clip_radius=0.5
+        )
+    )
+    found = [values[f"evidence/delta_p{percent}"] for percent in ("05", "50", "95")]
+    assert found == pytest.approx([0.1, 1.0, 1.9])

@@ -43,6 +43,7 @@ EVIDENCE = {
     "lambda_decay_steps": 25,
     "lambda_warmup_steps": 0,
     "clip_radius": 0.5,
+    "mixed_groups_only": False,
     **GROUND_TRUTH,
     **LIVE_TEACHER,
 }

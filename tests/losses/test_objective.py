@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cepo.config import load_config
-from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, objective, step_metrics
-from cepo.losses.policy import ClipRange, LossDenominators, PolicyLossSettings
+from cepo.config import check_config, load_config
+from cepo.errors import ConfigError
+from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
+from cepo.losses.policy import ClipRange, LossDenominators, PolicyLossSettings, RolloutCorrection
 from cepo.metrics import merge_metrics, results
 from cepo.types import DivergenceConfig
 from cepo.workers.worker import objective_settings
@@ -153,3 +154,37 @@ def test_a_kl_that_is_off_or_in_the_reward_adds_no_loss(disabled: str, in_loss: 
     kl = [f"algorithm.disable_kl={disabled}", f"algorithm.use_kl_loss={in_loss}", "algorithm.kl_coef=0.5"]
     config = load_config(["config=configs/microgeo/base.yaml", *kl])
     assert objective_settings(config).kl_coefficient == 0.0
+
+
+@pytest.mark.parametrize(("kind", "weights"), [("none", (1.0, 1.0)), ("truncate", (1.5, 0.5)), ("mask", (0.0, 0.0))])
+def test_tokens_weigh_what_trainer_and_engine_disagree_about(kind: str, weights: tuple[float, float]) -> None:
+    """The trainer's probability is 4 times, and half of, the engine's; the threshold is 1.5, and 2 / 3 below."""
+    settings = ObjectiveSettings(policy=PolicyLossSettings(correction=RolloutCorrection(kind, 1.5)))
+    now, sampled = log_probs(-LOG2, -2 * LOG2), torch.tensor([[-3 * LOG2, -LOG2, 0.0]])
+    loss, metrics = objective(now, terms(sampled_log_probs=sampled), settings)
+    assert loss.item() == pytest.approx(0.5 * -2 * weights[0] + 0.25 * weights[1])
+    assert gradient(loss, now) == pytest.approx([-1.0 * weights[0], 0.25 * weights[1], 0.0])
+    found = metrics.get("rollout/is_weight")
+    assert (None if found is None else found.result) == (None if kind == "none" else pytest.approx(sum(weights) / 2))
+
+
+def test_a_masked_weight_within_the_threshold_is_the_ratio() -> None:
+    settings = ObjectiveSettings(policy=PolicyLossSettings(correction=RolloutCorrection("mask", 5.0)))
+    now, sampled = log_probs(-LOG2, -2 * LOG2), torch.tensor([[-3 * LOG2, -LOG2, 0.0]])
+    loss, _ = objective(now, terms(sampled_log_probs=sampled), settings)
+    assert loss.item() == pytest.approx(0.5 * -2 * 4.0 + 0.25 * 0.5)
+
+
+def test_the_correction_and_its_threshold_come_from_the_config() -> None:
+    overrides = ["worker.actor.rollout_is=mask", "worker.actor.rollout_is_threshold=3"]
+    config = load_config(["config=configs/microgeo/base.yaml", *overrides])
+    assert objective_settings(config).policy.correction == RolloutCorrection("mask", 3.0)
+    with pytest.raises(ConfigError, match="at temperature 1 and cannot be compared"):
+        check_config(load_config(["config=configs/microgeo/base.yaml", *overrides, "worker.rollout.temperature=0.8"]))
+
+
+def test_the_engines_kl_is_rho_less_1_less_log_rho() -> None:
+    """Probabilities of 1/2 and 1/4 by the trainer, of 1/8 and 1/2 by the engine: (3 - log 4 - 1/2 + log 2) / 2."""
+    scored, sampled = torch.tensor([[-LOG2, -2 * LOG2, 0.0]]), torch.tensor([[-3 * LOG2, -LOG2, 0.0]])
+    found = results(agreement_metrics(sampled, scored, MASK, 1.0))
+    assert found["rollout/kl"] == pytest.approx((3 - 2 * LOG2 - 0.5 + LOG2) / 2)

@@ -134,6 +134,36 @@ def test_log_probs_are_plain_transformers_to_1e_5(
     assert float(torch.cat(expected).std()) > 0.5  # no flat distribution would tell apart right from wrong
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_entropies_are_those_of_plain_transformers_logits(
+    build_actor: BuildActor,
+    tiny_model_folder: Path,
+    tiny_processing: Processing,
+    rows: list[ScoringRow],
+    temperature: float,
+) -> None:
+    model, image_token = reference_model(tiny_model_folder), tiny_processing.image_token_id
+    found = build_actor(temperature=temperature).entropies(rows)
+    for row, entropy in zip(rows, found, strict=True):
+        log_probs = (reference_logits(model, row, image_token) / temperature).log_softmax(dim=1)
+        torch.testing.assert_close(entropy, -(log_probs.exp() * log_probs).sum(dim=1), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("on_policy", [True, False])
+def test_truncated_weights_scale_the_gradient(build_actor: BuildActor, rows: list[ScoringRow], on_policy: bool) -> None:
+    """The engine's probabilities are half of the trainer's, so that all weights are 2, or 1.5 where this is the bound."""
+    batch = optimizer_batch(build_actor(), rows, ADVANTAGES)
+    half = batch.old_log_probs - math.log(2.0)
+    engine = {"old_log_probs": half} if on_policy else {"sampled_log_probs": half}
+    sampled = dataclasses.replace(batch, on_policy=on_policy, **engine)
+    lengths = {}
+    for threshold in (1.5, 3.0):
+        actor = build_actor(rollout_is="truncate", rollout_is_threshold=threshold)
+        lengths[threshold] = actor.update([sampled], step=0)["actor/grad_norm"].result
+    plain = build_actor().update([batch], step=0)["actor/grad_norm"].result
+    assert lengths == pytest.approx({1.5: 1.5 * plain, 3.0: 2 * plain}, rel=1e-4)
+
+
 def test_log_probs_depend_on_no_other_row_and_no_padding(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     together = build_actor(micro_batch_size_per_device_for_experience=16).score(rows)
     alone = build_actor(micro_batch_size_per_device_for_experience=1).score(rows)

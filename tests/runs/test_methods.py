@@ -52,6 +52,20 @@ def test_each_method_trains_two_steps_by_its_name_alone(method: str, tiny_run: l
     assert [row["step"] for row in finished.metrics if "reward/mean" in row] == [1, 2]
 
 
+@pytest.mark.parametrize("method", ["grpo", "opsd"])
+def test_a_fifth_of_the_tokens_learns_by_entropy(method: str, tiny_run: list[str], tmp_path: Path) -> None:
+    """All rows of opsd learn and those of mixed groups under grpo; cut responses, most of an untrained model's, do not."""
+    settings = [f"algorithm.adv_estimator={method}", "algorithm.top_entropy=0.2", "trainer.max_steps=1"]
+    finished = run(tiny_run, *settings, folder=tmp_path / "all")
+    (row,) = (row for row in finished.metrics if "rollout/learning_tokens" in row)
+    assert row["rollout/learning_tokens"] == pytest.approx(0.2, abs=0.01)
+    assert row["rollout/vocabulary_entropy"] > 1.0
+    assert row["actor/grad_norm"] > 0
+    filtered = run(tiny_run, *settings, "algorithm.overlong_filter=true", folder=tmp_path / "filtered")
+    (other,) = (row for row in filtered.metrics if "work/live_fraction" in row)
+    assert other["work/live_fraction"] < row["work/live_fraction"]
+
+
 def test_the_opsd_update_has_the_dense_forward_kls_gradient(
     build_actor: Any, tiny_model_folder: Path, tiny_processing: Any
 ) -> None:

@@ -89,6 +89,9 @@ class RayBackend:
     def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         return self._pass("reference_divergence", rows)
 
+    def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
+        return self._pass("entropies", rows)
+
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         return self._pass("values", rows)
 
