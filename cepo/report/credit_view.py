@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from cepo.algorithms import Estimator, available_estimators, build_estimator, credit, estimator_class
+from cepo.algorithms import Estimator, available_estimators, build_estimator, credit
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
 from cepo.report.recorded_run import RunData
 from cepo.tracking.run_folder import write_atomically
@@ -71,7 +71,7 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> tuple[dict[str, 
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     batch = _token_batch(groups)
-    names = [run.estimator, *(name for name in _comparable(groups) if name != run.estimator)]
+    names = [run.estimator, *(name for name in _comparable(run, groups) if name != run.estimator)]
     columns: list[list[_Columns]] = [[_log_probs(rollout)] for rollout in rollouts]
     readers: list[str] = []
     for name in names:
@@ -120,12 +120,12 @@ def _token_batch(groups: Sequence[GroupRecord]) -> TokenBatch:
     )
 
 
-def _comparable(groups: Sequence[GroupRecord]) -> Iterator[str]:
+def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[str]:
     """Yields the registered methods that read nothing but what the trace has."""
     recorded = set(groups[0].rollouts[0].log_probs)
     is_compared = min(len(group.rollouts) for group in groups) > 1
     for name in available_estimators():
-        kind = estimator_class(name)
+        kind = build_estimator(name, run.setting(f"algorithm.{name}"))
         reads_more = kind.needs_values or kind.needs_baseline or kind.distilled_view is not None
         if not reads_more and set(kind.views) <= recorded and (is_compared or not kind.needs_group):
             yield name
@@ -135,7 +135,7 @@ def _signal_columns(
     run: RunData, name: str, batch: TokenBatch, groups: Sequence[GroupRecord]
 ) -> dict[str, numpy.ndarray]:
     """Returns a method's columns (B, T): its advantages and diagnostics; none for a method that reads more than it has."""
-    if name not in _comparable(groups):
+    if name not in _comparable(run, groups):
         return {}
     estimator: Estimator = build_estimator(name, run.setting(f"algorithm.{name}"))
     signal = estimator.signal(batch, step=groups[0].step - 1)
