@@ -65,7 +65,7 @@ def test_the_wrong_side_is_the_mean_of_the_probabilities_shown() -> None:
     assert float(signal.diagnostics["delta"][1, 0]) == pytest.approx(math.log(0.25 / ((0.5 + 0.125) / 2)), rel=1e-6)
 
 
-def test_one_wrong_reference_is_cepo_and_none_is_rlsd_bit_for_bit() -> None:
+def test_one_wrong_reference_is_cepo_and_none_is_rlsd() -> None:
     old, correct, first, second = (tensor.float() for tensor in log_probs_like((4, 8, 5), seed=2))
     one = {"wrong_1": [True] * 8, "wrong_2": [False] * 8}
     found = build_estimator("rlcsd", {"num_wrong": 2}).signal(

@@ -224,13 +224,14 @@ def test_every_shipped_file_passes_the_checks(file: Path, tmp_path: Path) -> Non
     for overrides in ([], with_its_own_data(file, tmp_path)):
         plan = check_config(load_config([f"config={file}", *overrides]))
         responses = 16 if file.stem == "group_size_16" else 8
-        assert f"samples per step: 32 prompts x {responses} responses = {32 * responses}" in plan
+        prompts = 4 if file.stem == "chain" else 32
+        assert f"samples per step: {prompts} prompts x {responses} responses = {prompts * responses}" in plan
 
 
-def test_50_runs_are_shipped_and_no_two_share_a_folder() -> None:
+def test_51_runs_are_shipped_and_no_two_share_a_folder() -> None:
     runs = [file for file in FILES if file.stem != "base"]
     names = [load_config([f"config={file}"]).trainer.experiment_name for file in runs]
-    assert len(set(names)) == len(runs) == 15 + 3 + 1 + 10 + 21
+    assert len(set(names)) == len(runs) == 16 + 3 + 1 + 10 + 21
 
 
 @pytest.mark.parametrize("world", ["microgeo", "geo3k"])
