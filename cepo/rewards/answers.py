@@ -381,8 +381,9 @@ def _value_at_a_point(text: str) -> complex | None:
     parsed = _parsed(text)
     if not parsed or not isinstance(parsed[0], Expr):
         return None
-    point = {symbol: 0.5 + crc32(str(symbol).encode()) % 1009 / 1009 for symbol in parsed[0].free_symbols}
+    expression: Any = parsed[0]  # sympy's own annotations do not allow what it documents
+    point = {symbol: 0.5 + crc32(str(symbol).encode()) % 1009 / 1009 for symbol in expression.free_symbols}
     try:
-        return complex(parsed[0].subs(point).evalf(15))
+        return complex(expression.subs(point).evalf(15))
     except (AttributeError, TypeError, ValueError, OverflowError, ZeroDivisionError):
         return None
