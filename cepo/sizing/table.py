@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from cepo.config import RunConfig, load_config
+from cepo.models.families.qwen3_vl import PUBLISHED_SIZES
 from cepo.sizing.fitting import phases_on, settings_that_fit
-from cepo.sizing.known import SIZES, shapes_of
+from cepo.sizing.known import shapes_of
 from cepo.sizing.needs import ShapeOf, estimate_needs
 
 CARDS = (24, 48, 80, 96, 141, 180)
@@ -31,7 +32,7 @@ def memory_table() -> list[str]:
         f"| model | trained | longest response | {' | '.join(f'{card} GB' for card in CARDS)} |",
         f"| --- | --- | --- |{' --- |' * len(CARDS)}",
     ]
-    for size in SIZES:
+    for size in PUBLISHED_SIZES:
         for trained, settings in _TRAINED.items():
             for response in RESPONSES:
                 config = load_config([_SETTING, f"data.max_response_length={response}", *settings])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from fake_machine import REPOSITORY, card, fake_machine
 
-from cepo.sizing.known import known_config
+from cepo.models.families.qwen3_vl import published_config
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 SECTIONS = ("this config's devices", "this config's engine", "this config's memory")
@@ -32,7 +32,7 @@ MACHINES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen3_vl_2b")
-    known_config("2B").save_pretrained(folder)
+    published_config("2B").save_pretrained(folder)
     return folder
 
 

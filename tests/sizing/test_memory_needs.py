@@ -19,8 +19,9 @@ from cepo.doctor.machine import Gpu
 from cepo.doctor.run_checks import checkpoints_kept, engine_share, fits, memory_findings, weights_finding
 from cepo.microgeo.model import model_config
 from cepo.microgeo.tokenizer import build_tokenizer
+from cepo.models.families.qwen3_vl import PUBLISHED_SIZES
 from cepo.sizing.fitting import phases_on, settings_that_fit
-from cepo.sizing.known import SIZES, shapes_of
+from cepo.sizing.known import shapes_of
 from cepo.sizing.memory import (
     VALUE_BYTES,
     adapter_parameters,
@@ -343,7 +344,7 @@ def test_a_larger_card_never_trains_less() -> None:
     """Longer responses never train more."""
     marks = {"refused": 0, "sleeps": 1, "fits": 2}
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in memory_table()[2:]]
-    assert len(rows) == len(SIZES) * 3 * len(RESPONSES)
+    assert len(rows) == len(PUBLISHED_SIZES) * 3 * len(RESPONSES)
     grades = [[marks[cell.split()[-2] if " " in cell else cell] for cell in row[3:]] for row in rows]
     for grade in grades:
         assert grade == sorted(grade)
