@@ -60,6 +60,9 @@ class TrainerConfig:
     val_max_samples: CountOrOff = Field(
         default=-1, description="Held-out problems per validation, drawn once by trainer.seed; -1: all."
     )
+    val_greedy: bool = Field(
+        default=False, description="Also measure the accuracy of one greedy response to each held-out problem."
+    )
     val_generations_to_log: int = Field(default=0, ge=0, description="Validation responses recorded each time.")
     leak_probe_size: int = Field(
         default=64,

@@ -56,7 +56,7 @@ def run_charts(run: RunData) -> dict[str, list[Chart]]:
         "Time and memory": [
             Chart(title="Seconds of each stage", unit="seconds", series=_stages(run, "timing_s"), stacked=True),
             Chart(title="Tokens of each stage", unit="tokens", series=_stages(run, "tokens"), stacked=True),
-            Chart(title="Memory", unit="GB", series=_plain(run, run.names("perf/"))),
+            Chart(title="Memory", unit="GiB", series=_plain(run, run.names("perf/"))),
         ],
     }
     kept = {heading: [chart for chart in charts if chart.series] for heading, charts in parts.items()}

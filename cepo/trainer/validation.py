@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,8 @@ MENTIONS = re.compile(
 class Validator:
     """Samples `n` responses to each held-out problem and scores finished groups while others are still sampled.
 
+    With `trainer.val_greedy` one greedy response to each problem is asked for too.
+
     With `trainer.val_max_samples` it uses a part of the problems, the same at every validation.
 
     Args:
@@ -47,6 +50,7 @@ class Validator:
         self._problems, self._config, self._contexts = problems, config, contexts
         self._asker = Asker(config, contexts, processing, rewards)
         self._settings = validation_settings(config)
+        self._greedy = dataclasses.replace(self._settings, num_samples=1, temperature=0.0)
         self._asked = list(range(len(problems)))
         if 0 < config.trainer.val_max_samples < len(problems):
             drawn = random.Random(f"validation/{config.trainer.seed}").sample(
@@ -59,7 +63,7 @@ class Validator:
     @property
     def num_responses(self) -> int:
         """The number of responses that one validation samples."""
-        return len(self._asked) * self._settings.num_samples
+        return len(self._asked) * (self._settings.num_samples + self._config.trainer.val_greedy)
 
     def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, Any]]]:
         """Returns metrics `val/*` (means over all samples) and the recorded responses."""
@@ -81,6 +85,14 @@ class Validator:
             if probed > 0:
                 parts.append(leak_metrics(rollouts, probed, self._contexts, backend))
             rows += self._recorded_rows(rollouts, start)
+            if self._config.trainer.val_greedy:
+                greedy = self._asker.ask(problems, backend, self._greedy, step=VALIDATION_STEP)
+                parts.append(
+                    {
+                        "val/greedy_accuracy": mean_of(greedy.correct.float()),
+                        "val/num_greedy_samples": sum_value(len(greedy.correct)),
+                    }
+                )
         return merge_metrics(parts), rows
 
     def _batches(self) -> Iterator[tuple[int, list[Problem]]]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
@@ -19,7 +20,7 @@ from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.errors import CheckpointError, ConfigError
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.policy import ClipRange, PolicyLossSettings, RolloutCorrection
-from cepo.metrics import Metrics, merge_metrics
+from cepo.metrics import Metrics, max_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.progress import phase
 from cepo.rollout.base import Generation, GenerationRequest, Generator, OnFinished, SamplingSettings
@@ -141,11 +142,12 @@ class Worker:
         return self.actor.entropies(rows)
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """See `Actor.update`; adds the engine's metrics since the last update."""
+        """See `Actor.update`; adds the engine's metrics since the last update, and the memory in use."""
         self.generator.rest()
         metrics = self.actor.update(batches, step=step)
+        memory = memory_metrics()
         self.actor.forget_gradients()
-        return merge_metrics([metrics, self.generator.drain_metrics()])
+        return merge_metrics([metrics, memory, self.generator.drain_metrics()])
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
         """See `Critic.values`."""
@@ -221,6 +223,16 @@ def objective_settings(config: RunConfig) -> ObjectiveSettings:
         kl_penalty=algorithm.kl_penalty,
         kl_coefficient=algorithm.kl_coef if in_loss else 0.0,
     )
+
+
+def memory_metrics() -> Metrics:
+    """EasyR1's `perf/*` in GiB: this process's memory now and, on a GPU, torch's highest marks; ranks report the largest."""
+    metrics = {"perf/cpu_memory_used_gb": max_value(psutil.Process().memory_info().rss / 2**30)}
+    device = this_device()
+    if device.type == "cuda":
+        metrics["perf/max_memory_allocated_gb"] = max_value(torch.cuda.max_memory_allocated(device) / 2**30)
+        metrics["perf/max_memory_reserved_gb"] = max_value(torch.cuda.max_memory_reserved(device) / 2**30)
+    return metrics
 
 
 def load_processing(config: RunConfig) -> Processing:

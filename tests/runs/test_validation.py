@@ -33,6 +33,7 @@ def test_validation_asks_2_greedy_samples_of_5_problems(validated_run: list[str]
     validated = [row for row in resumed.metrics if "val/reward" in row]
     assert [row["step"] for row in validated] == [0, 1, 2]
     assert {row["val/num_samples"] for row in validated} == {10}
+    assert all(0.1 < row["perf/cpu_memory_used_gb"] < 100 for row in resumed.metrics if "actor/pg_loss" in row)
     recorded = json_lines(tmp_path / "generations.jsonl")
     asked = Counter((row["step"], row["prompt_id"]) for row in recorded)
     problems = {prompt for _, prompt in asked}
@@ -54,6 +55,20 @@ def test_validation_in_batches_measures_what_one_batch_does(validated_run: list[
     assert one["val/num_samples"] == 15
     assert {name: one[name] for name in kept} == pytest.approx({name: other[name] for name in kept}, abs=1e-6)
     assert json_lines(whole.folder / "generations.jsonl") == json_lines(parts.folder / "generations.jsonl")
+
+
+def test_greedy_accuracy_stands_beside_the_sampled_one(validated_run: list[str], tmp_path: Path) -> None:
+    """It is what a validation at temperature 0 finds, one response to each of 5 problems, and changes nothing else."""
+    only = ["trainer.val_only=true", "worker.rollout.val_override_config.n=3"]
+    [plain] = run(validated_run, *only, folder=tmp_path / "plain").metrics
+    [both] = run(validated_run, *only, "trainer.val_greedy=true", folder=tmp_path / "both").metrics
+    alone = ["trainer.val_only=true", "worker.rollout.val_override_config.temperature=0"]
+    [greedy] = run(validated_run, *alone, "worker.rollout.val_override_config.n=1", folder=tmp_path / "greedy").metrics
+    assert both["val/greedy_accuracy"] == greedy["val/accuracy"]
+    assert both["val/num_greedy_samples"] == 5
+    names = {name for name in plain if name.startswith("val/")}
+    assert {name: both[name] for name in names} == {name: plain[name] for name in names}
+    assert "val/greedy_accuracy" not in plain
 
 
 def test_validation_alone_trains_nothing(validated_run: list[str], tmp_path: Path) -> None:

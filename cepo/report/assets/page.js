@@ -1,5 +1,5 @@
 "use strict";
-// Charts are drawn when they come into view, in the screen's colours; x ranges move together. Headings sort tables.
+// Charts are drawn when they come into view, in the screen's colours. Headings sort tables.
 (() => {
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
