@@ -103,7 +103,9 @@ class Command:
 
 def _names() -> Iterator[str]:
     yield from map(str, SHARED_MEMORY.iterdir())
-    yield from map(str, TEMPORARY.glob("cepo-*"))
+    for folder in TEMPORARY.glob("cepo-*-*-*"):  # those of living processes are another run's
+        if not Path(f"/proc/{folder.name.rsplit('-', maxsplit=2)[1]}").exists():
+            yield str(folder)
 
 
 def kill_and_restart(command: Command, pace: Pace, *, num_kills: int, seed: int) -> int:

@@ -26,15 +26,21 @@ Prints what the shell needs to complete commands, settings and their values:
 
 TAKE_SETTINGS = ("train", "config", "doctor", "evaluate", "credit", "show")
 OPTIONS: dict[str, tuple[str, ...]] = {
-    "report": ("--out", "--png", "--pdf", "--plugin", "--open"),
+    "report": ("--out", "--png", "--pdf", "--plugin", "--open", "--watch"),
     "show": ("--response", "--problems", "--out"),
-    "compare": ("--out", "--plot"),
-    "merge": ("--checkpoint", "--out", "--base", "--dtype", "--trust-remote-code", "--upload", "--public"),
+    "compare": ("--out", "--harness"),
+    "merge": (
+        *("--checkpoint", "--out", "--base", "--dtype", "--chat-template"),
+        *("--trust-remote-code", "--upload", "--public"),
+    ),
     "microgeo": ("--world", "--folder", "--seed", "--num-train", "--num-validation", "--retrain", "--ship"),
 }
 """Options of the commands that have some, except `--help`, which all have."""
 OWN_KEYS: dict[str, tuple[str, ...]] = {
-    "evaluate": ("checkpoint", "data", "n", "temperature", "top_p", "top_k", "out", "dry_run", "compare"),
+    "evaluate": (
+        *("checkpoint", "data", "n", "temperature", "top_p", "top_k", "presence_penalty"),
+        *("protocol", "out", "dry_run", "compare"),
+    ),
     "credit": measure_credit.OWN_KEYS,
 }
 """Arguments `key=value` of a command that are not settings."""

@@ -54,7 +54,7 @@ def answered(command: list[str]) -> list[str]:
         ("cepo train worker.rollout.name=", ["auto", "vllm", "transformers"]),
         ("cepo train worker.rollout.name=v", ["vllm"]),
         ("cepo train data.shuffle=t", ["true"]),
-        ("cepo train algorithm.adv_estimator=rl", ["rloo", "rlsd"]),
+        ("cepo train algorithm.adv_estimator=rl", ["rlcsd", "rloo", "rlsd"]),
         ("cepo config algorithm.cepo.clip", ["algorithm.cepo.clip_radius="]),
         ("cepo evaluate checkp", ["checkpoint="]),
         ("cepo train checkp", []),

@@ -92,7 +92,7 @@ def test_no_module_of_the_config_knows_a_method() -> None:
     found = [
         (file.name, name)
         for file, text in texts.items()
-        for name in {*available_estimators(), "opsd", "sdpo"} - {"cepo"}
+        for name in {*available_estimators(), "opsd", "sdpo"} - {"cepo", "visual"}  # models have a part `visual`
         for _ in re.finditer(rf"\b{name}\b", text)
     ]
     assert found == []

@@ -140,7 +140,6 @@ def test_a_report_shows_a_reference_as_text(tmp_path: Path, monkeypatch: pytest.
     run = load_run(tmp_path)
     assert run.estimator == "${oc.env:CEPO_SECRET}"
     assert run.config["algorithm"]["note"] == "${kept}"
-    assert run.clip_radius is None
 
 
 def test_what_describes_the_run_is_taken_whole(tmp_path: Path) -> None:

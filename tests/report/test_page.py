@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from run_folders import PICTURE, group, rollout, write_run
 
 from cepo.report import compare_runs, write_report
@@ -248,7 +248,7 @@ def test_10000_rollouts_lie_in_files_that_open_lazily(browser: Browser, tmp_path
     assert opened.requests == [page.as_uri()]
     assert opened.position().endswith("of 10000")
     opened.page.evaluate("location.hash = '#step=7&rollout=19'")
-    opened.page.wait_for_function("document.querySelector('#position').value === '140 of 10000'")
+    expect(opened.page.locator("#position")).to_have_text("140 of 10000")
     assert opened.requests[1:] == [(folder / "report_steps" / "7.js").as_uri()]
     assert opened.errors == []
 

@@ -285,7 +285,9 @@ def test_an_evaluation_resolves_to_the_papers_prompts(tmp_path: Path) -> None:
     assert plan["model"] == MODELS["4b"]
     assert plan["data"] == "hiyouga/geometry3k@test"
     assert Path(plan["format prompt"]).samefile(REPOSITORY / "configs/format_prompt/geo3k.jinja")
-    assert plan["sampling"].startswith("4 per problem, temperature 0.6, top_p 1, top_k -1, at most 2048 tokens")
+    assert plan["sampling"].startswith(
+        "4 per problem, temperature 0.6, top_p 1, top_k -1, presence penalty 0, at most 2048"
+    )
     assert not list(tmp_path.iterdir()), "a dry run leaves nothing"
 
 

@@ -233,16 +233,18 @@ def test_a_folder_of_two_formats_is_refused(tmp_path: Path) -> None:
 
 
 PROGRESS = """
+import time
 from cepo.config.schema import DataConfig
 from cepo.data.row_checks import RowMeasure, check_rows
 config = DataConfig(train_files="source.jsonl", max_prompt_length=9)
 row = RowMeasure(length=1, num_images=0)
-checked = check_rows([{}] * 400, num_rows=400, source="source.jsonl", config=config, measure=lambda _: row)
+checked = check_rows([{}] * 400, num_rows=400, source="source.jsonl", config=config, measure=lambda _: time.sleep(0.01) or row)
 assert len(checked.usable) == 400
 """
 
 
 def test_progress_shows_on_a_terminal_and_0_bytes_elsewhere() -> None:
+    """The check takes 4 s; work of less than 2 s shows nothing."""
     command = [sys.executable, "-c", PROGRESS]
     piped = subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=60, check=True)
     assert piped.stderr == piped.stdout == b""

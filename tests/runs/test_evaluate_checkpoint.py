@@ -35,7 +35,8 @@ def test_a_checkpoint_answers_as_its_merged_folder_does(
         responses[name] = [row["response"] for row in json_lines(out / "generations.jsonl")]
         results = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
         assert results["sampling"] == {
-            "num_samples": 2, "max_response_length": 10, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "ignore_eos": False,
+            "num_samples": 2, "max_response_length": 10, "temperature": 1.0, "top_p": 1.0, "top_k": -1,
+            "presence_penalty": 0.0, "ignore_eos": False,
         }  # fmt: skip
         assert results["benchmarks"]["train"]["num_problems"] == 8
         assert "parity.py" in results["benchmarks"]["train"]["reward_function"]

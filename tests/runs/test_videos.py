@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from training_runs import (
     largest_gap,
     picture,
     random_response,
+    recorded_groups,
     reference_model,
     run,
 )
@@ -34,6 +36,7 @@ from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import EncodedPrompt, ImageSource, Video
 from cepo.models.positions import sequence_positions
 from cepo.models.processing import Processing
+from cepo.report.page import write_report
 from cepo.train import train
 from cepo.workers.actor import Actor
 
@@ -370,3 +373,8 @@ def test_a_video_run_samples_with_the_log_probs_it_trains_on(
     assert max(row["rollout/log_prob_gap_max"] for row in finished.metrics) < 1e-3
     assert sum(row["work/teacher_rows"] for row in finished.metrics) > 0
     assert finished.metrics[1]["actor/grad_norm"] > 0
+    for group in recorded_groups(tmp_path):  # what the report shows of them
+        assert [Image.open(io.BytesIO(frame)).format for frame in group["images"]] == ["PNG"] * len(group["images"])
+        assert 1 <= len(group["images"]) <= 1 + 2 * 4, "an image, and up to four frames of each of two videos"
+    write_report(tmp_path)
+    assert (tmp_path / "report.html").is_file()
