@@ -248,7 +248,9 @@ def differences(folder: Path, undisturbed: Path, num_steps: int) -> list[str]:
     )
     found = [] if [row["step"] for row in rows] == list(range(1, num_steps + 1)) else ["steps recorded"]
     for row, other in zip(rows, expected, strict=False):
-        names = {name for name in {*row, *other} if not name.startswith(("timing_s/", "work/bytes", "faults/"))}
+        names = {
+            name for name in {*row, *other} if not name.startswith(("timing_s/", "perf/", "work/bytes", "faults/"))
+        }
         found += [f"{name} in step {row['step']}" for name in sorted(names) if row.get(name) != other.get(name)]
     one, two = (tensors_of(each / "run" / f"global_step_{num_steps}") for each in (folder, undisturbed))
     return found + [name for name in sorted({*one, *two}) if not torch.equal(one[name], two[name])]

@@ -67,7 +67,7 @@ def stopped_and_resumed(arguments: list[str], *overrides: str, folder: Path, ste
 
 
 def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if not key.startswith("timing_s/")} for row in rows]
+    return [{key: value for key, value in row.items() if not key.startswith(("timing_s/", "perf/"))} for row in rows]
 
 
 def assert_same_run(one: FinishedRun, other: FinishedRun) -> None:
