@@ -1,8 +1,8 @@
-"""Plain nested data, as YAML and JSON files give it: tells its kinds apart for type checkers, and changes its texts."""
+"""Plain nested data, as YAML and JSON files give it: tells its kinds apart for type checkers, lists it, changes its texts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeGuard
 
 
@@ -28,3 +28,12 @@ def with_texts(value: Any, change: Callable[[str], str]) -> Any:
     if is_list(value):
         return [with_texts(entry, change) for entry in value]
     return change(value) if isinstance(value, str) else value
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the dotted keys of nested mappings with their values; an empty mapping is a value."""
+    if is_mapping(tree) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, tree

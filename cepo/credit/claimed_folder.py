@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cepo.config import RunConfig
 from cepo.errors import ConfigError
 from cepo.tracking.run_folder import write_atomically
+from cepo.trees import leaves
 
 FILE = "measurement.json"
 
@@ -30,7 +31,7 @@ def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> Non
         "worker.reward": dataclasses.asdict(worker.reward),
         "trainer.seed": config.trainer.seed,
     }
-    flat = json.loads(json.dumps(dict(_leaves(settings, "")), default=str))
+    flat = json.loads(json.dumps(dict(leaves(settings)), default=str))
     path = folder / FILE
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -45,11 +46,3 @@ def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> Non
         raise ConfigError(f"out={folder} holds something else than a measurement; give a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(flat, indent=1) + "\n")
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -12,9 +12,9 @@ from cepo.errors import DataError
 from cepo.report.charts import Chart, Series, save_figure
 from cepo.report.curves import binomial_error
 from cepo.report.html import Section, Table, write_page
-from cepo.report.page import leaves
 from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, load_run
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
+from cepo.trees import leaves
 
 _METHOD = "algorithm.adv_estimator"
 _ACCURACY, _GREEDY = "val/accuracy", "val/greedy_accuracy"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from cepo.report.charts import save_figure
 from cepo.report.credit_view import credit_view
@@ -14,6 +13,7 @@ from cepo.report.html import Section, Table, write_page
 from cepo.report.recorded_run import RunData, load_run
 from cepo.report.summary import summary_rows
 from cepo.tracking.run_folder import read_environment, read_generations
+from cepo.trees import leaves
 
 REPORT_FILE = "report.html"
 _MOST_SAMPLES = 500
@@ -81,12 +81,3 @@ def _config_tables(run: RunData) -> Iterator[Table]:
     yield Table(caption="differs from the defaults", head=["setting", "value", "default"], rows=rows)
     rest = [[key, str(value)] for key, value in values.items() if key not in own]
     yield Table(caption="as by default", head=["setting", "value"], rows=rest)
-
-
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the dotted keys of nested mappings with their values."""
-    if isinstance(tree, Mapping) and tree:
-        for key, value in tree.items():
-            yield from leaves(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, tree

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from cepo.config import RunConfig, record_tree, run_folder
 from cepo.errors import CepoError, CheckpointError
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.run_lock import RunLock
-from cepo.trees import is_mapping
+from cepo.trees import is_mapping, leaves
 
 logger = logging.getLogger(__name__)
 
@@ -94,17 +93,12 @@ def checkpoint_store(config: RunConfig, *, data: str = "") -> CheckpointStore:
 
 
 def trained_settings(config: RunConfig) -> dict[str, Any]:
-    """Returns the settings that decide what is trained, by dotted key, as records show them."""
-
-    def leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-        for name, value in tree.items():
-            key = f"{prefix}{name}"
-            if is_mapping(value):
-                yield from leaves(value, f"{key}.")
-            elif key.startswith(_TRAINED) and not key.endswith(_FREE):
-                yield key, value
-
-    return dict(leaves(record_tree(config), ""))
+    """Returns the settings that decide what is trained, by dotted key, as records show them; empty mappings set nothing."""
+    return {
+        key: value
+        for key, value in leaves(record_tree(config))
+        if key.startswith(_TRAINED) and not key.endswith(_FREE) and not is_mapping(value)
+    }
 
 
 def check_continuation(
