@@ -20,12 +20,10 @@ from cepo.progress import live_view, phase
 
 if TYPE_CHECKING:
     from cepo.algorithms import Estimator
-    from cepo.config.schema import RewardConfig
     from cepo.data.dataset import ProblemSet
     from cepo.data.mixing import MixedProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
-    from cepo.rewards.pool import RewardPool
     from cepo.sizing.phases import Demand
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
@@ -129,10 +127,11 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
 
     With a `history` whose records are open already, the run continues from its own last checkpoint.
     """
+    from cepo.rewards.pool import RewardPool
     from cepo.tracking.base import check_sinks
 
     check_sinks(config.trainer.logger)
-    rewards = stack.enter_context(_reward_pool(config.worker.reward))
+    rewards = stack.enter_context(RewardPool.of(config.worker.reward))
     from cepo.data.contexts import ContextBuilder
     from cepo.data.dataset import most_visuals
     from cepo.trainer.checkpoints import TrainerState
@@ -239,19 +238,6 @@ def _problem_sets(
     if with_solutions:
         problems.require_solutions(f"algorithm.{config.algorithm.adv_estimator}.positive.source=solution")
     return problems, held_out
-
-
-def _reward_pool(reward: RewardConfig) -> RewardPool:
-    from cepo.rewards.pool import RewardPool
-
-    return RewardPool(
-        reward.reward_function,
-        reward.reward_function_kwargs,
-        weights=reward.reward_weights,
-        answer_function=reward.answer_function,
-        num_workers=reward.num_cpus,
-        timeout_seconds=reward.timeout_seconds,
-    )
 
 
 def _total_steps(config: RunConfig, num_problems: int) -> int:

@@ -93,17 +93,7 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
     facts = WorkerFacts(teacher=TeacherConfig(), needs_values=False, total_steps=1, most_visuals=most_visuals(problems))
     with contextlib.ExitStack() as stack:
-        reward = config.worker.reward
-        rewards = stack.enter_context(
-            RewardPool(
-                reward.reward_function,
-                reward.reward_function_kwargs,
-                weights=reward.reward_weights,
-                answer_function=reward.answer_function,
-                num_workers=reward.num_cpus,
-                timeout_seconds=reward.timeout_seconds,
-            )
-        )
+        rewards = stack.enter_context(RewardPool.of(config.worker.reward))
         backend = LocalBackend(config, facts, processing)
         stack.callback(backend.close)
         if actor is not None:

@@ -81,14 +81,15 @@ def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
 def reward_pool(task: Task, config: RunConfig) -> RewardPool:
     """Starts processes that run the task's reward function; they can serve every task with the same function."""
     reward = config.worker.reward
-    return RewardPool(
-        task.reward_function,
-        {} if task.is_benchmark else reward.reward_function_kwargs,
-        weights=None if task.is_benchmark else reward.reward_weights,
-        answer_function=None if task.is_benchmark else reward.answer_function,
-        num_workers=reward.num_cpus,
-        timeout_seconds=reward.timeout_seconds,
-    )
+    if task.is_benchmark:
+        reward = dataclasses.replace(
+            reward,
+            reward_function=task.reward_function,
+            reward_function_kwargs={},
+            reward_weights=None,
+            answer_function=None,
+        )
+    return RewardPool.of(reward)
 
 
 def graded_rows(

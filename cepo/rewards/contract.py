@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -100,6 +101,18 @@ def validate_scores(scores: object, num_expected: int, *, source: str, first_sam
             "for one that cannot be judged; set REWARD_TYPE = 'sequential' in its file if it takes one sample at a time."
         )
     return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(found)]
+
+
+def check_picklable(samples: Sequence[Mapping[str, Any]]) -> None:
+    """Raises `RewardError` for a sample that cannot be sent to another process."""
+    for index, sample in enumerate(samples):
+        try:
+            pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise RewardError(
+                f"sample {index} with the keys {sorted(sample)} cannot be sent to a reward worker: {error}. "
+                "Reward inputs hold data that pickle can copy."
+            ) from error
 
 
 def _shown(value: Any) -> str:

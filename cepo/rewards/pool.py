@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import pickle
 import threading
 import time
 import weakref
@@ -13,13 +12,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from cepo.errors import ConfigError, EngineError, RewardError
 from cepo.rewards.combined import function_names
-from cepo.rewards.contract import Failure, RewardOutcome
+from cepo.rewards.contract import Failure, RewardOutcome, check_picklable
 from cepo.rewards.process import START_SECONDS, WorkerProcess
 from cepo.rewards.stream import RewardStream
+
+if TYPE_CHECKING:
+    from cepo.config.schema import RewardConfig
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +120,18 @@ class RewardPool:
             self.close()
             raise
 
+    @classmethod
+    def of(cls, config: RewardConfig) -> RewardPool:
+        """Starts the pool that `worker.reward` describes."""
+        return cls(
+            config.reward_function,
+            config.reward_function_kwargs,
+            weights=config.reward_weights,
+            answer_function=config.answer_function,
+            num_workers=config.num_cpus,
+            timeout_seconds=config.timeout_seconds,
+        )
+
     def score(self, inputs: Sequence[Mapping[str, Any]]) -> RewardOutcome:
         """Scores the samples. Raises `RewardError` if one cannot be pickled for another process."""
         return self._outcome(self._verdicts(inputs))
@@ -128,7 +142,7 @@ class RewardPool:
 
     def _verdicts(self, inputs: Sequence[Mapping[str, Any]], is_given_up: Callable[[], bool] = _never) -> list[Any]:
         samples = [dict(reward_input) for reward_input in inputs]
-        _check_picklable(samples)
+        check_picklable(samples)
         return self._run("score", samples, one_by_one=self.reward_type == "sequential", is_given_up=is_given_up)
 
     def _outcome(self, verdicts: list[Any]) -> RewardOutcome:
@@ -354,17 +368,6 @@ class RewardPool:
 def _split(action: _Action, one_by_one: bool, indices: Sequence[int] | deque[int], size: int) -> list[_Task]:
     ordered = list(indices)
     return [_Task(action, one_by_one, deque(ordered[start : start + size])) for start in range(0, len(ordered), size)]
-
-
-def _check_picklable(samples: Sequence[Mapping[str, Any]]) -> None:
-    for index, sample in enumerate(samples):
-        try:
-            pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            raise RewardError(
-                f"sample {index} with the keys {sorted(sample)} cannot be sent to a reward worker: {error}. "
-                "Reward inputs hold data that pickle can copy."
-            ) from error
 
 
 def _warn_of_faults(faults: Mapping[int, _Fault], num_samples: int, consequence: str) -> None:
