@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,7 @@ class Session:
         indices = self.problems.indices(step, self.config.data.rollout_batch_size)
         problems = [self.problems[index] for index in indices]
         rollouts = self.asker.ask(problems, self.backend, settings, step=step)
-        if not with_baselines:
-            return rollouts
-        greedy = replace(settings, num_samples=1, temperature=0.0)
-        answered = self.asker.ask(problems, self.backend, greedy, step=step)
-        return replace(rollouts, reward_baselines=answered.rewards.repeat_interleave(rollouts.group_size))
+        return self.asker.with_baselines(rollouts, self.backend, settings) if with_baselines else rollouts
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -180,6 +181,12 @@ class Asker:
             num_timed_out=outcome.num_timed_out,
             num_ungraded=outcome.num_ungraded,
         )
+
+    def with_baselines(self, rollouts: Rollouts, engine: Sampler, settings: SamplingSettings) -> Rollouts:
+        """Returns the rollouts with the reward of a greedy response to each prompt; raises as `ask`."""
+        greedy = dataclasses.replace(settings, num_samples=1, temperature=0.0)
+        answered = self.ask(rollouts.problems, engine, greedy, step=rollouts.step)
+        return dataclasses.replace(rollouts, reward_baselines=answered.rewards.repeat_interleave(rollouts.group_size))
 
     def answers(self, rollouts: Rollouts) -> list[str | None]:
         """Returns the final answer of each response, None where there is none."""

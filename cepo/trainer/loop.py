@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -137,10 +136,7 @@ class Trainer:
         else:
             rollouts = next_round(0)
         if self.estimator.needs_baseline:
-            greedy = dataclasses.replace(settings, num_samples=1, temperature=0.0)
-            answered = self._asker.ask(rollouts.problems, self.backend, greedy, step=step)
-            baselines = answered.rewards.repeat_interleave(rollouts.group_size)
-            rollouts = dataclasses.replace(rollouts, reward_baselines=baselines)
+            rollouts = self._asker.with_baselines(rollouts, self.backend, settings)
         self._equal_rewards.see(rollouts.rewards)
         return rollouts
 
