@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from cepo import interrupts
 from cepo.config import RunConfig, check_config, chosen_launcher, dump_for_record, load_config, run_folder
 from cepo.config.help import TRAIN, asked_for_help, help_text
-from cepo.errors import CepoError, ConfigError, WorkerLostError
+from cepo.errors import CepoError, WorkerLostError
 from cepo.interrupts import EXIT_INTERRUPTED
 from cepo.leftovers import remove_left_behind
 from cepo.preflight import check_before_imports, check_before_loading, check_devices, check_hub_names
@@ -230,11 +230,6 @@ def _problem_sets(
     held_out = None
     if config.data.val_files is not None:
         held_out = ProblemSet(config.data.val_files, config.data, processing)
-    if len(problems) < config.data.rollout_batch_size:
-        raise ConfigError(
-            f"data.rollout_batch_size is {config.data.rollout_batch_size}, but {config.data.train_files} has "
-            f"{len(problems)} usable problems; accepted: at most as many"
-        )
     if with_solutions:
         problems.require_solutions(f"algorithm.{config.algorithm.adv_estimator}.positive.source=solution")
     return problems, held_out

@@ -15,7 +15,6 @@ from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet, most_visuals
 from cepo.data.mixing import MixedProblems, read_training_sets
-from cepo.errors import ConfigError
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.runtime.local import LocalBackend
@@ -81,11 +80,6 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
     """
     processing = load_processing(config)
     problems = read_training_sets(config.data, processing)
-    if len(problems) < config.data.rollout_batch_size:
-        raise ConfigError(
-            f"data.rollout_batch_size is {config.data.rollout_batch_size}, but the data has {len(problems)} usable problems; "
-            "accepted: at most as many"
-        )
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
     facts = WorkerFacts(teacher=TeacherConfig(), needs_values=False, total_steps=1, most_visuals=most_visuals(problems))
     with contextlib.ExitStack() as stack:

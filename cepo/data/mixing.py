@@ -12,6 +12,7 @@ from itertools import accumulate
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.order import problem_indices, weighted_indices
+from cepo.errors import ConfigError
 from cepo.models.inputs import ImageSource
 from cepo.models.processing import Processing
 
@@ -75,14 +76,24 @@ class MixedProblems:
 
 
 def read_training_sets(config: DataConfig, processing: Processing) -> ProblemSet | MixedProblems:
-    """Reads all of `data.train_files` and checks every row; errors are those of `ProblemSet` and name the source."""
+    """Reads all of `data.train_files` and checks every row.
+
+    Raises:
+        ConfigError: they have fewer problems than a step asks.
+        ConfigError, DataError: as `ProblemSet`, with the source's name.
+    """
     parts: list[ProblemSet] = []
     for source in config.train_sources:
         logger.info("reading and checking %s", source)
         parts.append(ProblemSet(source, config, processing))
+    sizes = [len(part) for part in parts]
+    if sum(sizes) < config.rollout_batch_size:
+        raise ConfigError(
+            f"data.rollout_batch_size is {config.rollout_batch_size}, but {config.train_files} has {sum(sizes)} usable "
+            "problems; accepted: at most as many"
+        )
     if len(parts) == 1:
         return parts[0]
-    sizes = [len(part) for part in parts]
     weights = config.train_weights or sizes
     for source, size, weight in zip(config.train_sources, sizes, weights, strict=True):
         logger.info("plan: %.1f %% of the prompts from %s (%d problems)", 100 * weight / sum(weights), source, size)
