@@ -71,9 +71,9 @@ class WeightedEstimator(GroupRelativeEstimator):
         """Whether the weights read one."""
         return self.is_weighted(step)
 
-    def advantages(self, batch: TokenBatch) -> Float[Tensor, "B _"]:
-        """A: (B, 1) of the rollouts, or (B, T) of the tokens."""
-        return group_advantages(batch.rewards, batch.group_ids, self.config).unsqueeze(1)
+    def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
+        """A: (B, 1) of the rollouts, or (B, T) of the tokens with the V_t of their baseline."""
+        return group_advantages(batch.rewards, batch.group_ids, self.config).unsqueeze(1), None
 
     def plain_signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         """GRPO's signal, for a step that asks no teacher."""
@@ -84,10 +84,10 @@ class WeightedEstimator(GroupRelativeEstimator):
     def weighted_signal(self, batch: TokenBatch, delta: Float[Tensor, "B T"], *, step: int) -> TokenSignal:
         """`A_hat_t = A (1 + lambda (w_t - 1))` with `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`, in float64; 0 on padding.
 
-        Delta is recorded, and the weight before and after clipping.
+        Delta is recorded, the weight before and after clipping, and a baseline of evidence.
         """
         mask, mixing, radius = batch.response_mask, self.config.lambda_at(step), self.config.clip_radius
-        advantages, counted = self.advantages(batch), mask
+        (advantages, values), counted = self.advantages(batch), mask
         if self.config.mixed_groups_only:
             counted = mask & credit.mixed_rows(batch.correct, batch.group_ids).unsqueeze(1)
         delta, sign = delta.detach().where(counted, 0.0), credit.advantage_sign(advantages)
@@ -95,14 +95,16 @@ class WeightedEstimator(GroupRelativeEstimator):
         weighted = advantages.double() * (1.0 + mixing * (weight - 1.0))
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)
         metrics |= credit.evidence_metrics(delta, advantages, mask, batch.correct, mixing=mixing, clip_radius=radius)
+        diagnostics = {
+            "delta": delta,
+            "raw_weight": (sign * delta).exp().where(mask, 0.0),
+            "weight": weight.to(delta.dtype).where(mask, 0.0),
+        }
+        if values is not None:
+            metrics |= value_metrics(values, batch)
+            diagnostics["value"] = values
         return TokenSignal(
-            advantages=weighted.to(advantages.dtype).where(mask, 0.0),
-            metrics=metrics,
-            diagnostics={
-                "delta": delta,
-                "raw_weight": (sign * delta).exp().where(mask, 0.0),
-                "weight": weight.to(delta.dtype).where(mask, 0.0),
-            },
+            advantages=weighted.to(advantages.dtype).where(mask, 0.0), metrics=metrics, diagnostics=diagnostics
         )
 
 
@@ -140,18 +142,6 @@ class EvidenceEstimator(WeightedEstimator):
             else super().live_rows(rewards, group_ids)
         )
 
-    def advantages(self, batch: TokenBatch) -> Float[Tensor, "B _"]:
-        """A: (B, 1) of the group, or (B, T) of the evidence."""
-        return hindsight_advantages(batch, self.config)[0] if self.in_hindsight else super().advantages(batch)
-
-    def weighted_signal(self, batch: TokenBatch, delta: Float[Tensor, "B T"], *, step: int) -> TokenSignal:
-        """Likewise; a baseline of evidence is recorded."""
-        signal = super().weighted_signal(batch, delta, step=step)
-        if not self.in_hindsight:
-            return signal
-        values = hindsight_advantages(batch, self.config)[1]
-        return dataclasses.replace(
-            signal,
-            metrics=signal.metrics | value_metrics(values, batch),
-            diagnostics={**signal.diagnostics, "value": values},
-        )
+    def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
+        """A: (B, 1) of the group, or (B, T) of the evidence with its V_t."""
+        return hindsight_advantages(batch, self.config) if self.in_hindsight else super().advantages(batch)
