@@ -19,7 +19,8 @@ _COLUMNS_PER_NUMBER = 44
 _SAMPLE_LINES = 3
 
 
-def _decimal(value: float) -> str:
+def decimal(value: float) -> str:
+    """Writes three decimals."""
     return f"{value:.3f}"
 
 
@@ -31,23 +32,24 @@ def _whole(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _significant(value: float) -> str:
+def significant(value: float) -> str:
+    """Writes three significant digits."""
     return f"{value:.3g}"
 
 
 NUMBERS: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "reward/mean": ("reward", _decimal),
-    "reward/accuracy": ("accuracy", _decimal),
-    "val/accuracy": ("held-out accuracy", _decimal),
+    "reward/mean": ("reward", decimal),
+    "reward/accuracy": ("accuracy", decimal),
+    "val/accuracy": ("held-out accuracy", decimal),
     "groups/mixed": ("mixed groups", _percent),
     "response_length/mean": ("response length", _whole),
-    "rollout/entropy": ("entropy", _decimal),
-    "evidence/lambda": ("lambda", _decimal),
+    "rollout/entropy": ("entropy", decimal),
+    "evidence/lambda": ("lambda", decimal),
     "evidence/positive_fraction": ("evidence above 0", _percent),
     "evidence/negative_fraction": ("evidence below 0", _percent),
     "actor/pg_clipfrac_higher": ("ratio clipped", _percent),
-    "actor/grad_norm": ("gradient norm", _significant),
-    "timing_s/step": ("seconds per step", _significant),
+    "actor/grad_norm": ("gradient norm", significant),
+    "timing_s/step": ("seconds per step", significant),
 }
 """The metrics on the board, with their labels and formats."""
 

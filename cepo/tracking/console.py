@@ -14,7 +14,7 @@ from rich.text import Text
 from cepo.live_view import duration
 from cepo.progress import show_board
 from cepo.tracking.base import GroupRecord, RunDescription, Sink
-from cepo.tracking.board import Board
+from cepo.tracking.board import Board, decimal, significant
 
 STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
 """The stages of a step in the order they run; each has a metric `timing_s/<stage>`."""
@@ -81,9 +81,9 @@ class ConsoleSink(Sink):
 def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> Text:
     """Returns the line of one training step; parts whose metrics are missing are left out."""
     parts = [
-        _joined(values, ("reward ", "reward/mean", _decimal), ("accuracy ", "reward/accuracy", _decimal)),
+        _joined(values, ("reward ", "reward/mean", decimal), ("accuracy ", "reward/accuracy", decimal)),
         _joined(values, ("mixed ", "groups/mixed", _percent)),
-        _joined(values, ("lambda ", "evidence/lambda", _decimal)),
+        _joined(values, ("lambda ", "evidence/lambda", decimal)),
         _joined(
             values,
             ("evidence +", "evidence/positive_fraction", _percent),
@@ -95,7 +95,7 @@ def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaini
             ("high ", "evidence/clip_high_rate", _percent),
         ),
         _joined(values, ("ratio clip ", "actor/pg_clipfrac_higher", _percent)),
-        _joined(values, ("grad ", "actor/grad_norm", _significant)),
+        _joined(values, ("grad ", "actor/grad_norm", significant)),
         _stage_seconds(values),
     ]
     line = _step_label(step, max_steps)
@@ -111,12 +111,12 @@ def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> T
     """Returns the line of one validation: accuracy, with its binomial standard error if the number of samples is known."""
     accuracy = values["val/accuracy"]
     line = _step_label(step, max_steps)
-    line.append(f"  validation accuracy {_decimal(accuracy)}", style="bold green")
+    line.append(f"  validation accuracy {decimal(accuracy)}", style="bold green")
     count = values.get("val/num_samples")
     if count:
         error = math.sqrt(max(accuracy * (1 - accuracy), 0.0) / count)
-        line.append(f" +- {_decimal(error)} (n {count:.0f})")
-    rest = _joined(values, ("reward ", "val/reward", _decimal), ("seconds ", "timing_s/validate", _seconds))
+        line.append(f" +- {decimal(error)} (n {count:.0f})")
+    rest = _joined(values, ("reward ", "val/reward", decimal), ("seconds ", "timing_s/validate", _seconds))
     return line.append("  " + rest if rest else "")
 
 
@@ -142,16 +142,8 @@ def _stage_seconds(values: Mapping[str, float]) -> str:
     return f"{total} ({', '.join(shown)})" if total and shown else total or ", ".join(shown)
 
 
-def _decimal(value: float) -> str:
-    return f"{value:.3f}"
-
-
 def _percent(value: float) -> str:
     return f"{100 * value:.0f}%"
-
-
-def _significant(value: float) -> str:
-    return f"{value:.3g}"
 
 
 def _seconds(value: float) -> str:
