@@ -1,20 +1,55 @@
-"""Reads command lines that name a checkpoint: their own arguments, the configuration, and where the weights are."""
+"""What commands on a checkpoint share: help and messages, their own arguments, the configuration, where the weights are."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+
+from rich.console import Console
 
 from cepo.config import RunConfig, load_config
 from cepo.config.checks import MICROGEO_MODELS
 from cepo.config.recorded import recorded_for_evaluation
-from cepo.errors import CheckpointError, ConfigError, did_you_mean
+from cepo.errors import CepoError, CheckpointError, ConfigError, did_you_mean
 from cepo.tracking.run_folder import CONFIG_FILE
 
+_USAGE_ERROR = 2
+_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _MODEL = "worker.actor.model.model_path"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def run_command(
+    name: str, usage: str, argv: Sequence[str], console: Console | None, work: Callable[[Console], None]
+) -> int:
+    """Prints the usage if `argv` asks for it, else works with the log on standard error.
+
+    Returns:
+        0; 2 with a message on standard error for an error that cepo or the file system raised.
+    """
+    console = console or Console()
+    if any(argument in ("-h", "--help") for argument in argv):
+        console.print(usage, markup=False, highlight=False, soft_wrap=True)
+        return 0
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    logging.getLogger("cepo").setLevel(logging.INFO)
+    try:
+        work(console)
+    except (CepoError, OSError) as error:
+        Console(stderr=True).print(f"cepo {name}: {error}", soft_wrap=True, highlight=False, markup=False)
+        return _USAGE_ERROR
+    return 0
+
+
+def truth(own: Mapping[str, str], name: str) -> bool:
+    """Returns whether a command's own argument says yes, False without it; raises `ConfigError` for another word."""
+    text = own.get(name, "false")
+    if text.lower() not in _TRUTHS:
+        raise ConfigError(f"{name}={text}: give true or false")
+    return _TRUTHS[text.lower()]
 
 
 def split_arguments(argv: Sequence[str], own_names: Sequence[str]) -> tuple[dict[str, str], list[str]]:

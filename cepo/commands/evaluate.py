@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results, split_arguments
+from cepo.commands.checkpoint_arguments import (
+    config_of_checkpoint,
+    name_of_results,
+    run_command,
+    split_arguments,
+    truth,
+)
 from cepo.config import RunConfig
 from cepo.config.checks import check_model_and_data
 from cepo.config.paths import located_data
 from cepo.data.hub import require_hub_names
-from cepo.errors import CepoError, ConfigError
+from cepo.errors import ConfigError
 from cepo.hardware.devices import require_wanted_device
 from cepo.progress import Progress
 
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("cepo.commands.evaluate")
 
-_USAGE_ERROR = 2
 _INTERRUPTED = 130
 _USAGE = """usage: cepo evaluate [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE[,SOURCE ...]] [n=N] [temperature=T]
                      [top_p=P] [top_k=K] [presence_penalty=X] [protocol=paper] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
@@ -94,33 +99,27 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
         0; 2 with a message on standard error for a mistake in the command, the config, the data or the checkpoint; 130
         after Ctrl-C.
     """
-    console = console or Console()
-    if any(argument in ("-h", "--help") for argument in argv):
-        console.print(_USAGE, markup=False, highlight=False, soft_wrap=True)
-        return 0
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("cepo").setLevel(logging.INFO)
-    try:
+
+    def work(console: Console) -> None:
         own, settings = _split(argv)
         if "compare" in own:
             _compare(own["compare"], console)
-            return 0
+            return
         plan = make_plan(own, settings)
-        if own.get("dry_run", "false").lower() in ("1", "true", "yes"):
+        if truth(own, "dry_run"):
             for line in plan.lines():
                 console.print(line, soft_wrap=True, highlight=False, markup=False)
-            return 0
+            return
         from cepo.evaluation.results import results_table
 
         console.print(results_table(evaluate(plan)))
         console.print(f"written: {plan.out}", soft_wrap=True, highlight=False, markup=False)
-    except (CepoError, OSError) as error:
-        Console(stderr=True).print(f"cepo evaluate: {error}", soft_wrap=True, highlight=False, markup=False)
-        return _USAGE_ERROR
+
+    try:
+        return run_command("evaluate", _USAGE, argv, console, work)
     except KeyboardInterrupt:
         Console(stderr=True).print("cepo evaluate: interrupted; what was sampled is in generations.jsonl", markup=False)
         return _INTERRUPTED
-    return 0
 
 
 def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,20 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results, split_arguments
+from cepo.commands.checkpoint_arguments import (
+    config_of_checkpoint,
+    name_of_results,
+    run_command,
+    split_arguments,
+    truth,
+)
 from cepo.config import RunConfig
-from cepo.errors import CepoError, ConfigError
+from cepo.errors import ConfigError
 
 if TYPE_CHECKING:
     from cepo.credit.method_list import MeasuredMethod
     from cepo.credit.session import Session
 
-_USAGE_ERROR = 2
 _USAGE = """usage: cepo credit methods=NAME[,NAME(setting=value, ...) ...] [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE]
                    [responses=80] [tokens=64] [continuations=32] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
        cepo credit gradient=true methods=... [batches=30] [projections=0] ...
@@ -62,20 +66,12 @@ def run_credit_command(argv: Sequence[str], *, console: Console | None = None) -
     Returns:
         0; 2 with a message on standard error for a mistake in the command, the config, the data or the checkpoint.
     """
-    console = console or Console()
-    if any(argument in ("-h", "--help") for argument in argv):
-        console.print(_USAGE, markup=False, highlight=False, soft_wrap=True)
-        return 0
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("cepo").setLevel(logging.INFO)
-    try:
-        plan = make_credit_plan(argv)
-        for line in measure(plan):
+
+    def work(console: Console) -> None:
+        for line in measure(make_credit_plan(argv)):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
-    except (CepoError, OSError) as error:
-        Console(stderr=True).print(f"cepo credit: {error}", soft_wrap=True, highlight=False, markup=False)
-        return _USAGE_ERROR
-    return 0
+
+    return run_command("credit", _USAGE, argv, console, work)
 
 
 def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
@@ -99,7 +95,7 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
     if "methods" not in own:
         raise ConfigError("methods=NAME[,NAME ...] is missing: name the methods to measure")
     check_model_and_data(config.worker.actor.model.model_path, config.data.train_sources)
-    gradient = _truth(own, "gradient")
+    gradient = truth(own, "gradient")
     name = name_of_results(checkpoint or config.worker.actor.model.model_path)
     return CreditPlan(
         config=config,
@@ -114,7 +110,7 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
             "projections": _number(own, "projections", 0, least=0),
         },
         gradient=gradient,
-        dry_run=_truth(own, "dry_run"),
+        dry_run=truth(own, "dry_run"),
         out=Path(own.get("out") or f"credit/{name}{'-gradient' if gradient else ''}"),
     )
 
@@ -173,10 +169,3 @@ def _number(own: Mapping[str, str], name: str, default: int, *, least: int) -> i
     if not text.isdecimal() or int(text) < least:
         raise ConfigError(f"{name}={text}: give a whole number of at least {least}")
     return int(text)
-
-
-def _truth(own: Mapping[str, str], name: str) -> bool:
-    text = own.get(name, "false").lower()
-    if text not in ("true", "false"):
-        raise ConfigError(f"{name}={own[name]}: give true or false")
-    return text == "true"

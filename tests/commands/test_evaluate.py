@@ -271,6 +271,13 @@ def test_a_dry_run_prints_the_plan_and_leaves_nothing(capsys: pytest.CaptureFixt
     assert not list(tmp_path.iterdir())
 
 
+def test_an_unclear_dry_run_is_refused_and_not_a_real_one(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("evaluate", "config=configs/geo3k/base.yaml", "data=my/other")
+    assert main([*command, "dry_run=ture"]) == 2
+    assert "dry_run=ture: give true or false" in capsys.readouterr().err
+    assert main([*command, "dry_run=Yes"]) == 0
+
+
 def test_the_papers_protocol_is_one_word_and_can_be_changed(capsys: pytest.CaptureFixture[str]) -> None:
     """Its section on experiments: temperature 1, top-p 1, top-k 40, presence penalty 2, at most 32,000 tokens."""
     command = ("evaluate", "config=configs/geo3k/base.yaml", "data=my/other", "protocol=paper", "dry_run=true")
