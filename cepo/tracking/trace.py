@@ -112,6 +112,8 @@ class Trace:
         if not groups or (groups[0].step - 1) % self._stride:
             return
         rows = [row for group in groups for row in self._rows(group)]
+        if self._images.is_dir():
+            to_disk(self._images)
         table = pyarrow.Table.from_pylist(rows, schema=_schema(groups[0].rollouts[0].log_probs))
         self._files.mkdir(exist_ok=True)
         file = self._files / f"step_{groups[0].step:08d}.parquet"
@@ -156,6 +158,7 @@ class Trace:
             self._images.mkdir(exist_ok=True)
             beside = path.with_name(f".{name}")
             beside.write_bytes(image)
+            to_disk(beside)
             os.replace(beside, path)
             self._size += len(image)
         return name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from cepo.errors import CepoError
 from cepo.tracking import RunDescription, build_tracker
 from cepo.tracking.run_folder import RECORDS_FORMAT, read_environment, write_atomically
+from cepo.tracking.trace import GroupRecord, RolloutRecord, Trace
 
 
 @pytest.fixture
@@ -45,6 +47,16 @@ def test_a_steps_row_is_on_the_disk_when_it_is_logged(tmp_path: Path, calls: lis
     tracker.log_metrics(1, {"val/accuracy": 0.5})
     assert calls == ["fsync metrics.jsonl"] * 2
     tracker.close()
+
+
+def test_images_are_on_the_disk_before_rollouts_that_name_them(tmp_path: Path, calls: list[str]) -> None:
+    """An image is named by its content, so that a later run would keep an empty one of that name for good."""
+    rollout = RolloutRecord(response="4", tokens=["4"], reward=1.0, accuracy=1.0, token_advantages=[0.0])
+    group = GroupRecord(step=1, prompt_id="0", problem="?", ground_truth="4", images=[b"image"], rollouts=[rollout])
+    Trace(tmp_path, max_bytes=1_000_000).write([group])
+    image = f"{hashlib.sha256(b'image').hexdigest()[:32]}.png"
+    assert calls[:3] == [f"fsync .{image}", f"rename .{image} {image}", "fsync images"]
+    assert calls[-1] == "fsync rollouts"
 
 
 def test_records_of_a_later_format_are_refused_and_kept(tmp_path: Path) -> None:
