@@ -102,7 +102,7 @@ def _merged(sources: Sequence[Source]) -> DictConfig:
     for source in sources:
         trimmed: Any = _without_empty_sections(OmegaConf.to_container(source.tree), RunSettings, "", source.origins)
         try:
-            merged = OmegaConf.merge(merged, trimmed)
+            merged = OmegaConf.unsafe_merge(merged, trimmed)  # in place: nothing else holds what was merged before
         except (OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:  # a mapping over a list
             place = next(iter(source.origins.places.values()), "config")
             raise ConfigError(f"{place}: cannot be combined with the settings before it: {error}") from error
