@@ -56,9 +56,25 @@ def _started(model_path: str, options: Mapping[str, Any], machine: EngineMachine
         shared = own_shared_memory() if machine.num_ranks > 1 and not machine.on_gpu else contextlib.nullcontext()
         with callers_state_kept(), shared, meeting_places_removed(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
+            if not machine.on_gpu:
+                _load_model_classes(model_path, trust_remote_code=options["trust_remote_code"])
             return LLM(**options)
     except Exception as error:
         raise EngineError(f"vLLM could not start on '{model_path}': {last_words(error)}") from error
+
+
+def _load_model_classes(model_path: str, *, trust_remote_code: bool) -> None:
+    """Loads vLLM's classes of a model here, where vLLM would first look at them in a process of 10 seconds.
+
+    That process keeps CUDA out of this one, and what it finds is kept in the user's cache. Without a GPU there is no CUDA.
+    """
+    from transformers import AutoConfig
+    from vllm import ModelRegistry
+
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    for name in config.architectures or ():
+        if name in ModelRegistry.models:
+            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
 def require_float32_head(llm: LLM) -> None:

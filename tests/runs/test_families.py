@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,8 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
         else:
             assert metrics["rollout/log_prob_gap_max"] < 1e-3
         assert metrics["actor/grad_norm"] > 0
+    # What vLLM finds out about a model in another process, which takes 10 s to start, it keeps here.
+    assert not (Path(os.environ["XDG_CACHE_HOME"]) / "vllm" / "modelinfos").exists()
 
 
 @pytest.mark.heavy
