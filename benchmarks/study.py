@@ -1,0 +1,159 @@
+"""Trains the study's arms from the same start, as far as they are not trained yet, and writes docs/study.md.
+
+    python -m benchmarks.study run --profile small --out checkpoints/study-small
+    python -m benchmarks.study page --profile small --out checkpoints/study-small
+
+`run` may be started several times at once: each process takes runs that no other has. What was interrupted is resumed.
+`page` writes the records to benchmarks/results/study.json, and from them the page and its drawing; without the runs' folder
+it writes the page anew from the records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import fcntl
+import itertools
+import json
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.support.machine import ROOT
+from benchmarks.support.study_plan import (
+    PROFILES,
+    REPORTED_SEED,
+    TUNING_SEED,
+    Profile,
+    Run,
+    arguments,
+    first_runs,
+    num_steps,
+    own_rate_runs,
+)
+from benchmarks.support.study_records import DONE, chosen_rates
+from cepo.errors import DataError
+from cepo.interrupts import EXIT_INTERRUPTED
+from cepo.microgeo.kinds import KINDS
+from cepo.microgeo.world import build_world
+from cepo.report.recorded_run import load_run
+from cepo.train import main as train
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one of the two commands; 1 if a run failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("run", "page"))
+    parser.add_argument("--profile", choices=PROFILES, default="small")
+    parser.add_argument("--worlds", nargs="+", choices=KINDS, help="by default those of the profile")
+    parser.add_argument("--out", type=Path, help="folder of the runs; by default checkpoints/study-<profile>")
+    parser.add_argument("--most", type=int, default=sys.maxsize, help="stop after so many runs")
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "study.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "study.md")
+    options = parser.parse_args(argv)
+    profile = PROFILES[options.profile]
+    profile = dataclasses.replace(profile, worlds=tuple(options.worlds or profile.worlds))
+    out: Path = (options.out or ROOT / "checkpoints" / f"study-{profile.name}").absolute()
+    if options.command == "run":
+        return run_all(profile, out, options.most)
+    from benchmarks.support.study_page import write_study
+
+    write_study(profile, out, options.results, options.page)
+    return 0
+
+
+def planned(profile: Profile, out: Path) -> list[Run]:
+    """All runs that the plan names by now, each once; those at own learning rates follow when the sweep is done."""
+    own = (own_rate_runs(profile, world, chosen_rates(profile, out, world)) for world in profile.worlds)
+    return [*dict.fromkeys(itertools.chain(first_runs(profile), *own))]
+
+
+def run_all(profile: Profile, out: Path, most: int = sys.maxsize) -> int:
+    """Trains at most so many runs that are not done, in the plan's order; 1 if a run failed, 130 if interrupted."""
+    begun: dict[str, int] = {}
+    missing = _worlds_without_weights(profile, out)
+    while len(begun) < most:
+        left = [run for run in planned(profile, out) if run.world not in missing and run.folder not in begun]
+        with ExitStack() as stack:
+            run = next((run for run in left if _is_taken(out / run.folder, stack)), None)
+            if run is None:
+                print("nothing is left to start")
+                break
+            print(run.folder, flush=True)
+            begun[run.folder] = run_one(profile, run, out)
+            if begun[run.folder] == EXIT_INTERRUPTED:
+                return EXIT_INTERRUPTED
+    failed = [folder for folder, code in begun.items() if code]
+    print(f"failed: {', '.join(failed) or 'none'}")
+    return int(bool(failed))
+
+
+def _is_taken(folder: Path, stack: ExitStack) -> bool:
+    """Whether this process has got the run, until `stack` closes or it ends: nobody else has it, and it is not done."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = stack.enter_context((folder.parent / f"{folder.name}.lock").open("w"))
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return not (folder / DONE).is_file()
+
+
+def run_one(profile: Profile, run: Run, out: Path) -> int:
+    """Trains, measures held-out sets, and marks the run as done; returns the exit code of `cepo train`.
+
+    The processor time is that of this process and its ended children; a session that was interrupted is not counted.
+    """
+    world, folder, begin = world_folder(out, run.world, tuning=run.tuning), out / run.folder, _processor_seconds()
+    settings = arguments(profile, run, world, folder)
+    code = train(settings)
+    held_out: dict[str, dict[str, float]] = {}
+    for split in () if run.tuning or code else KINDS[run.world].held_out:
+        measured = folder / f"held-out-{split}"
+        code = code or train(
+            [
+                *settings,
+                f"data.val_files={world}/{split}.parquet",
+                f"trainer.load_checkpoint_path={folder}/global_step_{num_steps(profile, run)}",
+                "trainer.val_only=true",
+                f"trainer.save_checkpoint_path={measured}",
+            ]
+        )
+        values = load_run(measured).rows[-1].values
+        held_out[split] = {"sampled": values["val/accuracy"], "greedy": values["val/greedy_accuracy"]}
+    if not code:
+        extra = {"processor_seconds": _processor_seconds() - begin, "held_out": held_out}
+        (folder / DONE).write_text(json.dumps(extra) + "\n", encoding="utf-8")
+    return code
+
+
+def _processor_seconds() -> float:
+    return sum(os.times()[:4])
+
+
+def world_folder(out: Path, world: str, *, tuning: bool) -> Path:
+    return out / "worlds" / f"{world}-{TUNING_SEED if tuning else REPORTED_SEED}"
+
+
+def _worlds_without_weights(profile: Profile, out: Path) -> set[str]:
+    """Builds the worlds' problems; a world without weights is said and left out."""
+    missing: set[str] = set()
+    for world in profile.worlds:
+        for tuning in (False, True):
+            try:
+                build_world(
+                    world_folder(out, world, tuning=tuning),
+                    kind=KINDS[world],
+                    seed=TUNING_SEED if tuning else REPORTED_SEED,
+                    num_train=profile.problems[0],
+                    num_validation=profile.problems[1],
+                )
+            except DataError as error:
+                print(f"{world} is not run: {error}", flush=True)
+                missing.add(world)
+    return missing
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""Writes the study's records, its page docs/study.md and the page's drawing. Everything on the page follows from the records."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.support.machine import ROOT, machine_record
+from benchmarks.support.study_charts import PANELS, charts
+from benchmarks.support.study_plan import (
+    ABLATIONS,
+    ARMS,
+    EQUAL_RATE,
+    PAPER_RATIO,
+    PROFILES,
+    REPORTED_SEED,
+    TUNING_SEED,
+    Profile,
+    first_runs,
+    own_rate_runs,
+    sweep,
+    swept,
+    trained,
+)
+from benchmarks.support.study_records import Record, best_rate, chosen_rates, final, read_record
+from benchmarks.support.study_statistics import (
+    ABLATION_CLAIMS,
+    CLAIMS,
+    SIGNIFICANT,
+    BySeed,
+    Claim,
+    Runs,
+    cell,
+    holm,
+    p_value,
+    paired,
+    untrained,
+    verdict,
+)
+from benchmarks.support.tables import table
+from cepo.microgeo.kinds import KINDS
+from cepo.report.charts import save_figure
+from cepo.report.compare import Spread
+
+_GRADIENTS = {
+    "uniform": "grpo",
+    "cepo(lambda_init=1)": "cepo",
+    "hindsight": "hindsight",
+    "cepo(baseline=hindsight, lambda_init=1)": "cepo+hindsight",
+}
+"""Estimators of `cepo credit gradient=true`, and the arm whose accuracy stands beside them."""
+
+
+def write_study(profile: Profile, out: Path, results: Path, page: Path) -> None:
+    """Writes the records of the runs in `out` that are done, then page and drawing; without `out` from the old records."""
+    if out.is_dir():
+        _collect(profile, out, results)
+    study = json.loads(results.read_text(encoding="utf-8"))
+    profile = profile_of(study)
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(study_page(study), encoding="utf-8")
+    drawn = [chart for world in profile.worlds for chart in charts(profile, _runs(study, world))]
+    save_figure(drawn, page.parent / "images" / "study.png")
+
+
+def _collect(profile: Profile, out: Path, results: Path) -> None:
+    rates = {world: chosen_rates(profile, out, world) for world in profile.worlds}
+    own = [run for world in profile.worlds for run in own_rate_runs(profile, world, rates[world])]
+    runs = dict.fromkeys([*first_runs(profile), *own])
+    records = [record for run in runs if (record := read_record(profile, run, out)) is not None]
+    head = {
+        "profile": profile.name,
+        "worlds": profile.worlds,
+        "machine": machine_record(threads=1),
+        "own_rates": rates,
+        "planned": len(runs),
+    }
+    lines = ",\n".join(json.dumps(record) for record in records)
+    results.parent.mkdir(parents=True, exist_ok=True)
+    results.write_text(f'{json.dumps(head)[:-1]},\n"runs": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def profile_of(study: Mapping[str, Any]) -> Profile:
+    """The plan that the records are of."""
+    return dataclasses.replace(PROFILES[study["profile"]], worlds=tuple(study["worlds"]))
+
+
+def _runs(study: Mapping[str, Any], world: str, batch: int | None = None) -> Runs:
+    profile = profile_of(study)
+    return Runs(
+        records=study["runs"], world=world, batch=batch or profile.batches[0], own_rates=study["own_rates"][world]
+    )
+
+
+def study_page(study: Mapping[str, Any]) -> str:
+    """The page of the records."""
+    profile = profile_of(study)
+    parts = [_head(study, profile)]
+    for world in KINDS:
+        if any(record["world"] == world for record in study["runs"]):
+            parts += _world(study, profile, world)
+        else:
+            why = "Its runs are planned." if world in profile.worlds else "It was not asked for (`--worlds`)."
+            weights = " It needs weights first ([microgeo](microgeo.md))." if world == "chain" else ""
+            parts.append(f"## {world}\n\nThe world `{world}` is not run. {why}{weights}")
+    parts += [_compute(study), _limits(profile)]
+    return "\n\n".join(map(_wrapped, "\n\n".join(parts).split("\n\n"))) + "\n"
+
+
+def _wrapped(paragraph: str) -> str:
+    """Prose in lines of at most 100 characters; tables, headings and images as they are."""
+    if paragraph.startswith(("|", "#", "!")):
+        return paragraph
+    return textwrap.fill(paragraph, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def summary(study: Mapping[str, Any]) -> str:
+    """The result in two sentences: accuracies of the first world at equal learning rates, and how the paper's claims fare."""
+    profile = profile_of(study)
+    runs = _runs(study, profile.worlds[0])
+    grpo = runs.equal("grpo")
+    if not grpo:
+        return "Nothing is run yet."
+    arms = [arm for arm in trained(profile, runs.world) if arm != "grpo"]
+    found = [paired(grpo, runs.equal(arm)) for arm in arms]
+    marked: dict[bool, list[str]] = {True: [], False: []}
+    for arm, differences, p in zip(arms, found, holm([p_value(each) for each in found]), strict=True):
+        if p is not None and p < SIGNIFICANT:
+            marked[sum(differences) > 0].append(arm)
+    told = [
+        f"{', '.join(names)} {side}" for names, side in ((marked[True], "above"), (marked[False], "below")) if names
+    ]
+    start, end = ([measure(record) for record in grpo.values()] for measure in (untrained, final))
+    tested = [verdict(claim.differences(runs.equal)).partition(" (")[0] for claim in (*CLAIMS, *ABLATION_CLAIMS)]
+    counts = ", ".join(f"{tested.count(each)} {each}" for each in ("seen", "not seen", "reversed", "not run"))
+    tests = f"(p < {SIGNIFICANT} by Holm over {sum(p_value(each) is not None for each in found)} tests)"
+    differing = f"{' and '.join(told)} it {tests}" if told else f"no other arm differs from it {tests}"
+    return (
+        f"On `{runs.world}` at equal learning rates, {profile.rollouts:,} rollouts and {len(grpo)} of "
+        f"{len(profile.seeds)} seeds, grpo raises sampled accuracy from {cell(start)} to {cell(end)} %, and {differing}. "
+        f"Of {len(tested)} statements of the paper, tested there one by one, {counts}."
+    )
+
+
+def _head(study: Mapping[str, Any], profile: Profile) -> str:
+    machine, done = study["machine"], len(study["runs"])
+    state = "All planned runs are done." if done == study["planned"] else (
+        f"**{done} of {study['planned']} planned runs are done.** The others are marked as not run; the same command "
+        "goes on where it stopped, and writes this page anew."
+    )  # fmt: skip
+    swept_rates = ", ".join(f"{rate:g}" for rate in profile.rates) or "none"
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    batches = " and ".join(f"{batch} per step ({profile.rollouts // batch} steps)" for batch in profile.batches)
+    facts = [
+        ["date, machine", f"{machine['date']}, {machine['cores']} cores, one thread per run"],
+        ["versions", f"Python {machine['python']}, {versions}; transformers generator, float32"],
+        ["rollouts of a run", f"{profile.rollouts:,}, at {batches}, groups of 8"],
+        ["seeds", f"{_listed(profile.seeds)}: order of problems and all sampling"],
+        [
+            "learning rates",
+            f"{EQUAL_RATE:g} for all; the best of {swept_rates} for each; {PAPER_RATIO} x {EQUAL_RATE:g} for cepo alone",
+        ],
+        ["evidence", "lambda from 0.5 to 0 over half of the steps, clip radius 0.5, as in the paper"],
+        ["held-out problems", f"{profile.problems[1]}, one response each at temperature 1 and one greedy"],
+    ]
+    return f"""# The study
+
+This page is written by `bash scripts/study.sh {profile.name} --worlds {" ".join(profile.worlds)}` from
+`benchmarks/results/study.json`. It compares the methods, trained from the same weights on the same
+problems with equally many rollouts. Verdicts are computed, not judged.
+
+{summary(study)}
+
+{state}
+
+{table(["condition", "value"], facts)}
+
+The problems are those of world seed {REPORTED_SEED}. Learning rates are chosen on the training and held-out problems
+of world seed {TUNING_SEED} with run seeds {_listed(profile.tuning_seeds)}, which no other table uses; in `shapes` both
+seeds draw from the same small set of texts, with other images. Batch size, steps and the equal rate were fixed before
+the runs.
+
+**Errors** are standard errors over seeds: a run is one cluster, whose responses depend on each other. They hold for
+these held-out problems. Differences are paired by seed and in points, and p is that of a two-sided t test on them.
+**Multiplicity**: each table has p by Holm, so that the chance of any false difference in it is at most
+{SIGNIFICANT:.0%}. The verdicts on single statements are not adjusted: of {len(CLAIMS) + len(ABLATION_CLAIMS)} true
+null hypotheses about one would look seen or reversed."""
+
+
+def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[str]:
+    runs = _runs(study, world)
+    yield f"## {world}: equal learning rates"
+    for batch in profile.batches:
+        own = _runs(study, world, batch)
+        yield f"{batch} rollouts per step, learning rate {EQUAL_RATE:g}."
+        yield _arm_table(own.equal, trained(profile, world), profile)
+    if world == "shapes":
+        yield (
+            "The arm `oracle` is for the chain world alone. A method gets the texts and log-probs of its rollouts and no engine, "
+            "and the truth that `cepo credit` samples for this world takes several continuations of every prefix: with 8 each, "
+            "some 200 times as many responses as a training step samples."
+        )
+    yield f"![Held-out and greedy accuracy over steps](images/study.png)\n\n{_curve_note(profile)}"
+    if profile.rates:
+        yield from _rates(study, profile, runs)
+    yield from _held_out(runs, trained(profile, world))
+    if world == "shapes":
+        yield _gradients(runs)
+    yield f"## {world}: ablations of cepo"
+    if profile.ablations:
+        yield f"At learning rate {EQUAL_RATE:g}, one setting changed at a time; group sizes at equal rollouts."
+        yield from (
+            f"**{name}**\n\n" + _arm_table(runs.equal, ["grpo", "cepo", *(arm.name for arm in arms)], profile)
+            for name, arms in ABLATIONS.items()
+        )
+    else:
+        names = ", ".join(ABLATIONS)
+        yield f"Not run: {names}, and other batch sizes. They are part of the profile `full`, not of `{profile.name}`."
+    yield from _claims(profile, runs)
+
+
+def _arm_table(runs: Callable[[str], BySeed], arms: Sequence[str], profile: Profile) -> str:
+    grpo = runs("grpo")
+    greedy = lambda record: final(record, "greedy")  # noqa: E731
+    found = {arm: runs(arm) for arm in arms}
+    differences = {arm: paired(grpo, own) for arm, own in found.items() if arm != "grpo"}
+    adjusted = dict(zip(differences, holm([p_value(each) for each in differences.values()]), strict=True))
+    begun = [("sampled", untrained), ("greedy", lambda record: record["greedy"]["0"])]
+    rows = [["untrained", len(grpo), "", *(cell([m(r) for r in grpo.values()]) for _, m in begun), "", "", ""]]
+    for arm, own in found.items():
+        rate = next((f"{record['rate']:g}" for record in own.values()), "")
+        ends = [cell([measure(record) for record in own.values()]) for measure in (final, greedy)]
+        if not own:
+            rows.append([arm, f"0 of {len(profile.seeds)}", "", "not run", "not run", "", "", ""])
+            continue
+        p = adjusted.get(arm)
+        compared = [
+            "" if arm == "grpo" else cell(differences[arm], signed=True),
+            "" if p is None else f"{p:.3f}",
+            "" if arm == "grpo" else cell(paired(grpo, own, greedy), signed=True),
+        ]
+        rows.append([arm, f"{len(own)} of {len(profile.seeds)}", rate, *ends, *compared])
+    head = ["arm", "runs", "rate", "sampled %", "greedy %", "sampled - grpo", "p, Holm", "greedy - grpo"]
+    return table(head, rows)
+
+
+def _rates(study: Mapping[str, Any], profile: Profile, runs: Runs) -> Iterator[str]:
+    yield f"## {runs.world}: the paper's ratio of learning rates"
+    yield f"cepo at {PAPER_RATIO * EQUAL_RATE:g}, the others at {EQUAL_RATE:g}."
+    yield _arm_table(runs.paper, [arm for arm in PANELS["the paper's methods"] if arm in profile.methods], profile)
+    yield f"## {runs.world}: each method at its own learning rate"
+    yield (
+        "Sampled accuracy in % at the end on the tuning world's problems. The rate with the highest mean is the method's own; "
+        "of equal ones the lowest. Controls take cepo's."
+    )
+    rows: list[list[str]] = []
+    for arm in swept(profile):
+        own = [
+            record
+            for record in study["runs"]
+            if record["tuning"] and record["arm"] == arm and record["world"] == runs.world
+        ]
+        is_done = len(own) == len(sweep(profile, runs.world, arm))
+        cells = [cell([final(record) for record in own if record["rate"] == rate]) for rate in profile.rates]
+        rows.append([arm, *cells, f"{best_rate(own):g}" if is_done else "not known"])
+    yield table(["arm", *(f"{rate:g}" for rate in profile.rates), "own rate"], rows)
+    yield "At these rates, on the reported problems:"
+    yield _arm_table(
+        lambda arm: runs.at(arm, runs.own_rates.get(ARMS[arm].rate_of or arm, 0.0)),
+        trained(profile, runs.world),
+        profile,
+    )
+
+
+def _held_out(runs: Runs, arms: Sequence[str]) -> Iterator[str]:
+    yield f"## {runs.world}: held-out sets"
+    splits = KINDS[runs.world].held_out
+    if not splits:
+        yield (
+            f"The only held-out set of `{runs.world}` has the distribution of training; its accuracy is in the tables "
+            "above. Unseen numbers, unseen shapes, longer chains and distractors exist in the chain world alone."
+        )
+        return
+    rows = [
+        [arm, *(cell([record["held_out"][split]["sampled"] for record in runs.equal(arm).values()]) for split in splits),
+         *(cell([record["held_out"][split]["greedy"] for record in runs.equal(arm).values()]) for split in splits)]
+        for arm in arms
+    ]  # fmt: skip
+    yield table(["arm", *splits, *(f"{split}, greedy" for split in splits)], rows)
+
+
+def _gradients(runs: Runs) -> str:
+    """The figures of docs/credit.md beside the accuracy of the arms."""
+    measured: dict[str, dict[str, str]] = {}
+    for moment in ("start", "step_30"):
+        file = ROOT / "benchmarks" / "results" / f"credit_gradient_{moment}.json"
+        for row in json.loads(file.read_text(encoding="utf-8"))["gradient"]:
+            ratio = row["ratio"]
+            text = f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+            measured.setdefault(row["name"], {})[moment] = text
+    grpo = runs.equal("grpo")
+    rows = [
+        [name, *(measured[name].get(moment, "not run") for moment in ("start", "step_30")), arm,
+         cell([final(record) for record in runs.equal(arm).values()]),
+         "" if arm == "grpo" else cell(paired(grpo, runs.equal(arm)), signed=True)]
+        for name, arm in _GRADIENTS.items()
+    ]  # fmt: skip
+    head = ["estimator", "SNR ratio, start", "after 30 steps", "arm", "sampled %", "sampled - grpo"]
+    return (
+        f"## {runs.world}: gradient signal and accuracy\n\nSignal-to-noise ratio of a batch gradient over that of "
+        "uniform credit, with 95 % intervals, from `benchmarks/results/credit_gradient_*.json` ([credit](credit.md)), "
+        "beside the accuracy at equal learning rates. The estimators there have lambda 1; the arms start at 0.5, and "
+        "divide by the group's deviation.\n\n" + table(head, rows)
+    )
+
+
+def _claims(profile: Profile, runs: Runs) -> Iterator[str]:
+    yield f"## {runs.world}: the paper's statements"
+    yield (
+        "A statement is a sign of a mean over seeds (above 0 where the paper is right). It is *seen* where the mean is "
+        f"above 0 and p < {SIGNIFICANT}, *reversed* where it is below 0 and p < {SIGNIFICANT}, and else *not seen*. "
+        "Statements on accuracy are on the sampled one, and tested at equal learning rates and at the paper's ratio. "
+        "Evidence is compared between the last and the first third of the steps that have it. What a method has "
+        "absorbed of the answer's effect is the change of the leak probe's gap on wrong responses towards 0, against "
+        "grpo's change."
+    )
+    rows = [_claim_row(claim, runs) for claim in (*CLAIMS, *ABLATION_CLAIMS)]
+    yield table(["statement", "equal rates", "verdict", "paper's ratio", "verdict"], rows)
+
+
+def _claim_row(claim: Claim, runs: Runs) -> list[str]:
+    found = claim.differences(runs.equal)
+    cells = [cell([claim.unit * value / 100 for value in found], signed=True), verdict(found)]
+    if claim.unit == 1.0 and found:
+        spread = Spread(values=tuple(found))
+        cells[0] = f"{spread.mean:+.3f}" + ("" if spread.error is None else f" ± {spread.error:.3f}")
+    if not claim.of_rate:
+        return [claim.text, *cells, "", ""]
+    other = claim.differences(runs.paper)
+    return [claim.text, *cells, cell(other, signed=True), verdict(other)]
+
+
+def _compute(study: Mapping[str, Any]) -> str:
+    records: Sequence[Record] = study["runs"]
+    rows = []
+    for name, own in (
+        ("reported", [r for r in records if not r["tuning"]]),
+        ("sweep", [r for r in records if r["tuning"]]),
+    ):
+        hours = sum(record["processor_seconds"] for record in own) / 3600
+        counts = [sum(record[key] for record in own) for key in ("rollouts", "generate", "teachers", "update")]
+        rows.append([name, len(own), f"{hours:.2f}", *(f"{count:,}" for count in counts)])
+    head = ["runs", "number", "processor hours", "rollouts", "tokens sampled", "tokens of teachers", "tokens updated"]
+    return (
+        "## Compute\n\nTokens of teachers and updates include the context. Processor time includes validations, and not "
+        f"the sessions that were interrupted.\n\n{table(head, rows)}"
+    )
+
+
+def _limits(profile: Profile) -> str:
+    return (
+        f"## What it does not show\n\nThe profile `{profile.name}` trains a model of 1.3 million weights "
+        f"for {profile.rollouts:,} rollouts on generated problems. A difference below about twice its error is not excluded "
+        "by a verdict of *not seen*. Nothing here is measured on the paper's models or data ([results](results.md))."
+    )
+
+
+def _curve_note(profile: Profile) -> str:
+    return f"Means over seeds at equal rates, {profile.batches[0]} rollouts per step; bands are one standard error."
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) or "none"

@@ -1,0 +1,151 @@
+"""The study of methods: what it plans, how it judges, and that its smoke profile runs from a command to a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from factories import log_probs_like, token_batch
+
+from benchmarks import study
+from benchmarks.support.study_page import study_page, summary
+from benchmarks.support.study_plan import ARMS, PROFILES, first_runs, own_rate_runs
+from benchmarks.support.study_records import best_rate
+from benchmarks.support.study_statistics import holm, p_value, tail, verdict
+from cepo.algorithms import base, build_estimator, load_plugin
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_plan_names_every_run_once_and_all_equal_in_rollouts(name: str) -> None:
+    profile = PROFILES[name]
+    own = [run for world in profile.worlds for run in own_rate_runs(profile, world, {"grpo": 3e-4, "cepo": 1e-4})]
+    runs = [*first_runs(profile), *own]
+    folders = {run.folder for run in runs}
+    assert len(folders) == len(set(runs))
+    # What is tuned is never reported: other problems and other seeds.
+    assert not {run.seed for run in runs if run.tuning} & {run.seed for run in runs if not run.tuning}
+    for run in runs:
+        assert profile.rollouts % run.batch == 0
+        assert run.batch % ARMS[run.arm].group_size == 0
+        assert run.world in ARMS[run.arm].worlds
+
+
+def test_students_test_and_holms_order_are_those_of_the_tables() -> None:
+    # Quantiles of Student's t from printed tables: 2.776 at 4 degrees of freedom, 12.706 at 1.
+    assert tail(2.776, 4) == pytest.approx(0.05, abs=1e-4)
+    assert tail(12.706, 1) == pytest.approx(0.05, abs=1e-4)
+    # Mean 2, standard error 1, so t = 2 with 4 degrees of freedom.
+    spread = [2 + step * 5**0.5 / 2.5**0.5 for step in (-2, -1, 0, 1, 2)]
+    assert p_value(spread) == pytest.approx(0.1161, abs=1e-4)
+    assert holm([0.01, None, 0.04, 0.03]) == [pytest.approx(0.03), None, pytest.approx(0.06), pytest.approx(0.06)]
+
+
+@pytest.mark.parametrize(
+    ("differences", "said"),
+    [
+        ([0.05, 0.06, 0.04, 0.05, 0.05], "seen"),
+        ([-0.05, -0.06, -0.04, -0.05, -0.05], "reversed"),
+        ([0.05, -0.06, 0.04, -0.05, 0.05], "not seen"),
+        ([0.05], "not seen (one run)"),
+        ([0.0, 0.0], "not seen (no spread)"),
+        ([], "not run"),
+    ],
+)
+def test_a_verdict_follows_from_sign_and_noise(differences: list[float], said: str) -> None:
+    assert verdict(differences) == said
+
+
+def test_the_best_rate_is_the_lowest_of_the_best() -> None:
+    finals = {1e-4: (0.5, 0.7), 3e-5: (0.6, 0.6), 3e-4: (0.4, 0.5)}
+    records = [
+        {"rate": rate, "steps": 2, "sampled": {"0": 0.9, "2": value}} for rate, ends in finals.items() for value in ends
+    ]
+    assert best_rate(records) == 3e-5
+
+
+def records(arm: str, ends: list[float], **own: Any) -> list[dict[str, Any]]:
+    """Runs of an arm in the small profile, one per seed."""
+    plain = {"world": "shapes", "arm": arm, "rate": 1e-4, "batch": 64, "tuning": False, "steps": 30, "held_out": {}}
+    cost = dict.fromkeys(("processor_seconds", "rollouts", "generate", "score", "teachers", "update"), 3600)
+    return [
+        {
+            **plain,
+            **cost,
+            "seed": seed,
+            "sampled": {"0": 0.5, "15": 0.6, "30": end},
+            "greedy": {"0": 0.9, "15": 0.9, "30": 0.8},
+            "hint_gap_wrong": {"0": -0.2, "30": None},
+            "evidence": {"positive": [0.1, 0.2, 0.3], "negative": [0.1, 0.1, 0.2], "clipped": [0.1, 0.1, 0.1]},
+            **own,
+        }
+        for seed, end in enumerate(ends, start=1)
+    ]
+
+
+def test_a_page_says_what_its_records_say_and_what_is_not_run() -> None:
+    runs = [
+        *records("grpo", [0.70, 0.71, 0.69]),
+        *records("cepo", [0.80, 0.82, 0.78]),
+        *records("opsd", [0.10, 0.12, 0.11]),
+    ]
+    machine = {"date": "2026-01-01", "cores": 2, "python": "3.11", "versions": {"torch": "2.13"}}
+    told = {"profile": "small", "worlds": ["shapes"], "machine": machine, "own_rates": {"shapes": {}}, "planned": 115}
+    told["runs"] = runs
+    page = study_page(told)
+    assert "cepo above and opsd below it" in summary(told)
+    assert "| cepo | 3 of 5 | 0.0001 | 80.0 ± 1.2 | 80.0 ± 0.0 | +10.0 ± 0.6 | 0.003 |" in page
+    assert "| hindsight | 0 of 5 |  | not run | not run |" in page
+    assert "| opsd below the untrained model | +39.0 ± 0.6 | seen |" in page
+    assert "| cepo above rlsd | not run | not run |" in page
+    assert "**9 of 115 planned runs are done.**" in page
+    assert "| cepo above grpo | +10.0 ± 0.6 | seen |" in page
+    assert "## chain\n\nThe world `chain` is not run." in page
+
+
+def test_the_page_is_that_of_its_records() -> None:
+    told = json.loads((REPOSITORY / "benchmarks" / "results" / "study.json").read_text(encoding="utf-8"))
+    assert (REPOSITORY / "docs" / "study.md").read_text(encoding="utf-8") == study_page(told)
+
+
+def test_controls_have_cepos_credit_on_other_tokens_and_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    for name in ("permuted_cepo", "inverted_cepo"):
+        load_plugin(REPOSITORY / "benchmarks" / "support" / f"{name}.py")
+    shape = (4, 9)
+    views = {"correct": log_probs_like(shape, 1), "wrong": log_probs_like(shape, 2)}
+    exchanged = {"correct": views["wrong"], "wrong": views["correct"]}
+    given = {"rewards": [1.0, 0.0, 0.0, 1.0], "group_ids": [0, 0, 1, 1], "lengths": [9, 4, 7, 1]}
+    batch, turned = (token_batch(**given, old=log_probs_like(shape, 3), views=view) for view in (views, exchanged))
+    plain, permuted, inverted = (
+        build_estimator(name, None).signal(batch, step=0).advantages
+        for name in ("cepo", "permuted_cepo", "inverted_cepo")
+    )
+    assert not torch.equal(permuted, plain)
+    assert torch.equal(permuted.sort(dim=1).values, plain.sort(dim=1).values)
+    assert torch.equal(permuted[~batch.response_mask], plain[~batch.response_mask])
+    assert torch.equal(inverted, build_estimator("cepo", None).signal(turned, step=0).advantages)
+
+
+@pytest.mark.heavy
+def test_the_smoke_study_runs_to_its_page_and_not_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, page = tmp_path / "study.json", tmp_path / "study.md"
+    environment = os.environ | {"CEPO_PYTHON": sys.executable, "OUT": str(tmp_path / "runs"), "PROCESSES": "1"}
+    files = ["--results", str(results), "--page", str(page)]
+    command = ["bash", str(REPOSITORY / "scripts" / "study.sh"), "smoke", *files]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=600)
+    done = json.loads(results.read_text(encoding="utf-8"))["runs"]
+    assert [(run["arm"], run["steps"], run["rollouts"]) for run in done] == [("grpo", 2, 32), ("cepo", 2, 32)]
+    assert done[0]["sampled"]["0"] == done[1]["sampled"]["0"]  # the same start
+    assert done[0]["teachers"] == 0 < done[1]["teachers"]
+    assert "All planned runs are done." in page.read_text(encoding="utf-8")
+    assert (tmp_path / "images" / "study.png").stat().st_size > 0
+    assert study.main(["run", "--profile", "smoke", "--out", str(tmp_path / "runs")]) == 0
+    assert capsys.readouterr().out == "nothing is left to start\nfailed: none\n"
