@@ -22,9 +22,8 @@ from pathlib import Path
 
 from benchmarks.support.machine import ROOT
 from benchmarks.support.study_plan import (
+    PLAN,
     PROFILES,
-    REPORTED_SEED,
-    TUNING_SEED,
     Profile,
     Run,
     arguments,
@@ -133,7 +132,11 @@ def _processor_seconds() -> float:
 
 
 def world_folder(out: Path, world: str, *, tuning: bool) -> Path:
-    return out / "worlds" / f"{world}-{TUNING_SEED if tuning else REPORTED_SEED}"
+    return out / "worlds" / f"{world}-{_world_seed(tuning=tuning)}"
+
+
+def _world_seed(*, tuning: bool) -> int:
+    return PLAN["world_seeds"]["tuning" if tuning else "reported"]
 
 
 def _worlds_without_weights(profile: Profile, out: Path) -> set[str]:
@@ -145,7 +148,7 @@ def _worlds_without_weights(profile: Profile, out: Path) -> set[str]:
                 build_world(
                     world_folder(out, world, tuning=tuning),
                     kind=KINDS[world],
-                    seed=TUNING_SEED if tuning else REPORTED_SEED,
+                    seed=_world_seed(tuning=tuning),
                     num_train=profile.problems[0],
                     num_validation=profile.problems[1],
                 )

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.support.study_plan import Profile
+from benchmarks.support.study_plan import PLAN, Profile
 from benchmarks.support.study_statistics import Runs
 from cepo.report.charts import Chart, Series
 from cepo.report.compare import Spread
 
-PANELS = {
-    "the paper's methods": ("grpo", "rlsd", "opsd", "sdpo", "cepo"),
-    "other evidence": ("grpo", "cepo", "hindsight", "cepo+hindsight", "rlcsd", "visual"),
-    "controls": ("grpo", "cepo", "cepo-permuted", "cepo-inverted", "oracle"),
-}
-
 
 def charts(profile: Profile, runs: Runs) -> list[Chart]:
     """Sampled accuracy by groups of arms, and greedy accuracy of all, at equal rates."""
-    panels = [(title, arms, "sampled") for title, arms in PANELS.items()]
-    panels += [(f"{title}, greedy", arms, "greedy") for title, arms in PANELS.items()]
+    panels = [(title, arms, "sampled") for title, arms in PLAN["panels"].items()]
+    panels += [(f"{title}, greedy", arms, "greedy") for title, arms in PLAN["panels"].items()]
     return [
         Chart(title=f"{runs.world}: {title}", unit=f"{name} accuracy", series=[*_series(runs, arms, name)])
         for title, arms, name in panels
-        if any(runs.equal(arm) for arm in arms if arm in profile.methods)
+        if any(runs.equal(arm) for arm in arms if arm in profile.arms)
     ]
 
 

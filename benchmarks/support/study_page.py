@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.machine import ROOT, machine_record
-from benchmarks.support.study_charts import PANELS, charts
+from benchmarks.support.study_charts import charts
 from benchmarks.support.study_plan import (
     ABLATIONS,
     ARMS,
+    BASELINE,
     EQUAL_RATE,
-    PAPER_RATIO,
+    PLAN,
     PROFILES,
-    REPORTED_SEED,
-    TUNING_SEED,
+    RATIO_ARM,
+    RATIO_RATE,
     Profile,
     first_runs,
     own_rate_runs,
@@ -28,12 +29,11 @@ from benchmarks.support.study_plan import (
 )
 from benchmarks.support.study_records import Record, best_rate, chosen_rates, final, read_record
 from benchmarks.support.study_statistics import (
-    ABLATION_CLAIMS,
-    CLAIMS,
     SIGNIFICANT,
+    STATEMENTS,
     BySeed,
-    Claim,
     Runs,
+    Statement,
     cell,
     holm,
     p_value,
@@ -45,14 +45,6 @@ from benchmarks.support.tables import table
 from cepo.microgeo.kinds import KINDS
 from cepo.report.charts import save_figure
 from cepo.report.compare import Spread
-
-_GRADIENTS = {
-    "uniform": "grpo",
-    "cepo(lambda_init=1)": "cepo",
-    "hindsight": "hindsight",
-    "cepo(baseline=hindsight, lambda_init=1)": "cepo+hindsight",
-}
-"""Estimators of `cepo credit gradient=true`, and the arm whose accuracy stands beside them."""
 
 
 def write_study(profile: Profile, out: Path, results: Path, page: Path) -> None:
@@ -119,14 +111,14 @@ def _wrapped(paragraph: str) -> str:
 
 
 def summary(study: Mapping[str, Any]) -> str:
-    """The result in two sentences: accuracies of the first world at equal learning rates, and how the paper's claims fare."""
+    """The result in two sentences: accuracies of the first world at equal learning rates, and how the paper's statements fare."""
     profile = profile_of(study)
     runs = _runs(study, profile.worlds[0])
-    grpo = runs.equal("grpo")
-    if not grpo:
+    base = runs.equal(BASELINE)
+    if not base:
         return "Nothing is run yet."
-    arms = [arm for arm in trained(profile, runs.world) if arm != "grpo"]
-    found = [paired(grpo, runs.equal(arm)) for arm in arms]
+    arms = [arm for arm in trained(profile, runs.world) if arm != BASELINE]
+    found = [paired(base, runs.equal(arm)) for arm in arms]
     marked: dict[bool, list[str]] = {True: [], False: []}
     for arm, differences, p in zip(arms, found, holm([p_value(each) for each in found]), strict=True):
         if p is not None and p < SIGNIFICANT:
@@ -134,14 +126,14 @@ def summary(study: Mapping[str, Any]) -> str:
     told = [
         f"{', '.join(names)} {side}" for names, side in ((marked[True], "above"), (marked[False], "below")) if names
     ]
-    start, end = ([measure(record) for record in grpo.values()] for measure in (untrained, final))
-    tested = [verdict(claim.differences(runs.equal)).partition(" (")[0] for claim in (*CLAIMS, *ABLATION_CLAIMS)]
+    start, end = ([measure(record) for record in base.values()] for measure in (untrained, final))
+    tested = [verdict(each.differences(runs.equal)).partition(" (")[0] for each in STATEMENTS]
     counts = ", ".join(f"{tested.count(each)} {each}" for each in ("seen", "not seen", "reversed", "not run"))
     tests = f"(p < {SIGNIFICANT} by Holm over {sum(p_value(each) is not None for each in found)} tests)"
-    differing = f"{' and '.join(told)} it {tests}" if told else f"no other arm differs from it {tests}"
+    differing = f"{' and '.join(told)} it {tests}" if told else f"no other arm is shown to differ from it {tests}"
     return (
-        f"On `{runs.world}` at equal learning rates, {profile.rollouts:,} rollouts and {len(grpo)} of "
-        f"{len(profile.seeds)} seeds, grpo raises sampled accuracy from {cell(start)} to {cell(end)} %, and {differing}. "
+        f"On `{runs.world}` at equal learning rates, {profile.rollouts:,} rollouts and {len(base)} of "
+        f"{len(profile.seeds)} seeds, {BASELINE} raises sampled accuracy from {cell(start)} to {cell(end)} %, and {differing}. "
         f"Of {len(tested)} statements of the paper, tested there one by one, {counts}."
     )
 
@@ -155,6 +147,7 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
     swept_rates = ", ".join(f"{rate:g}" for rate in profile.rates) or "none"
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     batches = " and ".join(f"{batch} per step ({profile.rollouts // batch} steps)" for batch in profile.batches)
+    seeds = PLAN["world_seeds"]
     facts = [
         ["date, machine", f"{machine['date']}, {machine['cores']} cores, one thread per run"],
         ["versions", f"Python {machine['python']}, {versions}; transformers generator, float32"],
@@ -162,7 +155,7 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
         ["seeds", f"{_listed(profile.seeds)}: order of problems and all sampling"],
         [
             "learning rates",
-            f"{EQUAL_RATE:g} for all; the best of {swept_rates} for each; {PAPER_RATIO} x {EQUAL_RATE:g} for cepo alone",
+            f"{EQUAL_RATE:g} for all; the best of {swept_rates} for each; {RATIO_RATE:g} for {RATIO_ARM} alone",
         ],
         ["evidence", "lambda from 0.5 to 0 over half of the steps, clip radius 0.5, as in the paper"],
         ["held-out problems", f"{profile.problems[1]}, one response each at temperature 1 and one greedy"],
@@ -179,15 +172,15 @@ problems with equally many rollouts. Verdicts are computed, not judged.
 
 {table(["condition", "value"], facts)}
 
-The problems are those of world seed {REPORTED_SEED}. Learning rates are chosen on the training and held-out problems
-of world seed {TUNING_SEED} with run seeds {_listed(profile.tuning_seeds)}, which no other table uses; in `shapes` both
-seeds draw from the same small set of texts, with other images. Batch size, steps and the equal rate were fixed before
-the runs.
+The problems are those of world seed {seeds["reported"]}. Learning rates are chosen on the training and held-out
+problems of world seed {seeds["tuning"]} with run seeds {_listed(profile.tuning_seeds)}, which no other table uses; in
+`shapes` both seeds draw from the same small set of texts, with other images. Batch size, steps and the equal rate
+were fixed before the runs.
 
 **Errors** are standard errors over seeds: a run is one cluster, whose responses depend on each other. They hold for
 these held-out problems. Differences are paired by seed and in points, and p is that of a two-sided t test on them.
 **Multiplicity**: each table has p by Holm, so that the chance of any false difference in it is at most
-{SIGNIFICANT:.0%}. The verdicts on single statements are not adjusted: of {len(CLAIMS) + len(ABLATION_CLAIMS)} true
+{SIGNIFICANT:.0%}. The verdicts on single statements are not adjusted: of {len(STATEMENTS)} true
 null hypotheses about one would look seen or reversed."""
 
 
@@ -210,27 +203,28 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
     yield from _held_out(runs, trained(profile, world))
     if world == "shapes":
         yield _gradients(runs)
-    yield f"## {world}: ablations of cepo"
+    yield f"## {world}: ablations of {PLAN['ablated']}"
     if profile.ablations:
         yield f"At learning rate {EQUAL_RATE:g}, one setting changed at a time; group sizes at equal rollouts."
         yield from (
-            f"**{name}**\n\n" + _arm_table(runs.equal, ["grpo", "cepo", *(arm.name for arm in arms)], profile)
+            f"**{name}**\n\n"
+            + _arm_table(runs.equal, [BASELINE, PLAN["ablated"], *(arm.name for arm in arms)], profile)
             for name, arms in ABLATIONS.items()
         )
     else:
         names = ", ".join(ABLATIONS)
         yield f"Not run: {names}, and other batch sizes. They are part of the profile `full`, not of `{profile.name}`."
-    yield from _claims(profile, runs)
+    yield from _statements(profile, runs)
 
 
 def _arm_table(runs: Callable[[str], BySeed], arms: Sequence[str], profile: Profile) -> str:
-    grpo = runs("grpo")
+    base = runs(BASELINE)
     greedy = lambda record: final(record, "greedy")  # noqa: E731
     found = {arm: runs(arm) for arm in arms}
-    differences = {arm: paired(grpo, own) for arm, own in found.items() if arm != "grpo"}
+    differences = {arm: paired(base, own) for arm, own in found.items() if arm != BASELINE}
     adjusted = dict(zip(differences, holm([p_value(each) for each in differences.values()]), strict=True))
     begun = [("sampled", untrained), ("greedy", lambda record: record["greedy"]["0"])]
-    rows = [["untrained", len(grpo), "", *(cell([m(r) for r in grpo.values()]) for _, m in begun), "", "", ""]]
+    rows = [["untrained", len(base), "", *(cell([m(r) for r in base.values()]) for _, m in begun), "", "", ""]]
     for arm, own in found.items():
         rate = next((f"{record['rate']:g}" for record in own.values()), "")
         ends = [cell([measure(record) for record in own.values()]) for measure in (final, greedy)]
@@ -239,23 +233,23 @@ def _arm_table(runs: Callable[[str], BySeed], arms: Sequence[str], profile: Prof
             continue
         p = adjusted.get(arm)
         compared = [
-            "" if arm == "grpo" else cell(differences[arm], signed=True),
+            "" if arm == BASELINE else cell(differences[arm], signed=True),
             "" if p is None else f"{p:.3f}",
-            "" if arm == "grpo" else cell(paired(grpo, own, greedy), signed=True),
+            "" if arm == BASELINE else cell(paired(base, own, greedy), signed=True),
         ]
         rows.append([arm, f"{len(own)} of {len(profile.seeds)}", rate, *ends, *compared])
-    head = ["arm", "runs", "rate", "sampled %", "greedy %", "sampled - grpo", "p, Holm", "greedy - grpo"]
+    head = ["arm", "runs", "rate", "sampled %", "greedy %", f"sampled - {BASELINE}", "p, Holm", f"greedy - {BASELINE}"]
     return table(head, rows)
 
 
 def _rates(study: Mapping[str, Any], profile: Profile, runs: Runs) -> Iterator[str]:
     yield f"## {runs.world}: the paper's ratio of learning rates"
-    yield f"cepo at {PAPER_RATIO * EQUAL_RATE:g}, the others at {EQUAL_RATE:g}."
-    yield _arm_table(runs.paper, [arm for arm in PANELS["the paper's methods"] if arm in profile.methods], profile)
+    yield f"{RATIO_ARM} at {RATIO_RATE:g}, the others at {EQUAL_RATE:g}."
+    yield _arm_table(runs.paper, [arm for arm in PLAN["panels"]["the paper's methods"] if arm in profile.arms], profile)
     yield f"## {runs.world}: each method at its own learning rate"
     yield (
         "Sampled accuracy in % at the end on the tuning world's problems. The rate with the highest mean is the method's own; "
-        "of equal ones the lowest. Controls take cepo's."
+        "of equal ones the lowest. Controls take that of the arm that they control."
     )
     rows: list[list[str]] = []
     for arm in swept(profile):
@@ -302,14 +296,14 @@ def _gradients(runs: Runs) -> str:
             ratio = row["ratio"]
             text = f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
             measured.setdefault(row["name"], {})[moment] = text
-    grpo = runs.equal("grpo")
+    base = runs.equal(BASELINE)
     rows = [
         [name, *(measured[name].get(moment, "not run") for moment in ("start", "step_30")), arm,
          cell([final(record) for record in runs.equal(arm).values()]),
-         "" if arm == "grpo" else cell(paired(grpo, runs.equal(arm)), signed=True)]
-        for name, arm in _GRADIENTS.items()
+         "" if arm == BASELINE else cell(paired(base, runs.equal(arm)), signed=True)]
+        for name, arm in PLAN["gradients"].items()
     ]  # fmt: skip
-    head = ["estimator", "SNR ratio, start", "after 30 steps", "arm", "sampled %", "sampled - grpo"]
+    head = ["estimator", "SNR ratio, start", "after 30 steps", "arm", "sampled %", f"sampled - {BASELINE}"]
     return (
         f"## {runs.world}: gradient signal and accuracy\n\nSignal-to-noise ratio of a batch gradient over that of "
         "uniform credit, with 95 % intervals, from `benchmarks/results/credit_gradient_*.json` ([credit](credit.md)), "
@@ -318,7 +312,7 @@ def _gradients(runs: Runs) -> str:
     )
 
 
-def _claims(profile: Profile, runs: Runs) -> Iterator[str]:
+def _statements(profile: Profile, runs: Runs) -> Iterator[str]:
     yield f"## {runs.world}: the paper's statements"
     yield (
         "A statement is a sign of a mean over seeds (above 0 where the paper is right). It is *seen* where the mean is "
@@ -326,22 +320,24 @@ def _claims(profile: Profile, runs: Runs) -> Iterator[str]:
         "Statements on accuracy are on the sampled one, and tested at equal learning rates and at the paper's ratio. "
         "Evidence is compared between the last and the first third of the steps that have it. What a method has "
         "absorbed of the answer's effect is the change of the leak probe's gap on wrong responses towards 0, against "
-        "grpo's change."
+        f"{BASELINE}'s change."
     )
-    rows = [_claim_row(claim, runs) for claim in (*CLAIMS, *ABLATION_CLAIMS)]
-    yield table(["statement", "equal rates", "verdict", "paper's ratio", "verdict"], rows)
+    rows = [_statement_row(statement, runs) for statement in STATEMENTS]
+    yield table(["about", "statement", "equal rates", "verdict", "paper's ratio", "verdict"], rows)
 
 
-def _claim_row(claim: Claim, runs: Runs) -> list[str]:
-    found = claim.differences(runs.equal)
-    cells = [cell([claim.unit * value / 100 for value in found], signed=True), verdict(found)]
-    if claim.unit == 1.0 and found:
+def _statement_row(statement: Statement, runs: Runs) -> list[str]:
+    found = statement.differences(runs.equal)
+    if statement.kind == "absorbs" and found:
         spread = Spread(values=tuple(found))
-        cells[0] = f"{spread.mean:+.3f}" + ("" if spread.error is None else f" ± {spread.error:.3f}")
-    if not claim.of_rate:
-        return [claim.text, *cells, "", ""]
-    other = claim.differences(runs.paper)
-    return [claim.text, *cells, cell(other, signed=True), verdict(other)]
+        text = f"{spread.mean:+.3f}" + ("" if spread.error is None else f" ± {spread.error:.3f}")
+    else:
+        text = cell(found, signed=True)
+    row = [statement.topic, statement.text, text, verdict(found)]
+    if statement.kind != "above":
+        return [*row, "", ""]
+    other = statement.differences(runs.paper)
+    return [*row, cell(other, signed=True), verdict(other)]
 
 
 def _compute(study: Mapping[str, Any]) -> str:

@@ -1,14 +1,15 @@
-"""Figures over the study's seeds: means with errors, differences paired by seed, and the verdicts on the paper's claims."""
+"""Figures over the study's seeds: means with errors, differences paired by seed, and the verdicts on the paper's statements."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
-from benchmarks.support.study_plan import EQUAL_RATE, PAPER_RATIO
+from benchmarks.support.study_plan import EQUAL_RATE, PLAN, RATIO_ARM, RATIO_RATE
 from benchmarks.support.study_records import Record, final
 from cepo.report.compare import Spread
 
@@ -62,41 +63,9 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A statement of the paper as the sign of a mean over seeds: `differences` of a world's runs, above 0 where it holds.
-
-    `runs(arm, rate)` are the world's runs; where `rate` is the paper's, cepo has five times the others' learning rate.
-    """
-
-    text: str
-    differences: Callable[[Callable[[str], BySeed]], list[float]]
-    unit: float = 100.0
-    """What the values are multiplied with in the table: shares in points, nats as they are."""
-    of_rate: bool = True
-    """Whether it is a claim on accuracy, which is tested at each choice of learning rates."""
-
-
-def _higher(better: str, worse: str, text: str = "") -> Claim:
-    return Claim(text=text or f"{better} above {worse}", differences=lambda runs: paired(runs(worse), runs(better)))
-
-
-def _below_untrained(arm: str) -> Claim:
-    return Claim(
-        text=f"{arm} below the untrained model",
-        differences=lambda runs: [untrained(record) - final(record) for record in runs(arm).values()],
-    )
-
-
 def untrained(record: Record) -> float:
+    """Sampled accuracy before training."""
     return record["sampled"]["0"]
-
-
-def _risen(name: str, sign: int) -> Callable[[Callable[[str], BySeed]], list[float]]:
-    """The last third of the steps with evidence against the first."""
-    return lambda runs: [
-        sign * (thirds[-1] - thirds[0]) for record in runs("cepo").values() if (thirds := record["evidence"].get(name))
-    ]
 
 
 def _clipped(record: Record) -> float | None:
@@ -111,50 +80,57 @@ def _absorbed(record: Record) -> float | None:
     return None if start is None or end is None else abs(start) - abs(end)
 
 
-CLAIMS = (
-    _higher("cepo", "grpo"),
-    _higher("cepo", "rlsd"),
-    _higher("grpo", "rlsd"),
-    _higher("rlsd", "sdpo"),
-    _higher("sdpo", "opsd"),
-    _below_untrained("opsd"),
-    _below_untrained("sdpo"),
-    Claim(text="positive evidence of cepo rises", differences=_risen("positive", 1), of_rate=False),
-    Claim(text="negative evidence of cepo falls", differences=_risen("negative", -1), of_rate=False),
-    Claim(
-        text="cepo clips fewer weights than rlsd",
-        differences=lambda runs: paired(runs("cepo"), runs("rlsd"), _clipped),
-        of_rate=False,
-    ),
-    *(
-        Claim(
-            text=f"{arm} absorbs the answer's effect more than grpo (nats)",
-            differences=lambda runs, arm=arm: paired(runs("grpo"), runs(arm), _absorbed),
-            unit=1.0,
-            of_rate=False,
-        )
-        for arm in ("opsd", "sdpo")
-    ),
-)
-ABLATION_CLAIMS = tuple(
-    _higher(better, worse)
-    for better, worse in (
-        ("cepo", "teacher snapshot"),
-        ("teacher snapshot", "teacher reference"),
-        ("teacher reference", "grpo"),
-        ("cepo", "ground_truth + peer_full"),
-        ("ground_truth + peer_full", "peer_full + peer_full"),
-        ("peer_full + peer_full", "grpo"),
-        ("grpo", "peer_suffix + peer_suffix"),
-        ("peer_suffix + peer_suffix", "peer_prefix + peer_prefix"),
-        ("lambda constant 0.5", "grpo"),
-        ("lambda constant 0.5", "lambda constant 1.0"),
-        ("lambda 1.0 over half", "lambda 1.0 over all"),
-        ("cepo", "clip radius 0.1"),
-        ("cepo", "clip radius 0.8"),
-    )
-)
-"""The paper's orders, neighbours by neighbours."""
+def _rise(records: BySeed, name: str) -> list[float]:
+    """The last third of the steps with evidence less the first."""
+    return [
+        thirds[-1] - thirds[0] for record in records.values() if (thirds := record["evidence"].get(name)) is not None
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """A statement of the paper as the sign of a mean over seeds, from an entry of the plan's `statements`.
+
+    Attributes:
+        topic: what it is about, as the plan says.
+        kind: `above` (accuracy of the first arm less the second's), `absorbs`, `clips_less`, `rises` or `falls`.
+    """
+
+    topic: str
+    kind: str
+    first: str
+    second: str
+
+    @property
+    def text(self) -> str:
+        """The statement in words."""
+        words = {
+            "above": f"{self.first} above {self.second}",
+            "absorbs": f"{self.first} absorbs the answer's effect more than {self.second}, nats",
+            "clips_less": f"{self.first} clips fewer weights than {self.second}",
+        }
+        return words.get(self.kind, f"{self.second} evidence of {self.first} {self.kind}")
+
+    def differences(self, runs: Callable[[str], BySeed]) -> list[float]:
+        """One for each seed, above 0 where the statement holds; `runs(arm)` are an arm's runs."""
+        own = runs(self.first)
+        if self.kind in ("rises", "falls"):
+            return [value if self.kind == "rises" else -value for value in _rise(own, self.second)]
+        if self.kind == "clips_less":
+            return paired(own, runs(self.second), _clipped)
+        if self.kind == "absorbs":
+            return paired(runs(self.second), own, _absorbed)
+        if self.first == "untrained":
+            return [untrained(record) - final(record) for record in runs(self.second).values()]
+        return paired(runs(self.second), own)
+
+
+def _statement(entry: Mapping[str, Any]) -> Statement:
+    (kind, (first, second)) = next((key, value) for key, value in entry.items() if key != "text")
+    return Statement(topic=entry["text"], kind=kind, first=first, second=second)
+
+
+STATEMENTS = [_statement(entry) for entry in PLAN["statements"]]
 
 
 def verdict(differences: Sequence[float]) -> str:
@@ -193,4 +169,4 @@ class Runs:
 
     def paper(self, arm: str) -> BySeed:
         """At the paper's ratio of learning rates."""
-        return self.at(arm, PAPER_RATIO * EQUAL_RATE if arm == "cepo" else EQUAL_RATE)
+        return self.at(arm, RATIO_RATE if arm == RATIO_ARM else EQUAL_RATE)
