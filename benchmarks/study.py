@@ -107,24 +107,27 @@ def run_one(profile: Profile, run: Run, out: Path) -> int:
     world, folder, begin = world_folder(out, run.world, tuning=run.tuning), out / run.folder, _processor_seconds()
     settings = arguments(profile, run, world, folder)
     code = train(settings)
-    held_out: dict[str, dict[str, float]] = {}
-    for split in () if run.tuning or code else KINDS[run.world].held_out:
-        measured = folder / f"held-out-{split}"
+    measured = {} if run.tuning else {split: folder / f"held-out-{split}" for split in KINDS[run.world].held_out}
+    for split, own in measured.items():
         code = code or train(
             [
                 *settings,
                 f"data.val_files={world}/{split}.parquet",
                 f"trainer.load_checkpoint_path={folder}/global_step_{num_steps(profile, run)}",
                 "trainer.val_only=true",
-                f"trainer.save_checkpoint_path={measured}",
+                f"trainer.save_checkpoint_path={own}",
             ]
         )
-        values = load_run(measured).rows[-1].values
-        held_out[split] = {"sampled": values["val/accuracy"], "greedy": values["val/greedy_accuracy"]}
     if not code:
+        held_out = {split: _accuracies(own) for split, own in measured.items()}
         extra = {"processor_seconds": _processor_seconds() - begin, "held_out": held_out}
         (folder / DONE).write_text(json.dumps(extra) + "\n", encoding="utf-8")
     return code
+
+
+def _accuracies(folder: Path) -> dict[str, float]:
+    values = load_run(folder).rows[-1].values
+    return {"sampled": values["val/accuracy"], "greedy": values["val/greedy_accuracy"]}
 
 
 def _processor_seconds() -> float:
