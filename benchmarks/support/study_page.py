@@ -31,6 +31,7 @@ from benchmarks.support.study_records import Record, best_rate, chosen_rates, fi
 from benchmarks.support.study_statistics import (
     SIGNIFICANT,
     STATEMENTS,
+    VERDICTS,
     BySeed,
     Runs,
     Statement,
@@ -127,13 +128,16 @@ def summary(study: Mapping[str, Any]) -> str:
         f"{', '.join(names)} {side}" for names, side in ((marked[True], "above"), (marked[False], "below")) if names
     ]
     start, end = ([measure(record) for record in base.values()] for measure in (untrained, final))
-    tested = [verdict(each.differences(runs.equal)).partition(" (")[0] for each in STATEMENTS]
-    counts = ", ".join(f"{tested.count(each)} {each}" for each in ("seen", "not seen", "reversed", "not run"))
-    tests = f"(p < {SIGNIFICANT} by Holm over {sum(p_value(each) is not None for each in found)} tests)"
-    differing = f"{' and '.join(told)} it {tests}" if told else f"no other arm is shown to differ from it {tests}"
+    tested = [verdict(each.differences(runs.equal)) for each in STATEMENTS]
+    counts = ", ".join(f"{tested.count(each)} {each}" for each in VERDICTS)
+    tests = sum(p_value(each) is not None for each in found)
+    differing = " and ".join(told) + " it" if told else "no other arm is shown to differ from it"
+    judged = (
+        f"{differing} (p < {SIGNIFICANT} by Holm over {tests} tests)" if tests else "one seed does not tell arms apart"
+    )
     return (
         f"On `{runs.world}` at equal learning rates, {profile.rollouts:,} rollouts and {len(base)} of "
-        f"{len(profile.seeds)} seeds, {BASELINE} raises sampled accuracy from {cell(start)} to {cell(end)} %, and {differing}. "
+        f"{len(profile.seeds)} seeds, {BASELINE} raises sampled accuracy from {cell(start)} to {cell(end)} %, and {judged}. "
         f"Of {len(tested)} statements of the paper, tested there one by one, {counts}."
     )
 
@@ -316,8 +320,9 @@ def _statements(profile: Profile, runs: Runs) -> Iterator[str]:
     yield f"## {runs.world}: the paper's statements"
     yield (
         "A statement is a sign of a mean over seeds (above 0 where the paper is right). It is *seen* where the mean is "
-        f"above 0 and p < {SIGNIFICANT}, *reversed* where it is below 0 and p < {SIGNIFICANT}, and else *not seen*. "
-        "Statements on accuracy are on the sampled one, and tested at equal learning rates and at the paper's ratio. "
+        f"above 0 and p < {SIGNIFICANT}, *reversed* where it is below 0 and p < {SIGNIFICANT}, else *not seen*; "
+        "one run has no error and gets no verdict. Statements on accuracy are on the sampled one, and tested at equal "
+        "learning rates and at the paper's ratio. "
         "Evidence is compared between the last and the first third of the steps that have it. What a method has "
         "absorbed of the answer's effect is the change of the leak probe's gap on wrong responses towards 0, against "
         f"{BASELINE}'s change."
@@ -350,10 +355,12 @@ def _compute(study: Mapping[str, Any]) -> str:
         hours = sum(record["processor_seconds"] for record in own) / 3600
         counts = [sum(record[key] for record in own) for key in ("rollouts", "generate", "teachers", "update")]
         rows.append([name, len(own), f"{hours:.2f}", *(f"{count:,}" for count in counts)])
+    mean = sum(record["processor_seconds"] for record in records) / max(1, len(records))
     head = ["runs", "number", "processor hours", "rollouts", "tokens sampled", "tokens of teachers", "tokens updated"]
     return (
         "## Compute\n\nTokens of teachers and updates include the context. Processor time includes validations, and not "
-        f"the sessions that were interrupted.\n\n{table(head, rows)}"
+        f"the sessions that were interrupted. A run took {mean:.0f} s of it on average; at that rate the {study['planned']} "
+        f"planned runs take {mean * study['planned'] / 3600:.1f} hours.\n\n{table(head, rows)}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -133,16 +134,20 @@ def _statement(entry: Mapping[str, Any]) -> Statement:
 STATEMENTS = [_statement(entry) for entry in PLAN["statements"]]
 
 
+VERDICTS = ("seen", "not seen", "reversed", "one run", "not run")
+
+
 def verdict(differences: Sequence[float]) -> str:
-    """`seen` where the mean is above 0 and p is below 0.05, `reversed` where it is below 0 and p is, else `not seen`."""
-    if not differences:
-        return "not run"
-    p = p_value(differences)
-    if p is None:
-        return "not seen (one run)" if len(differences) == 1 else "not seen (no spread)"
-    if p >= SIGNIFICANT:
+    """`seen` where the mean is above 0 and p is below 0.05, `reversed` where it is below 0 and p is, else `not seen`.
+
+    One run has no error, hence no verdict. Equal differences have no p: zeros are `not seen`, others take their sign.
+    """
+    if len(differences) < 2:
+        return "one run" if differences else "not run"
+    mean, p = statistics.fmean(differences), p_value(differences)
+    if mean == 0 or (p is not None and p >= SIGNIFICANT):
         return "not seen"
-    return "seen" if sum(differences) > 0 else "reversed"
+    return "seen" if mean > 0 else "reversed"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,8 @@ def test_students_test_and_holms_order_are_those_of_the_tables() -> None:
         ([0.05, 0.06, 0.04, 0.05, 0.05], "seen"),
         ([-0.05, -0.06, -0.04, -0.05, -0.05], "reversed"),
         ([0.05, -0.06, 0.04, -0.05, 0.05], "not seen"),
-        ([0.05], "not seen (one run)"),
-        ([0.0, 0.0], "not seen (no spread)"),
+        ([0.05], "one run"),
+        ([0.0, 0.0], "not seen"),
         ([], "not run"),
     ],
 )
