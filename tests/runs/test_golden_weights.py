@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from training_runs import WRONG_ROLLOUTS_TEACH, FinishedRun, actor_of, run, whole
+from training_runs import WRONG_ROLLOUTS_TEACH, FinishedRun, actor_of, differing, run, whole
 
 from cepo.algorithms import available_estimators
 from cepo.rollout.base import FullWeights
@@ -111,6 +111,9 @@ def test_two_steps_end_with_the_weights_that_were_recorded(method: str, tiny_run
         tiny_run, *overrides, folder=tmp_path / "run", prepare=lambda trainer: before.update(served_weights(trainer))
     )
     after = served_weights(done.trainer)
+    assert len(differing(before, after)) > 20
+    assert all(bool(torch.isfinite(weight).all()) for weight in after.values())
+    assert [row["step"] for row in done.metrics if "reward/mean" in row] == [1, 2]
     found = statistics(done, before, after)
     entry = recorded(method, found, digest(after))
     expected = entry["statistics"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -111,16 +112,26 @@ def test_resuming_before_an_imageless_batch_gives_the_same_bits(
     assert_same_run(whole, stopped_and_resumed(tiny_run, *options, folder=tmp_path / "stopped", step=2))
 
 
-def test_what_an_interrupted_write_leaves_behind_is_passed_over(tiny_run: list[str], tmp_path: Path) -> None:
-    options = ["trainer.max_steps=2", "trainer.save_freq=1"]
-    first = run(tiny_run, *options, folder=tmp_path)
+TWO_STEPS = ["trainer.max_steps=2", "trainer.save_freq=1"]
+
+
+@pytest.fixture(scope="module")
+def two_steps(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """A run that saved after each of its two steps. Read only."""
+    return run(tiny_run, *TWO_STEPS, folder=tmp_path_factory.mktemp("two steps"))
+
+
+def test_what_an_interrupted_write_leaves_behind_is_passed_over(
+    tiny_run: list[str], two_steps: FinishedRun, tmp_path: Path
+) -> None:
+    shutil.copytree(two_steps.folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "global_step_2" / STATE_FILE).unlink()
     (tmp_path / ".global_step_3.partial" / "actor").mkdir(parents=True)
     (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
     (tmp_path / "global_step_bak").mkdir()
-    second = run(tiny_run, *options, folder=tmp_path)
+    second = run(tiny_run, *TWO_STEPS, folder=tmp_path)
     assert second.first_step == 1
-    assert differing(first.parameters, second.parameters) == []
+    assert differing(two_steps.parameters, second.parameters) == []
     assert json.loads((tmp_path / "global_step_2" / STATE_FILE).read_text())["global_step"] == 2
 
 
@@ -211,32 +222,31 @@ def test_a_resumed_run_takes_moments_but_its_own_settings(tiny_run: list[str], t
     assert seen["moments"] > 0
 
 
-def test_a_checkpoint_by_path_starts_a_run_in_another_folder(tiny_run: list[str], tmp_path: Path) -> None:
-    options = ["trainer.save_freq=1", "trainer.max_steps=2"]
-    first = run(tiny_run, *options, folder=tmp_path / "first")
-    path = f"trainer.load_checkpoint_path={tmp_path / 'first' / 'global_step_1'}"
-    second = run(tiny_run, *options, path, folder=tmp_path / "second")
+def test_a_checkpoint_by_path_starts_a_run_in_another_folder(
+    tiny_run: list[str], two_steps: FinishedRun, tmp_path: Path
+) -> None:
+    path = f"trainer.load_checkpoint_path={two_steps.folder / 'global_step_1'}"
+    second = run(tiny_run, *TWO_STEPS, path, folder=tmp_path)
     assert second.first_step == 1
-    assert differing(first.parameters, second.parameters) == []
+    assert differing(two_steps.parameters, second.parameters) == []
 
 
 def test_a_damaged_checkpoint_is_passed_over_for_the_last_good(
-    tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_run: list[str], two_steps: FinishedRun, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options = ["trainer.max_steps=2", "trainer.save_freq=1"]
-    first = run(tiny_run, *options, folder=tmp_path)
+    shutil.copytree(two_steps.folder, tmp_path, dirs_exist_ok=True)
     shard = next((tmp_path / "global_step_2" / "actor" / "distributed").glob("*.distcp"))
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    second = run(tiny_run, *options, folder=tmp_path)
+    second = run(tiny_run, *TWO_STEPS, folder=tmp_path)
     assert second.first_step == 1
-    assert differing(first.parameters, second.parameters) == []
+    assert differing(two_steps.parameters, second.parameters) == []
     assert f"{shard.name}: other bytes than were written" in caplog.text
     shard = next((tmp_path / "global_step_2" / "actor" / "distributed").glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"is damaged \(.*bytes|is damaged \(.*were written"):
-        run(tiny_run, *options, f"trainer.load_checkpoint_path={tmp_path}/global_step_2", folder=tmp_path / "other")
+        run(tiny_run, *TWO_STEPS, f"trainer.load_checkpoint_path={tmp_path}/global_step_2", folder=tmp_path / "other")
 
 
 def test_a_checkpoint_without_room_is_tried_again(

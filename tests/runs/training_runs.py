@@ -18,9 +18,11 @@ from torch import Tensor
 
 from cepo.cli import main
 from cepo.config import RunConfig, check_config, load_config
+from cepo.config.schema import RewardConfig
 from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
+from cepo.rewards.pool import RewardPool
 from cepo.runtime.local import LocalBackend
 from cepo.tracking.trace import read_rollouts
 from cepo.train import build_trainer
@@ -72,13 +74,35 @@ def checked_config(arguments: Sequence[str]) -> RunConfig:
     return config
 
 
+class _KeptPool(RewardPool):
+    """A pool that serves all runs of these tests with the same reward: its process takes half a second to start."""
+
+    def close(self) -> None:
+        """Leaves the end to that of the tests."""
+
+
+_own_pool, _kept_pool = RewardPool.of, _KeptPool.of
+_kept: dict[str, RewardPool] = {}
+
+
+def _pool(reward: RewardConfig) -> RewardPool:
+    """The pool of all runs with the reward of `tiny_run`, and one of its own for a run with another."""
+    if not reward.reward_function.endswith(":parity"):
+        return _own_pool(reward)
+    if repr(reward) not in _kept:
+        _kept[repr(reward)] = _kept_pool(reward)
+    return _kept[repr(reward)]
+
+
 def run(
     arguments: Sequence[str], *overrides: str, folder: Path, prepare: Callable[[Trainer], None] | None = None
 ) -> FinishedRun:
     """A whole run in `folder`; `prepare` may change the trainer before its first step."""
     config = checked_config([*arguments, *overrides, f"trainer.save_checkpoint_path={folder}"])
     with ExitStack() as stack:
-        trainer = build_trainer(config, stack)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RewardPool, "of", _pool)
+            trainer = build_trainer(config, stack)
         if prepare is not None:
             prepare(trainer)
         trainer.fit()
