@@ -180,6 +180,21 @@ def test_a_value_is_the_priors_odds_times_what_the_tokens_say() -> None:
     assert signal.advantages[1].tolist() == [1 - 0.5 / 4] * 3
 
 
+@pytest.mark.parametrize(("scale", "sigma"), [("none", 1.0), ("std", math.sqrt(6.0))])
+def test_values_stand_on_the_scale_of_the_rewards(scale: str, sigma: float) -> None:
+    """Rewards -1 to 3, so 3 and -1 are 1 and 0: p = 1/4 and 3/4, and with evidence of log 3 V is 1/2 after 1/4.
+
+    `A = R - (-1 + 4 V)`: 3 - 0 and 3 - 1 for the first, -1 - 2 for the other; sigma is 4 sqrt(1/4 3/4 2) = sqrt(6).
+    """
+    old = torch.zeros(2, 2, dtype=torch.float64)
+    correct = torch.tensor([[math.log(3.0), 5.0], [0.0, 5.0]], dtype=torch.float64)
+    batch = token_batch([3.0, -1.0], [0, 0], lengths=[2, 2], old=old, views={"correct": correct}, dtype=torch.float64)
+    settings = {"scale": scale, "reward_low": -1.0, "reward_high": 3.0}
+    advantages = build_estimator("hindsight", settings).signal(batch, step=0).advantages
+    expected = torch.tensor([[3.0, 2.0], [-3.0, -3.0]], dtype=torch.float64) / sigma
+    torch.testing.assert_close(advantages, expected)
+
+
 def test_extreme_evidence_keeps_values_between_0_and_1() -> None:
     """The last token's own evidence is never read."""
     old = torch.tensor([[0.0, -1e4, 0.0], [-1e4, -1e4, -1e4]], dtype=torch.float64)
