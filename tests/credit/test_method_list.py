@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from factories import token_batch
 
-from cepo.credit.method_list import read_methods
+from cepo.credit.method_list import UNIFORM, read_methods
 from cepo.errors import ConfigError
 
 
@@ -20,6 +22,13 @@ def test_settings_in_parentheses_win_over_the_configs() -> None:
     assert (settings.lambda_init, settings.clip_radius, settings.negative.select) == (1.0, 0.1, "random")
     assert (settings.scale, third.estimator.config.scale) == ("none", "std")
     assert first.estimator.config.scale == "none"
+
+
+def test_the_reference_is_the_reward_less_that_of_the_others() -> None:
+    """1 - (0 + 0.5) / 2 = 0.75, 0 - (1 + 0.5) / 2 = -0.75 and 0.5 - (1 + 0) / 2 = 0, on response tokens alone."""
+    batch = token_batch([1.0, 0.0, 0.5], [0, 0, 0], lengths=[2, 1, 2], old=torch.zeros(3, 2), views={})
+    advantages = UNIFORM.estimator.signal(batch, step=0).advantages
+    torch.testing.assert_close(advantages, torch.tensor([[0.75, 0.75], [-0.75, 0.0], [0.0, 0.0]]).double())
 
 
 @pytest.mark.parametrize(
