@@ -33,6 +33,13 @@ def test_signal_and_noise_are_means_over_pairs_counted_out() -> None:
     assert found.length.value == pytest.approx(numpy.sqrt(signal / reference))
 
 
+def test_draws_of_equal_products_have_no_spread() -> None:
+    """Any two batches have the product 2 and each has the square 5, so every draw has signal 2 and noise 3."""
+    own = numpy.full((6, 6), 2.0) + 3.0 * numpy.eye(6)
+    (found,) = gradient_figures([Products(own=own, cross=own)], seed=0)
+    assert (found.snr.value, found.snr.low, found.snr.high) == pytest.approx((2 / 3, 2 / 3, 2 / 3))
+
+
 def test_a_known_ratio_and_direction_are_found() -> None:
     """Mean gradients of length 10 with noise of variance 1 in 200 and 0.5 in 200 directions: 100/200 and 100/100, ratio 2.
 
