@@ -230,8 +230,9 @@ def test_the_weight_scales_the_baselines_advantage_within_bounds(name: str, step
     mixing = 0.5 * max(0.0, 1 - step / 25)
     assert ((signal.advantages - plain).abs() <= mixing * 0.5 * plain.abs() * (1 + 1e-5)).all()
     assert same_bits(signal.advantages, plain) == (step == 25)
-    expected = (plain.sign() * signal.diagnostics["delta"]).exp().clamp(0.5, 1.5).where(batch.response_mask, 0.0)
-    torch.testing.assert_close(signal.diagnostics["weight"], expected)
+    raw = (plain.sign() * signal.diagnostics["delta"]).exp()
+    for recorded, expected in (("raw_weight", raw), ("weight", raw.clamp(0.5, 1.5))):
+        torch.testing.assert_close(signal.diagnostics[recorded], expected.where(batch.response_mask, 0.0))
 
 
 def test_the_baseline_goes_on_when_lambda_is_0() -> None:
