@@ -19,12 +19,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import REPOSITORY, checked_config, json_lines, picture, run
+from training_runs import REPOSITORY, checked_config, json_lines, picture, run, shared_pool
 
 import cepo.train
 from cepo.data.dataset import ProblemSet
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
+from cepo.rewards.pool import RewardPool
 from cepo.trainer.loop import Trainer
 from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal
@@ -46,6 +47,7 @@ def refused(
 
     def command(*overrides: str, arguments: Sequence[str] = tiny_run) -> str:
         monkeypatch.setattr(cepo.train, "build_backend", no_model)
+        monkeypatch.setattr(RewardPool, "of", shared_pool)
         caplog.clear()
         code = cepo.train.main([*arguments, f"trainer.save_checkpoint_path={tmp_path / 'run'}", *overrides])
         ours = [record for record in caplog.records if record.name.startswith("cepo")]

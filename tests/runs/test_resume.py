@@ -17,11 +17,13 @@ from training_runs import (
     checked_config,
     differing,
     run,
+    shared_pool,
     whole,
 )
 
 from cepo.config import load_config
 from cepo.errors import CheckpointError
+from cepo.rewards.pool import RewardPool
 from cepo.train import build_trainer
 from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, written_files
 from cepo.trainer.loop import Trainer
@@ -181,6 +183,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_early(
         raise AssertionError("models were loaded")
 
     monkeypatch.setattr("cepo.train.build_backend", not_reached)
+    monkeypatch.setattr(RewardPool, "of", shared_pool)
     config = checked_config if "global_step_9" not in override else load_config  # the check itself would refuse it
     settings = [*tiny_run, f"trainer.save_checkpoint_path={finished_step}", "trainer.max_steps=2"]
     with ExitStack() as stack, pytest.raises(CheckpointError, match=words):

@@ -85,7 +85,7 @@ _own_pool, _kept_pool = RewardPool.of, _KeptPool.of
 _kept: dict[str, RewardPool] = {}
 
 
-def _pool(reward: RewardConfig) -> RewardPool:
+def shared_pool(reward: RewardConfig) -> RewardPool:
     """The pool of all runs with the reward of `tiny_run`, and one of its own for a run with another."""
     if not reward.reward_function.endswith(":parity"):
         return _own_pool(reward)
@@ -101,7 +101,7 @@ def run(
     config = checked_config([*arguments, *overrides, f"trainer.save_checkpoint_path={folder}"])
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RewardPool, "of", _pool)
+            patch.setattr(RewardPool, "of", shared_pool)
             trainer = build_trainer(config, stack)
         if prepare is not None:
             prepare(trainer)
