@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,21 @@ from factories import log_probs_like, token_batch
 
 from benchmarks import study
 from benchmarks.support.study_page import study_page, summary
-from benchmarks.support.study_plan import ARMS, PROFILES, first_runs, own_rate_runs
+from benchmarks.support.study_plan import ARMS, PROFILES, Arm, Run, arguments, first_runs, own_rate_runs
 from benchmarks.support.study_records import best_rate
 from benchmarks.support.study_statistics import holm, p_value, tail, verdict
 from cepo.algorithms import base, build_estimator, load_plugin
+from cepo.config import check_config, load_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _registry_as_it_was() -> Iterator[None]:
+    """The controls are methods of these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "_registry", dict(base._registry))
+        yield
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -36,6 +46,26 @@ def test_a_plan_names_every_run_once_and_all_equal_in_rollouts(name: str) -> Non
         assert profile.rollouts % run.batch == 0
         assert run.batch % ARMS[run.arm].group_size == 0
         assert run.world in ARMS[run.arm].worlds
+
+
+@pytest.mark.parametrize("arm", ARMS.values(), ids=lambda arm: arm.name)
+def test_every_arm_has_a_method_and_settings_that_exist(arm: Arm, tmp_path: Path) -> None:
+    world = tmp_path / "world"
+    (world / "model").mkdir(parents=True)
+    for name in ("train.parquet", "validation.parquet"):
+        (world / name).touch()
+    profile = PROFILES["full"]
+    run = Run(world=arm.worlds[-1], arm=arm.name, rate=1e-4, batch=32, seed=3)
+    config = load_config(arguments(profile, run, world, tmp_path / "run"))
+    assert check_config(config)
+    assert config.algorithm.adv_estimator == arm.estimator
+    assert config.worker.rollout.n * config.data.rollout_batch_size == 32
+    assert config.trainer.max_steps == 400
+    for key, value in arm.settings.items():
+        found: Any = config.methods[arm.estimator]
+        for part in key.split("."):
+            found = found[part]
+        assert found == {"half": 200, "fifth": 80, "all": 400}.get(value, value)
 
 
 def test_students_test_and_holms_order_are_those_of_the_tables() -> None:
@@ -115,8 +145,7 @@ def test_the_page_is_that_of_its_records() -> None:
     assert (REPOSITORY / "docs" / "study.md").read_text(encoding="utf-8") == study_page(told)
 
 
-def test_controls_have_cepos_credit_on_other_tokens_and_turned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
+def test_controls_have_cepos_credit_on_other_tokens_and_turned() -> None:
     for name in ("permuted_cepo", "inverted_cepo"):
         load_plugin(REPOSITORY / "benchmarks" / "support" / f"{name}.py")
     shape = (4, 9)
