@@ -132,6 +132,12 @@ def test_over_response_gives_rows_their_advantage_and_padding_0() -> None:
     assert credit.over_response(torch.tensor([2.0, -3.0]), mask).tolist() == [[2.0, 2.0, 0.0], [-3.0, 0.0, 0.0]]
 
 
+def test_a_group_is_live_from_a_range_of_a_millionth_on() -> None:
+    rewards = torch.tensor([0.0, 1e-6, 0.0, 0.9e-6, 0.5, 0.5], dtype=torch.float64)
+    live = credit.live_rows(rewards, torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert live.tolist() == [True, True, False, False, False, False]
+
+
 def test_evidence_metrics_count_tokens_of_rows_with_an_advantage() -> None:
     delta = torch.tensor([[1.0, -0.5, 0.0, 9.0], [2.0, 1.0, 9.0, 9.0], [7.0, 7.0, 7.0, 7.0]])
     mask = torch.tensor([[True, True, True, False], [True, True, False, False], [True, True, True, True]])
@@ -147,6 +153,8 @@ def test_evidence_metrics_count_tokens_of_rows_with_an_advantage() -> None:
     assert values["evidence/weight_mean"] == pytest.approx((1.5 + math.exp(-0.5) + 1.0 + 0.5 + 0.5) / 5)
     assert values["evidence/delta_mean_right"] == pytest.approx(0.5 / 3)
     assert values["evidence/delta_mean_wrong"] == pytest.approx(1.5)
+    assert values["evidence/delta_mean_positive_advantage"] == pytest.approx(0.5 / 3)
+    assert values["evidence/delta_mean_negative_advantage"] == pytest.approx(1.5)
     assert values["evidence/delta_std_wrong"] == pytest.approx(math.sqrt(0.5))
 
 

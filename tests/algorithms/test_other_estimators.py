@@ -188,6 +188,7 @@ def test_padding_reaches_neither_advantages_nor_targets_of_gae() -> None:
     ("name", "section", "message"),
     [
         ("reinforce_plus_plus", {"gamma": 1.1}, r"gamma must be at least 0 and at most 1, got 1\.1"),
+        ("gae", {"gamma": 1.1}, r"gamma must be at least 0 and at most 1, got 1\.1"),
         ("gae", {"gamma": -0.1}, r"gamma must be at least 0 and at most 1, got -0\.1"),
         ("gae", {"gae_lambda": 2}, r"gae_lambda must be at least 0 and at most 1, got 2"),
     ],

@@ -131,6 +131,16 @@ def test_what_stands_on_padding_changes_nothing(name: str) -> None:
 
 
 @every_method
+def test_old_log_probs_change_the_signal_where_declared(name: str) -> None:
+    """For no other method is a pass computed for them."""
+    batch = make_batch(name)
+    moved = dataclasses.replace(batch, old_log_probs=0.5 * batch.old_log_probs)
+    signal, other = signal_of(name, batch), signal_of(name, moved)
+    is_same = same_bits(signal.advantages, other.advantages) and signal.metrics == other.metrics
+    assert is_same != build_estimator(name).reads_old_log_probs
+
+
+@every_method
 @pytest.mark.parametrize("step", [0, 7, 1000])
 def test_two_calls_give_the_same_bits_and_metrics(name: str, step: int) -> None:
     first, second = (signal_of(name, make_batch(name), step) for _ in range(2))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
+from cepo.losses.kl import KLController
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
 from cepo.losses.policy import ClipRange, LossDenominators, PolicyLossSettings, RolloutCorrection
 from cepo.metrics import merge_metrics, results
@@ -168,11 +169,20 @@ def test_tokens_weigh_what_trainer_and_engine_disagree_about(kind: str, weights:
     assert (None if found is None else found.result) == (None if kind == "none" else pytest.approx(sum(weights) / 2))
 
 
-def test_a_masked_weight_within_the_threshold_is_the_ratio() -> None:
-    settings = ObjectiveSettings(policy=PolicyLossSettings(correction=RolloutCorrection("mask", 5.0)))
+@pytest.mark.parametrize(("threshold", "weight_of_4"), [(5.0, 4.0), (4.0, 4.0), (2.0, 0.0)])
+def test_a_masked_weight_up_to_the_threshold_is_the_ratio(threshold: float, weight_of_4: float) -> None:
+    """A ratio of 4 counts up to a threshold of 4, one of 1/2 down to the threshold 2."""
+    settings = ObjectiveSettings(policy=PolicyLossSettings(correction=RolloutCorrection("mask", threshold)))
     now, sampled = log_probs(-LOG2, -2 * LOG2), torch.tensor([[-3 * LOG2, -LOG2, 0.0]])
     loss, _ = objective(now, terms(sampled_log_probs=sampled), settings)
-    assert loss.item() == pytest.approx(0.5 * -2 * 4.0 + 0.25 * 0.5)
+    assert loss.item() == pytest.approx(0.5 * -2 * weight_of_4 + 0.25 * 0.5)
+
+
+def test_the_defaults_of_losses_are_those_of_the_configuration() -> None:
+    config = load_config(["data.train_files=some", "worker.actor.model.model_path=some"])
+    assert objective_settings(config).policy == PolicyLossSettings()
+    kl = config.algorithm
+    assert KLController(kl_type=kl.kl_type, kl_target=kl.kl_target, kl_horizon=kl.kl_horizon) == KLController()
 
 
 def test_the_correction_and_its_threshold_come_from_the_config() -> None:

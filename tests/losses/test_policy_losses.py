@@ -201,6 +201,16 @@ def test_clip_fractions_use_each_types_own_ratio() -> None:
     assert [metrics["actor/live_ppo_kl"] for metrics in found.values()] == pytest.approx([kl] * 5)
 
 
+@pytest.mark.parametrize("loss_type", ["default", "gspo", "cispo"])
+@pytest.mark.parametrize(("low", "high", "clipped"), [(0.5, 1.0, 0), (0.25, 1.0, 1), (0.5, 0.75, 1)])
+def test_a_ratio_on_its_bound_is_not_counted_as_clipped(loss_type: str, low: float, high: float, clipped: int) -> None:
+    """Responses of one token: a ratio of 1/2 with A < 0 and one of 2 with A > 0, of which one is beyond its bound."""
+    log_probs, advantages = torch.tensor([[0.5], [2.0]]).log(), torch.tensor([[-1.0], [1.0]])
+    settings = PolicyLossSettings(clip=ClipRange(low, high))
+    metrics = policy_metrics(loss_type, log_probs, torch.zeros(2, 1), advantages, torch.ones(2, 1).bool(), settings)
+    assert metrics["actor/pg_clipfrac_higher"].value == clipped
+
+
 @pytest.mark.parametrize(
     ("penalty", "expected"),
     [

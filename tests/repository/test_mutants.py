@@ -1,14 +1,21 @@
-"""The script that plants errors: what it changes, what it leaves alone, and that it finds the test that notices."""
+"""The scripts that plant errors and record which test runs which line: what they change, choose and find."""
 
 from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from coverage import CoverageData
 
-from benchmarks import mutants
+from benchmarks import branches, mutants
+from benchmarks.support.mutations import lines_that_run_it, mutants_of
+from benchmarks.support.reach import Reach
+
+KNOWN = Path(__file__).with_name("known_mutants.json")
 
 SOURCE = '''"""A docstring with 1 + 1."""
 
@@ -35,7 +42,7 @@ def clipped(value: float, name: str = "é", *, last: bool = False) -> float:
 
 def test_only_expressions_that_compute_are_changed() -> None:
     """Messages, types and decorators are not."""
-    found = [(mutant.line, mutant.before, mutant.after) for mutant in mutants.mutants_of("x.py", SOURCE)]
+    found = [(mutant.line, mutant.before, mutant.after) for mutant in mutants_of("x.py", SOURCE)]
     assert sorted(found) == sorted(
         [
             (10, "3", "4"),
@@ -56,21 +63,72 @@ def test_only_expressions_that_compute_are_changed() -> None:
 
 
 def test_a_change_is_at_its_place_after_multibyte_letters() -> None:
-    for mutant in mutants.mutants_of("x.py", SOURCE):
+    for mutant in mutants_of("x.py", SOURCE):
         assert SOURCE[mutant.start : mutant.end] == mutant.before
         changed = SOURCE[: mutant.start] + mutant.after + SOURCE[mutant.end :]
         assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(SOURCE))
 
 
+def test_a_mutants_lines_are_those_of_its_statement() -> None:
+    """Of a loop the head alone; none outside of functions, where every import runs it."""
+    lines = {mutant.before: lines_that_run_it(mutant, SOURCE) for mutant in mutants_of("x.py", SOURCE)}
+    assert lines["3"] is None
+    assert lines["False"] is None
+    assert lines["not last"] == range(15, 16)
+    assert lines["2.5"] == range(17, 18)
+    assert lines["one < other"] == range(18, 19)
+
+
 def test_a_sample_is_a_function_of_its_seed() -> None:
-    """Each package has the same share."""
-    sample = mutants.sampled(20, 3, mutants.PACKAGES)
-    assert sample == mutants.sampled(20, 3, mutants.PACKAGES) != mutants.sampled(20, 4, mutants.PACKAGES)
-    counts = [sum(mutant.file.startswith(f"{name}/") for mutant in sample) for name in mutants.PACKAGES]
-    assert counts == [4, 4, 4, 4, 4]
+    """Each room has the same share, and a room's sample does not depend on the others."""
+    rooms = list(mutants.ROOMS)
+    sample = mutants.sampled(24, 3, rooms)
+    assert sample == mutants.sampled(24, 3, rooms) != mutants.sampled(24, 4, rooms)
+    assert [mutants.room_of(mutant.file) for mutant in sample] == [room for room in rooms for _ in range(4)]
+    assert mutants.sampled(8, 3, ["losses", "models"]) == sample[8:12] + sample[20:]
     for mutant in sample:
-        source = (mutants.REPOSITORY / "cepo" / mutant.file).read_text(encoding="utf-8")
+        source = (mutants.ROOT / "cepo" / mutant.file).read_text(encoding="utf-8")
         ast.parse(source[: mutant.start] + mutant.after + source[mutant.end :])
+
+
+def test_rooms_and_the_core_name_files_that_exist() -> None:
+    for name in (*branches.CORE, *mutants.LEFT_OUT, *(name for names in mutants.ROOMS.values() for name in names)):
+        assert (mutants.ROOT / "cepo" / name).exists(), name
+    assert mutants.room_of("algorithms/references.py") == "teacher"
+    assert mutants.room_of("algorithms/grpo.py") == "algorithms"
+    assert mutants.room_of("models/head_kernel.py") is mutants.room_of("report/page.py") is None
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Reach:
+    """`exponent.clamp` in kl.py (line 37 today) is run by one test, by a fixture of b.py, and by a child process of c.py."""
+    seconds = {"tests/a.py::one": 3.0, "tests/b.py::one": 1.0, "tests/b.py::two[a - b]": 1.0, "tests/c.py::one": 9.0,
+               "tests/c.py::two": 1.0, "tests/d.py::one": 0.1}  # fmt: skip
+    (tmp_path / "seconds-1.json").write_text(json.dumps(seconds), encoding="utf-8")
+    data = CoverageData(str(tmp_path / "data"))
+    (planted,) = (mutant for mutant in kl_mutants() if mutant.before == "-difference")
+    for context in ("tests/a.py::one", "tests/b.py", "tests/c.py::one (call)"):
+        data.set_context(context)
+        data.add_arcs({"/somewhere/cepo/losses/kl.py": [(planted.line - 1, planted.line), (planted.line, -1)]})
+    data.set_context("tests/d.py::one")
+    data.add_arcs({"/somewhere/cepo/losses/kl.py": [(planted.line + 20, -1)]})
+    data.write()
+    return Reach(tmp_path)
+
+
+def kl_mutants() -> list[mutants.Mutant]:
+    return mutants_of("losses/kl.py", (mutants.ROOT / "cepo" / "losses" / "kl.py").read_text(encoding="utf-8"))
+
+
+def test_quick_files_with_tests_of_the_line_come_first(recorded: Reach) -> None:
+    """2 and 3 seconds fit into the first stage of 8; those of 9 take a second one, unless the budget is spent."""
+    (planted,) = (mutant for mutant in kl_mutants() if mutant.before == "-difference")
+    first = ["tests/b.py::one", "tests/b.py::two[a - b]", "tests/a.py::one"]
+    assert recorded.stages(planted, 20, without=()) == [first, ["tests/c.py::one"]]
+    assert recorded.stages(planted, 10, without=["tests/b.py::one"]) == [first[1:]]
+    (default,) = (mutant for mutant in kl_mutants() if mutant.before == "10000.0")
+    assert "tests/d.py::one" in recorded.stages(default, 20, without=())[0]
+    assert recorded.test_in("FAILED tests/b.py::two[a - b] - AssertionError: 1 - 2") == "tests/b.py::two[a - b]"
 
 
 def test_every_known_equivalent_is_current_and_has_a_reason() -> None:
@@ -78,36 +136,44 @@ def test_every_known_equivalent_is_current_and_has_a_reason() -> None:
     assert all(reason.strip() for reason in known.values())
     for key in known:
         file = key.partition(": ")[0]
-        source = (mutants.REPOSITORY / "cepo" / file).read_text(encoding="utf-8")
-        assert key in {mutant.key for mutant in mutants.mutants_of(file, source)}, key
+        source = (mutants.ROOT / "cepo" / file).read_text(encoding="utf-8")
+        assert key in {mutant.key for mutant in mutants_of(file, source)}, key
 
 
-def test_every_module_has_tests_that_exist() -> None:
-    files = [
-        str(path.relative_to(mutants.REPOSITORY / "cepo"))
-        for name in mutants.PACKAGES
-        for path in (mutants.REPOSITORY / "cepo" / name).rglob("*.py")
-    ]
-    assert len(files) > 60
-    for file in files:
-        stages = mutants.tests_for(file)
-        assert len(stages) >= 2
-        assert all((mutants.REPOSITORY / test).exists() for stage in stages for test in stage), file
+def test_tests_of_the_smoke_exist_and_name_20_mutants() -> None:
+    known: dict[str, str] = json.loads(KNOWN.read_text(encoding="utf-8"))
+    assert len(known) == 20
+    for test in known.values():
+        file, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}(" in (mutants.ROOT / file).read_text(encoding="utf-8"), test
 
 
 @pytest.mark.heavy
-def test_a_planted_error_is_killed_by_its_test_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = "algorithms/settings.py"
-    source = (mutants.REPOSITORY / "cepo" / file).read_text(encoding="utf-8")
-    (planted,) = (
-        mutant
-        for mutant in mutants.mutants_of(file, source)
-        if mutant.before == "1.0 - (step - self.lambda_warmup_steps) / self.lambda_decay_steps"
+def test_20_known_mutants_are_killed_and_one_that_is_not_shows(tmp_path: Path) -> None:
+    """One more is planted against a test of something else, which cannot notice it."""
+    known: dict[str, str] = json.loads(KNOWN.read_text(encoding="utf-8"))
+    (extra,) = (mutant.key for mutant in kl_mutants() if mutant.before == "-difference")
+    assert extra not in known
+    file = tmp_path / "known.json"
+    file.write_text(
+        json.dumps(known | {extra: "tests/test_trees.py::test_texts_change_in_mappings_and_lists_at_any_depth"}),
+        encoding="utf-8",
     )
-    monkeypatch.setattr(mutants, "tests_for", lambda file: [["tests/algorithms/test_schedules.py"]])
-    place = mutants.Copy(tmp_path, seconds=300)
-    assert place.failure(["tests/algorithms/test_schedules.py"]) is None
-    killed = place.killed_by(planted)
-    assert killed is not None
-    assert killed.startswith("FAILED tests/algorithms/test_schedules.py::")
-    assert (tmp_path / "cepo" / file).read_text(encoding="utf-8") == source
+    command = [sys.executable, str(mutants.ROOT / "benchmarks" / "mutants.py"), "--known", str(file)]
+    done = subprocess.run(command, cwd=mutants.ROOT, capture_output=True, text=True, check=False, timeout=600)
+    verdicts = [line.split()[1] for line in done.stdout.splitlines() if line.partition("/")[0].isdigit()]
+    assert verdicts == ["killed"] * 20 + ["SURVIVED"], done.stdout + done.stderr
+    assert done.returncode == 1
+
+
+@pytest.mark.heavy
+def test_branches_and_lines_of_a_test_file_are_recorded(tmp_path: Path) -> None:
+    """test_trees.py takes every branch of trees.py; a mutant of it is given that file's tests."""
+    command = [sys.executable, str(mutants.ROOT / "benchmarks" / "branches.py"), "--folder", str(tmp_path)]
+    done = subprocess.run([*command, "tests/test_trees.py"], capture_output=True, text=True, check=True, timeout=300)
+    assert "| ALL CORE | " in done.stdout
+    assert branches.taken(tmp_path)["trees.py"][0] > 0
+    source = (mutants.ROOT / "cepo" / "trees.py").read_text(encoding="utf-8")
+    inside = [each for each in mutants_of("trees.py", source) if lines_that_run_it(each, source)]
+    (stage,) = Reach(tmp_path).stages(inside[0], 60, without=())
+    assert all(test.startswith("tests/test_trees.py::") for test in stage)

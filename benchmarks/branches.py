@@ -1,0 +1,91 @@
+"""Says which branches of each package the tests take, child processes included, and records which test runs which line.
+
+    pip install coverage
+    python3 benchmarks/branches.py --folder build/branches [--report] [TESTS ...]
+
+runs the given tests (all, where none are given) and prints, for each package, the branches that were taken of those that exist;
+`CORE` is what computes and reads no file. Further runs with the same folder add their tests, `--report` only prints.
+`benchmarks/mutants.py` reads the record. Processes that are killed, Ray's workers at its shutdown among them, leave no record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE = (
+    "algorithms/", "losses/", "config/", "errors.py", "metrics.py", "sections.py", "trees.py", "types.py",
+    "data/batch.py", "data/contexts.py", "data/hints.py", "data/messages.py", "data/mixing.py", "data/order.py",
+    "data/row_checks.py", "rewards/answers.py", "rewards/benchmark.py", "rewards/combined.py", "rewards/contract.py",
+    "rewards/functions.py", "rewards/harness.py", "rewards/magnitude.py", "rewards/math.py",
+)  # fmt: skip
+SETTINGS = """[run]
+branch = true
+parallel = true
+source = {source}
+data_file = {data}
+# A child process has the name of the test that started it.
+context = ${{PYTEST_CURRENT_TEST-}}
+sigterm = true
+patch = _exit, fork
+"""
+
+
+def recorded(folder: Path, tests: Sequence[str]) -> int:
+    """Runs the tests; pytest's exit code."""
+    settings = folder / "settings"
+    settings.write_text(SETTINGS.format(source=ROOT / "cepo", data=folder / "data"), encoding="utf-8")
+    environment = os.environ | {"COVERAGE_PROCESS_START": str(settings), "PYTHONPATH": str(ROOT)}
+    environment.pop("PYTEST_CURRENT_TEST", None)  # where a test calls this, its name is not that of what runs here
+    command = [sys.executable, "-m", "pytest", "-p", "benchmarks.support.lines_of_tests", "--show-capture=no", *tests]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+
+def taken(folder: Path) -> dict[str, tuple[int, int]]:
+    """By module: branches that were taken, and branches."""
+    from coverage import Coverage
+
+    coverage = Coverage(data_file=str(folder / "data"), config_file=str(folder / "settings"))
+    coverage.combine(keep=True)
+    coverage.save()
+    report = folder / "report.json"
+    coverage.json_report(outfile=str(report))
+    files = json.loads(report.read_text(encoding="utf-8"))["files"]
+    return {
+        path.rpartition("cepo/")[2]: (each["summary"]["covered_branches"], each["summary"]["num_branches"])
+        for path, each in files.items()
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints a table of packages; pytest's exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "branches")
+    parser.add_argument("--report", action="store_true", help="run no test")
+    parser.add_argument("tests", nargs="*")
+    options = parser.parse_args(arguments)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    code = 0 if options.report else recorded(options.folder.resolve(), options.tests)
+    covered: Counter[str] = Counter()
+    existing: Counter[str] = Counter()
+    for file, (yes, of) in taken(options.folder.resolve()).items():
+        core = file.startswith(CORE)
+        package = file.partition("/")[0] if "/" in file else "modules beside the packages"
+        for name in (f"{package}, core" if core else package, "ALL CORE" if core else "ALL THE REST"):
+            covered[name] += yes
+            existing[name] += of
+    for name in sorted(existing):
+        if existing[name]:
+            print(f"| {name} | {covered[name]} of {existing[name]} | {covered[name] / existing[name]:.1%} |")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
