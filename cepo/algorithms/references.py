@@ -118,14 +118,18 @@ def _right_peers(group: RolloutGroup, config: PositiveConfig) -> list[Rollout]:
         right = [rollout for rollout in group.rollouts if rollout.reward >= config.success_threshold]
     if config.source == "peer_answer":
         right = [rollout for rollout in right if rollout.answer is not None]
+    elif config.from_peer:
+        right = [rollout for rollout in right if rollout.response_ids]
     return sorted(right, key=lambda rollout: (-rollout.reward, rollout.index))
 
 
 def _usable(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
-    """Candidates for the wrong side; text references need no extractable answer, only one that is not right."""
+    """Candidates for the wrong side; text references need tokens and no extractable answer, only one that is not right."""
     if config.source == "peer_answer":
         return wrong_candidates(group)
-    return [rollout for rollout in wrong_rollouts(group) if not rollout.answer_equals_ground_truth]
+    return [
+        rollout for rollout in wrong_rollouts(group) if rollout.response_ids and not rollout.answer_equals_ground_truth
+    ]
 
 
 def _ranked(group: RolloutGroup, candidates: Sequence[Rollout], config: NegativeConfig) -> list[Rollout]:

@@ -298,6 +298,10 @@ def _require_file(key: str, path: str | None) -> None:
     found = find_path(path)
     if found is None or not found.is_file():
         raise ConfigError(f"{key}={path}: there is no such file ({searched(path)}).")
+    try:
+        found.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key}={path}: this file cannot be read ({error}); accepted: text in UTF-8.") from error
 
 
 def _require_folder(key: str, path: str | None) -> None:

@@ -7,12 +7,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
-
-from jinja2 import StrictUndefined, TemplateError
-from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import SandboxedEnvironment
 
 from cepo.config.schema import DataConfig
 from cepo.data.image_store import decoded_images, listed
@@ -21,6 +16,7 @@ from cepo.data.messages import is_conversation, read_conversation
 from cepo.data.order import problem_indices
 from cepo.data.reading import read_source, without_decoding
 from cepo.data.row_checks import RowMeasure, check_rows, why_none_is_usable
+from cepo.data.user_template import UserTemplate, template_text
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource, Turn, Video
@@ -196,8 +192,8 @@ class ProblemSet(Sequence[Problem]):
         """Measures the prompt and its images. Videos are decoded whole: only that finds a damaged one."""
         config = self._config
         for key, wrong, accepted in (
-            (config.prompt_key, dict, "text, a number, or a list of messages"),
-            (config.answer_key, (list, dict), "text or a number"),
+            (config.prompt_key, (dict, bytes), "text, a number, or a list of messages"),
+            (config.answer_key, (list, dict, bytes), "text or a number"),
         ):
             if isinstance(row[key], wrong):
                 raise DataError(f"column '{key}' holds a {type(row[key]).__name__}; accepted: {accepted}")
@@ -247,23 +243,14 @@ def plain_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _format_template(path: str | None) -> Any:
+def _format_template(path: str | None) -> UserTemplate | None:
     if path is None:
         return None
-    file = Path(path)
-    if not file.is_file():
+    origin = f"data.format_prompt '{path}'"
+    template = UserTemplate(template_text(path, origin, "with the variable content, or null").strip(), origin)
+    if template.variables != {"content"}:
         raise ConfigError(
-            f"data.format_prompt '{path}' does not exist; give a Jinja file with the variable content, or null"
-        )
-    environment = SandboxedEnvironment(undefined=StrictUndefined)
-    source = file.read_text(encoding="utf-8").strip()
-    try:
-        used = find_undeclared_variables(environment.parse(source))
-    except TemplateError as error:
-        raise ConfigError(f"data.format_prompt '{path}' does not parse: {error}") from error
-    if used != {"content"}:
-        raise ConfigError(
-            f"data.format_prompt '{path}' uses the variables {', '.join(sorted(used)) or '(none)'}; accepted: content, "
+            f"{origin} uses the variables {', '.join(sorted(template.variables)) or '(none)'}; accepted: content, "
             "which stands for the question"
         )
-    return environment.from_string(source)
+    return template

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 
-from jinja2 import StrictUndefined, TemplateError
-from jinja2.meta import find_undeclared_variables
-from jinja2.sandbox import SandboxedEnvironment
-
+from cepo.data.user_template import UserTemplate, template_text
 from cepo.errors import ConfigError
 
 TEMPLATES = {
@@ -34,8 +30,8 @@ class HintTemplate:
     response.
 
     Raises:
-        ConfigError: the file is missing, does not parse, does not use `reference`, uses an unknown variable, or does
-            not place the prompt as the placement requires.
+        ConfigError: the file is missing or no text, does not parse, does not use `reference`, uses an unknown variable, or
+            does not place the prompt as the placement requires.
     """
 
     def __init__(self, placement: str, path: str | None = None) -> None:
@@ -46,15 +42,9 @@ class HintTemplate:
             )
         if path is not None:
             origin = f"teacher.template {path}"
-            if not Path(path).is_file():
-                raise ConfigError(f"{origin} does not exist; give a Jinja file that uses prompt and reference")
-            source = Path(path).read_text(encoding="utf-8").removesuffix("\n")
-        environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-        try:
-            self._template = environment.from_string(source)
-            used = find_undeclared_variables(environment.parse(source))
-        except TemplateError as error:
-            raise ConfigError(f"{origin} does not parse: {error}") from error
+            source = template_text(path, origin, "that uses prompt and reference").removesuffix("\n")
+        self._template = UserTemplate(source, origin, keep_trailing_newline=True)
+        used = self._template.variables
         if "reference" not in used:
             raise ConfigError(f"{origin} never uses the variable reference, so that teachers would see no hint")
         if unknown := sorted(used - {"prompt", "reference"}):
@@ -73,10 +63,7 @@ class HintTemplate:
 
     def render(self, *, prompt: str, reference: str) -> str:
         """Returns the text with both variables filled in; neither value is itself treated as a template."""
-        try:
-            return self._template.render(prompt=prompt, reference=reference)
-        except TemplateError as error:
-            raise ConfigError(f"{self._origin} cannot be rendered: {error}") from error
+        return self._template.render(prompt=prompt, reference=reference)
 
 
 def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:

@@ -42,13 +42,16 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
         if blank is not None:
             raise ConfigError(f"data files '{source}': {blank} is empty (0 bytes); remove it or write it again")
         options: dict[str, Any] = {}
-        if files[0].suffix == ".csv":
+        kind = FORMATS[files[0].suffix]
+        if kind == "json":
+            for file in files:
+                _refuse_null_rows(file)
+        if kind == "csv":
             options = {
                 "converters": dict.fromkeys(text_columns, str),
                 "keep_default_na": False,  # "None" and "NA" are texts; only an empty cell is missing
                 "na_values": [""],
             }
-        kind = FORMATS[files[0].suffix]
         try:
             return _load_dataset(kind, data_files=[str(file) for file in files], split=part, **options)
         except Exception as error:  # each format's reader raises its own types
@@ -123,6 +126,19 @@ def local_files(source: str) -> tuple[list[Path], str]:
     if len(kinds) != 1 or None in kinds:
         raise ConfigError(f"data files '{source}': no data of a single format there; accepted: {', '.join(FORMATS)}")
     return files, rows
+
+
+def _refuse_null_rows(file: Path) -> None:
+    """Raises `ConfigError` for a row that is null: pyarrow's reader ends the process where a block of a file begins with one."""
+    with file.open("rb") as lines:
+        is_start = True
+        for number, line in enumerate(lines, start=1):
+            row = line.lstrip(b"\xef\xbb\xbf[ \t\r\n") if is_start else line
+            if row.startswith(b"null"):
+                raise ConfigError(
+                    f"data file {file}, line {number}: the row is null; accepted: one JSON object per row"
+                )
+            is_start = is_start and not row
 
 
 def without_decoding(rows: Any, image_key: str, video_key: str | None = None) -> Any:

@@ -197,6 +197,16 @@ def test_a_peer_without_tokens_gives_no_reference() -> None:
     assert pick(group(RIGHT, wrong(1, 0.0, None, ids=())), source="peer_full") == (TRUTH, None)
 
 
+def test_a_peer_without_tokens_leaves_the_place_to_another() -> None:
+    """The lowest reward and the best peer said nothing, and the next one is shown."""
+    silent = [rollout(0, 1.0, None, correct=True, ids=()), wrong(1, 0.0, None, ids=())]
+    these = group(*silent, rollout(2, 0.9, "70", correct=True, ids=(7,)), wrong(3, 0.1, "40", ids=(4,)))
+    assert pick(these, source="peer_full")[1] == Reference(token_ids=(4,), source_index=3)
+    for exclude_self in (False, True):
+        right = positive_references(these, PositiveConfig(source="peer_full", exclude_self=exclude_self))
+        assert right[0] == Reference(token_ids=(7,), source_index=2)
+
+
 def test_missing_answers_are_not_the_most_frequent_answer() -> None:
     these = group(RIGHT, wrong(1, 0.0, None, ids=(1,)), wrong(2, 0.0, None, ids=(2,)), wrong(3, 0.1, "40", ids=(3,)))
     chosen = pick(these, source="peer_full", select="most_frequent")[1]

@@ -55,6 +55,7 @@ def fault(*arguments: str) -> str:
         (["data.val_files=null", "trainer.val_before_train=false", "trainer.val_only=true"], ["trainer.val_only=true"]),
         (["data.format_prompt=no.jinja"], ["data.format_prompt=no.jinja: there is no such file"]),
         (["data.override_chat_template=no.jinja"], ["data.override_chat_template=no.jinja"]),
+        (["data.override_chat_template=/usr/bin/env"], ["override_chat_template=/usr/bin/env", "text in UTF-8"]),
         (["data.image_dir=no/such"], ["data.image_dir=no/such: there is no such folder"]),
         (["trainer.load_checkpoint_path=runs/global_step_3"], ["trainer.load_checkpoint_path", "no such folder"]),
         (["data.train_files=data/train.parquet"], ["data.train_files=data/train.parquet", "no such file or folder"]),

@@ -1,41 +1,13 @@
 """The contract over each reward function that the package ships, the examples among them."""
 
-import ast
-from pathlib import Path
-from typing import Any
-
 import pytest
+from shipped_rewards import SHIPPED, needed
 
-import cepo.rewards
 from cepo.errors import ConfigError, RewardError
 from cepo.rewards.contract import validate_scores
 from cepo.rewards.functions import LoadedReward, load_reward_function
 from cepo.rewards.math import compute_score
 
-FOLDER = Path(cepo.rewards.__file__).parent
-EXAMPLES = FOLDER.parents[1] / "examples" / "reward_function"
-NEEDED = {"dapo.py": {"max_response_length": 64, "overlong_buffer_length": 16}}
-"""Keywords without a default."""
-
-
-def _shipped_rewards() -> list[str]:
-    """Each file with a REWARD_NAME, at each of its functions whose first argument is `reward_inputs` or `reward_input`."""
-    specs = []
-    for path in sorted([*FOLDER.glob("*.py"), *EXAMPLES.glob("*.py")]):
-        tree = ast.parse(path.read_text())
-        names = {target.id for node in tree.body if isinstance(node, ast.Assign) for target in node.targets}  # type: ignore[attr-defined]
-        if "REWARD_NAME" in names:
-            functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-            place = f"cepo/rewards/{path.name}" if path.parent == FOLDER else str(path)
-            specs += [
-                f"{place}:{node.name}"
-                for node in functions
-                if node.args.args and node.args.args[0].arg in ("reward_inputs", "reward_input")
-            ]
-    return specs
-
-
-SHIPPED = _shipped_rewards()
 RESPONSES = [r"so \boxed{5\sqrt{3}}", r"\boxed{3}", "no answer", "", r"\boxed{", "<answer>5√3</answer>"]
 SAMPLES = [
     {"response": text, "response_length": len(text), "ground_truth": r"5 \sqrt { 3 }", "prompt": "Find x.", "id": 7}
@@ -43,13 +15,9 @@ SAMPLES = [
 ]
 
 
-def _needed(spec: str) -> dict[str, Any]:
-    return NEEDED.get(spec.rpartition("/")[2].partition(":")[0], {})
-
-
 @pytest.fixture(params=SHIPPED, ids=lambda spec: "/".join(spec.split("/")[-2:]))
 def shipped(request: pytest.FixtureRequest) -> LoadedReward:
-    return load_reward_function(request.param, _needed(request.param))
+    return load_reward_function(request.param, needed(request.param))
 
 
 def test_the_package_ships_2_rewards_and_the_examples_4() -> None:
@@ -89,7 +57,7 @@ def test_a_shipped_reward_takes_an_empty_batch(shipped: LoadedReward) -> None:
 @pytest.mark.parametrize("spec", SHIPPED)
 def test_an_unknown_keyword_of_a_reward_is_refused_at_loading(spec: str) -> None:
     with pytest.raises(RewardError, match="fromat_weight"):
-        load_reward_function(spec, {**_needed(spec), "fromat_weight": 0.1})
+        load_reward_function(spec, {**needed(spec), "fromat_weight": 0.1})
 
 
 def test_by_default_the_reward_is_the_accuracy() -> None:

@@ -84,6 +84,18 @@ def test_templates_are_sandboxed(tmp_path: Path) -> None:
         HintTemplate("user_suffix", path).render(prompt="p", reference="r")
 
 
+@pytest.mark.parametrize("expression", ["prompt / 2", "1 / 0", "prompt[0][9]", "range(10 ** 6) | list"])
+def test_a_template_that_raises_is_named(tmp_path: Path, expression: str) -> None:
+    with pytest.raises(ConfigError, match=r"hint\.jinja (cannot be rendered|does not parse): "):
+        HintTemplate("user_suffix", write(tmp_path, "{{ prompt }}{{ reference }}{{ " + expression + " }}"))
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hint.jinja").write_bytes(b"\x80 {{ reference }}")
+    with pytest.raises(ConfigError, match=r"hint\.jinja is not text in UTF-8 .*give a Jinja file that uses prompt"):
+        HintTemplate("user_suffix", str(tmp_path / "hint.jinja"))
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

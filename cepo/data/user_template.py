@@ -1,0 +1,50 @@
+"""A user's Jinja template, in a sandbox; whatever it does wrong is an error that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import StrictUndefined
+from jinja2.meta import find_undeclared_variables
+from jinja2.sandbox import SandboxedEnvironment
+
+from cepo.errors import ConfigError
+
+
+def template_text(path: str, origin: str, accepted: str) -> str:
+    """Returns the text of a template's file; raises `ConfigError` if there is none, or if it is not UTF-8."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"{origin} does not exist; give a Jinja file {accepted}")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{origin} is not text in UTF-8 ({error}); give a Jinja file {accepted}") from error
+
+
+class UserTemplate:
+    """A parsed template. `origin` names it in errors, and `variables` are those it reads.
+
+    Raises:
+        ConfigError: the text does not parse.
+    """
+
+    def __init__(self, source: str, origin: str, *, keep_trailing_newline: bool = False) -> None:
+        environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=keep_trailing_newline)
+        self._origin = origin
+        try:
+            self._template = environment.from_string(source)
+            self.variables = find_undeclared_variables(environment.parse(source))
+        except Exception as error:  # besides its own errors Jinja raises those of the expressions it computes ahead
+            raise ConfigError(f"{origin} does not parse: {error}") from error
+
+    def render(self, **values: str) -> str:
+        """Returns the text with the values filled in; none of them is itself treated as a template.
+
+        Raises:
+            ConfigError: the template cannot be applied to these values.
+        """
+        try:
+            return self._template.render(**values)
+        except Exception as error:  # a template is a program: it can raise anything
+            raise ConfigError(f"{self._origin} cannot be rendered: {type(error).__name__}: {error}") from error

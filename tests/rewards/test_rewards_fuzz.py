@@ -1,0 +1,154 @@
+"""Any response to any ground truth is graded by every shipped reward: within its scale, alone, and what it says is consistent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fuzzing import only_our_errors
+from hypothesis import given
+from hypothesis import strategies as st
+from shipped_rewards import SHIPPED, needed
+
+from benchmarks.support.hostile import BOMBS, CHARACTERS, GOLDS, LATEX, MARKS
+from cepo.rewards.answers import (
+    answers_equal,
+    decimal_value,
+    extract_answer,
+    is_rounding,
+    normalise_answer,
+    states_the_same,
+    value_key,
+)
+from cepo.rewards.benchmark import KINDS, LETTERS, chosen_letters, kind_of, options_in_text, read_answer
+from cepo.rewards.functions import LoadedReward, load_reward_function
+from cepo.rewards.harness import harness_score
+
+BENCHMARKS = ("dynamath", "logicvista", "wemath", "mathvision", "mmmu")
+PIECES = st.one_of(
+    st.sampled_from(GOLDS),
+    st.sampled_from(LATEX),
+    st.sampled_from(["7", "0.5", "-", "1,000", "12.50", r"\frac{1}{2}", "x", "cm", "%", "^", "\n", " ", "Answer: 7"]),
+    st.sampled_from(["<answer>", "</answer>", r"\boxed{", "}", "<think>", "</think>", "(A)", "B.", "A, C", "(B) red"]),
+    st.sampled_from([*MARKS, *CHARACTERS]),
+    st.text(max_size=5),
+)  # fmt: skip
+TEXTS = st.lists(PIECES, max_size=8).map("".join) | st.sampled_from(BOMBS)
+ANSWERS = st.sampled_from(GOLDS) | TEXTS
+NUMBERS = st.one_of(
+    st.integers(-(10**6), 10**6).map(str),
+    st.decimals(-1000, 1000, places=3).map(str),
+    st.tuples(st.integers(-99, 99), st.integers(1, 99)).map(lambda pair: rf"\frac{{{pair[0]}}}{{{pair[1]}}}"),
+    st.tuples(st.integers(1, 99), st.integers(2, 99)).map(lambda pair: rf"{pair[0]} \sqrt {{ {pair[1]} }}"),
+    st.integers(1, 99).map(lambda number: rf"{number} \pi"),
+)
+CHOICES = st.lists(
+    st.sampled_from(["red", "blue", "7", "", "A", r"\frac{1}{2}", "RED"]) | st.text(max_size=4), max_size=10
+)
+
+
+@pytest.fixture(scope="module", params=SHIPPED, ids=lambda spec: "/".join(spec.split("/")[-2:]))
+def reward(request: pytest.FixtureRequest) -> LoadedReward:
+    return load_reward_function(request.param, needed(request.param))
+
+
+SAMPLES = st.fixed_dictionaries(
+    {
+        "response": TEXTS | st.tuples(TEXTS, ANSWERS).map(lambda pair: rf"{pair[0]} \boxed{{{pair[1]}}}"),
+        "response_length": st.integers(1, 64),
+        "ground_truth": ANSWERS,
+        "prompt": TEXTS,
+    },
+    optional={
+        "answer_kind": st.none() | st.sampled_from(KINDS),
+        "choices": st.none() | CHOICES,
+        "tolerance": st.none() | st.floats(0, 1),
+    },
+)
+
+
+@given(samples=st.lists(SAMPLES, min_size=1, max_size=3))
+def test_any_samples_get_scores_within_their_scale(reward: LoadedReward, samples: list[dict[str, Any]]) -> None:
+    """Nothing is raised, and a sample's score does not depend on the samples beside it."""
+    scores = None
+    with only_our_errors():
+        scores = reward.score(samples)
+    assert scores is not None, "a reward refused a sample"
+    lowest = -1.0 if reward.path.name == "dapo.py" else 0.0
+    for sample, score in zip(samples, scores, strict=True):
+        assert {"overall", "accuracy"} <= set(score)
+        assert score["accuracy"] in (lowest, 1.0)
+        assert 2 * lowest <= score["overall"] <= 1.0
+        assert reward.score([sample]) == [score]
+
+
+@given(
+    benchmark=st.sampled_from(BENCHMARKS), response=TEXTS, gold=ANSWERS, kind=st.sampled_from(KINDS), choices=CHOICES
+)
+def test_any_response_has_a_share_by_the_harness_rules(
+    benchmark: str, response: str, gold: str, kind: str, choices: list[str]
+) -> None:
+    """A multiple choice question has options, and its gold answer is one of their letters."""
+    if kind == "choice":
+        choices = choices or ["red", "blue"]
+        gold = LETTERS[len(gold) % len(choices)]
+    assert 0.0 <= harness_score(benchmark, response, gold, kind, choices) <= 1.0
+
+
+@given(before=TEXTS, answer=ANSWERS, after=st.text(alphabet="abc .\n$|"))
+def test_the_last_whole_box_is_the_answer(before: str, answer: str, after: str) -> None:
+    """Text without braces and tags behind it changes nothing; what is found stands in the response."""
+    response = rf"{before}\boxed{{{answer}}}{after}"
+    found = extract_answer(response)
+    assert found is None or (found.strip() == found != "" and found in response)
+    assert extract_answer(response + after) == found
+    plain = answer.replace("{", "").replace("}", "").replace("\\", "").strip()
+    if before.count("\\") == 0 and before.count("{") == before.count("}") == 0:
+        assert extract_answer(rf"{before}\boxed{{{plain}}}{after}") == (plain or None)
+    for kind in KINDS:
+        assert found is None or read_answer(response, kind) == found
+
+
+@given(first=ANSWERS, second=ANSWERS)
+def test_equality_of_any_answers_is_consistent(first: str, second: str) -> None:
+    """An answer equals itself and its spelling; equal answers state the same; texts of one value have one key."""
+    spelled = normalise_answer(first)
+    assert len(first) > 512 or answers_equal(first, first) is bool(spelled)
+    assert normalise_answer(spelled) == spelled
+    if len(first) <= 512 and spelled:
+        assert answers_equal(spelled, first)
+        assert value_key(spelled) == value_key(first)
+    if answers_equal(first, second):
+        assert states_the_same(first, second)
+    if is_rounding(first, second):
+        assert is_rounding(second, first)
+    value = decimal_value(first)
+    assert value is None or value == value, "a NaN is no value"
+
+
+@given(number=NUMBERS, other=NUMBERS, unit=st.sampled_from(["", r"^\circ", " cm", r" \text{ units}", ".", "°"]))
+def test_numbers_are_right_where_their_values_are_equal(number: str, other: str, unit: str) -> None:
+    """Judged by float arithmetic on values that are far apart or equal; dress changes nothing."""
+    values = decimal_value(number), decimal_value(other)
+    assert values[0] is not None
+    assert values[1] is not None
+    dressed = f"${number}{unit}$" if unit not in (".", " cm") else number + unit
+    assert answers_equal(dressed, number)
+    assert answers_equal(f"x = {number}", number)
+    gap = abs(values[0] - values[1])
+    if gap > 1e-3 * max(abs(values[0]), abs(values[1])):
+        assert not answers_equal(number, other)
+    elif gap == 0:
+        assert answers_equal(number, other)
+        assert answers_equal(other, number)
+        assert value_key(number) == value_key(other)
+
+
+@given(text=TEXTS, choices=CHOICES)
+def test_letters_are_among_the_options(text: str, choices: list[str]) -> None:
+    found = chosen_letters(text, choices)
+    assert found <= set(LETTERS[: len(choices)] or LETTERS)
+    options = options_in_text(text)
+    assert len(options) != 1
+    assert len(options) <= len(LETTERS)
+    assert kind_of(text) in KINDS

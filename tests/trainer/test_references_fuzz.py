@@ -1,0 +1,244 @@
+"""References of any group: the chosen rollouts may be shown, never the own one where it is excluded, within their lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.support.hostile import CHARACTERS, GOLDS, MARKS
+from cepo.algorithms import build_estimator
+from cepo.algorithms.references import (
+    contrastive_references,
+    positive_references,
+    wrong_reference,
+    wrong_references,
+    wrong_rollouts,
+)
+from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSource, TeacherConfig
+from cepo.data.contexts import ContextBuilder
+from cepo.data.dataset import Problem
+from cepo.models.processing import Processing
+from cepo.rollout.base import Generation
+from cepo.trainer.asking import Rollouts
+from cepo.trainer.planning import plan_views, reference_metrics
+from cepo.types import Reference, Rollout, RolloutGroup
+
+PLACEMENTS: tuple[Any, ...] = ("user_suffix", "assistant_prefix")
+SOURCES = get_args(ReferenceSource)
+TEXTS = st.lists(
+    st.sampled_from([*GOLDS, *MARKS[:9], *CHARACTERS, "7", "3.14159", " 12,345", "\n", " ", "角", "the area is "]),
+    max_size=6,
+).map("".join)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> RolloutGroup:
+    """Rollouts in any order with few distinct rewards and answers, so that ties are common."""
+    size = draw(st.integers(1, 6))
+    rollouts: list[Rollout] = []
+    for index in draw(st.permutations(range(size))):
+        answer = draw(st.sampled_from([None, "70", "70.0", "40", "4e1"]))
+        correct = draw(st.booleans())
+        rollouts.append(
+            Rollout(
+                index=index,
+                reward=draw(st.sampled_from([0.0, 0.1, 1.0])),
+                correct=correct,
+                response_ids=tuple(10 * index + token for token in range(draw(st.integers(0, 5)))),
+                answer=answer,
+                answer_equals_ground_truth=draw(st.booleans()) if answer == "70.0" else correct,
+                answer_value={"70": "70", "70.0": "70", "40": "40", "4e1": "40"}.get(answer or ""),
+            )
+        )
+    step, prompt = draw(st.integers(0, 3)), draw(st.sampled_from(["0", "1"]))
+    return RolloutGroup(prompt_id=prompt, ground_truth="70", rollouts=rollouts, seed=1, step=step, solution="It is 70.")
+
+
+POSITIVE = st.builds(
+    PositiveConfig,
+    source=st.sampled_from([*SOURCES, "solution", "solution_or_answer"]),
+    num_tokens=st.integers(1, 4),
+    success_threshold=st.sampled_from([None, 0.1, 1.0]),
+    exclude_self=st.booleans(),
+)
+NEGATIVE = st.builds(
+    NegativeConfig,
+    source=st.sampled_from(SOURCES),
+    num_tokens=st.integers(1, 4),
+    select=st.sampled_from(["lowest_reward", "random", "most_frequent"]),
+    strict_lowest=st.booleans(),
+    fallback=st.sampled_from(["student", "neutral"]),
+)
+
+
+def check_content(reference: Reference, group: RolloutGroup, source: str, num_tokens: int) -> None:
+    """A reference holds what its source says of the rollout that it names."""
+    if reference.source_index is None:
+        assert source in ("ground_truth", "solution", "solution_or_answer")
+        assert reference.text == (group.ground_truth if source == "ground_truth" else group.solution)
+        return
+    (rollout,) = (each for each in group.rollouts if each.index == reference.source_index)
+    tokens = rollout.response_ids
+    expected = {"peer_full": tokens, "peer_prefix": tokens[:num_tokens], "peer_suffix": tokens[-num_tokens:]}
+    assert (reference.text, reference.token_ids) == (
+        (rollout.answer, None) if source == "peer_answer" else (None, expected[source])
+    )
+    assert reference.token_ids != ()
+
+
+@given(group=groups(), config=POSITIVE)
+def test_the_right_side_is_shown_by_right_rollouts(group: RolloutGroup, config: PositiveConfig) -> None:
+    """Never its own where it is excluded; None only where no rollout can; the same in whatever order the group is."""
+    chosen = positive_references(group, config)
+    for own, reference in zip(group.rollouts, chosen, strict=True):
+        able = [
+            each
+            for each in group.rollouts
+            if (each.correct if config.success_threshold is None else each.reward >= config.success_threshold)
+            and (each.answer is not None if config.source == "peer_answer" else bool(each.response_ids))
+            and not (config.exclude_self and each.index == own.index)
+        ]
+        if not config.from_peer:
+            assert reference is not None
+            check_content(reference, group, config.source, config.num_tokens)
+        elif reference is not None:
+            check_content(reference, group, config.source, config.num_tokens)
+            assert reference.source_index in {each.index for each in able}
+        else:
+            assert not able
+    ordered = dataclasses.replace(group, rollouts=sorted(group.rollouts, key=lambda each: each.index))
+    by_index = dict(zip((each.index for each in group.rollouts), chosen, strict=True))
+    assert positive_references(ordered, config) == [by_index[index] for index in range(len(chosen))]
+
+
+@given(group=groups(), config=NEGATIVE, number=st.integers(0, 4))
+def test_the_wrong_side_is_shown_by_wrong_rollouts(group: RolloutGroup, config: NegativeConfig, number: int) -> None:
+    """Never one whose answer is right in another spelling, never the own, never two of one value."""
+    turned = dataclasses.replace(group, rollouts=group.rollouts[::-1])
+    shown, several = wrong_reference(group, config), wrong_references(group, config, number)
+    assert shown == wrong_reference(turned, config)
+    assert several == wrong_references(turned, config, number)[::-1]
+    allowed = {
+        each.index for each in wrong_rollouts(group) if config.strict_lowest or not each.answer_equals_ground_truth
+    }
+    if shown is None and not config.strict_lowest:  # then no rollout can give one
+        says = {
+            each.index
+            for each in group.rollouts
+            if (each.answer if config.source == "peer_answer" else each.response_ids)
+        }
+        assert allowed.isdisjoint(says)
+    for own, references in [(None, [shown] if shown else []), *zip(group.rollouts, several, strict=True)]:
+        assert len(references) <= max(number, own is None)
+        for reference in references:
+            check_content(reference, group, config.source, config.num_tokens)
+            if config.source == "ground_truth":
+                continue
+            assert reference.source_index in allowed
+            assert own is None or reference.source_index != own.index
+            assert own is None or not config.strict_lowest or reference.source_index is not None
+        values = {each.index: each.answer_value for each in group.rollouts}
+        if config.source == "peer_answer":
+            found = [values[each.source_index] for each in references if each.source_index is not None]
+            assert len(set(found)) == len(found)
+
+
+@given(group=groups(), positive=POSITIVE, negative=NEGATIVE)
+def test_no_rollout_has_a_wrong_side_alone(
+    group: RolloutGroup, positive: PositiveConfig, negative: NegativeConfig
+) -> None:
+    right, wrong = contrastive_references(group, positive, negative)
+    for one, other in zip(right, wrong, strict=True):
+        assert one is not None or other is None
+        assert negative.fallback == "student" or (one is None) == (other is None)
+
+
+@pytest.fixture(scope="module")
+def builders(tiny_processing: Processing) -> dict[tuple[int, str], ContextBuilder]:
+    """One for each cap of answers and placement; 48 tokens hold the question and about 20 more."""
+    return {
+        (cap, placement): ContextBuilder(
+            tiny_processing,
+            TeacherConfig(placement=placement, max_reference_tokens=cap),
+            max_context_length=48,
+        )
+        for cap in (1, 3, 12)
+        for placement in PLACEMENTS
+    }
+
+
+@given(
+    answers=st.lists(TEXTS, min_size=2, max_size=4),
+    data=st.data(),
+    cap=st.sampled_from([1, 3, 12]),
+    placement=st.sampled_from(PLACEMENTS),
+    source=st.sampled_from(["peer_answer", "peer_full", "peer_prefix", "peer_suffix", "solution"]),
+)
+def test_shown_references_keep_their_length_and_cuts_are_counted(
+    builders: dict[tuple[int, str], ContextBuilder],
+    tiny_processing: Processing,
+    answers: list[str],
+    data: st.DataObject,
+    cap: int,
+    placement: str,
+    source: str,
+) -> None:
+    """From random texts to the teachers' prompts: what is shown begins like the whole, and no number is cut in two."""
+    contexts = builders[cap, placement]
+    problem = Problem(prompt_id="0", text="Find x.", images=(), ground_truth="70", solution=None, columns={})
+    live = torch.tensor(data.draw(st.lists(st.booleans(), min_size=len(answers), max_size=len(answers))))
+    tokens = [tuple(tiny_processing.encode_text(answer)) or (5,) for answer in answers]
+    rollouts = Rollouts(
+        step=0,
+        problems=[problem],
+        prompts=[contexts.student(problem)],
+        generations=[Generation(response_ids=each, log_probs=(0.0,) * len(each), finished=True) for each in tokens],
+        responses=answers,
+        scores=[{"overall": float(row == 0)} for row in range(len(answers))],
+        correct=torch.tensor([row == 0 for row in range(len(answers))]),
+    )
+    group = RolloutGroup(
+        prompt_id="0",
+        ground_truth="70",
+        rollouts=[
+            Rollout(
+                index=row, reward=float(row == 0), correct=row == 0, response_ids=tokens[row], answer=answer or None,
+                answer_equals_ground_truth=row == 0,
+            )
+            for row, answer in enumerate(answers)
+        ],
+        seed=1,
+        step=0,
+        solution=answers[0],
+    )  # fmt: skip
+    wrong_source = "peer_answer" if source == "solution" else source
+    estimator = build_estimator(
+        "cepo", {"positive": {"source": source, "num_tokens": 4}, "negative": {"source": wrong_source, "num_tokens": 4}}
+    )
+    chosen = estimator.references(group)
+    views = plan_views(rollouts, live, [group], estimator, contexts)
+    metrics = reference_metrics(views, int(live.sum()))
+    for view in views:
+        cut = 0
+        for row, scored in view.rows.items():
+            assert live[row]
+            reference, text = chosen[view.name][row], view.references[row]
+            assert reference is not None
+            assert text
+            whole = contexts.whole_text(reference)
+            assert whole.startswith(text), "a reference is cut at its end"
+            assert len(scored.context.token_ids) <= 48
+            limit = cap if reference.max_tokens is None else reference.max_tokens
+            limit = limit if reference.token_ids is None else len(reference.token_ids)
+            assert len(tiny_processing.encode_text(text)) <= limit
+            rest = whole[len(text) :]
+            assert not (text[-1].isdigit() and rest.lstrip(".,")[:1].isdigit() and not rest[:2].isspace())
+            cut += text != whole
+        assert view.num_cut == cut
+        assert metrics[f"references/{view.name}_cut"].value == cut
+        assert len(view.rows) + view.num_empty + view.num_without_room <= view.num_chosen <= int(live.sum())

@@ -1,0 +1,214 @@
+"""Whatever rows share: packed they have the tokens, positions and images of their own rows, and no pass exceeds its bound."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from generator_cases import picture
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepo.algorithms.settings import TeacherConfig
+from cepo.data.batch import ScoringRow
+from cepo.data.contexts import ContextBuilder
+from cepo.data.dataset import Problem
+from cepo.models.inputs import EncodedPrompt
+from cepo.models.processing import Processing
+from cepo.rollout.base import Generation
+from cepo.runtime.dispatch import Assignment, split_batches
+from cepo.trainer.asking import Rollouts
+from cepo.trainer.planning import ScoringPlan
+from cepo.trainer.scoring import ScoredBatch, actor_batches
+from cepo.types import TokenSignal
+from cepo.workers.forest import families
+from cepo.workers.optimizing import micro_batches
+from cepo.workers.packing import collate_packed, forest_of, packs
+from cepo.workers.passes import padded_batches
+from cepo.workers.scoring_model import CollatedRows, collate
+
+CPU = torch.device("cpu")
+QUESTIONS = (
+    ("Find x.", 0),
+    ("<image>Find the area of the triangle with the sides 3, 4 and 5.", 1),
+    ("<image>Find the area of the circle. <image>Which of both is larger?", 2),
+    ("What is the measure of the angle? " * 3, 0),
+)
+REFERENCES = (
+    "7",
+    "70",
+    "Here is a sample answer: 7",
+    "the sum of 3 and 4 is 7, so that x = 7",
+    r"5 \sqrt { 3 }",
+    "7" * 30,
+)
+Contexts = Callable[[int, int], EncodedPrompt]
+TOKENS = st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple)
+
+
+@pytest.fixture(scope="module")
+def contexts(tiny_processing: Processing) -> Contexts:
+    """For each question the student's prompt, those of teachers with each wording and reference, and one without images."""
+    found: list[list[EncodedPrompt]] = []
+    for number, (text, count) in enumerate(QUESTIONS):
+        images = tuple(picture(number, (64 + 32 * number, 64)) for number in range(count))
+        problem = Problem(prompt_id=str(number), text=text, images=images, ground_truth="7", solution=None, columns={})
+        found.append([])
+        for placement in ("user_suffix", "assistant_prefix"):
+            builder = ContextBuilder(tiny_processing, TeacherConfig(placement=placement), max_context_length=1000)
+            student = builder.student(problem)
+            teachers = [builder.teacher(problem, student, reference) for reference in REFERENCES]
+            found[-1] += [student, *teachers, builder.blind(problem)]
+    return lambda question, place: found[question][place]
+
+
+PLACES = st.lists(
+    st.tuples(st.integers(0, len(QUESTIONS) - 1), st.integers(0, 2 * len(REFERENCES) + 3), TOKENS),
+    min_size=1,
+    max_size=12,
+)
+"""For each row the question, one of its contexts, and the response."""
+
+
+def rows_of(contexts: Contexts, places: list[tuple[int, int, tuple[int, ...]]]) -> list[ScoringRow]:
+    return [
+        ScoringRow(context=contexts(question, place), response_ids=response, prompt=question, row=number)
+        for number, (question, place, response) in enumerate(places)
+    ]
+
+
+def image_of_token(batch: CollatedRows, processing: Processing) -> dict[int, tuple[str, int, int]]:
+    """For each place in the flattened input with a placeholder: the image's content, its number, the feature's number."""
+    units: list[tuple[str, int]] = []
+    sizes: list[int] = []
+    for key, images in batch.images.by_key().items() if batch.images else ():
+        units += [(key, number) for number in range(images.num_units)]
+        sizes += (images.grid.prod(dim=1) // 4).tolist()  # 2 x 2 patches are merged
+    flat = batch.input_ids.flatten().tolist()
+    holders = iter([place for place, token in enumerate(flat) if token == processing.image_token_id])
+    found = {next(holders): (*units[unit], each) for unit in batch.image_order for each in range(sizes[unit])}
+    assert next(holders, None) is None, "a placeholder has no image"
+    return found
+
+
+def visible(batch: CollatedRows, place: int) -> list[int]:
+    """The places that the token at `place` attends to, itself included, by the layout's two descriptions of it."""
+    assert batch.segments is not None
+    ends = batch.segments.branch_end_of_token.tolist()
+    by_branch = [other for other in range(place + 1) if ends[other] > place]
+    by_parts: list[int] = []
+    for part in batch.segments.parts():
+        if part.queries.start <= place < part.queries.stop:
+            last = part.keys.start + place - part.queries.start + 1 if part.causal else part.keys.stop
+            by_parts += range(part.keys.start, last)
+    assert sorted(by_parts) == by_branch
+    return by_branch
+
+
+@given(places=PLACES, multiple=st.sampled_from([1, 1, 8]))
+def test_packed_rows_have_the_tokens_and_positions_of_their_own(
+    contexts: Contexts,
+    tiny_processing: Processing,
+    places: list[tuple[int, int, tuple[int, ...]]],
+    multiple: int,
+) -> None:
+    """What a response token's prediction reads: the same tokens at the same positions with the same images, in order."""
+    rows = rows_of(contexts, places)
+    packed = collate_packed(rows, processing=tiny_processing, device=CPU, multiple_of=multiple)
+    padded = collate(rows, processing=tiny_processing, device=CPU)
+    assert torch.equal(packed.targets, padded.targets)
+    assert packed.input_ids.shape[1] % multiple == 0
+    longest = padded.input_ids.shape[1]
+    images = image_of_token(packed, tiny_processing), image_of_token(padded, tiny_processing)
+    tokens = packed.input_ids.flatten().tolist(), padded.input_ids.flatten().tolist()
+    positions = packed.position_ids.flatten(1).T.tolist(), padded.position_ids.flatten(1).T.tolist()
+    for own, other in zip(packed.response_index.tolist(), padded.response_index.tolist(), strict=True):
+        seen = visible(packed, own), range(other // longest * longest, other + 1)
+        for values in (tokens, positions):
+            assert [values[0][place] for place in seen[0]] == [values[1][place] for place in seen[1]]
+        assert [images[0].get(place) for place in seen[0]] == [images[1].get(place) for place in seen[1]]
+
+
+@given(places=PLACES, budget=st.integers(1, 600), size=st.integers(1, 5))
+def test_passes_have_each_row_once_within_their_bound(
+    contexts: Contexts,
+    tiny_processing: Processing,
+    places: list[tuple[int, int, tuple[int, ...]]],
+    budget: int,
+    size: int,
+) -> None:
+    """A row that is longer may exceed it, with rows that need no token beside its own; padding counts as computed."""
+    rows = rows_of(contexts, places)
+    for passes, form in (
+        (packs(rows, processing=tiny_processing, budget=budget), collate_packed),
+        (padded_batches(rows, budget), collate),
+    ):
+        assert sorted(index for indices in passes for index in indices) == list(range(len(rows)))
+        for indices in passes:
+            inside = [rows[index] for index in indices]
+            computed = form(inside, processing=tiny_processing, device=CPU).input_ids.numel()
+            assert computed <= max(budget, *(row.num_tokens for row in inside))
+    parts = micro_batches(rows, size)
+    assert sorted(index for indices in parts for index in indices) == list(range(len(rows)))
+    assert max(map(len, parts)) <= size
+    together = families(forest_of(rows, tiny_processing))
+    assert sorted(index for indices in together for index in indices) == list(range(len(rows)))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 7), min_size=1, max_size=6),
+    group_size=st.integers(1, 3),
+    data=st.data(),
+    num_prompts=st.integers(1, 4),
+    epochs=st.integers(1, 2),
+    num_ranks=st.integers(1, 3),
+)
+def test_optimizer_batches_have_each_live_row_once_an_epoch(
+    lengths: list[int], group_size: int, data: st.DataObject, num_prompts: int, epochs: int, num_ranks: int
+) -> None:
+    """On all ranks together; the totals count every row, and each row keeps its own numbers."""
+    count = len(lengths) * group_size
+    live = torch.tensor(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    prompt = EncodedPrompt(token_ids=(1, 2), engine_ids=(1, 2), images=None)
+    ragged = [length + number % 2 for length in lengths for number in range(group_size)]
+    rollouts = Rollouts(
+        step=0,
+        problems=cast("Any", [None] * len(lengths)),
+        prompts=[prompt] * len(lengths),
+        generations=[
+            Generation(response_ids=(3,) * each, log_probs=(-1.0 - row,) * each, finished=True)
+            for row, each in enumerate(ragged)
+        ],
+        responses=[""] * count,
+        scores=[{"overall": 0.0}] * count,
+        correct=torch.zeros(count, dtype=torch.bool),
+    )
+    marks = torch.arange(1.0, count + 1).unsqueeze(1) * rollouts.response_mask
+    plan = ScoringPlan(
+        rollouts=rollouts, live=live, on_policy=torch.zeros(count, dtype=torch.bool), student={}, views=[], metrics={}
+    )
+    scored = ScoredBatch(
+        plan=plan, old_log_probs=-marks, teacher_log_probs={}, token_level_rewards=marks, reference_log_probs=None, values=None,
+        metrics={},
+    )  # fmt: skip
+    batches = actor_batches(
+        scored, TokenSignal(advantages=10 * marks), num_prompts=num_prompts, epochs=epochs, max_response_length=8
+    )
+    assert len(batches) == epochs * -(-len(lengths) // num_prompts)
+    assert sum(batch.denominators.num_tokens for batch in batches) == epochs * sum(ragged)
+    assert sum(batch.denominators.num_sequences for batch in batches) == epochs * count
+    seen: dict[int, int] = defaultdict(int)
+    split = split_batches(batches, Assignment(num_ranks, prompts_per_update=num_prompts), num_ranks)
+    for part in (batch for rank in split for batch in rank):
+        for row, old, advantage, mask in zip(
+            part.rows, part.old_log_probs, part.advantages, part.response_mask, strict=True
+        ):
+            assert row.row is not None
+            seen[row.row] += 1
+            assert len(row.response_ids) == ragged[row.row] == int(mask.sum())
+            assert torch.equal(old, -marks[row.row])
+            assert torch.equal(advantage, 10 * marks[row.row])
+    assert seen == {row: epochs for row in range(count) if live[row]}
