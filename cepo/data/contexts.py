@@ -102,7 +102,8 @@ class ContextBuilder:
         if len(tokens) <= num_tokens:
             return text
         kept = self._processing.decode(tokens[:num_tokens]).rstrip("\ufffd")
-        if re.match(r"[.,]?\d", text[len(kept) :]):
+        rest = self._processing.decode(tokens)[len(kept) :]  # not of `text`: tokenizers compose accents
+        if re.match(r"[.,]?\d", rest):
             kept = _PART_OF_A_NUMBER.sub("", kept)
         return kept.rstrip()
 

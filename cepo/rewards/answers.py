@@ -7,6 +7,7 @@ functions in the worker processes of `cepo.rewards.pool`, which are killed after
 from __future__ import annotations
 
 import logging
+import math
 import re
 from decimal import Decimal
 from functools import lru_cache
@@ -28,13 +29,16 @@ def extract_answer(response: str) -> str | None:
 
     Of nested boxes the outermost counts. An empty or blank last answer gives None, never the string "None".
     """
-    span = _last_boxed_span(response)
-    boxed = response[slice(*span)] if span else None
-    if boxed is None:
-        boxed = _last_tagged(response)
-    if boxed is None or not boxed.strip():
-        return None
-    return boxed.strip()
+    span = answer_span(response)
+    return response[slice(*span)] if span else None
+
+
+def answer_span(response: str) -> tuple[int, int] | None:
+    """Returns where `extract_answer` finds the final answer: its first character and the one behind its last."""
+    start, stop = _last_boxed_span(response) or _last_tagged_span(response) or (0, 0)
+    answer = response[start:stop].strip()
+    first = response.find(answer, start)
+    return (first, first + len(answer)) if answer else None
 
 
 def normalise_answer(text: str) -> str:
@@ -204,14 +208,14 @@ def _last_boxed_span(text: str) -> tuple[int, int] | None:
     return last
 
 
-def _last_tagged(text: str) -> str | None:
-    """Returns the content of the last closed `<answer>` in one pass: a degenerate response may open thousands of them."""
+def _last_tagged_span(text: str) -> tuple[int, int] | None:
+    """Returns the span of the last closed `<answer>` in one pass: a degenerate response may open thousands of them."""
     last, start = None, None
     for tag in _ANSWER_TAGS.finditer(text):
         if tag[0][1] != "/":
             start = tag.end() if start is None else start
         elif start is not None:
-            last, start = text[start : tag.start()], None
+            last, start = (start, tag.start()), None
     return last
 
 
@@ -349,7 +353,8 @@ def _near(first: str, second: str, *, relative: float) -> bool:
 def _decimal_value(text: str) -> float | None:
     parsed = _parsed(text)
     try:
-        return float(parsed[0].evalf(15)) if parsed else None
+        value = float(parsed[0].evalf(15)) if parsed else math.nan
+        return value if math.isfinite(value) else None
     except (AttributeError, TypeError, ValueError, OverflowError):
         # A set, a string that did not parse, a complex or an infinite value: not one real number.
         return None

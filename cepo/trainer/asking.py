@@ -192,6 +192,25 @@ class Asker:
         """Returns the final answer of each response, None where there is none."""
         return self._rewards.extracted_answers(rollouts.responses)
 
+    def answer_tokens(self, rollouts: Rollouts, row: int, answer: str) -> slice | None:
+        """Returns which tokens of response `row` state its final answer, or None if its text does not stand there.
+
+        That is the place where `extract_answer` finds it, and the last one of its text with an `answer_function`.
+        """
+        from cepo.rewards.answers import answer_span  # imports sympy, which this side does without otherwise
+
+        reward, response, ids = (
+            self._config.worker.reward,
+            rollouts.responses[row],
+            rollouts.generations[row].response_ids,
+        )
+        if reward.answer_function is None:
+            span = answer_span(response)
+        else:
+            place = response.rfind(answer)
+            span = None if place < 0 else (place, place + len(answer))
+        return span and self._processing.tokens_of(ids, *span, skip_special_tokens=reward.skip_special_tokens)
+
     def _requests(
         self, problems: Sequence[Problem], prompts: Sequence[EncodedPrompt], *, step: int, attempt: int
     ) -> list[GenerationRequest]:

@@ -30,7 +30,7 @@ from cepo.trainer.filtering import ask_until_enough
 from cepo.trainer.health import EqualRewards, MissingAnswers, SkippedUpdates, StageClock
 from cepo.trainer.planning import ScoringPlan, make_plan, num_without_answer, rollout_groups
 from cepo.trainer.protocol import Backend
-from cepo.trainer.recording import group_records, reward_metrics, work_metrics
+from cepo.trainer.recording import answer_metrics, group_records, reward_metrics, work_metrics
 from cepo.trainer.scoring import (
     ScoredBatch,
     actor_batches,
@@ -304,6 +304,7 @@ class Trainer:
             rollouts.metrics,
             reward_metrics(rollouts),
             work_metrics(batch, self.config.worker.rollout.temperature),
+            answer_metrics(batch, signal, self._asker),
         ]
         parts += [batch.metrics, batch.plan.metrics, signal.metrics, updated, self._faults.metrics, self.clock.drain()]
         if self.restarts:

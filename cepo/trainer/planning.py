@@ -61,6 +61,7 @@ class ScoringPlan:
         on_policy: (B,) rows whose optimizer step starts from the weights that sampled them.
         student: row -> its response behind the student's prompt, for rows whose student log-probs are read.
         views: the views of the method's teachers at this step; empty if it asks no teacher.
+        answers: the final answer of each row, None where there is none; empty if no teacher is asked.
     """
 
     rollouts: Rollouts
@@ -69,6 +70,7 @@ class ScoringPlan:
     student: Mapping[int, ScoringRow]
     views: Sequence[View]
     metrics: Metrics
+    answers: Sequence[str | None] = ()
 
 
 def make_plan(
@@ -107,6 +109,7 @@ def make_plan(
         student={row: rollouts.scoring_row(row) for row in needed},
         views=views,
         metrics=metrics,
+        answers=[rollout.answer for group in groups for rollout in group.rollouts],
     )
 
 

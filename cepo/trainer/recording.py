@@ -12,9 +12,12 @@ from cepo.metrics import Metrics, fraction, max_value, mean_of, mean_value, min_
 from cepo.models.processing import Processing
 from cepo.tracking.run_folder import png_bytes
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord
-from cepo.trainer.asking import Rollouts
+from cepo.trainer.asking import Asker, Rollouts
 from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal
+
+RESPONSES_SEARCHED = 256
+"""The most responses per step of which the answer's tokens are found, at some milliseconds for a thousand tokens."""
 
 
 def reward_metrics(rollouts: Rollouts) -> Metrics:
@@ -57,6 +60,29 @@ def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
         "work/scored_fraction": mean_of(scored.float()),
         "rollout/entropy": mean_of(-rollouts.sampled_log_probs, rollouts.response_mask),
     } | agreement_metrics(rollouts.sampled_log_probs, batch.old_log_probs, compared, temperature)
+
+
+def answer_metrics(batch: ScoredBatch, signal: TokenSignal, asker: Asker) -> Metrics:
+    """Returns the mean of delta and of |delta| over the tokens of final answers and over the others of the same responses.
+
+    Tokens without an advantage do not count. At most `RESPONSES_SEARCHED` responses are searched for their answer.
+    """
+    delta, answers = signal.diagnostics.get("delta"), batch.plan.answers
+    if delta is None:
+        return {}
+    counted = batch.rollouts.response_mask & (signal.advantages != 0)
+    inside, outside = torch.zeros_like(counted), torch.zeros_like(counted)
+    live = [(row, answer) for row, answer in enumerate(answers) if answer is not None and bool(counted[row].any())]
+    for row, answer in live[:RESPONSES_SEARCHED]:
+        place = asker.answer_tokens(batch.rollouts, row, answer)
+        if place is not None:
+            inside[row, place] = True
+            outside[row] = ~inside[row]
+    metrics: Metrics = {}
+    for name, where in (("answer", inside & counted), ("rest", outside & counted)):
+        metrics[f"evidence/delta_mean_{name}"] = mean_of(delta, where)
+        metrics[f"evidence/delta_abs_{name}"] = mean_of(delta.abs(), where)
+    return metrics
 
 
 def group_records(

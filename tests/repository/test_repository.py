@@ -90,6 +90,15 @@ def test_each_pinned_package_has_a_licence_that_may_be_used() -> None:
             assert set(re.split(" AND | OR ", licence.translate({40: None, 41: None}))) <= USABLE, f"{name}: {licence}"
 
 
+def test_each_package_of_the_gpu_extra_is_named_with_a_licence() -> None:
+    """From the registry's metadata, since the extra is not installed where the tests run."""
+    pages = "".join(
+        (REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("licences.md", "licences-gpu.md")
+    )
+    named = set(re.findall(r"^\| ([a-z0-9][a-z0-9-]*) \| \d.* \| .+ \|$", pages, flags=re.MULTILINE))
+    assert set(pins_of(REPOSITORY / "constraints" / "gpu.txt")) <= named
+
+
 def test_a_scan_that_looked_nothing_up_is_no_success() -> None:
     """pip-audit reports success for packages that it could not look up."""
     found = {"name": "a", "version": "1", "vulns": []}

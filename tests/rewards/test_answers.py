@@ -230,6 +230,7 @@ def test_answers_of_one_value_share_a_key() -> None:
     assert value_key("Not enough information") == value_key("not enough  information") != value_key("40")
     assert value_key("-0") == value_key("0.0") == "0"
     assert value_key("9" * 600) == "9" * 600
+    assert value_key("0/0") == "0/0" != value_key(r"\frac{0}{0}"), "they state no number, so their spellings count"
     assert value_key("99999!") == "99999!", "a value too large to be computed has its spelling"
 
 
