@@ -111,7 +111,7 @@ def odd_rows(draw: st.DrawFn) -> list[Any]:
 def _caches_go(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Every file that is read leaves a copy in the cache of `datasets`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        patch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
         yield
 
 
