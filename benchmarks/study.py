@@ -22,6 +22,7 @@ from pathlib import Path
 
 from benchmarks.support.machine import ROOT
 from benchmarks.support.study_plan import (
+    METHODS,
     PLAN,
     PROFILES,
     Profile,
@@ -32,7 +33,6 @@ from benchmarks.support.study_plan import (
     own_rate_runs,
 )
 from benchmarks.support.study_records import DONE, chosen_rates
-from cepo.errors import DataError
 from cepo.interrupts import EXIT_INTERRUPTED
 from cepo.microgeo.kinds import KINDS
 from cepo.microgeo.world import build_world
@@ -46,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("command", choices=("run", "page"))
     parser.add_argument("--profile", choices=PROFILES, default="small")
     parser.add_argument("--worlds", nargs="+", choices=KINDS, help="by default those of the profile")
+    parser.add_argument("--arms", nargs="+", choices=METHODS, help="run these alone; the page has all")
     parser.add_argument("--out", type=Path, help="folder of the runs; by default checkpoints/study-<profile>")
     parser.add_argument("--most", type=int, default=sys.maxsize, help="stop after so many runs")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results" / "study.json")
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     profile = dataclasses.replace(profile, worlds=tuple(options.worlds or profile.worlds))
     out: Path = (options.out or ROOT / "checkpoints" / f"study-{profile.name}").absolute()
     if options.command == "run":
-        return run_all(profile, out, options.most)
+        return run_all(dataclasses.replace(profile, arms=options.arms or profile.arms), out, options.most)
     from benchmarks.support.study_page import write_study
 
     write_study(profile, out, options.results, options.page)
@@ -71,9 +72,9 @@ def planned(profile: Profile, out: Path) -> list[Run]:
 def run_all(profile: Profile, out: Path, most: int = sys.maxsize) -> int:
     """Trains at most so many runs that are not done, in the plan's order; 1 if a run failed, 130 if interrupted."""
     begun: dict[str, int] = {}
-    missing = _worlds_without_weights(profile, out)
+    _build_worlds(profile, out)
     while len(begun) < most:
-        left = [run for run in planned(profile, out) if run.world not in missing and run.folder not in begun]
+        left = [run for run in planned(profile, out) if run.folder not in begun]
         with ExitStack() as stack:
             run = next((run for run in left if _is_taken(out / run.folder, stack)), None)
             if run is None:
@@ -142,23 +143,15 @@ def _world_seed(*, tuning: bool) -> int:
     return PLAN["world_seeds"]["tuning" if tuning else "reported"]
 
 
-def _worlds_without_weights(profile: Profile, out: Path) -> set[str]:
-    """Builds the worlds' problems; a world without weights is said and left out."""
-    missing: set[str] = set()
-    for world in profile.worlds:
-        for tuning in (False, True):
-            try:
-                build_world(
-                    world_folder(out, world, tuning=tuning),
-                    kind=KINDS[world],
-                    seed=_world_seed(tuning=tuning),
-                    num_train=profile.problems[0],
-                    num_validation=profile.problems[1],
-                )
-            except DataError as error:
-                print(f"{world} is not run: {error}", flush=True)
-                missing.add(world)
-    return missing
+def _build_worlds(profile: Profile, out: Path) -> None:
+    for world, tuning in itertools.product(profile.worlds, (False, True)):
+        build_world(
+            world_folder(out, world, tuning=tuning),
+            kind=KINDS[world],
+            seed=_world_seed(tuning=tuning),
+            num_train=profile.problems[0],
+            num_validation=profile.problems[1] // (2 if world == "chain" else 1),
+        )
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from benchmarks.support.study_plan import (
     trained,
 )
 from benchmarks.support.study_records import Record, best_rate, chosen_rates, final, read_record
+from benchmarks.support.study_speed import speed_part
 from benchmarks.support.study_statistics import (
     SIGNIFICANT,
     STATEMENTS,
@@ -98,8 +99,7 @@ def study_page(study: Mapping[str, Any]) -> str:
             parts += _world(study, profile, world)
         else:
             why = "Its runs are planned." if world in profile.worlds else "It was not asked for (`--worlds`)."
-            weights = " It needs weights first ([microgeo](microgeo.md))." if world == "chain" else ""
-            parts.append(f"## {world}\n\nThe world `{world}` is not run. {why}{weights}")
+            parts.append(f"## {world}\n\nThe world `{world}` is not run. {why}")
     parts += [_compute(study), _limits(profile)]
     return "\n\n".join(map(_wrapped, "\n\n".join(parts).split("\n\n"))) + "\n"
 
@@ -162,7 +162,10 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
             f"{EQUAL_RATE:g} for all; the best of {swept_rates} for each; {RATIO_RATE:g} for {RATIO_ARM} alone",
         ],
         ["evidence", "lambda from 0.5 to 0 over half of the steps, clip radius 0.5, as in the paper"],
-        ["held-out problems", f"{profile.problems[1]}, one response each at temperature 1 and one greedy"],
+        [
+            "held-out problems",
+            f"{profile.problems[1]} (chain: half), one response each at temperature 1 and one greedy",
+        ],
     ]
     return f"""# The study
 
@@ -202,6 +205,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
             "some 200 times as many responses as a training step samples."
         )
     yield f"![Held-out and greedy accuracy over steps](images/study.png)\n\n{_curve_note(profile)}"
+    yield speed_part(runs, trained(profile, world), profile)
     if profile.rates:
         yield from _rates(study, profile, runs)
     yield from _held_out(runs, trained(profile, world))

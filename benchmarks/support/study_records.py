@@ -30,7 +30,7 @@ _EVIDENCE = {
 
 
 def read_record(profile: Profile, run: Run, out: Path) -> Record | None:
-    """The figures of a run that is done: validations by step, means of the evidence, and what it cost; else None."""
+    """The figures of a run that is done: accuracies by step, means of the evidence, and what it cost; else None."""
     folder = out / run.folder
     if not (folder / DONE).is_file():
         return None
@@ -41,6 +41,7 @@ def read_record(profile: Profile, run: Run, out: Path) -> Record | None:
         **asdict(run),
         "steps": steps,
         **{name: _rounded(data.values_by_step(metric)) for name, metric in _CURVES.items()},
+        "trained": [round(value, 5) for value in data.series("reward/accuracy")[1]],
         "evidence": {name: means for name, metrics in _EVIDENCE.items() if (means := _thirds(data, metrics))},
         "held_out": extra["held_out"],
         "processor_seconds": round(extra["processor_seconds"], 1),

@@ -46,7 +46,7 @@ DISTRIBUTIONS = {
     "distractors": Distribution(hollow=0.5, specks=True),
 }
 """The held-out splits by stream; all other streams have the training distribution."""
-WARM_START, NUM_NAMINGS = "warmstart", 8000
+WARM_START, NUM_NAMINGS = "warmstart", 12800
 """The warm start begins with this many images whose figures are only named: on walks alone it learns to see much later."""
 
 

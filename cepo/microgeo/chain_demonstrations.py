@@ -13,7 +13,7 @@ _CONNECTIVES = ("Then", "Now", "Next", "So")
 
 @dataclass(frozen=True)
 class ChainNoise:
-    """Probabilities per step, except `hinted`, `bends` and `ignores`, which are per demonstration.
+    """Probabilities per step, except `hinted`, `bends` and `ignores`, which are per demonstration; the latter two if hinted.
 
     `corrects` is that of taking back a wrong step, `doubts` that of repeating a right one. `connective` is the share of
     steps that begin with a word without meaning.
@@ -27,25 +27,24 @@ class ChainNoise:
     corrects: float = 0.25
     doubts: float = 0.015
     connective: float = 0.5
-    hinted: float = 0.40
-    bends: float = 0.08
-    ignores: float = 0.08
+    hinted: float = 0.60
+    bends: float = 0.40
+    ignores: float = 0.03
 
 
 def demonstrate_chain(problem: ChainProblem, *, seed: int, rates: ChainNoise | None = None) -> Demonstration:
     """Returns a noisy solution of `problem`, a pure function of the problem, the rates and the seed.
 
-    A hint states the demonstration's own answer. A hint that bends the result has another place for one row, which the
-    last figure of that row is made to lead to; an ignored one changes nothing.
+    A hint states the demonstration's own answer. One that bends the results has random places, and the last figure of
+    each row is made to lead to the row's; an ignored one changes nothing.
     """
-    if isinstance(problem, Naming):
-        names = (f"{label} {name_of(figure)}" for label, figure, _ in problem.cells())
-        return Demonstration(problem, " ".join(names), None)
     rates = rates or ChainNoise()
     rng = random.Random(f"chain demonstration/{seed}/{problem.id}")
     hinted, kind = rng.random() < rates.hinted, rng.random()
-    bent = {rng.randrange(len(problem.rows)): rng.randint(0, RULER)} if hinted and kind < rates.bends else {}
-    response, ends = _walk(problem, rng, rates, bent)
+    anywhere = [rng.randint(0, RULER) for _ in problem.rows]
+    if isinstance(problem, Naming):
+        return _names(problem, anywhere if hinted else None)
+    response, ends = _walk(problem, rng, rates, anywhere if hinted and kind < rates.bends else None)
     if not hinted:
         return Demonstration(problem, response, None)
     if rates.bends <= kind < rates.bends + rates.ignores:
@@ -54,13 +53,25 @@ def demonstrate_chain(problem: ChainProblem, *, seed: int, rates: ChainNoise | N
     return Demonstration(problem, response, answer_text(ends))
 
 
-def _walk(problem: ChainProblem, rng: random.Random, rates: ChainNoise, bent: dict[int, int]) -> tuple[str, list[int]]:
-    """Returns a response and its places after the rows; row r ends at `bent[r]` if that is given."""
+def _names(problem: Naming, ends: list[int] | None) -> Demonstration:
+    """Names the figures; a hint's places are repeated at the ends of their rows, which is how the model learns to read it."""
+    parts = list[str]()
+    for label, figure, ended_row in problem.cells():
+        parts.append(f"{label} {name_of(figure)}")
+        if ended_row and ends:
+            parts.append(f"Row {ended_row} {ends[ended_row - 1]}.")
+    return Demonstration(problem, " ".join(parts), answer_text(ends) if ends else None)
+
+
+def _walk(
+    problem: ChainProblem, rng: random.Random, rates: ChainNoise, bent: list[int] | None
+) -> tuple[str, list[int]]:
+    """Returns a response and its places after the rows, which are `bent` if that is given."""
     parts, ends, place = list[str](), list[int](), problem.numbers[0]
     for label, figure, ended_row in problem.cells():
         right = step(figure, place, problem.numbers)
         text, result = _noisy_step(problem, figure, place, rng, rates)
-        if ended_row and len(ends) in bent:
+        if ended_row and bent:
             result = bent[len(ends)]
             right = text, result
         connective = f"{rng.choice(_CONNECTIVES)} " if rng.random() < rates.connective else ""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cepo.microgeo.demonstrations import answer_bearing_positions, wrong_answer
-from cepo.microgeo.figures import draw_figure
+from cepo.microgeo.kinds import SHAPES, WorldKind
 from cepo.microgeo.problems import Problem, user_messages
 from cepo.microgeo.warmstart import batched_vision_attention
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
-_MAX_NEW_TOKENS = 56
 _ROWS_PER_BATCH = 256
 
 
@@ -54,9 +53,10 @@ class HintEffect:
 class Evaluator:
     """A loaded checkpoint with its processor."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: WorldKind = SHAPES, *, max_new_tokens: int = 56) -> None:
         from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
+        self.kind, self.max_new_tokens = kind, max_new_tokens
         self.processor: Any = AutoProcessor.from_pretrained(folder)
         self.model: Any = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
 
@@ -66,9 +66,10 @@ class Evaluator:
         *,
         num_samples: int = 8,
         seed: int = 0,
+        greedy: bool = False,
         pictures: Sequence[Image.Image] | None = None,
     ) -> list[list[Rollout]]:
-        """`num_samples` responses at temperature 1 to each problem, in the problems' order."""
+        """`num_samples` responses at temperature 1, or the greedy one, to each problem, in the problems' order."""
         groups: list[list[Rollout]] = []
         rows = max(1, _ROWS_PER_BATCH // num_samples)
         with torch.random.fork_rng(devices=[]), torch.no_grad(), batched_vision_attention(self.model):
@@ -77,7 +78,10 @@ class Evaluator:
                 part = slice(first, first + rows)
                 inputs = self.inputs(problems[part], None, pictures and pictures[part], padding_side="left")
                 output = self.model.generate(
-                    **inputs, do_sample=True, num_return_sequences=num_samples, max_new_tokens=_MAX_NEW_TOKENS
+                    **inputs,
+                    do_sample=not greedy,
+                    num_return_sequences=num_samples,
+                    max_new_tokens=self.max_new_tokens,
                 )
                 new = output[:, inputs["input_ids"].shape[1] :]
                 groups += self._groups(problems[part], new, num_samples)
@@ -128,7 +132,7 @@ class Evaluator:
             messages = user_messages(problem.question, hints[row] if hints else None)
             text = self.processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
             texts.append(text + (tails[row] if tails else ""))
-        images = list(pictures) if pictures else [draw_figure(problem) for problem in problems]
+        images = list(pictures) if pictures else [self.kind.draw(problem) for problem in problems]
         return dict(
             self.processor(text=texts, images=images, padding=True, padding_side=padding_side, return_tensors="pt")
         )
@@ -153,13 +157,13 @@ def mixed_fraction(groups: Groups) -> float:
     return _mean([float(0 < sum(one.is_right for one in group) < len(group)) for group in groups])
 
 
-def shuffled_images(problems: Sequence[Problem], *, seed: int = 0) -> list[Image.Image]:
+def shuffled_images(problems: Sequence[Problem], kind: WorldKind = SHAPES, *, seed: int = 0) -> list[Image.Image]:
     """Each problem's picture replaced by that of another problem of its family, drawn at random."""
     rng = random.Random(f"shuffle/{seed}")
     by_family: dict[str, list[Problem]] = {}
     for problem in problems:
         by_family.setdefault(problem.family, []).append(problem)
-    return [draw_figure(rng.choice(by_family[problem.family])) for problem in problems]
+    return [kind.draw(rng.choice(by_family[problem.family])) for problem in problems]
 
 
 def _mean(values: Sequence[float]) -> float:

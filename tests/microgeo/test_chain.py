@@ -181,8 +181,11 @@ def test_the_warm_start_first_names_the_figures_of_each_image() -> None:
     first, last = (generate_chain_problem(0, index, stream=WARM_START) for index in (0, NUM_NAMINGS - 1))
     for problem in (first, last):
         names = [f"{label} {name_of(figure)}" for label, figure, _ in problem.cells()]
-        one = demonstrate_chain(problem, seed=0)
+        one = demonstrate_chain(problem, seed=0, rates=ChainNoise(hinted=0.0))
         assert (problem.question, one.response, one.hint) == ("Name the figures.", " ".join(names), None)
+        hinted = demonstrate_chain(problem, seed=0, rates=ChainNoise(hinted=1.0))
+        assert re.sub(r" Row \d \d+\.", "", hinted.response) == " ".join(names)
+        assert hinted.hint == f"({','.join(re.findall(r'Row [0-9] ([0-9]+)[.]', hinted.response))})"
     assert "Start at" in generate_chain_problem(0, NUM_NAMINGS, stream=WARM_START).question
     assert figures_in(draw_chain(first)) == first.seen
 
@@ -194,6 +197,20 @@ def test_hints_state_the_demonstrations_answer_as_often_as_set() -> None:
     assert len(hinted) / len(ones) == pytest.approx(rates.hinted, abs=0.03)
     follows = [one.hint == extract_answer(one.response) for one in hinted]
     assert np.mean(follows) == pytest.approx(1 - rates.ignores, abs=0.03)
+
+
+def test_a_bending_hint_leads_each_row_to_its_place() -> None:
+    """The places are random ones, and the last result of a row is the place of the hint."""
+    noise = ChainNoise(hinted=1.0, bends=1.0, connective=0.0)
+    matches = list[bool]()
+    for index in range(100):
+        problem = generate_chain_problem(9, index)
+        one = demonstrate_chain(problem, seed=0, rates=noise)
+        ends = re.findall(r"(\d+)\. Row \d (\d+)\.", one.response)
+        assert all(result == place for result, place in ends)
+        assert one.hint == f"({','.join(place for _, place in ends)})"
+        matches += [place == row[-1] for (_, place), row in zip(ends, problem.places(), strict=True)]
+    assert np.mean(np.asarray(matches)) < 0.2
 
 
 def test_the_tokenizer_covers_all_texts_of_the_chain_world() -> None:

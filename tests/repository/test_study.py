@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from factories import log_probs_like, token_batch
@@ -18,6 +20,7 @@ from benchmarks import study
 from benchmarks.support.study_page import study_page, summary
 from benchmarks.support.study_plan import ARMS, PROFILES, Arm, Run, arguments, first_runs, own_rate_runs
 from benchmarks.support.study_records import best_rate
+from benchmarks.support.study_speed import interval, steps_to_reach
 from benchmarks.support.study_statistics import holm, p_value, tail, verdict
 from cepo.algorithms import base, build_estimator, load_plugin
 from cepo.config import check_config, load_config
@@ -112,6 +115,7 @@ def records(arm: str, ends: list[float], **own: Any) -> list[dict[str, Any]]:
             "seed": seed,
             "sampled": {"0": 0.5, "15": 0.6, "30": end},
             "greedy": {"0": 0.9, "15": 0.9, "30": 0.8},
+            "trained": [0.5] * 20 + [end] * 10,
             "hint_gap_wrong": {"0": -0.2, "30": None},
             "evidence": {"positive": [0.1, 0.2, 0.3], "negative": [0.1, 0.1, 0.2], "clipped": [0.1, 0.1, 0.1]},
             **own,
@@ -138,6 +142,16 @@ def test_a_page_says_what_its_records_say_and_what_is_not_run() -> None:
     assert "**9 of 115 planned runs are done.**" in page
     assert "| cepo above grpo | +10.0 ± 0.6 | seen |" in page
     assert "## chain\n\nThe world `chain` is not run." in page
+
+
+def test_steps_are_counted_to_the_baselines_last_accuracy() -> None:
+    """Over 10 steps means are over 2: the baseline ends at 0.9, which the other has over its steps 5 and 6."""
+    base = numpy.array([[0.1 * step for step in range(10)], [0.1 * step for step in range(10)]])
+    own = numpy.array([[0.1] * 4 + [0.9] * 6, [0.1] * 4 + [0.8] * 6])
+    assert steps_to_reach(base, base) == 10
+    assert steps_to_reach(own, base) == 6  # 0.85 on average, and the baseline's last two steps have 0.85
+    assert steps_to_reach(own - 0.05, base) == math.inf
+    assert interval(own, base) == (6, math.inf)  # draws of the second seed alone have 0.8
 
 
 def test_the_page_is_that_of_its_records() -> None:

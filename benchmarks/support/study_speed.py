@@ -1,0 +1,66 @@
+"""How many steps an arm needs to learn what the baseline learns, from the accuracy of the rollouts that they train on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy
+from numpy.typing import NDArray
+
+from benchmarks.support.study_plan import BASELINE, Profile
+from benchmarks.support.study_statistics import Runs
+from benchmarks.support.tables import table
+
+_DRAWS = 2000
+Curves = NDArray[numpy.float64]
+"""Shape (seeds, steps): the share of right rollouts."""
+
+
+def steps_to_reach(own: Curves, base: Curves) -> float:
+    """The first step at which `own` has what `base` has after its last one; infinite if it never has.
+
+    Both are means over seeds and over the last fifth of all steps up to the step, whose noise would else decide.
+    """
+    width = max(1, base.shape[1] // 5)
+    target = base[:, -width:].mean()
+    sums = numpy.cumsum(numpy.pad(own.mean(axis=0), (1, 0)))
+    smoothed = (sums[width:] - sums[:-width]) / width
+    reached = numpy.flatnonzero(smoothed >= target - 1e-12)
+    return float(reached[0] + width) if len(reached) else math.inf
+
+
+def interval(own: Curves, base: Curves) -> tuple[float, float]:
+    """95 % of `steps_to_reach` over draws of seeds, the same for both."""
+    generator = numpy.random.default_rng(0)
+    draws = generator.integers(len(own), size=(_DRAWS, len(own)))
+    found = sorted(steps_to_reach(own[draw], base[draw]) for draw in draws)
+    return found[int(0.025 * _DRAWS)], found[int(0.975 * _DRAWS) - 1]
+
+
+def speed_part(runs: Runs, arms: Sequence[str], profile: Profile) -> str:
+    """The page's part on steps: each arm against the baseline's accuracy after all steps, at equal rates."""
+    base, rows = runs.equal(BASELINE), list[list[str]]()
+    num_steps = profile.rollouts // runs.batch
+    for arm in arms:
+        found = runs.equal(arm)
+        seeds = sorted(found.keys() & base.keys())
+        if not seeds:
+            rows.append([arm, f"0 of {len(profile.seeds)}", "not run", ""])
+            continue
+        own, other = (numpy.array([part[seed]["trained"] for seed in seeds]) for part in (found, base))
+        low, high = interval(own, other)
+        bounds = f"{_steps(low, num_steps)} to {_steps(high, num_steps)}" if len(seeds) > 1 else ""
+        rows.append(
+            [arm, f"{len(seeds)} of {len(profile.seeds)}", _steps(steps_to_reach(own, other), num_steps), bounds]
+        )
+    return (
+        f"## {runs.world}: steps to {BASELINE}'s accuracy\n\nThe step after which an arm's accuracy on the rollouts that it "
+        f"trains on is what {BASELINE}'s is after {num_steps} steps, at equal rates. Accuracies are means over seeds and the "
+        f"last fifth of the steps so far; {BASELINE} itself may reach its end earlier, where it rises no more. Intervals are "
+        f"95 %, over draws of seeds.\n\n" + table(["arm", "runs", "steps", "interval"], rows)
+    )
+
+
+def _steps(value: float, most: int) -> str:
+    return f"more than {most}" if math.isinf(value) else f"{value:.0f}"
