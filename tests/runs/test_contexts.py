@@ -228,6 +228,8 @@ def test_an_answer_is_shown_whole_or_not_at_all(tiny_processing: Processing) -> 
         ("a 12 345", 3, "a"),
         ("a 12 345", 4, "a 12"),
         ("a 12 345", 7, "a 12"),
+        ("a 12 ", 4, "a 12"),
+        ("a 12 ", 5, "a 12 "),  # as many tokens as may be: left as it is
         ("a 1,234 b", 4, "a"),
         ("a 1.25 b", 3, "a"),
         ("a 1.25 b", 4, "a"),
