@@ -80,13 +80,15 @@ def test_an_odd_list_of_files_is_damage(tmp_path: Path, content: str) -> None:
 
 
 def test_a_missing_list_of_files_is_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In a checkpoint of an early version it is reported."""
+    """In a checkpoint of an early version, or without a state that can be read, it is reported."""
     folder = checkpoint(tmp_path / "global_step_1")
     (folder / FILES_FILE).unlink()
     assert damaged_file(folder) == f"{FILES_FILE} is missing"
-    (folder / STATE_FILE).write_text('{"state": {"step": 1}}')
-    assert damaged_file(folder) is None
-    assert "its files are not checked" in caplog.text
+    for state in ('{"state": {"step": 1}}', "{", "null"):
+        caplog.clear()
+        (folder / STATE_FILE).write_text(state)
+        assert damaged_file(folder) is None
+        assert "its files are not checked" in caplog.text
 
 
 @pytest.mark.parametrize("version", [2, "x", None])
