@@ -150,7 +150,7 @@ def _build_worlds(profile: Profile, out: Path) -> None:
             kind=KINDS[world],
             seed=_world_seed(tuning=tuning),
             num_train=profile.problems[0],
-            num_validation=profile.problems[1] // (2 if world == "chain" else 1),
+            num_validation=profile.problems[1] // (4 if world == "chain" else 1),
         )
 
 

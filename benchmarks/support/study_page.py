@@ -86,7 +86,10 @@ def profile_of(study: Mapping[str, Any]) -> Profile:
 def _runs(study: Mapping[str, Any], world: str, batch: int | None = None) -> Runs:
     profile = profile_of(study)
     return Runs(
-        records=study["runs"], world=world, batch=batch or profile.batches[0], own_rates=study["own_rates"][world]
+        records=study["runs"],
+        world=world,
+        batch=batch or profile.batches[world][0],
+        own_rates=study["own_rates"][world],
     )
 
 
@@ -150,12 +153,16 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
     )  # fmt: skip
     swept_rates = ", ".join(f"{rate:g}" for rate in profile.rates) or "none"
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    batches = " and ".join(f"{batch} per step ({profile.rollouts // batch} steps)" for batch in profile.batches)
+    batches = "; ".join(
+        f"{world}: "
+        + " and ".join(f"{batch} per step ({profile.rollouts // batch} steps)" for batch in profile.batches[world])
+        for world in profile.worlds
+    )
     seeds = PLAN["world_seeds"]
     facts = [
         ["date, machine", f"{machine['date']}, {machine['cores']} cores, one thread per run"],
         ["versions", f"Python {machine['python']}, {versions}; transformers generator, float32"],
-        ["rollouts of a run", f"{profile.rollouts:,}, at {batches}, groups of 8"],
+        ["rollouts of a run", f"{profile.rollouts:,}, in groups of 8; {batches}"],
         ["seeds", f"{_listed(profile.seeds)}: order of problems and all sampling"],
         [
             "learning rates",
@@ -164,7 +171,7 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
         ["evidence", "lambda from 0.5 to 0 over half of the steps, clip radius 0.5, as in the paper"],
         [
             "held-out problems",
-            f"{profile.problems[1]} (chain: half), one response each at temperature 1 and one greedy",
+            f"{profile.problems[1]} (chain: a quarter), one response each at temperature 1 and one greedy",
         ],
     ]
     return f"""# The study
@@ -194,7 +201,7 @@ null hypotheses about one would look seen or reversed."""
 def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[str]:
     runs = _runs(study, world)
     yield f"## {world}: equal learning rates"
-    for batch in profile.batches:
+    for batch in profile.batches[world]:
         own = _runs(study, world, batch)
         yield f"{batch} rollouts per step, learning rate {EQUAL_RATE:g}."
         yield _arm_table(own.equal, trained(profile, world), profile)
@@ -204,7 +211,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
             "and the truth that `cepo credit` samples for this world takes several continuations of every prefix: with 8 each, "
             "some 200 times as many responses as a training step samples."
         )
-    yield f"![Held-out and greedy accuracy over steps](images/study.png)\n\n{_curve_note(profile)}"
+    yield f"![Held-out and greedy accuracy over steps](images/study.png)\n\n{_curve_note(profile, world)}"
     yield speed_part(runs, trained(profile, world), profile)
     if profile.rates:
         yield from _rates(study, profile, runs)
@@ -376,8 +383,10 @@ def _limits(profile: Profile) -> str:
     )
 
 
-def _curve_note(profile: Profile) -> str:
-    return f"Means over seeds at equal rates, {profile.batches[0]} rollouts per step; bands are one standard error."
+def _curve_note(profile: Profile, world: str) -> str:
+    return (
+        f"Means over seeds at equal rates, {profile.batches[world][0]} rollouts per step; bands are one standard error."
+    )
 
 
 def _listed(numbers: Sequence[int]) -> str:

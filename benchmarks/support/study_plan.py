@@ -60,7 +60,7 @@ class Profile:
     seeds: Sequence[int]
     tuning_seeds: Sequence[int]
     rates: Sequence[float]
-    batches: Sequence[int]
+    batches: Mapping[str, Sequence[int]]
     rollouts: int
     validations: int
     problems: Sequence[int]
@@ -91,12 +91,12 @@ class Run:
 def first_runs(profile: Profile) -> Iterator[Run]:
     """All runs that are known before the sweep's result, the most wanted first: whole seeds one after the other."""
     for world in profile.worlds:
-        for batch, seed in itertools.product(profile.batches, profile.seeds):
+        for batch, seed in itertools.product(profile.batches[world], profile.seeds):
             for arm in trained(profile, world):
                 yield Run(world=world, arm=arm, rate=EQUAL_RATE, batch=batch, seed=seed)
         if not profile.rates:
             continue
-        batch = profile.batches[0]
+        batch = profile.batches[world][0]
         for seed in profile.seeds:
             yield Run(world=world, arm=RATIO_ARM, rate=RATIO_RATE, batch=batch, seed=seed)
         yield from itertools.chain.from_iterable(sweep(profile, world, arm) for arm in swept(profile))
@@ -119,7 +119,8 @@ def sweep(profile: Profile, world: str, arm: str) -> list[Run]:
     """The runs that choose an arm's learning rate, all on the tuning world's problems."""
     rates = itertools.product(profile.tuning_seeds, profile.rates)
     return [
-        Run(world=world, arm=arm, rate=rate, batch=profile.batches[0], seed=seed, tuning=True) for seed, rate in rates
+        Run(world=world, arm=arm, rate=rate, batch=profile.batches[world][0], seed=seed, tuning=True)
+        for seed, rate in rates
     ]
 
 
@@ -128,7 +129,7 @@ def own_rate_runs(profile: Profile, world: str, rates: Mapping[str, float]) -> I
     for seed, arm in itertools.product(profile.seeds, trained(profile, world)):
         rate = rates.get(ARMS[arm].rate_of or arm)
         if rate is not None:
-            yield Run(world=world, arm=arm, rate=rate, batch=profile.batches[0], seed=seed)
+            yield Run(world=world, arm=arm, rate=rate, batch=profile.batches[world][0], seed=seed)
 
 
 def num_steps(profile: Profile, run: Run) -> int:
