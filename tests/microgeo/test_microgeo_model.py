@@ -109,7 +109,7 @@ def test_eight_warm_start_steps_are_a_function_of_the_seed(
     tmp_path: Path,
 ) -> None:
     """One seed gives the same weights bit for bit, and another seed gives others."""
-    settings = WarmStartSettings(num_steps=8, batch_size=8, num_warmup_steps=2)
+    settings = WarmStartSettings(num_steps=8, batch_size=8, num_warmup_steps=2, num_threads=1)
     losses, weights = [], []
     for name, seed in (("first", 0), ("again", 0), ("other", 1)):
         folder = build_untrained_model(tmp_path / name, seed=seed)
@@ -122,7 +122,7 @@ def test_eight_warm_start_steps_are_a_function_of_the_seed(
 
 
 def test_the_chains_warm_start_is_a_function_of_the_seed(tmp_path: Path) -> None:
-    settings = WarmStartSettings(num_steps=3, batch_size=4, num_warmup_steps=1)
+    settings = WarmStartSettings(num_steps=3, batch_size=4, num_warmup_steps=1, num_threads=1)
     weights = []
     for name, seed in (("first", 0), ("again", 0), ("other", 1)):
         world = build_world(
