@@ -149,8 +149,8 @@ def _build_worlds(profile: Profile, out: Path) -> None:
             world_folder(out, world, tuning=tuning),
             kind=KINDS[world],
             seed=_world_seed(tuning=tuning),
-            num_train=profile.problems[0],
-            num_validation=profile.problems[1] // (4 if world == "chain" else 1),
+            num_train=profile.problems[world][0],
+            num_validation=profile.problems[world][1],
         )
 
 

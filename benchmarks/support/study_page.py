@@ -160,6 +160,7 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
         + " and ".join(f"{batch} per step ({profile.rollouts // batch} steps)" for batch in profile.batches[world])
         for world in profile.worlds
     )
+    held_out = "; ".join(f"{world}: {profile.problems[world][1]} in each set" for world in profile.worlds)
     seeds = PLAN["world_seeds"]
     facts = [
         ["date, machine", f"{machine['date']}, {machine['cores']} cores, one thread per run"],
@@ -171,10 +172,7 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
             f"{EQUAL_RATE:g} for all; the best of {swept_rates} for each; {RATIO_RATE:g} for {RATIO_ARM} alone",
         ],
         ["evidence", "lambda from 0.5 to 0 over half of the steps, clip radius 0.5, as in the paper"],
-        [
-            "held-out problems",
-            f"{profile.problems[1]} (chain: a quarter), one response each at temperature 1 and one greedy",
-        ],
+        ["held-out problems", f"{held_out}; one response each at temperature 1 and one greedy"],
     ]
     return f"""# The study
 

@@ -63,7 +63,7 @@ class Profile:
     batches: Mapping[str, Sequence[int]]
     rollouts: int
     validations: int
-    problems: Sequence[int]
+    problems: Mapping[str, Sequence[int]]
     ablations: bool
 
 

@@ -11,6 +11,7 @@ from shipped_model import Evaluator, Rollout, accuracy, mixed_fraction, shuffled
 from cepo.microgeo.chain import RULER, answer_text, generate_chain_problem
 from cepo.microgeo.kinds import CHAIN
 from cepo.microgeo.problems import Problem
+from cepo.microgeo.tokenizer import build_tokenizer
 
 pytestmark = pytest.mark.heavy
 
@@ -35,6 +36,10 @@ def groups(evaluator: Evaluator, problems: list[Problem]) -> list[list[Rollout]]
 
 def test_the_weights_take_at_most_10_megabytes() -> None:
     assert sum(file.stat().st_size for file in CHAIN.assets.iterdir()) < 10_000_000
+
+
+def test_the_chains_shipped_tokenizer_is_the_one_the_code_builds(evaluator: Evaluator) -> None:
+    assert build_tokenizer(CHAIN).get_vocab() == evaluator.processor.tokenizer.get_vocab()
 
 
 def test_the_chain_model_solves_20_to_50_percent(groups: list[list[Rollout]]) -> None:
