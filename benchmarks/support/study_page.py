@@ -219,7 +219,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
     if world == "shapes":
         yield _gradients(runs)
     yield f"## {world}: ablations of {PLAN['ablated']}"
-    if profile.ablations:
+    if world in profile.ablations:
         yield f"At learning rate {EQUAL_RATE:g}, one setting changed at a time; group sizes at equal rollouts."
         yield from (
             f"**{name}**\n\n"
@@ -228,7 +228,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
         )
     else:
         names = ", ".join(ABLATIONS)
-        yield f"Not run: {names}, and other batch sizes. They are part of the profile `full`, not of `{profile.name}`."
+        yield f"Not run: {names}. They are part of the profile `full` here, not of `{profile.name}`."
     yield from _statements(profile, runs)
 
 
@@ -376,10 +376,15 @@ def _compute(study: Mapping[str, Any]) -> str:
 
 
 def _limits(profile: Profile) -> str:
+    full = {size for world in profile.worlds for size in PROFILES["full"].batches[world]}
+    missing = sorted(full - {size for world in profile.worlds for size in profile.batches[world]})
+    batches = (
+        f"Batches of {' and '.join(map(str, missing))} rollouts are in the profile `full` alone. " if missing else ""
+    )
     return (
         f"## What it does not show\n\nThe profile `{profile.name}` trains a model of 1.3 million weights "
         f"for {profile.rollouts:,} rollouts on generated problems. A difference below about twice its error is not excluded "
-        "by a verdict of *not seen*. Nothing here is measured on the paper's models or data ([results](results.md))."
+        f"by a verdict of *not seen*. {batches}Nothing here is measured on the paper's models or data ([results](results.md))."
     )
 
 

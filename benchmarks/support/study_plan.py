@@ -64,7 +64,7 @@ class Profile:
     rollouts: int
     validations: int
     problems: Mapping[str, Sequence[int]]
-    ablations: bool
+    ablations: Sequence[str]
 
 
 PROFILES = {name: Profile(name=name, **own) for name, own in PLAN["profiles"].items()}
@@ -99,10 +99,10 @@ def first_runs(profile: Profile) -> Iterator[Run]:
         batch = profile.batches[world][0]
         for seed in profile.seeds:
             yield Run(world=world, arm=RATIO_ARM, rate=RATIO_RATE, batch=batch, seed=seed)
-        yield from itertools.chain.from_iterable(sweep(profile, world, arm) for arm in swept(profile))
-        for seed in profile.seeds if profile.ablations else ():
+        for seed in profile.seeds if world in profile.ablations else ():
             for arm in itertools.chain(*ABLATIONS.values()):
                 yield Run(world=world, arm=arm.name, rate=EQUAL_RATE, batch=batch, seed=seed)
+        yield from itertools.chain.from_iterable(sweep(profile, world, arm) for arm in swept(profile))
 
 
 def trained(profile: Profile, world: str) -> list[str]:
