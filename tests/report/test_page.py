@@ -133,22 +133,22 @@ def test_keys_filters_and_links_lead_to_a_rollout(browser: Browser, tmp_path: Pa
     """Four rollouts, right and wrong in turn, at steps 1 and 2; the second step's prompt has another name."""
     groups = [mixed(1), mixed(2, prompt_id="other")]
     opened = Opened(browser, write_report(folder_of(tmp_path, 2, groups)), anchor="#step=1&rollout=1")
-    page = opened.page
+    page, position = opened.page, opened.page.locator("#position")
     assert opened.position() == "2 of 4"
     page.keyboard.press("j")
-    page.wait_for_function("location.hash === '#step=2&rollout=0'")
+    expect(page).to_have_url(re.compile("#step=2&rollout=0$"))
     page.keyboard.press("ArrowLeft")
-    page.wait_for_function("location.hash === '#step=1&rollout=1'")
+    expect(page).to_have_url(re.compile("#step=1&rollout=1$"))
     page.locator("#verdict").select_option("right")
-    page.wait_for_function("document.querySelector('#position').value === '1 of 2'")
+    expect(position).to_have_text("1 of 2")
     page.locator("#problem").fill("OTHER")
-    page.wait_for_function("document.querySelector('#position').value === '1 of 1'")
+    expect(position).to_have_text("1 of 1")
     assert "step=2" in page.url
     page.locator("#words").fill("no such words")
-    page.wait_for_function("document.querySelector('#position').value === '0 of 0'")
+    expect(position).to_have_text("0 of 0")
     assert "No rollout" in (page.locator("#rollout").text_content() or "")
     page.evaluate("location.hash = '#step=1&rollout=0'")
-    page.wait_for_function("document.querySelector('#position').value === '1 of 4'")
+    expect(position).to_have_text("1 of 4")
     page.locator("#panels .tokens").first.focus()
     page.keyboard.press("ArrowRight")
     assert page.locator("#tip b").text_content() == "1:  w0"
