@@ -216,8 +216,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
     if profile.rates:
         yield from _rates(study, profile, runs)
     yield from _held_out(runs, trained(profile, world))
-    if world == "shapes":
-        yield _gradients(runs)
+    yield _gradients(runs)
     yield f"## {world}: ablations of {PLAN['ablated']}"
     if world in profile.ablations:
         yield f"At learning rate {EQUAL_RATE:g}, one setting changed at a time; group sizes at equal rollouts."
@@ -304,26 +303,27 @@ def _held_out(runs: Runs, arms: Sequence[str]) -> Iterator[str]:
 
 def _gradients(runs: Runs) -> str:
     """The figures of docs/credit.md beside the accuracy of the arms."""
+    moments: Mapping[str, str] = PLAN["gradient_measurements"][runs.world]
     measured: dict[str, dict[str, str]] = {}
-    for moment in ("start", "step_30"):
-        file = ROOT / "benchmarks" / "results" / f"credit_gradient_{moment}.json"
+    for moment, name in moments.items():
+        file = ROOT / "benchmarks" / "results" / f"credit_gradient_{name}.json"
         for row in json.loads(file.read_text(encoding="utf-8"))["gradient"]:
             ratio = row["ratio"]
             text = f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
             measured.setdefault(row["name"], {})[moment] = text
     base = runs.equal(BASELINE)
     rows = [
-        [name, *(measured[name].get(moment, "not run") for moment in ("start", "step_30")), arm,
+        [name, *(measured[name][moment] for moment in moments), arm,
          cell([final(record) for record in runs.equal(arm).values()]),
          "" if arm == BASELINE else cell(paired(base, runs.equal(arm)), signed=True)]
-        for name, arm in PLAN["gradients"].items()
+        for name, arm in PLAN["gradients"].items() if name in measured
     ]  # fmt: skip
-    head = ["estimator", "SNR ratio, start", "after 30 steps", "arm", "sampled %", f"sampled - {BASELINE}"]
+    head = ["estimator", *(f"SNR ratio, {moment}" for moment in moments), "arm", "sampled %", f"sampled - {BASELINE}"]
     return (
         f"## {runs.world}: gradient signal and accuracy\n\nSignal-to-noise ratio of a batch gradient over that of "
         "uniform credit, with 95 % intervals, from `benchmarks/results/credit_gradient_*.json` ([credit](credit.md)), "
-        "beside the accuracy at equal learning rates. The estimators there have lambda 1; the arms start at 0.5, and "
-        "divide by the group's deviation.\n\n" + table(head, rows)
+        "beside the accuracy at equal learning rates. The estimators of cepo there have lambda 1; the arms start at 0.5, "
+        "and divide by the group's deviation.\n\n" + table(head, rows)
     )
 
 
