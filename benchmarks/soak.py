@@ -9,8 +9,9 @@ which keeps hidden states. After every tenth step the trainer's process and its 
 and under Ray the cluster and the ranks) are measured.
 
 For each figure a line is fitted by least squares to the steps after warm-up (the first 30 %). A figure is flat if the upper end
-of the slope's 95 % interval, times 500 steps, is below its bound in `BOUNDS`. The exit code is 1 if one is not. Entries of
-/dev/shm are those of the whole machine: run it where nothing else makes any.
+of the slope's 95 % interval, times 500 steps, is below its bound in `BOUNDS`. The exit code is 1 if one is not. With `--only`
+the record keeps the other runs of as many steps. Entries of /dev/shm are those of the whole machine: run it where nothing else
+makes any, or give it a /dev/shm of its own (`unshare -m sh -c 'mount -t tmpfs none /dev/shm && exec python3 ...'`).
 """
 
 from __future__ import annotations
@@ -196,7 +197,9 @@ def main() -> int:
     parser.add_argument("--only", choices=list(RUNS), help="one of the runs")
     parser.add_argument("--out", type=Path, default=RESULTS / "soak.json")
     options = parser.parse_args()
-    record: dict[str, Any] = machine_record(1) | {"steps": options.steps, "per_steps": PER_STEPS, "runs": {}}
+    earlier = json.loads(options.out.read_text(encoding="utf-8")) if options.out.is_file() else {}
+    runs = earlier["runs"] if earlier.get("steps") == options.steps else {}
+    record: dict[str, Any] = machine_record(1) | {"steps": options.steps, "per_steps": PER_STEPS, "runs": runs}
     with tempfile.TemporaryDirectory(prefix="cepo-soak-") as scratch:
         for name in [options.only] if options.only else RUNS:
             out = Path(scratch) / f"{name}.json"
@@ -204,7 +207,7 @@ def main() -> int:
             process.start()
             process.join()
             figures = json.loads(out.read_text(encoding="utf-8"))
-            record["runs"][name] = {"verdicts": verdicts(figures), "figures": figures}
+            runs[name] = {"date": record["date"], "verdicts": verdicts(figures), "figures": figures}
     head = ["run", "figure", "at the end", "growth in 500 steps", "standard error", "bound", "flat"]
     rows = [
         [
@@ -214,11 +217,11 @@ def main() -> int:
             *(f"{one[key]:,.1f}" for key in ("slope", "standard_error", "bound")),
             one["flat"],
         ]
-        for name, run in record["runs"].items()
+        for name, run in runs.items()
         for figure, one in run["verdicts"].items()
     ]
     save(record, [table(head, rows)], options.out)
-    return int(not all(one["flat"] for run in record["runs"].values() for one in run["verdicts"].values()))
+    return int(not all(one["flat"] for run in runs.values() for one in run["verdicts"].values()))
 
 
 if __name__ == "__main__":

@@ -134,12 +134,13 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     rewards = stack.enter_context(RewardPool.of(config.worker.reward))
     from cepo.data.contexts import ContextBuilder
     from cepo.data.dataset import most_visuals
+    from cepo.models.processing import load_processing
     from cepo.trainer.checkpoints import TrainerState
     from cepo.trainer.loop import Trainer
     from cepo.trainer.resuming import RunHistory, check_continuation, checkpoint_store, checkpoint_to_load
     from cepo.trainer.run_lock import RunLock
     from cepo.trainer.validation import Validator
-    from cepo.workers.worker import WorkerFacts, load_processing
+    from cepo.workers.worker import WorkerFacts
 
     history = history or RunHistory()
     estimator = _estimator(config)

@@ -18,8 +18,8 @@ class HangError(AssertionError):
 
 
 @contextmanager
-def only_our_errors() -> Iterator[None]:
-    """Lets errors of this package pass; any other exception, an empty message or a hang fails the test."""
+def only_our_errors(*, naming: str = "") -> Iterator[None]:
+    """Lets errors of this package pass that name `naming`; any other exception, an empty message or a hang fails the test."""
 
     def stop(_: int, __: FrameType | None) -> None:
         raise HangError(f"not done after {SECONDS:g} s")
@@ -29,8 +29,8 @@ def only_our_errors() -> Iterator[None]:
     try:
         yield
     except CepoError as error:
-        if not str(error).strip():
-            raise AssertionError(f"{type(error).__name__} says nothing") from error
+        if not str(error).strip() or naming not in str(error):
+            raise AssertionError(f"{type(error).__name__} does not name {naming or 'anything'}: {error}") from error
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -215,7 +215,7 @@ def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
     """Prepares the run: the configuration without embedded names, tokenizer and template, and all problems, checked."""
     from cepo.evaluation.run import read_task
     from cepo.microgeo.world import with_embedded_world
-    from cepo.models.processing import Processing
+    from cepo.models.processing import load_processing
 
     tasks: list[Task] = []
     processing: Processing | None = None
@@ -224,14 +224,7 @@ def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
         located = located_data(source)
         data = dataclasses.replace(plan.config.data, train_files=located, val_files=located)
         config = with_embedded_world(dataclasses.replace(plan.config, data=data))
-        model = config.worker.actor.model
-        if processing is None:
-            template = config.data.override_chat_template
-            processing = Processing(
-                model.tokenizer_path or model.model_path,
-                trust_remote_code=model.trust_remote_code,
-                chat_template=None if template is None else Path(template).read_text(encoding="utf-8"),
-            )
+        processing = processing or load_processing(config)
         task = read_task(config.data.train_files, config, processing)
         tasks.append(dataclasses.replace(task, source=source, name=_name(task, source, [each.name for each in tasks])))
     assert processing is not None

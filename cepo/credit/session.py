@@ -14,13 +14,13 @@ from cepo.config import RunConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import ProblemSet, most_visuals
 from cepo.data.mixing import MixedProblems, read_training_sets
-from cepo.models.processing import Processing
+from cepo.models.processing import Processing, load_processing
 from cepo.rewards.pool import RewardPool
 from cepo.runtime.local import LocalBackend
 from cepo.tracking.environment import describe_software
 from cepo.trainer.asking import Asker, Rollouts, training_settings
 from cepo.workers.checkpoint import load_weights
-from cepo.workers.worker import WorkerFacts, load_processing
+from cepo.workers.worker import WorkerFacts
 
 logger = logging.getLogger(__name__)
 

@@ -182,16 +182,10 @@ def fits(certain: int, activations: int, available: int, where: str) -> Finding:
 
 def data_findings(config: RunConfig) -> list[Finding]:
     """Processes the first rows of the training and validation sets, if they are files."""
-    from cepo.models.processing import Processing
+    from cepo.models.processing import load_processing
 
-    model = config.worker.actor.model
-    template = config.data.override_chat_template
     try:
-        processing = Processing(
-            model.tokenizer_path or model.model_path,
-            trust_remote_code=model.trust_remote_code,
-            chat_template=None if template is None else Path(template).read_text(encoding="utf-8"),
-        )
+        processing = load_processing(config)
     except CepoError as error:
         remedy = "name a folder that holds tokenizer and processor too, or set worker.actor.model.tokenizer_path"
         return [Finding(DATA, "processor", "fail", str(error), remedy=remedy)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import ConfigError, DataError
+from cepo.models.chat_template import ChatTemplate
 from cepo.models.families import ImageReader, family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn
 
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+    from cepo.config import RunConfig
     from cepo.models.inputs import Video
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
 """The marks in a dataset's text at the place of an image or a video, as in EasyR1."""
 MARKS = (IMAGE_MARK, VIDEO_MARK)
-_TEXT_SLOT = "CEPO-TEXT-SLOT-{:03d}"
+_TEXT_SLOT = "CEPO-TEXT-SLOT-"
 
 
 class Processing:
@@ -53,9 +55,11 @@ class Processing:
                 "give a folder with a Hugging Face checkpoint, or a hub name where a hub can be reached"
             ) from error
         self.tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)  # a text model's is the tokenizer
+        origin = f"the chat template of worker.actor.model.model_path '{path}'"
         if chat_template is not None:
-            self._processor.chat_template = chat_template
-            self.tokenizer.chat_template = chat_template
+            self._processor.chat_template = self.tokenizer.chat_template = chat_template
+            origin = "the chat template in data.override_chat_template"
+        self._template = ChatTemplate(self._processor, origin)
         self._vocabulary_size: int = config.get_text_config().vocab_size
         self.images = self.family.reader(self._processor, config, self.encode_text)
         self.eos_token_ids = _eos_token_ids(path, config, self.tokenizer, trust_remote_code)
@@ -165,37 +169,36 @@ class Processing:
         in the model's training, unless that would turn somebody's text into a special token.
 
         Raises:
-            DataError: the model's template refuses the roles or their order.
+            ConfigError: the chat template loses or repeats texts or placeholders, or see `ChatTemplate.render`.
+            DataError: the chat template refuses the roles or their order.
         """
         turns = [Turn(turn.role, _encodable(turn.text)) for turn in (*history, Turn("user", text))]
         marks = MARKS if with_videos else (IMAGE_MARK,)
         safe = self._ids_in_pieces(turns, marks)
         messages = [{"role": turn.role, "content": self._content(turn.text, marks)} for turn in turns]
-        whole = self.tokenizer(self._rendered(messages), add_special_tokens=False)["input_ids"]
-        return whole if self._control_tokens(whole) == self._control_tokens(safe) else safe
+        whole = self.tokenizer(self._template.render(messages), add_special_tokens=False)["input_ids"]
+        token_ids = whole if self._control_tokens(whole) == self._control_tokens(safe) else safe
+        for mark, placeholder in zip(marks, self.placeholders, strict=False):
+            wanted, found = sum(turn.text.count(mark) for turn in turns), token_ids.count(placeholder)
+            if placeholder is not None and wanted != found:
+                raise self._template.error(f"writes {found} placeholders for {wanted} {mark} in a conversation")
+        return token_ids
 
     def _ids_in_pieces(self, turns: Sequence[Turn], marks: Sequence[str]) -> list[int]:
         """Tokenises the texts apart from the template, so that no special token can arise in them."""
         texts: list[str] = []
         messages = [{"role": turn.role, "content": self._content(turn.text, marks, texts)} for turn in turns]
-        rendered = self._rendered(messages)
+        rendered = self._template.render(messages)
+        if rendered.count(_TEXT_SLOT) != len(texts):
+            raise self._template.error("drops or repeats texts of a conversation")
         token_ids: list[int] = []
         for index, piece in enumerate(texts):
-            head, slot, rendered = rendered.partition(_TEXT_SLOT.format(index))
+            head, slot, rendered = rendered.partition(f"{_TEXT_SLOT}{index:03d}")
             if not slot:
-                raise ConfigError("the chat template drops the user's text; check data.override_chat_template")
+                raise self._template.error("changes or reorders the texts of a conversation")
             token_ids += self.tokenizer(head, add_special_tokens=False)["input_ids"]
             token_ids += self.encode_text(piece)
         return token_ids + self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
-
-    def _rendered(self, messages: Sequence[dict[str, Any]]) -> str:
-        try:
-            return self._processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # the template is a stranger's program, in a sandbox
-            roles = ", ".join(message["role"] for message in messages)
-            raise DataError(
-                f"the chat template refuses messages of the roles {roles}: {type(error).__name__}: {error}"
-            ) from error
 
     def _control_tokens(self, token_ids: Sequence[int]) -> list[int]:
         return [token for token in token_ids if token in self._added_token_ids]
@@ -246,12 +249,22 @@ class Processing:
             if piece in marks:
                 parts.append({"type": piece.strip("<>")})
             elif piece:
-                parts.append({"type": "text", "text": piece if slots is None else _TEXT_SLOT.format(len(slots))})
+                parts.append({"type": "text", "text": piece if slots is None else f"{_TEXT_SLOT}{len(slots):03d}"})
                 if slots is not None:
                     slots.append(piece)
         if self.images is None and len(pieces) == 1:
             return "".join(part["text"] for part in parts)  # templates of text models take a string
         return parts
+
+
+def load_processing(config: RunConfig) -> Processing:
+    """Loads the run's tokenizer, chat template and image processor."""
+    model, template = config.worker.actor.model, config.data.override_chat_template
+    return Processing(
+        model.tokenizer_path or model.model_path,
+        trust_remote_code=model.trust_remote_code,
+        chat_template=None if template is None else Path(template).read_text(encoding="utf-8"),
+    )
 
 
 def _encodable(text: str) -> str:

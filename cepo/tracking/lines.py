@@ -28,7 +28,7 @@ def _rows(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
             return
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise DataError(

@@ -67,8 +67,8 @@ def metrics_row(line: Mapping[str, Any]) -> MetricsRow:
     if "step" not in line:
         raise DataError(f"a row of {METRICS_FILE} has no 'step'; it has {', '.join(line) or 'nothing'}")
     try:
-        values = {name: math.nan if value is None else float(value) for name, value in line.items() if name != "step"}
-        return MetricsRow(step=int(line["step"]), values=values)
+        values = {name: math.nan if value is None else float(value) for name, value in line.items()}
+        return MetricsRow(step=int(values.pop("step")), values=values)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(f"a row of {METRICS_FILE} holds a value that is not a number: {error}") from error
 
@@ -79,10 +79,17 @@ def read_metrics(run_folder: Path) -> list[MetricsRow]:
 
 
 def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
-    """Yields the recorded validation samples, each with its `step`; none if nothing was recorded."""
+    """Yields the recorded validation samples, each with its `step`; none if nothing was recorded.
+
+    Raises:
+        DataError: a sample lacks its step, prompt or accuracy.
+    """
     path = run_folder / GENERATIONS_FILE
-    if path.exists():
-        yield from read_objects(path)
+    fields = {"step": int, "prompt_id": str, "accuracy": int | float}
+    for row in read_objects(path) if path.exists() else ():
+        if wrong := [name for name, kind in fields.items() if not isinstance(row.get(name), kind)]:
+            raise DataError(f"{path}: a sample has no valid {wrong[0]}. Remove the file to read the rest")
+        yield row
 
 
 def read_environment(run_folder: Path) -> list[dict[str, Any]]:

@@ -23,6 +23,8 @@ STUDENT = "student"
 TRACE_VERSION = 1
 _VERSION_KEY = b"cepo_trace_version"
 _REFERENCE, _LOG_PROBS = "reference_", "log_probs_"
+_MAY_BE_NULL = ("token_ids", "delta", "weight")
+"""The columns that may have no value in a row, besides those of views."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,7 @@ class Trace:
             yield row | {_REFERENCE + view: text and _utf8(text) for view, text in rollout.references.items()}
 
     def _stored(self, image: bytes) -> str:
-        name = f"{hashlib.sha256(image).hexdigest()[:32]}.png"
+        name = _image_name(image)
         path = self._images / name
         if not path.exists():
             self._images.mkdir(exist_ok=True)
@@ -192,7 +194,7 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
     """Yields the recorded groups of a run, oldest first; none if nothing was recorded.
 
     Raises:
-        DataError: a file is damaged or was written in another version of the format.
+        DataError: a file or an image is damaged, lacks columns, or was written in another version of the format.
     """
     import pyarrow
     import pyarrow.parquet
@@ -205,18 +207,51 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
         version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
         if version != str(TRACE_VERSION):
             raise DataError(f"{file} has version {version} of the trace; this cepo reads version {TRACE_VERSION}")
+        _require_columns(table, file)
         by_group: dict[int, list[dict[str, Any]]] = {}
         for row in table.to_pylist():
             by_group.setdefault(row["group"], []).append(row)
         for rows in by_group.values():
-            yield _group(run_folder, rows)
+            yield _group(file, rows)
 
 
-def _group(run_folder: Path, rows: Sequence[dict[str, Any]]) -> GroupRecord:
+def _require_columns(table: Any, file: Path) -> None:
+    """Refuses a table that lacks columns, or has them in other types or without values."""
+    import pyarrow.compute
+
+    views = [name.removeprefix(_LOG_PROBS) for name in table.column_names if name.startswith(_LOG_PROBS)]
+    for column in _schema(views):
+        values = table.column(column.name) if column.name in table.column_names else None
+        may_be_null = column.name in _MAY_BE_NULL or column.name.startswith((_LOG_PROBS, _REFERENCE))
+        if values is None or values.type != column.type:
+            problem = "is missing" if values is None else f"has the type {values.type}, not {column.type}"
+        elif values.null_count and not may_be_null:
+            problem = "has no value in some rows"
+        elif pyarrow.types.is_list(column.type) and pyarrow.compute.list_flatten(values).null_count:
+            problem = "has lists with no value at some places"
+        else:
+            continue
+        raise DataError(f"{file}: the column '{column.name}' {problem}. Remove the file to read the rest")
+
+
+def _image(file: Path, name: str) -> bytes:
+    """Reads an image of the run. Its name is the digest of its content, so no other file of the reader's can be asked for."""
+    path = file.parents[1] / IMAGES_FOLDER / name
+    content = path.read_bytes() if path.is_file() else b""
+    if _image_name(content) != name:
+        raise DataError(f"{file}: the image {name} is not in the run's images. Remove the file to read the rest")
+    return content
+
+
+def _image_name(image: bytes) -> str:
+    return f"{hashlib.sha256(image).hexdigest()[:32]}.png"
+
+
+def _group(file: Path, rows: Sequence[dict[str, Any]]) -> GroupRecord:
     first = rows[0]
     return GroupRecord(
         number=first["group"],
-        images=[(run_folder / IMAGES_FOLDER / name).read_bytes() for name in first["images"]],
+        images=[_image(file, name) for name in first["images"]],
         rollouts=[_rollout(row) for row in rows],
         **{name: first[name] for name in ("step", "prompt_id", "problem", "ground_truth")},
     )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -22,6 +25,16 @@ def process_group_backend(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
+def stay_on_loopback() -> None:
+    """Makes gloo listen on loopback alone, for processes of one machine; a network that the user names is kept.
+
+    Otherwise gloo listens at the address of the machine's name, where anyone in its network can connect.
+    """
+    addresses = psutil.net_if_addrs()
+    loopback = next(name for name in addresses if any(one.address == "127.0.0.1" for one in addresses[name]))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
 def data_parallel_mesh(fsdp_size: int = -1) -> DeviceMesh:
     """Returns the device mesh of all processes; starts a process group of one process if there is none.
 
@@ -33,6 +46,7 @@ def data_parallel_mesh(fsdp_size: int = -1) -> DeviceMesh:
     """
     device = this_device()
     if not dist.is_initialized():
+        stay_on_loopback()
         dist.init_process_group(process_group_backend(device), store=dist.HashStore(), rank=0, world_size=1)
     size = dist.get_world_size()
     if fsdp_size <= 0 or fsdp_size >= size:

@@ -235,16 +235,6 @@ def memory_metrics() -> Metrics:
     return metrics
 
 
-def load_processing(config: RunConfig) -> Processing:
-    """Loads the run's tokenizer, chat template and image processor."""
-    model, template = config.worker.actor.model, config.data.override_chat_template
-    return Processing(
-        model.tokenizer_path or model.model_path,
-        trust_remote_code=model.trust_remote_code,
-        chat_template=None if template is None else Path(template).read_text(encoding="utf-8"),
-    )
-
-
 def _generator(config: RunConfig, facts: WorkerFacts, processing: Processing) -> Generator:
     settings = settings_of_run(config, most_visuals=facts.most_visuals)
     settings = dataclasses.replace(settings, sleeps=_sleeps(config, facts))

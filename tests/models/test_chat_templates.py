@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from cepo.errors import DataError
+from cepo.errors import ConfigError, DataError
+from cepo.models import chat_template
 from cepo.models.processing import Processing
 
 
@@ -15,11 +17,49 @@ from cepo.models.processing import Processing
     [
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
-        ("{% for i in range(10 ** 12) %}x{% endfor %}", "OverflowError"),
+        ("{% for i in range(1000000000000) %}x{% endfor %}", "OverflowError"),
         ("{{ raise_exception('one role alone') }}", "TemplateError"),
     ],
 )
 def test_a_failing_chat_template_is_an_error_of_ours(tiny_model_folder: Path, template: str, kind: str) -> None:
     processing = Processing(str(tiny_model_folder), chat_template=template)
-    with pytest.raises(DataError, match=f"the chat template refuses messages of the roles user: {kind}: "):
+    with pytest.raises(DataError, match=f"data.override_chat_template refuses messages of the roles user: {kind}: "):
         processing.template_ids("What is x?")
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "is not done"),
+        ("{{ 10 ** 10 ** 9 }}", r"uses \*\* or the filter round in line 1"),
+        ("{% for i in range(99999) %}{{ messages }}{% endfor %}", r"makes \d,\d+,\d+ characters"),
+        ("{% if %}", "does not parse"),
+        ("{{ messages[0].role }}", "drops or repeats texts"),
+        ("{{ messages[0].content[0].text | lower }}", "drops or repeats texts"),
+        ("{{ messages[0].content[0].text | reverse }}", "drops or repeats texts"),
+        ("{{ messages[0].content[0].text }}", "writes 0 placeholders for 1 <image>"),
+        ("{{ messages[0].content[0].text }}<|image_pad|><|image_pad|>", "writes 2 placeholders for 1 <image>"),
+        (
+            "{% for part in messages[0].content | reverse %}{{ part.text }}{% endfor %}<|image_pad|>",
+            "changes or reorders",
+        ),
+    ],
+)
+def test_an_unusable_chat_template_is_named(
+    tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, template: str, what: str
+) -> None:
+    monkeypatch.setattr(chat_template, "SECONDS", 0.5 if what == "is not done" else 60.0)
+    processing = Processing(str(tiny_model_folder), chat_template=template)
+    question = "What is <image>?" if "reverse %}" in template else "What is it? <image>"
+    with pytest.raises(ConfigError, match=f"^the chat template in data.override_chat_template {what}.*; name another"):
+        processing.template_ids(question)
+
+
+def test_a_chat_template_of_the_folder_is_named(tiny_model_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].role }}")
+    with pytest.raises(ConfigError, match=f"^the chat template of worker.actor.model.model_path '{folder}' drops"):
+        Processing(str(folder)).template_ids("What is x?")
+    (folder / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
+    with pytest.raises(ConfigError, match=f"'{folder}': no model can be read there .*utf-8"):
+        Processing(str(folder))

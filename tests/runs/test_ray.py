@@ -144,15 +144,23 @@ def meeting_places() -> set[str]:
     return {str(path) for path in (*Path("/dev/shm").iterdir(), *sockets, *Path("/tmp").glob("cepo-vllm-*"))}
 
 
+def addresses_listened_at() -> set[str]:
+    """Where this process, the parts of the cluster and the workers can be reached."""
+    family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    found = [each for each in psutil.net_connections("inet") if each.status == psutil.CONN_LISTEN]
+    return {each.laddr.ip.removeprefix("::ffff:") for each in found if each.pid in family}
+
+
 def test_a_shared_engine_samples_as_one_process_does(
     tiny_run: list[str], here: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2 workers share it. Already while it runs nothing has a name that a kill could leave behind."""
-    before, during = meeting_places(), list[set[str]]()
+    """2 workers share it. While it runs nothing has a name that a kill could leave behind, or can be reached from outside."""
+    before, during, reached = meeting_places(), list[set[str]](), set[str]()
     plain = Trainer.record
 
     def look(self: Trainer, *arguments: Any) -> None:
         during.append(meeting_places())
+        reached.update(addresses_listened_at())
         plain(self, *arguments)
 
     monkeypatch.setattr(Trainer, "record", look)
@@ -164,6 +172,7 @@ def test_a_shared_engine_samples_as_one_process_does(
     rays_own = {name for name in during[0] if "plasma" in name}
     assert during[0] - rays_own <= before
     assert meeting_places() <= before
+    assert reached == {"127.0.0.1"}
 
 
 def test_a_hanging_rank_is_found_by_the_time_limit(

@@ -10,14 +10,16 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from cepo.config import RunConfig
 from cepo.errors import CepoError, EngineError
 from cepo.hardware.devices import require_wanted_device
+from cepo.models.processing import load_processing
 from cepo.runtime.wire import Receiver, decode, encode
-from cepo.workers.worker import Worker, load_processing
+from cepo.workers.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,7 @@ def _meet(meeting: Meeting) -> None:
     import torch
     import torch.distributed as dist
 
-    from cepo.workers.distributed import process_group_backend, this_device
+    from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
 
     names: Mapping[str, object] = {
         "RANK": meeting.rank,
@@ -141,15 +143,24 @@ def _meet(meeting: Meeting) -> None:
     os.environ.update({name: str(value) for name, value in names.items()})
     if torch.cuda.is_available():
         torch.cuda.set_device(0)  # Ray shows each worker only its own GPU
+    is_first, timeout = meeting.rank == 0, timedelta(seconds=meeting.timeout_seconds)
+    listener = None
     try:
+        if ip_address(meeting.address).is_loopback:
+            stay_on_loopback()
+            if is_first:  # by itself torch listens on all networks
+                listener = socket.create_server((meeting.address, meeting.port)).detach()
+        store = dist.TCPStore(
+            meeting.address, meeting.port, meeting.num_ranks, is_first, timeout, master_listen_fd=listener
+        )
         dist.init_process_group(
             process_group_backend(this_device()),
-            init_method=f"tcp://{meeting.address}:{meeting.port}",
+            store=store,
             rank=meeting.rank,
             world_size=meeting.num_ranks,
-            timeout=timedelta(seconds=meeting.timeout_seconds),
+            timeout=timeout,
         )
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise EngineError(
             f"rank {meeting.rank} does not reach rank 0 at {meeting.address}:{meeting.port} ({error}); the machines of a run "
             "must reach each other on all ports, and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names their network"

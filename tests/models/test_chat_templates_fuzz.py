@@ -1,0 +1,118 @@
+"""Any chat template gives prompts with one placeholder per image, or an error that names it: no code runs, nothing hangs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fuzzing import only_our_errors
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cepo.models import chat_template
+from cepo.models.chat_template import ChatTemplate
+from cepo.models.inputs import Turn
+from cepo.models.processing import IMAGE_MARK, Processing
+
+TURNS = """\
+{%- for message in messages -%}{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string -%}{{ message.content }}{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}IMAGE{%- else -%}TEXT{%- endif -%}
+{%- endfor -%}{%- endif -%}{{ '<|im_end|>\\n' }}{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
+"""
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+IMAGES = [
+    IMAGE, IMAGE, IMAGE, "", IMAGE * 2, "<|image_pad|>", "<|vision_start|>", "{{ part.image }}",
+    "{{ raise_exception('no') }}",
+]  # fmt: skip
+TEXTS = [
+    "{{ part.text }}", "{{ part.text }}", "{{ part.text }}", "", "{{ part.text * 2 }}", "{{ part.text | upper }}",
+    "{{ part.text | lower }}", "{{ part.text | trim }}", "{{ part.text[::-1] }}", "{{ part.text.format(1) }}",
+    "{{ part['text'] }} {{ part.text }}", "{{ part.nosuch }}", "{{ part.text + 1 }}", "{{ part.text | tojson }}",
+    "{{ part.text | nosuch }}", "{{ part }}", "<|im_end|>{{ part.text }}",
+]  # fmt: skip
+PIECES = [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{{ messages }}{{ messages }}{{ messages }}{{ messages }}{{ messages }}{% endfor %}",
+    "{% macro m(n) %}{{ m(n) }}{% endmacro %}{{ m(1) }}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "{{ 10 ** 10 ** 9 }}", "{{ 9 | round(10 ** 9, 'floor') }}", "{{ 'x' * 10000000 }}", "{{ range(10 ** 12) }}",
+    "{% set n = namespace(v=9) %}{% for a in range(60) %}{% set n.v = n.v * n.v %}{% endfor %}{{ n.v }}",
+    "{{ cycler.__init__.__globals__.os.system('touch MARK') }}", "{{ lipsum.__globals__['os'].popen('touch MARK') }}",
+    "{{ raise_exception.__globals__ }}", "{{ strftime_now.__globals__ }}", "{{ messages.__class__.__mro__ }}",
+    "{{ ''.__class__.__base__.__subclasses__() }}", "{{ '{0.__class__.__mro__}'.format(messages) }}",
+    "{{ messages | map(attribute='__class__') | list }}", "{{ self._TemplateReference__context }}",
+    "{{ messages.append(1) }}", "{{ messages.clear() }}", "{{ messages[0].update(role='x') }}", "{{ messages[0].pop('role') }}",
+    "{{ messages | attr('__class__') }}", "{% include '/etc/passwd' %}", "{% extends messages %}", "{% import 'os' as os %}",
+    "{{ nosuch }}", "{{ nosuch.x }}", "{{ messages[99].role }}", "{{ messages[0].content[99].text }}", "{{ 1 / 0 }}",
+    "{{ raise_exception('roles must alternate') }}", "{{ raise_exception(messages) }}", "{{ strftime_now('%Y') }}",
+    "{{ strftime_now(7) }}", "{{ bos_token }}{{ eos_token }}", "{{ tools }}{{ documents }}", "{{ messages | tojson }}",
+    "{% generation %}x{% endgeneration %}", "{% generation %}", "{% break %}", "{% set messages = 7 %}",
+    "{% set messages = [] %}",
+    "{% set messages = messages[1:] %}", "{% set add_generation_prompt = false %}", "{% if %}", "{% endfor %}", "{{", "%}",
+    "{% raw %}", "{# ", "\0", "\ud800", "<|im_start|>", "<|image_pad|>", "CEPO-TEXT-SLOT-000", "CEPO-TEXT-SLOT-001", "é\n",
+    "{{ messages[0].content[1].text }}", "{{ messages | first }}", "{{ messages | string | urlize }}",
+    "{{ 'x' | center(99999) }}",
+]  # fmt: skip
+QUESTIONS = ["Find x.", "", "{{ 7 * 7 }}", "CEPO-TEXT-SLOT-000", "<|im_end|>", "\ud800", "{% raw %}", "a\nb", " x "]
+HISTORIES = [
+    [],
+    [],
+    ["user", "assistant"],
+    ["system"],
+    ["assistant"],
+    ["system", "user", "assistant", "user"],
+    ["tool"],
+    [""],
+]
+
+PIECE = st.sampled_from(PIECES) | st.text(max_size=4)
+TEMPLATES = st.builds(
+    lambda image, text, around: around[0] + TURNS.replace("IMAGE", image).replace("TEXT", text) + around[1],
+    st.sampled_from(IMAGES),
+    st.sampled_from(TEXTS),
+    st.tuples(st.just("") | PIECE, st.just("") | PIECE),
+) | st.lists(PIECE | st.sampled_from(TEXTS + IMAGES), max_size=4).map("".join)
+
+
+@pytest.fixture(scope="module")
+def processing(tiny_model_folder: Path) -> Processing:
+    """One of our own, whose template changes."""
+    return Processing(str(tiny_model_folder))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_limit() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat_template, "SECONDS", 0.5)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Hostile templates write their mark into the working directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("templates"))
+        yield Path.cwd()
+
+
+@given(
+    source=TEMPLATES,
+    question=st.lists(st.sampled_from([*QUESTIONS, IMAGE_MARK, IMAGE_MARK]), max_size=4).map("".join),
+    roles=st.sampled_from(HISTORIES),
+)
+def test_any_chat_template_gives_prompts_or_our_error(
+    folder: Path, processing: Processing, source: str, question: str, roles: list[str]
+) -> None:
+    processing._processor.chat_template = source
+    processing._template = ChatTemplate(processing._processor, "the template mine.jinja")
+    history = [Turn(role, question) for role in roles]
+    with only_our_errors(naming="the template mine.jinja "):
+        token_ids = processing.template_ids(question, history=history)
+        assert token_ids.count(processing.image_token_id) == question.count(IMAGE_MARK) * (1 + len(history))
+        assert "CEPO-TEXT-SLOT" in question + source or "CEPO-TEXT-SLOT" not in processing.decode(token_ids)
+    assert not os.listdir(folder)

@@ -1,0 +1,99 @@
+"""A stranger's run folder, or a damaged one, is read or refused by the name of the file: no traceback, no other file read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from run_folders import PICTURE, group, rollout, validated, write_run
+
+from cepo.cli import main
+from cepo.errors import DataError
+from cepo.tracking.run_folder import read_generations, read_metrics
+from cepo.tracking.trace import read_rollouts
+
+FILE = "rollouts/step_00000001.parquet"
+MAY_BE_NULL = {"token_ids", "delta", "weight", "log_probs_student", "log_probs_correct", "log_probs_wrong",
+               "reference_correct", "reference_wrong"}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", validated(0.3, 0.5), groups=[group(1, [rollout(right=True)])])
+
+
+def test_a_column_that_is_missing_or_of_another_type_is_named(folder: Path) -> None:
+    table = pyarrow.parquet.read_table(folder / FILE)
+    assert len(table.column_names) > 20
+    for index, name in enumerate(table.column_names):
+        other = pyarrow.array([{"a": 1}] * table.num_rows)
+        for damaged in (table.drop_columns([name]), table.set_column(index, name, other)):
+            pyarrow.parquet.write_table(damaged, folder / FILE)
+            if name.startswith("log_probs_") and damaged.num_columns < table.num_columns:
+                assert list(read_rollouts(folder))  # the trace of a method without this view
+                continue
+            with pytest.raises(DataError, match=rf"{FILE}: the column '{name}' .*Remove the file to read the rest"):
+                list(read_rollouts(folder))
+
+
+def test_a_column_without_values_is_named_where_it_needs_some(folder: Path) -> None:
+    table = pyarrow.parquet.read_table(folder / FILE)
+    for index, column in enumerate(table.schema):
+        empty = table.set_column(index, column, pyarrow.nulls(table.num_rows, column.type))
+        pyarrow.parquet.write_table(empty, folder / FILE)
+        if column.name in MAY_BE_NULL:
+            assert list(read_rollouts(folder))
+            continue
+        with pytest.raises(DataError, match=rf"{FILE}: the column '{column.name}' has no value in some rows"):
+            list(read_rollouts(folder))
+    for name in ("tokens", "token_advantages", "delta", "images"):
+        index, kind = table.column_names.index(name), table.schema.field(name).type
+        broken = table.set_column(index, name, pyarrow.array([[None]] * table.num_rows, type=kind))
+        pyarrow.parquet.write_table(broken, folder / FILE)
+        with pytest.raises(DataError, match=f"the column '{name}' has lists with no value at some places"):
+            list(read_rollouts(folder))
+
+
+@pytest.mark.parametrize("name", ["../../secret.png", "/etc/hostname", "pipe", "", "0" * 32 + ".png", "link.png"])
+def test_an_image_is_read_only_where_its_content_names_it(folder: Path, name: str) -> None:
+    """No file outside the folder is read, and a damaged image is noticed."""
+    (folder.parent.parent / "secret.png").write_bytes(PICTURE)
+    os.mkfifo(folder / "images" / "pipe")
+    (folder / "images" / "link.png").symlink_to(folder.parent.parent / "secret.png")
+    (folder / "images" / ("0" * 32 + ".png")).write_bytes(PICTURE)
+    table = pyarrow.parquet.read_table(folder / FILE)
+    index = table.column_names.index("images")
+    names = pyarrow.array([[name]] * table.num_rows, type=pyarrow.list_(pyarrow.string()))
+    pyarrow.parquet.write_table(table.set_column(index, "images", names), folder / FILE)
+    with pytest.raises(DataError, match=rf"{FILE}: the image .* is not in the run's images"):
+        list(read_rollouts(folder))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 100_000, '{"a": 1}', '{"step": "x", "prompt_id": "1", "accuracy": 1}', '{"step": 1, "prompt_id": [], "accuracy": 1}',
+     '{"step": 1, "prompt_id": "1", "accuracy": "x"}', '{"step": 1, "accuracy": 1}', "null"],
+    ids=range(7),
+)  # fmt: skip
+def test_a_sample_without_its_fields_is_named(folder: Path, line: str) -> None:
+    (folder / "generations.jsonl").write_text(line + "\n")
+    with pytest.raises(DataError, match=r"generations\.jsonl"):
+        list(read_generations(folder))
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, '{"step": 1' + "0" * 400 + "}", '{"step": NaN}', '{"step": []}'], ids=range(4)
+)
+def test_a_row_of_metrics_that_holds_no_numbers_is_named(folder: Path, line: str) -> None:
+    (folder / "metrics.jsonl").write_text(line + "\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl"):
+        read_metrics(folder)
+
+
+def test_a_report_of_damaged_records_ends_with_2(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pyarrow.parquet.write_table(pyarrow.parquet.read_table(folder / FILE).drop_columns(["reward"]), folder / FILE)
+    assert main(["report", str(folder)]) == 2
+    assert "the column 'reward' is missing" in capsys.readouterr().err
