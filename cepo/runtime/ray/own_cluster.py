@@ -23,6 +23,8 @@ from cepo.leftovers import OwnFolder
 logger = logging.getLogger(__name__)
 
 _SHUTDOWN_SECONDS = 20.0
+_MOST_RECORDED_CALLS = 1000
+"""Ray's head keeps a record of 4 kB of each call, of 100,000 calls by default; nothing of ours reads them."""
 # Ray's switch for laptops: at 0, all servers of a cluster listen on loopback. ray.init has no argument for this.
 _REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -53,6 +55,7 @@ class OwnCluster:
                     include_dashboard=False,
                     num_cpus=os.cpu_count(),
                     _temp_dir=str(self._folder.path),
+                    _system_config={"task_events_max_num_task_in_gcs": _MOST_RECORDED_CALLS},
                     **options,
                 )
         except Exception as error:
