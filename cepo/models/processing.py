@@ -179,8 +179,10 @@ class Processing:
         whole = self.tokenizer(self._template.render(messages), add_special_tokens=False)["input_ids"]
         token_ids = whole if self._control_tokens(whole) == self._control_tokens(safe) else safe
         for mark, placeholder in zip(marks, self.placeholders, strict=False):
+            if placeholder is None:
+                continue
             wanted, found = sum(turn.text.count(mark) for turn in turns), token_ids.count(placeholder)
-            if placeholder is not None and wanted != found:
+            if wanted != found:
                 raise self._template.error(f"writes {found} placeholders for {wanted} {mark} in a conversation")
         return token_ids
 

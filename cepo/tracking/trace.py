@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,7 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
 
 def _require_columns(table: Any, file: Path) -> None:
     """Refuses a table that lacks columns, or has them in other types or without values."""
-    import pyarrow.compute
+    import pyarrow
 
     views = [name.removeprefix(_LOG_PROBS) for name in table.column_names if name.startswith(_LOG_PROBS)]
     for column in _schema(views):
@@ -227,7 +227,7 @@ def _require_columns(table: Any, file: Path) -> None:
             problem = "is missing" if values is None else f"has the type {values.type}, not {column.type}"
         elif values.null_count and not may_be_null:
             problem = "has no value in some rows"
-        elif pyarrow.types.is_list(column.type) and pyarrow.compute.list_flatten(values).null_count:
+        elif pyarrow.types.is_list(column.type) and any(part.flatten().null_count for part in values.chunks):
             problem = "has lists with no value at some places"
         else:
             continue
@@ -267,7 +267,7 @@ def _rollout(row: Mapping[str, Any]) -> RolloutRecord:
     )
 
 
-def _schema(views: Mapping[str, Any]) -> Any:
+def _schema(views: Collection[str]) -> Any:
     """Returns the columns: those of every run, and for each view the text that its teacher saw and its log-probs."""
     import pyarrow
 

@@ -113,6 +113,6 @@ def test_any_chat_template_gives_prompts_or_our_error(
     history = [Turn(role, question) for role in roles]
     with only_our_errors(naming="the template mine.jinja "):
         token_ids = processing.template_ids(question, history=history)
-        assert token_ids.count(processing.image_token_id) == question.count(IMAGE_MARK) * (1 + len(history))
+        assert token_ids.count(processing.image_token_id or 0) == question.count(IMAGE_MARK) * (1 + len(history))
         assert "CEPO-TEXT-SLOT" in question + source or "CEPO-TEXT-SLOT" not in processing.decode(token_ids)
     assert not os.listdir(folder)

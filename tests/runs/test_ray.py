@@ -148,7 +148,7 @@ def addresses_listened_at() -> set[str]:
     """Where this process, the parts of the cluster and the workers can be reached."""
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     found = [each for each in psutil.net_connections("inet") if each.status == psutil.CONN_LISTEN]
-    return {each.laddr.ip.removeprefix("::ffff:") for each in found if each.pid in family}
+    return {each.laddr[0].removeprefix("::ffff:") for each in found if each.pid in family}
 
 
 def test_a_shared_engine_samples_as_one_process_does(
