@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,13 +75,22 @@ def score_table(names: Sequence[str], *, by_harness: bool = False) -> ScoreTable
 
 def _published(path: Path) -> Iterator[TableRow]:
     """Yields the rows of a table that `ScoreTable.as_json` made, or of one written in its form."""
-    try:
+    with _read_as(path, "table of `cepo compare --out FILE.json`"):
         for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
             cells = {name: cell for name, cell in row.items() if isinstance(cell, Mapping) and name != _DIFFERENCE}
-            values = {name: Cell(mean=float(cell["mean"]), error=cell["error"]) for name, cell in cells.items()}
+            values = {name: _cell(cell, 1.0) for name, cell in cells.items()}
             yield TableRow(group=str(row["group"]), name=str(row["name"]), cells=values)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} holds no table of `cepo compare --out FILE.json`: {error!r}") from error
+
+
+@contextmanager
+def _read_as(path: Path, what: str) -> Iterator[None]:
+    """Raises `DataError` for whatever else than `what` a file makes its reader raise."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{path} holds no {what}: {type(error).__name__}: {error}") from error
 
 
 def _evaluated(folder: Path, *, by_harness: bool) -> TableRow:
@@ -89,14 +99,16 @@ def _evaluated(folder: Path, *, by_harness: bool) -> TableRow:
         raise DataError(
             f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
         )
-    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    missing = [name for name, figures in results["benchmarks"].items() if key not in figures]
-    if missing:
-        raise DataError(f"{folder}: {', '.join(missing)} has no verdicts of lmms-eval's rules; evaluate it again")
-    cells = {
-        _NAMES.get(str(name), str(name)): _percent(figures[key]) for name, figures in results["benchmarks"].items()
-    }
-    return TableRow(group=str(results["model"]), name=folder.resolve().name, cells=cells)
+    with _read_as(path, "result of cepo evaluate; evaluate the model again"):
+        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        missing = [name for name, figures in results["benchmarks"].items() if key not in figures]
+        if missing:
+            raise DataError(f"{folder}: {', '.join(missing)} has no verdicts of lmms-eval's rules; evaluate it again")
+        cells = {
+            _NAMES.get(str(name), str(name)): _cell(figures[key], 100.0)
+            for name, figures in results["benchmarks"].items()
+        }
+        return TableRow(group=str(results["model"]), name=folder.resolve().name, cells=cells)
 
 
 def _averaged(row: TableRow) -> TableRow:
@@ -126,9 +138,9 @@ def _benchmarks(row: TableRow) -> dict[str, Cell]:
 
 
 def _paired(first: Path, second: Path) -> Cell:
-    return _percent(macro_average([each.difference for each in compare_evaluations(first, second)]))
+    return _cell(macro_average([each.difference for each in compare_evaluations(first, second)]), 100.0)
 
 
-def _percent(estimate: Mapping[str, Any]) -> Cell:
+def _cell(estimate: Mapping[str, Any], scale: float) -> Cell:
     error = estimate["error"]
-    return Cell(mean=100 * estimate["mean"], error=None if error is None else 100 * error)
+    return Cell(mean=scale * float(estimate["mean"]), error=None if error is None else scale * float(error))

@@ -76,7 +76,9 @@ def read_rows(folder: Path) -> dict[str, list[Row]]:
         )
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in read_objects(folder / GENERATIONS_FILE):
-        rows[row["benchmark"]].append(row)
+        if not all(isinstance(row.get(name), str) for name in ("benchmark", "problem_id", "cluster", "ground_truth")):
+            raise DataError(f"{folder / GENERATIONS_FILE}: a row has no benchmark, problem or truth; evaluate again")
+        rows[row["benchmark"]].append(row | {"correct": bool(row.get("correct"))})
     return rows
 
 

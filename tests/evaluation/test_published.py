@@ -103,3 +103,32 @@ def test_what_is_no_table_and_no_verdict_is_named(tmp_path: Path) -> None:
         score_table([str(folder)], by_harness=True)
     with pytest.raises(DataError, match="holds no finished evaluation"):
         score_table([str(tmp_path)])
+
+
+DAMAGES = {
+    "evaluation.json": ["", "{", "[]", "5", "{}", '{"benchmarks": 5, "model": "m"}', '{"benchmarks": {"a": 5}, "model": "m"}',
+                        '{"benchmarks": {"a": {"accuracy": {"mean": "x", "error": null}}}, "model": "m"}', "[" * 100_000],
+    "generations.jsonl": ["null\n", '{"a": 1}\n', "[" * 100_000 + "\n",
+                          '{"benchmark": "dynamath", "problem_id": [], "cluster": "0", "ground_truth": "1", "correct": true}\n'],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, texts in DAMAGES.items() for text in texts], ids=range(13)
+)
+def test_a_damaged_evaluation_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    first, second = evaluation(tmp_path / "first", "1100"), evaluation(tmp_path / "second", "1110")
+    (second / name).write_text(text)
+    assert run_compare_command([str(first), str(second)], console=Console(file=io.StringIO())) == 2
+    assert str(second / name) in capsys.readouterr().err.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "[]", '{"rows": 5}', '{"rows": ["a"]}', '{"rows": [{"a": {"mean": 1}}]}', "[" * 100_000]
+)
+def test_a_damaged_table_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "table.json").write_text(text)
+    with pytest.raises(DataError, match=r"table\.json holds no table of `cepo compare --out FILE\.json`"):
+        score_table([str(tmp_path / "table.json")])
