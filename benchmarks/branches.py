@@ -1,10 +1,11 @@
 """Says which branches of each package the tests take, child processes included, and records which test runs which line.
 
     pip install coverage
-    python3 benchmarks/branches.py --folder build/branches [--report] [TESTS ...]
+    python3 benchmarks/branches.py --folder build/branches [--report] [--record FILE] [TESTS ...]
 
 runs the given tests (all, where none are given) and prints, for each package, the branches that were taken of those that exist;
-`CORE` is what computes and reads no file. Further runs with the same folder add their tests, `--report` only prints.
+`CORE` is what computes and reads no file. Further runs with the same folder add their tests, `--report` only prints, and
+`--record` writes the same numbers with date, commit and versions to a JSON file.
 `benchmarks/mutants.py` reads the record. Processes that are killed, Ray's workers at its shutdown among them, leave no record.
 """
 
@@ -20,6 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.support.machine import machine_record  # noqa: E402
+
 CORE = (
     "algorithms/", "losses/", "config/", "errors.py", "metrics.py", "sections.py", "trees.py", "types.py",
     "data/batch.py", "data/contexts.py", "data/hints.py", "data/messages.py", "data/mixing.py", "data/order.py",
@@ -69,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "branches")
     parser.add_argument("--report", action="store_true", help="run no test")
+    parser.add_argument("--record", type=Path, help="JSON file for the numbers")
     parser.add_argument("tests", nargs="*")
     options = parser.parse_args(arguments)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -84,6 +91,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in sorted(existing):
         if existing[name]:
             print(f"| {name} | {covered[name]} of {existing[name]} | {covered[name] / existing[name]:.1%} |")
+    if options.record is not None:
+        packages = {name: {"taken": covered[name], "of": existing[name]} for name in sorted(existing) if existing[name]}
+        command = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+        record = {**machine_record(1), "commit": commit, "branches": packages}
+        options.record.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return code
 
 

@@ -13,9 +13,9 @@ from cepo.models.inputs import ImageInputs
 
 def context_positions(
     token_ids: Sequence[int],
-    images: ImageInputs | None,
+    images: ImageInputs,
     *,
-    image_token_id: int | None,
+    image_token_id: int,
     merge_size: int,
     video_token_id: int | None = None,
 ) -> Int64[Tensor, "3 L"]:
@@ -23,10 +23,8 @@ def context_positions(
 
     Text advances all three axes by one per token. An image of (h, w) merged patches that starts at position p has time p,
     height p + row and width p + column; the text after it continues at p + max(h, w). Each temporal patch of a video is such
-    an image, preceded by its time as text. Without images all axes are 0, 1, 2, and so on, as is a text model's single axis.
+    an image, preceded by its time as text.
     """
-    if images is None or image_token_id is None:
-        return torch.arange(len(token_ids)).expand(3, -1)
     grids = images.grid.tolist()
     remaining = {image_token_id: iter(grids[: images.num_images])}
     if video_token_id is not None:

@@ -221,7 +221,7 @@ class Processing:
             list(token_ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
-    def tokens_of(self, token_ids: Sequence[int], start: int, stop: int, *, skip_special_tokens: bool = True) -> slice:
+    def tokens_of(self, token_ids: Sequence[int], start: int, stop: int, *, skip_special_tokens: bool) -> slice:
         """Returns the tokens that hold the characters `start` to `stop` of the text that `decode` gives.
 
         They are found by bisection over decoded beginnings, because a token may be a part of a character.

@@ -35,7 +35,7 @@ def stay_on_loopback() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
-def data_parallel_mesh(fsdp_size: int = -1) -> DeviceMesh:
+def data_parallel_mesh(fsdp_size: int) -> DeviceMesh:
     """Returns the device mesh of all processes; starts a process group of one process if there is none.
 
     Weights are sharded over one axis. If `fsdp_size` is positive and below the number of processes, there are two axes:

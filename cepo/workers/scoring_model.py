@@ -116,7 +116,7 @@ class ImageEncoder:
             the image.
     """
 
-    def __init__(self, *, keep: bool = False) -> None:
+    def __init__(self, *, keep: bool) -> None:
         self.keeps = keep
         self._known: dict[str, list[ImageFeatures]] = {}
         self._encoded = 0
@@ -205,13 +205,13 @@ class ScoringModel(nn.Module):
         model: nn.Module,
         *,
         temperature: float,
-        encoder: ImageEncoder | None = None,
+        encoder: ImageEncoder,
         why_padded: str | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.temperature = temperature
-        self.encoder = encoder or ImageEncoder()
+        self.encoder = encoder
         self.why_padded = why_padded
 
     @property
@@ -269,12 +269,10 @@ class ValueModel(nn.Module):
     0; both are float32 whatever the body's type. For `encoder` and `why_padded` see `ScoringModel`.
     """
 
-    def __init__(
-        self, model: Any, *, seed: int, encoder: ImageEncoder | None = None, why_padded: str | None = None
-    ) -> None:
+    def __init__(self, model: Any, *, seed: int, encoder: ImageEncoder, why_padded: str | None = None) -> None:
         super().__init__()
         self.model = model
-        self.encoder = encoder or ImageEncoder()
+        self.encoder = encoder
         self.why_padded = why_padded
         width = model.get_input_embeddings().weight.shape[1]
         self.head = nn.Linear(width, 1, dtype=torch.float32)

@@ -79,6 +79,12 @@ def test_an_odd_list_of_files_is_damage(tmp_path: Path, content: str) -> None:
     assert FILES_FILE in damage
 
 
+def test_a_files_checksum_is_crc_32_as_in_other_programs(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"123456789")
+    ((size, checksum),) = written_files(tmp_path).values()
+    assert (size, checksum) == (9, 0xCBF43926), "the published check value"
+
+
 def test_a_missing_list_of_files_is_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In a checkpoint of an early version, or without a state that can be read, it is reported."""
     folder = checkpoint(tmp_path / "global_step_1")

@@ -43,6 +43,14 @@ def fault(*arguments: str) -> str:
             ["data.rollout_batch_size=1", "worker.actor.global_batch_size=1", "trainer.n_gpus_per_node=9"],
             ["1 prompts x worker.rollout.n=8 are 8 responses", "the 9 devices", "Raise global_batch_size"],
         ),
+        (
+            ["algorithm.online_filtering=true", "algorithm.filter_low=0.5", "algorithm.filter_high=0.5"],
+            ["filter_low=0.5 is not below", "filter_high=0.5", "keep nothing"],
+        ),
+        (
+            ["algorithm.kl_type=adaptive", "algorithm.use_kl_loss=true", "algorithm.disable_kl=false"],
+            ["algorithm.kl_type=adaptive", "use_kl_loss=false", "kl_type=fixed"],
+        ),
         (["data.min_pixels=10", "data.max_pixels=9"], ["data.min_pixels=10", "data.max_pixels=9"]),
         (["trainer.n_gpus_per_node=2", "trainer.launcher=local"], ["2 devices", "drives one", "both numbers to 1"]),
         (["trainer.n_gpus_per_node=4", "worker.rollout.tensor_parallel_size=3"], ["=3 does not divide", "=4"]),

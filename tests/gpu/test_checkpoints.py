@@ -43,6 +43,7 @@ def test_a_resumed_actor_has_every_bit_of_the_saved_one(
     for step in range(2):
         saved.update([optimizer_batch(rows)], step=step)
         saved.finish_step(step)
+    (tmp_path / "actor").mkdir()  # as another rank may have done before
     save_actor(saved, tmp_path / "actor")
     resumed = build_actor(folder, teacher=EMA)
     load_actor(resumed, tmp_path / "actor")

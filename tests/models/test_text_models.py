@@ -18,7 +18,7 @@ from cepo.data.batch import ScoringRow
 from cepo.data.dataset import ProblemSet
 from cepo.errors import DataError
 from cepo.models.processing import Processing
-from cepo.workers.scoring_model import ScoringModel, collate
+from cepo.workers.scoring_model import ImageEncoder, ScoringModel, collate
 
 REWARD = '''
 def parity(samples):
@@ -151,7 +151,7 @@ def test_scores_of_padded_rows_are_the_models_alone_to_1e_5(text_model: Path) ->
     ]
     batch = collate(rows, processing=processing, device=torch.device("cpu"))
     with torch.no_grad():
-        scored, _ = ScoringModel(model, temperature=1.0)(batch)
+        scored, _ = ScoringModel(model, temperature=1.0, encoder=ImageEncoder(keep=False))(batch)
         alone = []
         for row in rows:
             logits = model(torch.tensor([[*row.context.token_ids, *row.response_ids]])).logits[0].log_softmax(-1)

@@ -50,6 +50,20 @@ def test_an_unknown_text_model_with_a_plain_head_is_accepted(caplog: pytest.LogC
     assert config.num_hidden_layers == 3, "the try works on a copy"
 
 
+def test_an_unknown_text_model_is_tried_with_2_layers() -> None:
+    """A model of 80 wide layers would not fit into memory."""
+    from torch.nn.modules.module import register_module_forward_hook
+    from transformers import StableLmConfig
+
+    passed: set[Any] = set()
+    hook = register_module_forward_hook(lambda module, inputs, output: passed.add(module))
+    try:
+        plain_head_gap(StableLmConfig(**SIZES))
+    finally:
+        hook.remove()
+    assert sum(type(module).__name__ == "StableLmDecoderLayer" for module in passed) == 2 < SIZES["num_hidden_layers"]
+
+
 @pytest.mark.parametrize("model_type", [*TextModel.model_types, *TextMoe.model_types])
 def test_every_listed_text_model_has_a_plain_head(model_type: str) -> None:
     from transformers import AutoConfig

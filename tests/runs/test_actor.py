@@ -30,6 +30,7 @@ from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.policy import LossDenominators
 from cepo.models import head
 from cepo.models.processing import Processing
+from cepo.rollout.base import AdapterWeights
 from cepo.workers.actor import Actor
 from cepo.workers.optimizing import learning_rate_factor
 
@@ -214,6 +215,12 @@ def test_gradient_checkpointing_changes_no_gradient(build_actor: BuildActor, row
             actor = build_actor(model__enable_gradient_checkpointing=on, model__lora__rank=rank)
             found.append(gradients(actor, optimizer_batch(actor, rows, ADVANTAGES)))
         assert relative_gap(*found) < 1e-6
+
+
+def test_an_adapter_of_rank_1_is_trained_and_served(build_actor: BuildActor) -> None:
+    weights = build_actor(model__lora__rank=1).rollout_weights()
+    assert isinstance(weights, AdapterWeights)
+    assert {min(tensor.shape) for tensor in weights.tensors.values()} == {1}
 
 
 class _SumsInPlace(TorchDispatchMode):

@@ -210,6 +210,16 @@ def test_a_context_without_room_for_a_reference_is_none(
         assert contexts.fitted(task, student, "12 and more", is_answer=False) is None
 
 
+def test_where_one_token_of_a_reference_fits_it_is_shown(tiny_processing: Processing) -> None:
+    task, reference = problem("<image>Find x."), "x and more"
+    student = builder(tiny_processing).student(task)
+    whole = builder(tiny_processing).teacher(task, student, reference)
+    limit = len(whole.token_ids) - len(tiny_processing.encode_text(reference)) + 1
+    found = builder(tiny_processing, max_context_length=limit).fitted(task, student, reference, is_answer=False)
+    assert found is not None
+    assert found[1] == "x"
+
+
 def test_an_answer_is_shown_whole_or_not_at_all(tiny_processing: Processing) -> None:
     task = problem("<image>Find x.")
     student = builder(tiny_processing).student(task)

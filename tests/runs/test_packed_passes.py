@@ -237,3 +237,5 @@ def test_the_share_of_saved_tokens_is_counted(build_actor: BuildActor, tiny_proc
     assert metrics["work/tokens_computed"].result == computed
     assert metrics["work/tokens_saved"].result == pytest.approx(1 - computed / asked)
     assert computed < 0.5 * asked
+    actor.score(rows[:1])
+    assert actor.passes.metrics()["work/tokens_computed"].result == rows[0].num_tokens - 1, "those since the last call"

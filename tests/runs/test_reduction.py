@@ -23,7 +23,7 @@ class Passes:
 
     def __init__(self, *, once: bool, fails_at: int | None = None) -> None:
         self.module = nn.Linear(2, 1, bias=False)
-        fully_shard(self.module, mesh=data_parallel_mesh())
+        fully_shard(self.module, mesh=data_parallel_mesh(-1))
         self.reduction = GradientReduction(self.module, FsdpConfig(), has_adapter=True, same_blocks=True)
         assert not self.reduction.once  # with one rank there is nobody to wait for
         self.reduction.once = once

@@ -14,7 +14,7 @@ import pytest
 
 from cepo.errors import CheckpointError
 from cepo.train import main
-from cepo.trainer.run_lock import LOCK_FILE, RunLock
+from cepo.trainer.run_lock import LOCK_FILE, RunLock, _may_live
 
 HOLD = """
 import sys, time
@@ -98,10 +98,17 @@ def test_a_folder_that_does_not_exist_is_not_made_by_the_lock(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("host", "pid", "refused"), [("elsewhere", 1, True), (None, 1, True), (None, 2**22 + 1, False)]
+    ("host", "pid", "refused"),
+    [
+        ("elsewhere", 2**22 + 1, True),
+        (None, 1, True),
+        (None, "illegible", True),
+        (None, 2**22 + 1, False),
+        (None, os.getpid(), False),  # left by an earlier process of this number
+    ],
 )
 def test_without_locks_a_holder_that_may_live_is_respected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str | None, pid: int, refused: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str | None, pid: int | str, refused: bool
 ) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
@@ -116,3 +123,11 @@ def test_without_locks_a_holder_that_may_live_is_respected(
     else:
         with RunLock(tmp_path):
             assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
+
+
+def test_without_locks_another_users_process_may_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_another_user(pid: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "kill", of_another_user)
+    assert _may_live({"host": socket.gethostname(), "pid": 2**22 + 1})

@@ -1,0 +1,27 @@
+"""Merged weights take the shapes that published checkpoints have, also where they fill several files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from cepo.models.families.qwen3_vl import Qwen3VLMoe
+from cepo.workers.merged_model import _publish
+
+
+def test_a_file_of_experts_alone_is_transposed_and_others_kept(tmp_path: Path) -> None:
+    """Each expert's (out, in) becomes (in, out)."""
+    layer = "model.language_model.layers.0"
+    experts = {f"{layer}.mlp.experts.gate_up_proj": torch.randn(2, 3, 4)}
+    attention = {f"{layer}.self_attn.q_proj.weight": torch.randn(3, 4)}
+    for file, weights in (("1.safetensors", experts), ("2.safetensors", attention)):
+        save_file(weights, tmp_path / file, metadata={"format": "pt"})
+    _publish(tmp_path, Qwen3VLMoe())
+    for file, weights, shape in (("1.safetensors", experts, (2, 4, 3)), ("2.safetensors", attention, (3, 4))):
+        ((name, before),) = weights.items()
+        ((published, after),) = load_file(tmp_path / file).items()
+        assert published == name
+        assert after.shape == shape
+        assert torch.equal(after if after.shape == before.shape else after.transpose(1, 2), before)
