@@ -29,7 +29,7 @@ from benchmarks.support.shapes import SHAPES, Shape, write_checkpoint
 
 if TYPE_CHECKING:
     from cepo.models.processing import Processing
-    from cepo.rollout.base import Generation, GenerationRequest
+    from cepo.rollout.generator import Generation, GenerationRequest
     from cepo.rollout.vllm_engine import VllmGenerator
     from cepo.workers.actor import Actor
 
@@ -117,7 +117,7 @@ class EngineCheck:
         return {}
 
     def start(self, lora_rank: int) -> dict[str, float]:
-        from cepo.rollout.base import GeneratorSettings
+        from cepo.rollout.generator import GeneratorSettings
         from cepo.rollout.vllm_engine import VllmGenerator
 
         if hasattr(self, "_engine"):
@@ -136,7 +136,7 @@ class EngineCheck:
         return {}
 
     def sample(self) -> dict[str, float]:
-        from cepo.rollout.base import SamplingSettings
+        from cepo.rollout.generator import SamplingSettings
 
         settings = SamplingSettings(num_samples=SAMPLES, max_response_length=self._response)
         self._groups = self._engine.generate(self._requests, settings)

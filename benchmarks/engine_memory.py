@@ -27,8 +27,8 @@ def measure(kind: str, rounds: int) -> dict[str, Any]:
     """Resident MiB after each round, with the engine in this process."""
     from cepo.microgeo.model import build_untrained_model
     from cepo.models.processing import Processing
-    from cepo.rollout.base import GenerationRequest, GeneratorSettings, SamplingSettings
     from cepo.rollout.factory import build_generator
+    from cepo.rollout.generator import GenerationRequest, GeneratorSettings, SamplingSettings
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = build_untrained_model(Path(temporary) / "model", seed=0)
@@ -81,7 +81,7 @@ def _weights(model: Any, kind: str) -> Any:
     import peft
     import torch
 
-    from cepo.rollout.base import AdapterWeights, FullWeights
+    from cepo.rollout.generator import AdapterWeights, FullWeights
 
     if kind == "full":
         return FullWeights(tensors=model.state_dict())

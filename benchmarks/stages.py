@@ -137,7 +137,7 @@ def generation(
     import torch
 
     from cepo.models.processing import Processing
-    from cepo.rollout.base import GeneratorSettings, SamplingSettings
+    from cepo.rollout.generator import GeneratorSettings, SamplingSettings
     from cepo.rollout.transformers_generator import TransformersGenerator
 
     processing = Processing(str(folder))

@@ -128,7 +128,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     With a `history` whose records are open already, the run continues from its own last checkpoint.
     """
     from cepo.rewards.pool import RewardPool
-    from cepo.tracking.base import check_sinks
+    from cepo.tracking.sink import check_sinks
 
     check_sinks(config.trainer.logger)
     rewards = stack.enter_context(RewardPool.of(config.worker.reward))
@@ -252,7 +252,7 @@ def _tracker(
     """Builds the tracker, after moving records and checkpoints that this run does not continue out of its folder."""
     import torch
 
-    from cepo.tracking.base import RunDescription
+    from cepo.tracking.sink import RunDescription
     from cepo.tracking.tracker import build_tracker, set_aside_earlier_records
 
     aside = set_aside_earlier_records(run_folder(config)) if resumed_step is None else None

@@ -19,7 +19,7 @@ from cepo.algorithms import credit, grpo
 
 if TYPE_CHECKING:
     from cepo.models.processing import Processing
-    from cepo.rollout.base import GenerationRequest
+    from cepo.rollout.generator import GenerationRequest
 
 # Before any test module imports them: the hook acts on first import only.
 install_import_hook(["cepo.losses"], "beartype.beartype")

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from cepo.models.processing import Processing
-from cepo.rollout.base import AdapterWeights, Generation, GenerationRequest, Generator, GeneratorSettings
 from cepo.rollout.factory import build_generator
+from cepo.rollout.generator import AdapterWeights, Generation, GenerationRequest, Generator, GeneratorSettings
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 MAX_MODEL_LEN = 512

@@ -10,7 +10,7 @@ from benchmarks.support.shapes import Shape, prompt_text, random_image
 if TYPE_CHECKING:
     from cepo.data.batch import OptimizerBatch, ScoringRow
     from cepo.models.processing import Processing
-    from cepo.rollout.base import GenerationRequest
+    from cepo.rollout.generator import GenerationRequest
 
 HINT_TOKENS = 20
 """By which a teacher's context is longer than the prompt."""
@@ -83,7 +83,7 @@ def optimizer_batch(rows: list[ScoringRow]) -> OptimizerBatch:
 
 def generation_requests(shape: Shape, processing: Processing, *, count: int) -> list[GenerationRequest]:
     """Prompts of the shape's length, each with an image of its own."""
-    from cepo.rollout.base import GenerationRequest
+    from cepo.rollout.generator import GenerationRequest
 
     requests: list[GenerationRequest] = []
     for number in range(count):

@@ -110,7 +110,7 @@ class _WithResponse:
     """A sampler whose first response to the first prompt is a given text."""
 
     def __init__(self, trainer: Trainer, text: str) -> None:
-        from cepo.rollout.base import Generation
+        from cepo.rollout.generator import Generation
 
         ids = (*trainer.processing.encode_text(text), trainer.processing.eos_token_ids[0])
         self._given = Generation(response_ids=ids, log_probs=(0.0,) * len(ids), finished=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from cepo.credit.prefixes import Prefix
 from cepo.credit.session import Session
 from cepo.progress import Progress
-from cepo.rollout.base import Generation, GenerationRequest, sampling_seed
+from cepo.rollout.generator import Generation, GenerationRequest, sampling_seed
 from cepo.tracking.lines import LineFile, read_objects
 from cepo.trainer.asking import Rollouts, correctness, reward_input, training_settings
 

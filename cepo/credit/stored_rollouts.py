@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cepo.credit.session import Session
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.tracking.lines import encode_line, read_objects
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.asking import Rollouts

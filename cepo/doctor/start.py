@@ -85,7 +85,7 @@ def _tried(subject: str, look: Callable[[], str], remedy: str) -> Finding:
 
 
 def _trackers(config: RunConfig) -> str:
-    from cepo.tracking.base import check_sinks
+    from cepo.tracking.sink import check_sinks
 
     check_sinks(config.trainer.logger)
     return ", ".join(config.trainer.logger)

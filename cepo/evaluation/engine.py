@@ -13,8 +13,8 @@ from cepo.errors import CheckpointError
 from cepo.leftovers import OwnFolder
 from cepo.models.processing import Processing
 from cepo.models.quantization import read_quantization
-from cepo.rollout.base import AdapterWeights, Generator
 from cepo.rollout.factory import build_generator, settings_of_run
+from cepo.rollout.generator import AdapterWeights, Generator
 from cepo.workers.checkpoint import ADAPTER
 from cepo.workers.distributed import this_device
 from cepo.workers.merged_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BaseModel, merge_checkpoint

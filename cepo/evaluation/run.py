@@ -17,7 +17,7 @@ from cepo.evaluation.benchmarks import PLAIN, REWARD, converted, recognise
 from cepo.models.processing import Processing
 from cepo.rewards.benchmark import kind_of, read_answer
 from cepo.rewards.pool import RewardPool
-from cepo.rollout.base import Generator
+from cepo.rollout.generator import Generator
 from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
 
 logger = logging.getLogger(__name__)

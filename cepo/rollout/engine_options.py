@@ -8,7 +8,7 @@ from typing import Any
 
 from cepo.errors import EngineError
 from cepo.hardware.tools import Capability
-from cepo.rollout.base import GeneratorSettings
+from cepo.rollout.generator import GeneratorSettings
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

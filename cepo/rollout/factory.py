@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from cepo.config.derived import served_adapter_rank
 from cepo.errors import ConfigError
 from cepo.models.families import EngineUse, Family
-from cepo.rollout.base import Generator, GeneratorSettings
+from cepo.rollout.generator import Generator, GeneratorSettings
 
 if TYPE_CHECKING:
     from cepo.config import RunConfig

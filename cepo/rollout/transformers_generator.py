@@ -14,7 +14,8 @@ from cepo.models.inputs import EncodedPrompt
 from cepo.models.pretrained import load_model, torch_dtype
 from cepo.models.processing import Processing
 from cepo.progress import Progress
-from cepo.rollout.base import (
+from cepo.rollout.decoding import PlainDecoding, Row, SamplesDecoding, decodable_together, is_plain, keys_and_values
+from cepo.rollout.generator import (
     AdapterWeights,
     FullWeights,
     Generation,
@@ -25,7 +26,6 @@ from cepo.rollout.base import (
     Weights,
     check_image_counts,
 )
-from cepo.rollout.decoding import PlainDecoding, Row, SamplesDecoding, decodable_together, is_plain, keys_and_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ _SHARE_THAT_GOES_ON = 0.75
 
 
 class TransformersGenerator:
-    """Implements `cepo.rollout.base.Generator` with transformers and its own copy of the model.
+    """Implements `cepo.rollout.generator.Generator` with transformers and its own copy of the model.
 
     Each prompt is read once and alone; its keys and values serve all its samples, which are decoded together with those
     of other prompts, padded on the left. Each sample has its own random stream, seeded by (`request.seed`, i). A
@@ -83,7 +83,7 @@ class TransformersGenerator:
         settings: SamplingSettings,
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
-        """See `cepo.rollout.base.Generator`. Requests finish with the batch that decodes the last of their samples.
+        """See `cepo.rollout.generator.Generator`. Requests finish with the batch that decodes the last of their samples.
 
         Raises:
             EngineError: a prompt with the wrong number of placeholders, or one that is too long.
@@ -118,7 +118,7 @@ class TransformersGenerator:
         return batch
 
     def sync_weights(self, weights: Weights) -> None:
-        """See `cepo.rollout.base.Generator`. The first adapter wraps the model with PEFT.
+        """See `cepo.rollout.generator.Generator`. The first adapter wraps the model with PEFT.
 
         Raises:
             EngineError: the weights' names or shapes do not fit the model, or their kind changed.
@@ -131,7 +131,7 @@ class TransformersGenerator:
             self._load_full(weights)
 
     def drain_metrics(self) -> Metrics:
-        """See `cepo.rollout.base.Generator`: each prompt is read once, whatever its number of samples."""
+        """See `cepo.rollout.generator.Generator`: each prompt is read once, whatever its number of samples."""
         if not self._prompt_tokens:
             return {}
         hits = fraction(self._shared_tokens, self._prompt_tokens)
@@ -139,7 +139,7 @@ class TransformersGenerator:
         return {"work/rollout_prefix_hits": hits}
 
     def rest(self) -> None:
-        """See `cepo.rollout.base.Generator`: keys and values are freed after each call, the weights stay."""
+        """See `cepo.rollout.generator.Generator`: keys and values are freed after each call, the weights stay."""
 
     def close(self) -> None:
         import torch

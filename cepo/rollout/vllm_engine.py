@@ -12,7 +12,7 @@ from cepo.errors import EngineError
 from cepo.metrics import Metrics
 from cepo.models.families import family_of
 from cepo.models.processing import Processing
-from cepo.rollout.base import (
+from cepo.rollout.generator import (
     AdapterWeights,
     Generation,
     GenerationRequest,
@@ -42,7 +42,7 @@ _MAX_BANNED_TOKENS = 1024
 
 
 class VllmGenerator:
-    """Implements `cepo.rollout.base.Generator` with vLLM.
+    """Implements `cepo.rollout.generator.Generator` with vLLM.
 
     Sample i of a request is drawn with its own random stream, seeded by `request.seed` and i. Without a GPU the streams
     are those of the transformers generator, so both draw the same tokens.
@@ -80,7 +80,7 @@ class VllmGenerator:
         settings: SamplingSettings,
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
-        """See `cepo.rollout.base.Generator`.
+        """See `cepo.rollout.generator.Generator`.
 
         Raises:
             EngineError: a prompt with the wrong number of placeholders, one that is too long, or a failure in vLLM.
@@ -135,7 +135,7 @@ class VllmGenerator:
             raise EngineError(f"vLLM failed while generating: {last_words(error)}") from error
 
     def sync_weights(self, weights: Weights) -> None:
-        """See `cepo.rollout.base.Generator`. An adapter is served beside the base weights, never merged into them.
+        """See `cepo.rollout.generator.Generator`. An adapter is served beside the base weights, never merged into them.
 
         Raises:
             EngineError: weights of the other kind than the engine was started for, or weights that vLLM cannot serve.
@@ -161,11 +161,11 @@ class VllmGenerator:
             raise EngineError(f"vLLM did not take the new weights: {last_words(error)}") from error
 
     def drain_metrics(self) -> Metrics:
-        """See `cepo.rollout.base.Generator`. Prompts of all samples count."""
+        """See `cepo.rollout.generator.Generator`. Prompts of all samples count."""
         return self._prefixes.drain()
 
     def rest(self) -> None:
-        """See `cepo.rollout.base.Generator`."""
+        """See `cepo.rollout.generator.Generator`."""
         if self._sleeps and not self._is_asleep and self._llm is not None:
             with callers_state_kept():
                 self._llm.sleep(level=1)

@@ -17,8 +17,8 @@ from cepo.errors import EngineError
 from cepo.hardware.tools import look_for_tools, path_with, program_folder
 from cepo.leftovers import OwnFolder
 from cepo.progress import phase
-from cepo.rollout.base import GeneratorSettings
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
+from cepo.rollout.generator import GeneratorSettings
 
 if TYPE_CHECKING:
     from vllm import LLM

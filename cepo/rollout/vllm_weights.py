@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cepo.errors import EngineError
 from cepo.models.families import family_of
-from cepo.rollout.base import AdapterWeights, FullWeights
+from cepo.rollout.generator import AdapterWeights, FullWeights
 
 if TYPE_CHECKING:
     from vllm import LLM

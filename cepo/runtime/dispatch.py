@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
-from cepo.rollout.base import GenerationRequest, SamplingSettings
+from cepo.rollout.generator import GenerationRequest, SamplingSettings
 
 Result = TypeVar("Result")
 Batch = TypeVar("Batch", OptimizerBatch, CriticBatch)

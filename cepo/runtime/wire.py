@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cepo.data.image_store import ImageStore
 from cepo.models.inputs import ImageInputs, ImageSource
-from cepo.rollout.base import GenerationRequest
+from cepo.rollout.generator import GenerationRequest
 
 
 class Sender:

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from cepo.live_view import duration
 from cepo.progress import show_board
-from cepo.tracking.base import GroupRecord, RunDescription, Sink
 from cepo.tracking.board import Board, decimal, significant
+from cepo.tracking.sink import GroupRecord, RunDescription, Sink
 
 STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
 """The stages of a step in the order they run; each has a metric `timing_s/<stage>`."""

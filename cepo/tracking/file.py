@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cepo.errors import CepoError, DataError
-from cepo.tracking.base import RunDescription
 from cepo.tracking.environment import describe_environment
 from cepo.tracking.lines import LineFile
 from cepo.tracking.run_folder import (
@@ -24,6 +23,7 @@ from cepo.tracking.run_folder import (
     read_environment,
     write_atomically,
 )
+from cepo.tracking.sink import RunDescription
 from cepo.tracking.trace import GroupRecord, Trace
 
 _log = logging.getLogger(__name__)

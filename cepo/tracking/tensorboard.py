@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cepo.tracking.base import GroupRecord, RunDescription, Sink
 from cepo.tracking.run_folder import TENSORBOARD_FOLDER
+from cepo.tracking.sink import GroupRecord, RunDescription, Sink
 
 _CELL = (10, 6)
 """Height and width of a token in a heat map, in pixels."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cepo.tracking.base import RunDescription, Sink, build_sink, check_sinks
 from cepo.tracking.run_folder import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
@@ -17,6 +16,7 @@ from cepo.tracking.run_folder import (
     TENSORBOARD_FOLDER,
     TRACKERS_FILE,
 )
+from cepo.tracking.sink import RunDescription, Sink, build_sink, check_sinks
 from cepo.tracking.trace import IMAGES_FOLDER, ROLLOUTS_FOLDER, GroupRecord
 
 _log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from cepo.metrics import Metric, Metrics
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
-from cepo.rollout.base import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
+from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
 from cepo.trainer.health import StageClock
 
 VALIDATION_STEP = -1

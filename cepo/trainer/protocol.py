@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.metrics import Metrics
-from cepo.rollout.base import Sampler
+from cepo.rollout.generator import Sampler
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,7 +19,7 @@ from cepo.losses.policy import token_weights
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.progress import shown
-from cepo.rollout.base import AdapterWeights, FullWeights, Weights
+from cepo.rollout.generator import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
 from cepo.workers.gathering import GatheredWeights, MergedWeights, trained_weights, whole_tensor

@@ -23,8 +23,8 @@ from cepo.losses.policy import ClipRange, PolicyLossSettings, RolloutCorrection
 from cepo.metrics import Metrics, max_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.progress import phase
-from cepo.rollout.base import Generation, GenerationRequest, Generator, OnFinished, SamplingSettings
 from cepo.rollout.factory import build_generator, settings_of_run
+from cepo.rollout.generator import Generation, GenerationRequest, Generator, OnFinished, SamplingSettings
 from cepo.sizing.fitting import what_would_fit
 from cepo.sizing.phases import Demand, Phases, gib, plan_phases
 from cepo.workers.actor import Actor

@@ -40,7 +40,7 @@ HOMES = {
     "ray": {"runtime"}, "vllm": {"rollout"}, "peft": {"workers", "models", "rollout"},
     "wandb": {"tracking"}, "mlflow": {"tracking"}, "swanlab": {"tracking"},
 }  # fmt: skip
-COMMON_STEMS = {"__init__", "__main__", "base"}
+COMMON_STEMS = {"__init__", "__main__"}
 HEAVY = ("ray", "vllm", "transformers", "peft", "wandb", "mlflow", "swanlab")
 
 

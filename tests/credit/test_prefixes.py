@@ -8,7 +8,7 @@ import torch
 from cepo.credit.prefixes import chosen_tokens, needed_prefixes, prefix_of
 from cepo.data.dataset import Problem
 from cepo.errors import DataError
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 
 

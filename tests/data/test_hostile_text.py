@@ -24,7 +24,7 @@ from cepo.errors import DataError
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import MARKS, Processing
 from cepo.rewards.pool import RewardPool
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import plan_views, rollout_groups
 

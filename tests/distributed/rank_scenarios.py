@@ -24,7 +24,7 @@ from cepo.losses.policy import LossDenominators
 from cepo.metrics import Metrics
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
-from cepo.rollout.base import AdapterWeights, Weights
+from cepo.rollout.generator import AdapterWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_actor, save_actor

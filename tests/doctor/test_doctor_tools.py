@@ -20,7 +20,7 @@ from cepo.doctor.model_and_engine import engine_findings
 from cepo.doctor.run_checks import CHECKS, download_findings
 from cepo.hardware.tools import BuildTools
 from cepo.rollout import factory
-from cepo.rollout.base import GeneratorSettings
+from cepo.rollout.generator import GeneratorSettings
 from cepo.sizing.known import known_shape
 from cepo.sizing.needs import estimate_needs
 

@@ -13,7 +13,7 @@ from benchmarks.support.rows import generation_requests
 from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
-from cepo.rollout.base import GeneratorSettings, SamplingSettings
+from cepo.rollout.generator import GeneratorSettings, SamplingSettings
 from cepo.rollout.transformers_generator import TransformersGenerator
 
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from cepo.hardware.tools import BuildTools, look_for_tools, path_with, program_folder
-from cepo.rollout.base import GeneratorSettings
 from cepo.rollout.engine_options import (
     EngineMachine,
     attention_backend,
     engine_environment,
     engine_options,
 )
+from cepo.rollout.generator import GeneratorSettings
 
 SETTINGS = GeneratorSettings(
     model_path="org/model",
@@ -181,7 +181,7 @@ def test_vllm_reads_the_prepared_environment() -> None:
     """What the user has set takes precedence."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     script = f"""{_START}
-from cepo.rollout.base import GeneratorSettings
+from cepo.rollout.generator import GeneratorSettings
 from cepo.rollout.engine_options import EngineMachine, engine_environment
 from cepo.rollout.vllm_process import prepare_environment
 assert "vllm" not in sys.modules

@@ -23,7 +23,7 @@ from generator_cases import (
 
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
-from cepo.rollout.base import AdapterWeights, GenerationRequest, Generator, SamplingSettings
+from cepo.rollout.generator import AdapterWeights, GenerationRequest, Generator, SamplingSettings
 
 pytestmark = pytest.mark.heavy
 

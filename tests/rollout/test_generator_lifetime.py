@@ -13,8 +13,8 @@ from generator_cases import open_generator
 
 from cepo.errors import ConfigError, EngineError
 from cepo.models.processing import Processing
-from cepo.rollout.base import GenerationRequest, SamplingSettings
 from cepo.rollout.factory import choose_generator
+from cepo.rollout.generator import GenerationRequest, SamplingSettings
 
 pytestmark = pytest.mark.heavy
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
-from cepo.rollout.base import FullWeights, GenerationRequest, Generator, SamplingSettings
+from cepo.rollout.generator import FullWeights, GenerationRequest, Generator, SamplingSettings
 from cepo.rollout.vllm_process import require_float32_head
 
 pytestmark = pytest.mark.heavy

@@ -28,7 +28,7 @@ from generator_cases import (
 from cepo import progress
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
-from cepo.rollout.base import FullWeights, Generation, GenerationRequest, Generator, SamplingSettings
+from cepo.rollout.generator import FullWeights, Generation, GenerationRequest, Generator, SamplingSettings
 
 pytestmark = pytest.mark.heavy
 

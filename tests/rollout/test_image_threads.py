@@ -14,7 +14,7 @@ from generator_cases import open_generator, picture, request, tokens
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rollout import vllm_process, vllm_requests
-from cepo.rollout.base import GenerationRequest, SamplingSettings
+from cepo.rollout.generator import GenerationRequest, SamplingSettings
 
 pytestmark = pytest.mark.heavy
 SETTINGS = SamplingSettings(num_samples=2, max_response_length=8)

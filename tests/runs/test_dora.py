@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from training_runs import FinishedRun, actor_of, assert_evaluates, differing, run
 
 from cepo.cli import main
-from cepo.rollout.base import FullWeights
+from cepo.rollout.generator import FullWeights
 from cepo.workers.actor import Actor
 from cepo.workers.gathering import MergedWeights
 

@@ -12,7 +12,7 @@ import torch
 from training_runs import EVERY_WRONG_ROLLOUT_TEACHES, FinishedRun, actor_of, differing, json_lines, parameters_of, run
 
 from cepo.errors import EngineError
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.trainer.loop import Trainer
 from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal

@@ -16,7 +16,7 @@ from training_runs import encoded, whole
 
 from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
-from cepo.rollout.base import SamplingSettings
+from cepo.rollout.generator import SamplingSettings
 from cepo.types import DivergenceConfig
 from cepo.workers.actor import Actor
 from cepo.workers.scoring_model import TeacherStates, collate

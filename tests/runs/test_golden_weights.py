@@ -23,7 +23,7 @@ from torch import Tensor
 from training_runs import WRONG_ROLLOUTS_TEACH, FinishedRun, actor_of, differing, run, whole
 
 from cepo.algorithms import available_estimators
-from cepo.rollout.base import FullWeights
+from cepo.rollout.generator import FullWeights
 from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy

@@ -10,7 +10,7 @@ import pytest
 from training_runs import FinishedRun, run
 
 from cepo.data.batch import OptimizerBatch
-from cepo.rollout.base import GenerationRequest
+from cepo.rollout.generator import GenerationRequest
 from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy

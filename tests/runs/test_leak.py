@@ -16,7 +16,7 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.metrics import results
 from cepo.models.processing import Processing
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.validation import leak_metrics
 from cepo.workers.actor import Actor

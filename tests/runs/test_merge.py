@@ -29,8 +29,8 @@ from cepo.cli import main
 from cepo.data.batch import ScoringRow
 from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
-from cepo.rollout.base import GenerationRequest, GeneratorSettings, SamplingSettings
 from cepo.rollout.factory import build_generator
+from cepo.rollout.generator import GenerationRequest, GeneratorSettings, SamplingSettings
 from cepo.trainer.resuming import RunHistory, checkpoint_store, checkpoint_to_load
 from cepo.workers.distributed import reshard
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from training_runs import differing, run
 
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy

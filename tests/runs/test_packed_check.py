@@ -16,7 +16,7 @@ from training_runs import encoded
 from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
 from cepo.models.segments import SegmentLayout
-from cepo.rollout.base import SamplingSettings
+from cepo.rollout.generator import SamplingSettings
 from cepo.workers import passes
 from cepo.workers.actor import Actor
 from cepo.workers.packing import collate_packed

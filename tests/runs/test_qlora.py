@@ -31,7 +31,7 @@ from cepo.errors import CheckpointError, ConfigError
 from cepo.models import pretrained
 from cepo.models.processing import Processing
 from cepo.models.quantization import dequantised, quantised_weights
-from cepo.rollout.base import FullWeights
+from cepo.rollout.generator import FullWeights
 from cepo.sizing.memory import bytes_in_4_bits
 from cepo.workers.actor import Actor
 

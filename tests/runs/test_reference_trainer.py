@@ -23,7 +23,7 @@ from training_runs import actor_of, checked_config, parameters_of, recorded_grou
 
 from cepo.algorithms import available_estimators
 from cepo.models.processing import Processing
-from cepo.rollout.base import AdapterWeights, Generation, GenerationRequest, SamplingSettings
+from cepo.rollout.generator import AdapterWeights, Generation, GenerationRequest, SamplingSettings
 from cepo.runtime.local import LocalBackend
 from cepo.train import build_trainer
 from cepo.trainer.loop import Trainer

@@ -18,7 +18,7 @@ from cepo.data.batch import CriticBatch, DistillationRows, OptimizerBatch, Scori
 from cepo.data.image_store import ImageStore
 from cepo.losses.policy import LossDenominators
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Video
-from cepo.rollout.base import GenerationRequest, SamplingSettings
+from cepo.rollout.generator import GenerationRequest, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.wire import Receiver, Sender, decode, encode
 from cepo.types import DivergenceConfig

@@ -167,6 +167,6 @@ def test_a_folder_named_wandb_is_not_taken_for_the_library(tmp_path: Path, monke
     name = "folder_that_is_no_library"
     (tmp_path / name).mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("cepo.tracking.base._LIBRARIES", {"console": (name,)})
+    monkeypatch.setattr("cepo.tracking.sink._LIBRARIES", {"console": (name,)})
     with pytest.raises(ConfigError, match=f"needs {name}"):
         build_sink("console", run_in(tmp_path))

@@ -13,7 +13,7 @@ from config_arguments import REQUIRED
 from cepo.config import load_config
 from cepo.metrics import results
 from cepo.models.processing import Processing
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.trainer import recording
 from cepo.trainer.asking import Asker, Rollouts
 from cepo.trainer.planning import ScoringPlan

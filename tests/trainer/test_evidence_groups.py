@@ -13,7 +13,7 @@ from cepo.algorithms.references import wrong_candidates, wrong_reference
 from cepo.algorithms.settings import NegativeConfig
 from cepo.data.dataset import Problem
 from cepo.rewards.pool import RewardPool
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import rollout_groups
 from cepo.types import RolloutGroup

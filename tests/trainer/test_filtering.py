@@ -10,7 +10,7 @@ import torch
 
 from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.metrics import results
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.filtering import ask_until_enough
 

@@ -25,7 +25,7 @@ from cepo.algorithms.settings import NegativeConfig, PositiveConfig, ReferenceSo
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.models.processing import Processing
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import plan_views, reference_metrics
 from cepo.types import Reference, Rollout, RolloutGroup

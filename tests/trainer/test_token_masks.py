@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.metrics import results
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.token_masks import restricted
 from cepo.types import Distillation, DivergenceConfig, TokenSignal

@@ -18,7 +18,7 @@ from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
-from cepo.rollout.base import Generation
+from cepo.rollout.generator import Generation
 from cepo.runtime.dispatch import Assignment, split_batches
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import ScoringPlan

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from cepo.errors import ConfigError
-from cepo.models.families.base import EngineUse, Family, ImageFeatures, ImageReader
+from cepo.models.families.family import EngineUse, Family, ImageFeatures, ImageReader
 from cepo.models.families.gemma3 import Gemma3
 from cepo.models.families.internvl import InternVL
 from cepo.models.families.llava_onevision import LlavaOneVision

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cepo.models.families.base import EncodeText, EngineUse, ImageReader
+from cepo.models.families.family import EncodeText, EngineUse, ImageReader
 from cepo.models.families.processed import ProcessedFamily, ProcessedReader, with_tower_named
 from cepo.models.inputs import ImageInputs
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import DataError
-from cepo.models.families.base import EncodeText, Family, ImageFeatures, ImageReader
+from cepo.models.families.family import EncodeText, Family, ImageFeatures, ImageReader
 from cepo.models.inputs import ImageInputs, ImageSource
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from cepo.models.families.base import EngineUse, ImageFeatures
+from cepo.models.families.family import EngineUse, ImageFeatures
 from cepo.models.families.processed import ProcessedFamily, with_tower_named
 
 if TYPE_CHECKING:

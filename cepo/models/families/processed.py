@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cepo.errors import DataError
-from cepo.models.families.base import EncodeText, Family, ImageFeatures, ImageReader
+from cepo.models.families.family import EncodeText, Family, ImageFeatures, ImageReader
 from cepo.models.inputs import ImageInputs, ImageSource
 
 if TYPE_CHECKING:

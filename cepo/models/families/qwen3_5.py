@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.models.families.base import EngineUse, experts_unserved
+from cepo.models.families.family import EngineUse, experts_unserved
 from cepo.models.families.grid import GridFamily
 
 

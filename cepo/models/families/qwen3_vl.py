@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cepo.models.families.base import EngineUse, experts_unserved
+from cepo.models.families.family import EngineUse, experts_unserved
 from cepo.models.families.grid import GridFamily
 
 if TYPE_CHECKING:

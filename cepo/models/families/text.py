@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cepo.models.families.base import EngineUse, Family, experts_unserved
+from cepo.models.families.family import EngineUse, Family, experts_unserved
 
 
 class Qwen3(Family):

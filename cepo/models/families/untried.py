@@ -6,7 +6,7 @@ import copy
 from typing import Any
 
 from cepo.errors import ConfigError
-from cepo.models.families.base import Family
+from cepo.models.families.family import Family
 
 LARGEST_GAP = 1e-5
 """The largest accepted gap in nats between the model's own float32 log-probs and a plain head on its last hidden states."""

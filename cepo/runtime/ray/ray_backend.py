@@ -14,7 +14,7 @@ from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.errors import WorkerLostError
 from cepo.metrics import Metric, Metrics, max_value, mean_value, merge_metrics
 from cepo.models.inputs import ImageSource
-from cepo.rollout.base import Generation, GenerationRequest, OnFinished, SamplingSettings
+from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
 from cepo.runtime import dispatch
 from cepo.runtime.ray.cluster import connect, reserve
 from cepo.runtime.ray.ranks import Ranks
