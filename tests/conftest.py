@@ -5,14 +5,17 @@ from __future__ import annotations
 import gc
 import inspect
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy
 import pytest
 import torch
 from beartype import beartype
 from hypothesis import HealthCheck, settings
+from isolation import restored_process
 from jaxtyping import Bool, Float, Int64, install_import_hook, jaxtyped
 
 from cepo.algorithms import credit, grpo
@@ -40,6 +43,8 @@ settings.register_profile(
 )
 settings.load_profile("reproducible")
 
+_frozen_for: set[Path] = set()
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _garbage_at_last() -> Iterator[None]:
@@ -48,28 +53,32 @@ def _garbage_at_last() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _what_is_imported_is_never_garbage() -> None:
-    """Each full collection looks at millions of objects of torch, transformers and vLLM otherwise, and runs end with one."""
-    gc.collect()
-    gc.freeze()
+@pytest.fixture(autouse=True)
+def _what_is_imported_is_never_garbage(request: pytest.FixtureRequest) -> None:
+    """Each full collection looks at millions of objects of torch, transformers and vLLM otherwise, and runs end with one.
+
+    It holds for the module's imports, and again after an engine of vLLM has ended, which gives all objects back.
+    """
+    if request.node.path not in _frozen_for or not gc.get_freeze_count():
+        _frozen_for.add(request.node.path)
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _same_numbers_whatever_ran_before() -> None:
     """Libraries draw weights without a seed of their own, and which modules share a process differs from run to run."""
+    random.seed(0)
+    numpy.random.seed(0)
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_for_small_tensors(request: pytest.FixtureRequest) -> Iterator[None]:
-    if request.node.get_closest_marker("heavy") or request.node.get_closest_marker("gpu"):
+def _process_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test notices which ones ran before it in this process. Small tensors need one thread."""
+    may_use_threads = request.node.get_closest_marker("heavy") or request.node.get_closest_marker("gpu")
+    with restored_process(threads=None if may_use_threads else 1):
         yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,15 +1,19 @@
-"""What a test leaves alone: the user's caches, and this process's threads, log level and signal handler."""
+"""What a test leaves alone: the user's caches, and all of this process that the next test could notice."""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+
+from cepo.algorithms import available_estimators, base
 
 
 @contextmanager
@@ -26,13 +30,64 @@ def own_caches(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def restored_process(*, threads: int | None = 1) -> Iterator[None]:
-    """Inside, so many threads (None: as many as before); afterwards threads, log level and signal handler are as they were."""
-    before, level, handler = torch.get_num_threads(), logging.getLogger("cepo").level, signal.getsignal(signal.SIGTERM)
+    """Inside, so many threads (None: as many as before); afterwards the process is as it was.
+
+    That is: its threads, signal handlers, log levels, environment, working directory, import path, and methods.
+    """
+    number = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
-    try:
+    with ExitStack() as stack:
+        stack.callback(torch.set_num_threads, number)
+        for heard in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, heard, signal.getsignal(heard))
+        stack.enter_context(_restored_loggers())
+        stack.enter_context(_restored_environment())
+        stack.callback(os.chdir, Path.cwd())
+        stack.callback(sys.path.__setitem__, slice(None), list(sys.path))
+        stack.enter_context(_restored_methods())
         yield
-    finally:
-        torch.set_num_threads(before)
-        logging.getLogger("cepo").setLevel(level)
-        signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _restored_loggers() -> Iterator[None]:
+    """The root logger's state and that of the package's own."""
+
+    def ours() -> list[logging.Logger]:
+        names = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == "cepo"]
+        return [logging.root, *map(logging.getLogger, names)]
+
+    before = {logger.name: (logger.level, logger.disabled, logger.propagate) for logger in ours()}
+    yield
+    for logger in ours():
+        level, logger.disabled, logger.propagate = before.get(logger.name, (logging.NOTSET, False, True))
+        logger.setLevel(level)
+
+
+@contextmanager
+def _restored_environment() -> Iterator[None]:
+    """All variables but Ray's: a cluster serves several tests, which join it with the token that these name."""
+    before = dict(os.environ)
+    yield
+    changed = {name for name in before.keys() | os.environ.keys() if os.environ.get(name) != before.get(name)}
+    for name in changed:
+        if name.startswith(("RAY_", "PYTEST_")):
+            continue
+        if name in before:
+            os.environ[name] = before[name]
+        else:
+            del os.environ[name]
+
+
+@contextmanager
+def _restored_methods() -> Iterator[None]:
+    """The registry of methods; plugins that were loaded meanwhile are loaded anew by the next who names them."""
+    available_estimators()  # they register themselves when they are first asked for, which is no change
+    registry, methods, modules = base._registry, dict(base._registry), set(sys.modules)
+    yield
+    base._registry = registry
+    registry.clear()
+    registry.update(methods)
+    for name in sys.modules.keys() - modules:
+        if name.startswith("cepo_plugin_"):
+            del sys.modules[name]

@@ -6,11 +6,8 @@ import ast
 import importlib.util
 import inspect
 import json
-import logging
 import math
-import signal
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,7 +17,7 @@ import torch
 from factories import group, rollout, same_bits, token_batch
 from torch import Tensor
 
-from cepo.algorithms import available_estimators, base, build_estimator, load_plugin
+from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 from cepo.rewards.functions import load_reward_function
@@ -39,21 +36,6 @@ TRAINED = (
     "reward_function/dapo.yaml",
     "custom_dataset/custom_dataset.yaml",
 )
-
-
-@pytest.fixture(autouse=True)
-def _as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What an example registers, and what a run changes in this process, ends with its test."""
-    available_estimators()
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
-    threads, handler, level = torch.get_num_threads(), signal.getsignal(signal.SIGTERM), logging.getLogger("cepo").level
-    torch.set_num_threads(1)
-    yield
-    for name in [name for name in sys.modules if name.startswith("cepo_plugin_")]:
-        del sys.modules[name]
-    torch.set_num_threads(threads)
-    signal.signal(signal.SIGTERM, handler)
-    logging.getLogger("cepo").setLevel(level)
 
 
 @pytest.fixture

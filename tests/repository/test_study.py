@@ -7,7 +7,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,10 @@ from benchmarks.support.study_plan import ARMS, PROFILES, Arm, Run, arguments, f
 from benchmarks.support.study_records import best_rate
 from benchmarks.support.study_speed import interval, steps_to_reach
 from benchmarks.support.study_statistics import holm, p_value, tail, verdict
-from cepo.algorithms import base, build_estimator, load_plugin
+from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _registry_as_it_was() -> Iterator[None]:
-    """The controls are methods of these tests alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "_registry", dict(base._registry))
-        yield
 
 
 @pytest.mark.parametrize("name", PROFILES)

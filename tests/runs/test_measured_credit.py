@@ -6,16 +6,15 @@ import json
 import math
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+from isolation import restored_process
 from training_runs import json_lines, reference_logits, reference_model, run
 
-from cepo.algorithms import base
 from cepo.cli import main
 from cepo.credit import continuations
 from cepo.data.batch import ScoringRow
@@ -31,12 +30,8 @@ SETTINGS = ["data.max_response_length=4", "worker.rollout.top_k=2", "worker.roll
 
 @pytest.fixture(scope="module", autouse=True)
 def _without_the_plugin_afterwards() -> Iterator[None]:
-    base.available_estimators()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(base, "_registry", dict(base._registry))
+    with restored_process():
         yield
-    for name in [name for name in sys.modules if name.startswith("cepo_plugin_my_method")]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
