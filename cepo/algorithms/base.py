@@ -8,8 +8,9 @@ import pkgutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from pydantic.dataclasses import is_pydantic_dataclass
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _registry: dict[str, type[Estimator]] = {}
 _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
+_Section = TypeVar("_Section", TeacherConfig, PositiveConfig, NegativeConfig)
 
 
 class Estimator(ABC):
@@ -57,25 +59,29 @@ class Estimator(ABC):
     @property
     def teacher(self) -> TeacherConfig:
         """Weights, placement and wording of this method's teachers."""
-        return getattr(self.config, "teacher", TeacherConfig())
+        return self._declared(TeacherConfig) or TeacherConfig()
 
     @property
     def negative(self) -> NegativeConfig:
         """How this method chooses wrong answers; the defaults for one that has no such settings."""
-        found = getattr(self.config, "negative", None)
-        return found if isinstance(found, NegativeConfig) else NegativeConfig()
+        return self._declared(NegativeConfig) or NegativeConfig()
 
     @property
     def needs_solutions(self) -> bool:
         """Whether every problem must have a worked solution."""
-        positive = getattr(self.config, "positive", None)
-        return isinstance(positive, PositiveConfig) and positive.source == "solution"
+        positive = self._declared(PositiveConfig)
+        return positive is not None and positive.source == "solution"
 
     @property
     def reads_answers(self) -> bool:
         """Whether it shows answers that were extracted from responses."""
-        sides = (getattr(self.config, side, None) for side in ("positive", "negative"))
-        return any(getattr(side, "source", None) == "peer_answer" for side in sides)
+        sides = (self._declared(PositiveConfig), self._declared(NegativeConfig))
+        return any(side is not None and side.source == "peer_answer" for side in sides)
+
+    def _declared(self, kind: type[_Section]) -> _Section | None:
+        """The section of this kind among the method's settings; None if the method declares none."""
+        settings = cast("Mapping[str, object]", vars(self.config))
+        return next((value for value in settings.values() if isinstance(value, kind)), None)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
         """For each view one entry per rollout of the group; None makes the view the student's own for that rollout."""
@@ -166,10 +172,16 @@ def load_plugin(path: str | Path) -> None:
 
 def available_estimators() -> list[str]:
     """Names of all methods: those in `cepo/algorithms/`, found by themselves, and those of loaded plugins."""
+    _import_own_methods()
+    return sorted(_registry)
+
+
+@cache
+def _import_own_methods() -> None:
+    """Once: a report asks for the methods thousands of times, and each search reads the folder."""
     package = importlib.import_module("cepo.algorithms")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"cepo.algorithms.{module.name}")
-    return sorted(_registry)
 
 
 def estimator_class(name: str) -> type[Estimator]:

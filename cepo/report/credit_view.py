@@ -71,11 +71,12 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> tuple[dict[str, 
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     batch = _token_batch(groups)
-    names = [run.estimator, *(name for name in _comparable(run, groups) if name != run.estimator)]
+    comparable = list(_comparable(run, groups))
+    names = [run.estimator, *(name for name in comparable if name != run.estimator)]
     columns: list[list[_Columns]] = [[_log_probs(rollout)] for rollout in rollouts]
     readers: list[str] = []
     for name in names:
-        signals = _signal_columns(run, name, batch, groups) if name in available_estimators() else {}
+        signals = _signal_columns(run, name, batch, groups) if name in comparable else {}
         readers += [name] if "delta" in signals or name in (run.estimator, DEFAULT_ESTIMATOR) else []
         for row, rollout in enumerate(rollouts):
             values = {key: value[row, : len(rollout.tokens)] for key, value in signals.items()}
@@ -134,9 +135,7 @@ def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[str]:
 def _signal_columns(
     run: RunData, name: str, batch: TokenBatch, groups: Sequence[GroupRecord]
 ) -> dict[str, numpy.ndarray]:
-    """Returns a method's columns (B, T): its advantages and diagnostics; none for a method that reads more than it has."""
-    if name not in _comparable(run, groups):
-        return {}
+    """Returns a method's columns (B, T): its advantages and diagnostics."""
     estimator: Estimator = build_estimator(name, run.setting(f"algorithm.{name}"))
     signal = estimator.signal(batch, step=groups[0].step - 1)
     found = {_ADVANTAGE: signal.advantages, **signal.diagnostics}

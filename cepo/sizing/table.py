@@ -73,11 +73,8 @@ def _verdict(config: RunConfig, shapes: ShapeOf, free: int, total: int) -> str |
 
     usual = words(config.worker.actor.micro_batch_size_per_device_for_update)
     wanted = usual if usual == "fits" else "sleeps"
-    largest = 0
-    for rows in range(1, _MOST_ROWS + 1):
-        found = words(rows)
-        if found == wanted or (wanted == "sleeps" and found == "fits"):
-            largest = rows
+    accepted = {wanted, "fits"}
+    largest = next((rows for rows in range(_MOST_ROWS, 0, -1) if words(rows) in accepted), 0)
     return f"{wanted} {largest}" if largest else None
 
 
