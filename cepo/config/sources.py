@@ -156,7 +156,7 @@ def read_argument(argument: str) -> Source:
     try:
         tree = OmegaConf.from_dotlist([argument])
     except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or str(error)
+        problem = getattr(error, "problem", None) or str(error)  # only errors with a place in the text name it
         raise ConfigError(f"argument '{argument}': the value is not valid YAML: {problem}. Quote it.") from error
     except (OmegaConfBaseException, ValueError, TypeError, AssertionError, RecursionError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)

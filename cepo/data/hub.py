@@ -72,6 +72,7 @@ def _why_silent(endpoint: str) -> str | None:
         except urllib.error.URLError as error:
             # The hub's client has its own certificates and may succeed although this request fails.
             is_unsure = isinstance(error.reason, ssl.SSLError)
+            # The reason is an OSError or a text.
             found.append(None if is_unsure else str(getattr(error.reason, "strerror", None) or error.reason))
         except (TimeoutError, OSError) as error:
             found.append(str(error) or type(error).__name__)
