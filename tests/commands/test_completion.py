@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,15 +25,15 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-@pytest.fixture
-def script(tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest) -> Path:
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """The completion of the shell that the test names."""
     shell = request.param
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed here")
-    assert main(["completion", shell]) == 0
-    file = tmp_path / f"cepo.{shell}"
-    file.write_text(capsys.readouterr().out, encoding="utf-8")
+    file = tmp_path_factory.mktemp("completion") / f"cepo.{shell}"
+    with file.open("w", encoding="utf-8") as printed, contextlib.redirect_stdout(printed):
+        assert main(["completion", shell]) == 0
     return file
 
 
@@ -127,12 +127,10 @@ def test_fish_completes_commands_settings_and_their_values(
 
 
 @pytest.mark.parametrize("command", OPTIONS)
-def test_the_completed_options_are_those_of_the_commands_help(command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "cepo", command, "--help"], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert set(re.findall(r"--[a-z][a-z-]*", done.stdout)) - {"--help"} == set(OPTIONS[command])
+def test_the_completed_options_are_those_of_the_commands_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with contextlib.suppress(SystemExit):  # argparse ends the process after its help
+        main([command, "--help"])
+    assert set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)) - {"--help"} == set(OPTIONS[command])
 
 
 def test_another_shell_is_refused_with_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from cepo.config import check_config, load_config
+from cepo.config import RunConfig, check_config, load_config
 from cepo.config.loader import plain_tree
 
 REPOSITORY = Path(__file__).parents[2]
@@ -188,8 +189,15 @@ def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {key: value for name, below in tree.items() for key, value in leaves(below, f"{prefix}{name}.").items()}
 
 
-def resolved(file: str | Path, *overrides: str) -> dict[str, Any]:
-    return leaves(plain_tree(load_config([f"config={CONFIGS / file}", *overrides])))
+@cache
+def loaded(file: str | Path, *overrides: str) -> RunConfig:
+    return load_config([f"config={CONFIGS / file}", *overrides])
+
+
+@cache
+def resolved(file: str, *overrides: str) -> dict[str, Any]:
+    """All settings by their dotted keys. Read only."""
+    return leaves(plain_tree(loaded(file, *overrides)))
 
 
 def section(run: dict[str, Any], method: str) -> dict[str, Any]:
@@ -197,7 +205,7 @@ def section(run: dict[str, Any], method: str) -> dict[str, Any]:
     return {key.removeprefix(start): value for key, value in run.items() if key.startswith(start)}
 
 
-def difference(file: str | Path, base: str | Path) -> dict[str, Any]:
+def difference(file: str, base: str) -> dict[str, Any]:
     """What `file` sets differently from `base`, the run's name left out."""
     run, before = resolved(file), resolved(base)
     keys = {key for key in run if run[key] != before.get(key, PLACEHOLDER)} - {"trainer.experiment_name"}
@@ -222,7 +230,7 @@ def ids(file: Path) -> str:
 def test_every_shipped_file_passes_the_checks(file: Path, tmp_path: Path) -> None:
     """They pass with hub names and with local files."""
     for overrides in ([], with_its_own_data(file, tmp_path)):
-        plan = check_config(load_config([f"config={file}", *overrides]))
+        plan = check_config(loaded(file, *overrides))
         responses = 16 if file.stem == "group_size_16" else 8
         prompts = 4 if file.stem == "chain" else 32
         assert f"samples per step: {prompts} prompts x {responses} responses = {prompts * responses}" in plan
@@ -230,7 +238,7 @@ def test_every_shipped_file_passes_the_checks(file: Path, tmp_path: Path) -> Non
 
 def test_51_runs_are_shipped_and_no_two_share_a_folder() -> None:
     runs = [file for file in FILES if file.stem != "base"]
-    names = [load_config([f"config={file}"]).trainer.experiment_name for file in runs]
+    names = [loaded(file).trainer.experiment_name for file in runs]
     assert len(set(names)) == len(runs) == 16 + 3 + 1 + 10 + 21
 
 

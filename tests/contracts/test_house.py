@@ -6,7 +6,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -56,9 +57,15 @@ def level_of(unit: str, file: Path) -> int:
     return LEVELS.get(unit, TOP)
 
 
+@cache
+def nodes_of(file: Path) -> Sequence[ast.AST]:
+    """All nodes of the file's syntax tree."""
+    return [*ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+
+
 def imports_of(file: Path) -> Iterator[tuple[str, int]]:
     """Every imported module's full name with its line, wherever in the file the import stands."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -85,7 +92,7 @@ def test_imports_point_down_the_table_only() -> None:
 
 def modules_named(file: Path, known: Mapping[str, Path]) -> Iterator[str]:
     """The package's modules that a file imports: `from cepo.models import head` names `cepo.models.head`."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in nodes_of(file):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom):
@@ -246,7 +253,7 @@ def test_functions_have_at_most_60_lines() -> None:
     long = [
         f"{place(file, node.lineno)} {node.name} has {node.end_lineno - node.lineno + 1} lines"
         for file in SIZED
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in nodes_of(file)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno is not None
         and node.end_lineno - node.lineno + 1 > 60
@@ -258,7 +265,7 @@ def test_the_library_never_prints() -> None:
     printing = [
         place(file, node.lineno)
         for file in MODULES
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in nodes_of(file)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert not printing, "\n".join(printing)
@@ -269,7 +276,7 @@ def test_names_of_tests_have_at_most_60_characters() -> None:
     long = [
         f"{place(file, node.lineno)} {node.name} has {len(node.name)} characters"
         for file in sorted((REPOSITORY / "tests").rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for node in nodes_of(file)
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and len(node.name) > 60
     ]
     assert not long, "\n".join(long)

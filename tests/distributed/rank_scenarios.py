@@ -66,6 +66,7 @@ ALL_WEIGHTS = "all weights, distilled from a moving average"
 FROZEN_TOWER = "all weights but the vision tower's, gathered until the backward, not recomputed"
 ADAPTER = "an adapter, read by the first rank, with a KL over the vocabulary"
 QLORA = "an adapter on a base in 4 bits, which every rank reads though the first one is asked to"
+COPIES = "shards over 2 ranks with copies, read by the first rank"
 ACTORS: Mapping[str, Scenario] = {
     ALL_WEIGHTS: Scenario(
         settings=_SMALL_PASSES,
@@ -103,19 +104,23 @@ ACTORS: Mapping[str, Scenario] = {
         num_steps=2,
         saves=True,
     ),
-    "shards over 2 ranks with copies, read by the first rank": Scenario(
+    COPIES: Scenario(
         settings={**_SMALL_PASSES, "fsdp.fsdp_size": 2, "fsdp.enable_rank0_init": True},
         teacher=TeacherConfig(source="snapshot"),
         loss_type="gspo",
     ),
 }
+CRITIC = "a critic"
 CRITICS: Mapping[str, Scenario] = {
-    "a critic": Scenario(settings=_SMALL_PASSES, num_steps=2),
+    CRITIC: Scenario(settings=_SMALL_PASSES, num_steps=2),
     "a critic read by the first rank, one rank without rows": Scenario(
         settings={**_SMALL_PASSES, "fsdp.enable_rank0_init": True, "model.enable_gradient_checkpointing": False},
         share="one empty",
     ),
 }
+
+LEFT_OUT: Mapping[int, Sequence[str]] = {1: (), 2: (COPIES,), 4: (FROZEN_TOWER, QLORA, CRITIC)}
+"""By number of ranks: two have no copies, and four make nothing of these that two do not make."""
 
 
 @dataclass(kw_only=True)
@@ -274,9 +279,9 @@ def resumed_run(folder: Path, name: str, saved: Path, saved_by: int) -> Outcome:
     return outcome
 
 
-def resumed_runs(folder: Path, saved: Path, names: Sequence[str], saved_by: Sequence[int]) -> dict[str, Outcome]:
-    """By scenario and number of ranks that saved."""
-    return {f"{name} {number}": resumed_run(folder, name, saved, number) for name in names for number in saved_by}
+def resumed_runs(folder: Path, saved: Path, names: Mapping[int, Sequence[str]]) -> dict[str, Outcome]:
+    """By scenario and number of ranks that saved; `names` has the scenarios of each number."""
+    return {f"{name} {number}": resumed_run(folder, name, saved, number) for number in names for name in names[number]}
 
 
 def actor_step(
@@ -350,11 +355,12 @@ def _optimizer_batches(
 
 
 def every_run(folder: Path, saved: Path) -> dict[str, Outcome]:
-    """All scenarios in one process group, and a resumed run from the checkpoint of half as many ranks."""
-    runs = {name: actor_run(folder, name, saved) for name in ACTORS}
-    runs |= {name: critic_run(folder, scenario) for name, scenario in CRITICS.items()}
+    """This number's scenarios in one process group, and a resumed run from the checkpoint of half as many ranks."""
+    left_out = LEFT_OUT[dist.get_world_size()]
+    runs = {name: actor_run(folder, name, saved) for name in ACTORS if name not in left_out}
+    runs |= {name: critic_run(folder, scenario) for name, scenario in CRITICS.items() if name not in left_out}
     half = dist.get_world_size() // 2
-    return runs | resumed_runs(folder, saved, [ALL_WEIGHTS], [half] if half else [])
+    return runs | resumed_runs(folder, saved, {half: (ALL_WEIGHTS,)} if half else {})
 
 
 def critic_run(folder: Path, scenario: Scenario) -> Outcome:

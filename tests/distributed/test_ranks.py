@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +19,7 @@ from rank_scenarios import (
     ALL_WEIGHTS,
     CRITICS,
     FROZEN_TOWER,
+    LEFT_OUT,
     NUM_PICTURES,
     QLORA,
     SHARES,
@@ -34,6 +35,16 @@ pytestmark = pytest.mark.heavy
 
 NUM_RANKS = (1, 2, 4)
 SCENARIOS = (*ACTORS, *CRITICS)
+
+
+def on_ranks(*names: str, numbers: Iterable[int] = (2, 4)) -> pytest.MarkDecorator:
+    """Each scenario on each number of ranks that makes it."""
+    pairs = [(name, number) for number in numbers for name in names if name not in LEFT_OUT[number]]
+    return pytest.mark.parametrize(("name", "num_ranks"), pairs)
+
+
+RESUMED_BY_ONE = {2: (ALL_WEIGHTS, ADAPTER, QLORA), 4: (ALL_WEIGHTS, ADAPTER)}
+"""Scenarios whose checkpoints of so many ranks go on with one."""
 Key = TypeVar("Key", str, int)
 
 
@@ -69,8 +80,8 @@ def runs(tiny_model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> R
         {number: [each[place] for each in ranks] for number, ranks in found.items()} for place in range(3)
     )
     resumed = {
-        1: run_ranks(resumed_runs, 1, tiny_model_folder, saved, (ALL_WEIGHTS, ADAPTER, QLORA), (2, 4)),
-        2: run_ranks(resumed_runs, 2, tiny_model_folder, saved, (ALL_WEIGHTS,), (4,)),
+        1: run_ranks(resumed_runs, 1, tiny_model_folder, saved, RESUMED_BY_ONE),
+        2: run_ranks(resumed_runs, 2, tiny_model_folder, saved, {4: (ALL_WEIGHTS,)}),
     }
     for number in (2, 4):
         earlier = [{key: value for key, value in each.items() if key not in SCENARIOS} for each in whole[number]]
@@ -107,8 +118,7 @@ def assert_same_metrics(one: Metrics, many: Metrics) -> None:
         assert many[name].result == pytest.approx(metric.result, rel=1e-5, abs=1e-6), name
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", SCENARIOS)
+@on_ranks(*SCENARIOS)
 def test_scores_are_those_of_one_rank_to_1e_5(runs: Runs, name: str, num_ranks: int) -> None:
     one = runs.one(name)
     assert one.scores
@@ -116,8 +126,7 @@ def test_scores_are_those_of_one_rank_to_1e_5(runs: Runs, name: str, num_ranks: 
         assert gap(scores, together(runs.of(num_ranks, name), kind)) < 1e-5
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", SCENARIOS)
+@on_ranks(*SCENARIOS)
 def test_ranks_have_the_gradients_of_one_rank_to_1e_5(runs: Runs, name: str, num_ranks: int) -> None:
     """The updated weights agree as well."""
     one = runs.one(name)
@@ -133,16 +142,14 @@ def test_ranks_have_the_gradients_of_one_rank_to_1e_5(runs: Runs, name: str, num
         assert gap(one.initial, one.parameters) > 1e-4
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", SCENARIOS)
+@on_ranks(*SCENARIOS)
 def test_merged_metrics_of_all_ranks_are_those_of_one_rank(runs: Runs, name: str, num_ranks: int) -> None:
     outcomes = runs.of(num_ranks, name)
     for step, metrics in enumerate(runs.one(name).metrics):
         assert_same_metrics(metrics, merge_metrics([outcome.metrics[step] for outcome in outcomes]))
 
 
-@pytest.mark.parametrize("num_ranks", NUM_RANKS)
-@pytest.mark.parametrize("name", [FROZEN_TOWER, ADAPTER, QLORA])
+@on_ranks(FROZEN_TOWER, ADAPTER, QLORA, numbers=NUM_RANKS)
 def test_a_frozen_tower_encodes_an_image_once_on_its_rank(runs: Runs, name: str, num_ranks: int) -> None:
     """It is encoded once a step, and no other rank encodes it."""
     shares = SHARES[num_ranks][ACTORS[name].share]
@@ -162,8 +169,7 @@ def test_a_trained_tower_encodes_images_in_every_pass(runs: Runs, num_ranks: int
             assert (metrics["work/pictures_encoded"].result or 0) >= 4
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", ACTORS)
+@on_ranks(*ACTORS)
 def test_every_rank_gets_all_weights_one_tensor_at_a_time(runs: Runs, name: str, num_ranks: int) -> None:
     """The tensors are whole, for the rank's engine."""
     one = runs.one(name)
@@ -174,8 +180,7 @@ def test_every_rank_gets_all_weights_one_tensor_at_a_time(runs: Runs, name: str,
             assert outcome.most_whole_weights == 1
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("name", SCENARIOS)
+@on_ranks(*SCENARIOS)
 def test_unsaved_buffers_are_those_of_one_rank_bit_for_bit(runs: Runs, name: str, num_ranks: int) -> None:
     one = runs.one(name)
     assert any("inv_freq" in buffer for buffer in one.buffers)
@@ -184,8 +189,7 @@ def test_unsaved_buffers_are_those_of_one_rank_bit_for_bit(runs: Runs, name: str
         assert all(torch.equal(one.buffers[buffer], outcome.buffers[buffer]) for buffer in one.buffers)
 
 
-@pytest.mark.parametrize("num_ranks", NUM_RANKS)
-@pytest.mark.parametrize("name", ACTORS)
+@on_ranks(*ACTORS, numbers=NUM_RANKS)
 def test_an_infinite_gradient_of_one_rank_is_skipped_by_all(runs: Runs, name: str, num_ranks: int) -> None:
     """And counted once."""
     outcomes = runs.of(num_ranks, name)
@@ -195,7 +199,7 @@ def test_an_infinite_gradient_of_one_rank_is_skipped_by_all(runs: Runs, name: st
 
 @pytest.mark.parametrize(("saved_by", "num_ranks"), [(1, 2), (2, 4), (2, 1), (4, 1), (4, 2)])
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(runs: Runs, saved_by: int, num_ranks: int) -> None:
-    names = (ALL_WEIGHTS, ADAPTER, QLORA) if num_ranks == 1 else (ALL_WEIGHTS,)
+    names = RESUMED_BY_ONE[saved_by] if num_ranks == 1 else (ALL_WEIGHTS,)
     for name in names:
         one = runs.one(name)
         outcomes = [outcomes[f"{name} {saved_by}"] for outcomes in runs.resumed[num_ranks]]

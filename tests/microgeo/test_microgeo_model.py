@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -108,30 +109,32 @@ def test_batched_vision_attention_gives_the_usual_logits(evaluator: Evaluator) -
 def test_eight_warm_start_steps_are_a_function_of_the_seed(
     tmp_path: Path,
 ) -> None:
-    """One seed gives the same weights bit for bit, and another seed gives others."""
+    """One seed gives the same weights bit for bit; another seed draws other problems for the same model."""
     settings = WarmStartSettings(num_steps=8, batch_size=8, num_warmup_steps=2, num_threads=1)
     losses, weights = [], []
-    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
-        folder = build_untrained_model(tmp_path / name, seed=seed)
-        losses.append(warm_start(folder, settings=settings, seed=seed))
+    for name in ("first", "again"):
+        folder = build_untrained_model(tmp_path / name, seed=0)
+        losses.append(warm_start(folder, settings=settings, seed=0))
         weights.append(load_file(folder / "model.safetensors"))
     assert losses[0][-1] < losses[0][0] - 0.5
     assert losses[0] == losses[1]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-    assert any(not torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
+    other = warm_start(
+        build_untrained_model(tmp_path / "other", seed=0), settings=replace(settings, num_steps=1), seed=1
+    )
+    assert other[0] != losses[0][0]
 
 
 def test_the_chains_warm_start_is_a_function_of_the_seed(tmp_path: Path) -> None:
     settings = WarmStartSettings(num_steps=3, batch_size=4, num_warmup_steps=1, num_threads=1)
     weights = []
-    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+    for name in ("first", "again"):
         world = build_world(
-            tmp_path / name, kind=CHAIN, seed=seed, num_train=2, num_validation=2, retrain=True, settings=settings
+            tmp_path / name, kind=CHAIN, seed=0, num_train=2, num_validation=2, retrain=True, settings=settings
         )
         assert all(world.split_file(split).is_file() for split in CHAIN.splits)
         weights.append(load_file(world.model_path / "model.safetensors"))
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-    assert any(not torch.equal(weights[0][key], weights[2][key]) for key in weights[0])
 
 
 def test_a_world_is_built_once_and_a_strange_folder_left_alone(tmp_path: Path) -> None:

@@ -240,10 +240,10 @@ def test_8_rollouts_of_2000_tokens_take_5_mb_and_10_s(browser: Browser, tmp_path
 
 
 def test_10000_rollouts_lie_in_files_that_open_lazily(browser: Browser, tmp_path: Path) -> None:
-    """500 steps of 20 rollouts of 100 tokens; another step's file is asked for when it is looked at."""
-    folder = folder_of(tmp_path, 500, [mixed(step, tokens=100, size=20) for step in range(1, 501)])
+    """500 steps of 20 rollouts of 50 tokens; another step's file is asked for when it is looked at."""
+    folder = folder_of(tmp_path, 500, [mixed(step, tokens=50, size=20) for step in range(1, 501)])
     page = write_report(folder)
-    assert page.stat().st_size < 30_000_000
+    assert page.stat().st_size < 12_000_000
     opened = Opened(browser, page)
     assert opened.requests == [page.as_uri()]
     assert opened.position().endswith("of 10000")

@@ -39,6 +39,7 @@ SETTINGS = GeneratorSettings(
     sleeps=False,
 )
 NO_GPU = EngineMachine(capability=None, serves_flashinfer=True, num_ranks=1)
+ON_B200 = EngineMachine(capability=(10, 0), serves_flashinfer=False, num_ranks=2)
 
 
 def on(capability: tuple[int, int], *, serves_flashinfer: bool = False, num_ranks: int = 1) -> EngineMachine:
@@ -118,109 +119,94 @@ def in_fresh_python(script: str, **variables: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-_START = """
-import json, logging, os, sys, types
-import cepo
-"""
-_WITH_CUDA_PLATFORM = f"""{_START}
-sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("compiled")  # in the CUDA wheel alone; nothing of it is called
-from vllm.platforms import cuda
-"""
-
-
-@pytest.mark.heavy
-def test_every_option_is_an_argument_of_vllms_engine() -> None:
-    """Every value is one that the argument takes."""
+@pytest.fixture(scope="module")
+def in_vllm() -> dict[str, Any]:
+    """What vLLM's own code says of what it is given. One process serves all tests: it takes 10 s to load vLLM."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    machines = (NO_GPU, on((9, 0)), on((10, 0), num_ranks=2))
-    asked = [options(machine, tensor_parallel_size=2, sleeps=True) for machine in machines]
-    script = f"""{_START}
-import inspect
+    shared = dataclasses.asdict(dataclasses.replace(SETTINGS, tensor_parallel_size=2))
+    asked = [options(machine, tensor_parallel_size=2, sleeps=True) for machine in (NO_GPU, on((9, 0)), ON_B200)]
+    script = f"""
+import inspect, json, logging, os, sys, types
+import cepo
+from cepo.rollout import vllm_process
+from cepo.rollout.generator import GeneratorSettings
+from cepo.rollout.engine_options import EngineMachine, engine_environment
+assert "vllm" not in sys.modules
+found = {{}}
+
+machine = EngineMachine(capability=(9, 0), serves_flashinfer=False, num_ranks=2)
+variables = engine_environment(GeneratorSettings(**{shared!r}), machine)
+vllm_process.prepare_environment(variables)
+from vllm import envs
+read = lambda: [envs.VLLM_USE_FLASHINFER_SAMPLER, envs.VLLM_ALLREDUCE_USE_SYMM_MEM]
+found["the user's variables"] = read()
+del os.environ["VLLM_USE_FLASHINFER_SAMPLER"]
+vllm_process.prepare_environment(variables)
+found["our variables"] = read()
+found["path"] = os.environ["PATH"]
+
+vllm_process._silence_warnings(EngineMachine(capability=(9, 0), serves_flashinfer=False, num_ranks=1))
+from vllm.utils import jit_monitor
+seen = []
+logging.getLogger("vllm").handlers = [type("Kept", (logging.Handler,), {{"emit": lambda self, record: seen.append(1)}})()]
+jit_monitor._log_triton_jit_compile("the_trainers_kernel", {{}})
+silenced = len(seen)
+logging.getLogger("vllm.utils.jit_monitor").setLevel(logging.NOTSET)
+jit_monitor._log_triton_jit_compile("another_kernel", {{}})
+found["warnings"] = [silenced, len(seen)]
+
 from vllm.config import AttentionConfig, CompilationConfig
 from vllm.engine.arg_utils import EngineArgs
 asked = {asked!r}
 known = inspect.signature(EngineArgs).parameters
-backend = AttentionConfig(**asked[2]["attention_config"]).backend.name
-fused = CompilationConfig(**asked[2]["compilation_config"]).pass_config.fuse_allreduce_rms
-print(json.dumps([[name for name in each if name not in known] for each in asked] + [backend, fused]))
-"""
-    assert in_fresh_python(script) == [[], [], [], "FLASH_ATTN", False]
+found["unknown"] = [[name for name in each if name not in known] for each in asked]
+found["backend"] = AttentionConfig(**asked[2]["attention_config"]).backend.name
+found["fused"] = CompilationConfig(**asked[2]["compilation_config"]).pass_config.fuse_allreduce_rms
 
-
-@pytest.fixture(scope="module")
-def on_cuda() -> dict[str, Any]:
-    """What vLLM's CUDA platform says; one start of a process serves all tests."""
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    script = """
+sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("compiled")  # in the CUDA wheel alone; nothing of it is called
+from vllm.platforms import cuda
 from vllm.platforms.interface import DeviceCapability
 first = lambda *capability: cuda._get_backend_priorities(
     use_mla=False, device_capability=DeviceCapability(*capability), num_heads=16, kv_cache_dtype=None)[0].name
 try:
-    second = cuda.CudaPlatformBase.logical_device_id_to_visible_device_id(1)
+    found["second device"] = cuda.CudaPlatformBase.logical_device_id_to_visible_device_id(1)
 except Exception as error:
-    second = type(error).__name__
-attention = [first(8, 0), first(9, 0), first(10, 0), first(12, 0)]
-print(json.dumps({"attention": attention, "second device": second}))
+    found["second device"] = type(error).__name__
+found["attention"] = [first(8, 0), first(9, 0), first(10, 0), first(12, 0)]
+print(json.dumps(found))
 """
-    return in_fresh_python(_WITH_CUDA_PLATFORM + script, CUDA_VISIBLE_DEVICES="0")
+    return in_fresh_python(script, CUDA_VISIBLE_DEVICES="0", PATH="/usr/bin:/bin", VLLM_USE_FLASHINFER_SAMPLER="1")
 
 
 @pytest.mark.heavy
-def test_vllm_prefers_flashinfer_on_capability_10_alone(on_cuda: dict[str, Any]) -> None:
+def test_every_option_is_an_argument_of_vllms_engine(in_vllm: dict[str, Any]) -> None:
+    """Every value is one that the argument takes."""
+    assert in_vllm["unknown"] == [[], [], []]
+    assert (in_vllm["backend"], in_vllm["fused"]) == ("FLASH_ATTN", False)
+
+
+@pytest.mark.heavy
+def test_vllm_prefers_flashinfer_on_capability_10_alone(in_vllm: dict[str, Any]) -> None:
     """Elsewhere it prefers flash attention."""
-    assert on_cuda["attention"] == ["FLASH_ATTN", "FLASH_ATTN", "FLASHINFER", "FLASH_ATTN"]
+    assert in_vllm["attention"] == ["FLASH_ATTN", "FLASH_ATTN", "FLASHINFER", "FLASH_ATTN"]
 
 
 @pytest.mark.heavy
-def test_vllm_looks_for_a_second_device_that_a_rank_hides(on_cuda: dict[str, Any]) -> None:
-    assert on_cuda["second device"] == "IndexError"
+def test_vllm_looks_for_a_second_device_that_a_rank_hides(in_vllm: dict[str, Any]) -> None:
+    assert in_vllm["second device"] == "IndexError"
 
 
 @pytest.mark.heavy
-def test_vllm_reads_the_prepared_environment() -> None:
+def test_vllm_reads_the_prepared_environment(in_vllm: dict[str, Any]) -> None:
     """What the user has set takes precedence."""
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    script = f"""{_START}
-from cepo.rollout.generator import GeneratorSettings
-from cepo.rollout.engine_options import EngineMachine, engine_environment
-from cepo.rollout.vllm_process import prepare_environment
-assert "vllm" not in sys.modules
-settings = GeneratorSettings(**{dataclasses.asdict(dataclasses.replace(SETTINGS, tensor_parallel_size=2))!r})
-machine = EngineMachine(capability=(9, 0), serves_flashinfer=False, num_ranks=2)
-prepare_environment(engine_environment(settings, machine))
-from vllm import envs
-read = lambda: [envs.VLLM_USE_FLASHINFER_SAMPLER, envs.VLLM_ALLREDUCE_USE_SYMM_MEM]
-with_the_users = read()
-del os.environ["VLLM_USE_FLASHINFER_SAMPLER"]
-prepare_environment(engine_environment(settings, machine))
-print(json.dumps([with_the_users, read(), os.environ["PATH"]]))
-"""
-    users, ours, path = in_fresh_python(script, PATH="/usr/bin:/bin", VLLM_USE_FLASHINFER_SAMPLER="1")
-    assert users == [True, False]
-    assert ours == [False, False]
-    assert path == f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin"
+    assert in_vllm["the user's variables"] == [True, False]
+    assert in_vllm["our variables"] == [False, False]
+    assert in_vllm["path"] == f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin"
 
 
 @pytest.mark.heavy
-def test_vllms_compile_warning_is_silenced_on_a_gpu() -> None:
-    pytest.importorskip("vllm", reason="vLLM is not installed")
-    script = (
-        _START
-        + """
-from cepo.rollout import vllm_process
-from cepo.rollout.engine_options import EngineMachine
-vllm_process._silence_warnings(EngineMachine(capability=(9, 0), serves_flashinfer=False, num_ranks=1))
-from vllm.utils import jit_monitor
-seen = []
-logging.getLogger("vllm").handlers = [type("Kept", (logging.Handler,), {"emit": lambda self, record: seen.append(1)})()]
-jit_monitor._log_triton_jit_compile("the_trainers_kernel", {})
-silenced = len(seen)
-logging.getLogger("vllm.utils.jit_monitor").setLevel(logging.NOTSET)
-jit_monitor._log_triton_jit_compile("another_kernel", {})
-print(json.dumps([silenced, len(seen)]))
-"""
-    )
-    assert in_fresh_python(script) == [0, 1]
+def test_vllms_compile_warning_is_silenced_on_a_gpu(in_vllm: dict[str, Any]) -> None:
+    assert in_vllm["warnings"] == [0, 1]
 
 
 def test_flashinfer_needs_compiled_kernels_or_all_compilers() -> None:
