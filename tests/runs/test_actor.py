@@ -30,7 +30,7 @@ from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.policy import LossDenominators
 from cepo.models import head
 from cepo.models.processing import Processing
-from cepo.rollout.base import AdapterWeights
+from cepo.rollout.generator import AdapterWeights
 from cepo.workers.actor import Actor
 from cepo.workers.optimizing import learning_rate_factor
 
