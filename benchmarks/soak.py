@@ -54,7 +54,7 @@ BOUNDS: Mapping[str, float] = {
     "shared_memory_entries": 1,
     "shared_memory_bytes": MIB,
 }
-"""The growth over 500 steps that counts as none, of each figure."""
+"""The growth over 500 steps that counts as none, of each figure; the memory of child processes by name tells which one grows."""
 
 COMMON = [
     f"config={ROOT}/configs/microgeo/cepo.yaml",
@@ -115,10 +115,14 @@ def measured() -> Figures:
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     process = psutil.Process()
     children = process.children(recursive=True)
+    resident = [(child.name(), child.memory_info().rss) for child in children]
+    by_name = {f"resident_bytes_of {name}": 0.0 for name, _ in resident}
+    for name, size in resident:
+        by_name[f"resident_bytes_of {name}"] += size
     shared = [file.stat().st_size for file in Path("/dev/shm").iterdir()]
-    return {
+    return by_name | {
         "resident_bytes": process.memory_info().rss,
-        "resident_bytes_of_children": sum(child.memory_info().rss for child in children),
+        "resident_bytes_of_children": sum(size for _, size in resident),
         "tensor_bytes": tensor_bytes(),
         "python_objects": len(gc.get_objects()),
         "cached_entries": cached_entries(),

@@ -49,7 +49,7 @@ class ChatTemplate:
             ) from error
         if len(text) > MOST_OWN_CHARACTERS + len(str(messages)):
             raise self.error(f"makes {len(text):,} characters of messages of the roles {roles}")
-        return text
+        return text.encode("utf-8", errors="replace").decode("utf-8")  # no tokenizer accepts a lone surrogate
 
     def error(self, what: str) -> ConfigError:
         """Returns the error that says what is wrong with the template."""
@@ -90,20 +90,23 @@ _ENVIRONMENT = ImmutableSandboxedEnvironment(extensions=[_Generation, loopcontro
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raises `TimeoutError` in this thread, between two of its Python instructions, once the block has taken `seconds`."""
-    thread, lock, is_done = threading.get_ident(), threading.Lock(), False
+    """Raises `TimeoutError` in this thread, between two of its Python instructions, once the block has taken `seconds`.
+
+    It is raised again every second, because Python drops an exception that comes while it finalises an object.
+    """
+    thread, lock, done = threading.get_ident(), threading.Lock(), threading.Event()
 
     def stop() -> None:
-        with lock:
-            if not is_done:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeoutError))
+        wait = seconds
+        while not done.wait(wait):
+            with lock:
+                if not done.is_set():
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeoutError))
+            wait = 1.0
 
-    timer = threading.Timer(seconds, stop)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=stop, daemon=True).start()
     try:
         yield
     finally:
         with lock:
-            is_done = True
-        timer.cancel()
+            done.set()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,14 @@ def test_an_unusable_chat_template_is_named(
         processing.template_ids(question)
 
 
+def test_a_lone_surrogate_in_a_chat_template_becomes_a_question_mark(tiny_model_folder: Path) -> None:
+    found = [
+        Processing(str(tiny_model_folder), chat_template="{{ messages[0].content[0].text }}" + end).template_ids("x")
+        for end in ("\ud800", "?")
+    ]
+    assert found[0] == found[1] != []
+
+
 def test_a_chat_template_of_the_folder_is_named(tiny_model_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
     (folder / "chat_template.jinja").write_text("{{ messages[0].role }}")
@@ -63,3 +73,13 @@ def test_a_chat_template_of_the_folder_is_named(tiny_model_folder: Path, tmp_pat
     (folder / "chat_template.jinja").write_bytes(b"\xff{{ messages }}")
     with pytest.raises(ConfigError, match=f"'{folder}': no model can be read there .*utf-8"):
         Processing(str(folder))
+
+
+def test_the_time_limit_comes_again_where_it_was_dropped() -> None:
+    """Python drops an exception that comes while it finalises an object."""
+    with pytest.raises(TimeoutError), chat_template._within(0.1):
+        with contextlib.suppress(TimeoutError):
+            while True:
+                time.sleep(0.01)
+        while True:
+            time.sleep(0.01)
