@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import cache
 
 from cepo.config import RunConfig, load_config
 from cepo.models.families.qwen3_vl import PUBLISHED_SIZES
 from cepo.sizing.fitting import phases_on, settings_that_fit
 from cepo.sizing.known import shapes_of
-from cepo.sizing.needs import ShapeOf, estimate_needs
+from cepo.sizing.needs import Needs, ShapeOf, estimate_needs
 
 CARDS = (24, 48, 80, 96, 141, 180)
 """Memory of the cards, in GB of 10^9 bytes."""
@@ -24,6 +26,7 @@ _TAKEN_BY_THE_DRIVER = 500_000_000
 _SCORED_PER_TRAINED = 4  # rows of a scoring pass for each row of an update, as in the defaults
 _MOST_ROWS = 64
 _SHARE = "worker.rollout.gpu_memory_utilization="
+NeedsByRows = Callable[[int], Needs]
 
 
 def memory_table() -> list[str]:
@@ -36,12 +39,13 @@ def memory_table() -> list[str]:
         for trained, settings in _TRAINED.items():
             for response in RESPONSES:
                 config = load_config([_SETTING, f"data.max_response_length={response}", *settings])
-                cells = [cell(config, shapes_of(size), card) for card in CARDS]
+                needs = _needs_by_rows(config, shapes_of(size))
+                cells = [cell(config, shapes_of(size), needs, card) for card in CARDS]
                 lines.append(f"| {size} | {trained} | {response} | {' | '.join(cells)} |")
     return lines
 
 
-def cell(config: RunConfig, shapes: ShapeOf, gigabytes: float) -> str:
+def cell(config: RunConfig, shapes: ShapeOf, needs: NeedsByRows, gigabytes: float) -> str:
     """Returns whether and how a configuration fits on a card.
 
     `fits N`: vLLM keeps its memory with the default micro-batches, and an update pass takes up to N rows. `sleeps N`:
@@ -50,7 +54,7 @@ def cell(config: RunConfig, shapes: ShapeOf, gigabytes: float) -> str:
     """
     total = int(gigabytes * 1e9)
     free = total - _TAKEN_BY_THE_DRIVER
-    found = _verdict(config, shapes, free, total)
+    found = _verdict(config, needs, free, total)
     if found is not None:
         return found
     smallest = _with_rows(config, 1)
@@ -58,18 +62,22 @@ def cell(config: RunConfig, shapes: ShapeOf, gigabytes: float) -> str:
     if not written.startswith(_SHARE) or " " in written:
         return "refused"
     share = float(written.removeprefix(_SHARE))
-    shared = _verdict(_with_share(config, share), shapes, free, total)
+    with_share = _with_share(config, share)
+    shared = _verdict(with_share, _needs_by_rows(with_share, shapes), free, total)
     assert shared is not None, "one row per pass was found to fit"
     return f"{share:g}: {shared}"
 
 
-def _verdict(config: RunConfig, shapes: ShapeOf, free: int, total: int) -> str | None:
+def _needs_by_rows(config: RunConfig, shapes: ShapeOf) -> NeedsByRows:
+    """Returns what a run needs by the rows of an update pass, which is computed once for all cards."""
+    return cache(lambda rows: estimate_needs(_with_rows(config, rows), cpu_engine=False, shape_of_path=shapes))
+
+
+def _verdict(config: RunConfig, needs: NeedsByRows, free: int, total: int) -> str | None:
     """Returns None if not even one row per pass fits."""
 
     def words(rows: int) -> str:
-        changed = _with_rows(config, rows)
-        needs = estimate_needs(changed, cpu_engine=False, shape_of_path=shapes)
-        return phases_on(changed, needs, free=free, total=total, with_vllm=True).in_words
+        return phases_on(config, needs(rows), free=free, total=total, with_vllm=True).in_words
 
     usual = words(config.worker.actor.micro_batch_size_per_device_for_update)
     wanted = usual if usual == "fits" else "sleeps"
