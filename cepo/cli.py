@@ -3,93 +3,55 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 from cepo import __version__, interrupts
 from cepo.errors import did_you_mean
 
 _USAGE_ERROR = 2
 
-
-def _train(arguments: Sequence[str]) -> int:
-    from cepo.train import main as train
-
-    return train(arguments)
-
-
-def _config(arguments: Sequence[str]) -> int:
-    from cepo.commands.config import run_config_command
-
-    return run_config_command(arguments)
-
-
-def _report(arguments: Sequence[str]) -> int:
-    from cepo.commands.report import run_report_command
-
-    return run_report_command(arguments)
-
-
-def _show(arguments: Sequence[str]) -> int:
-    from cepo.commands.show import run_show_command
-
-    return run_show_command(arguments)
-
-
-def _compare(arguments: Sequence[str]) -> int:
-    from cepo.commands.report import run_compare_command
-
-    return run_compare_command(arguments)
-
-
-def _doctor(arguments: Sequence[str]) -> int:
-    from cepo.commands.doctor import run_doctor_command
-
-    return run_doctor_command(arguments)
-
-
-def _merge(arguments: Sequence[str]) -> int:
-    from cepo.commands.merge import run_merge_command
-
-    return run_merge_command(arguments)
-
-
-def _evaluate(arguments: Sequence[str]) -> int:
-    from cepo.commands.evaluate import run_evaluate_command
-
-    return run_evaluate_command(arguments)
-
-
-def _credit(arguments: Sequence[str]) -> int:
-    from cepo.commands.measure_credit import run_credit_command
-
-    return run_credit_command(arguments)
-
-
-def _microgeo(arguments: Sequence[str]) -> int:
-    from cepo.microgeo.__main__ import main as microgeo
-
-    return microgeo(arguments)
-
-
-def _completion(arguments: Sequence[str]) -> int:
-    from cepo.commands.completion import run_completion_command
-
-    return run_completion_command(arguments, {name: text.partition(":")[0] for name, (_, text) in COMMANDS.items()})
-
-
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], int], str]] = {
-    "train": (_train, "train a model: cepo train config=FILE a.b.c=value ..."),
-    "config": (_config, "resolve, check and print a config: cepo config config=FILE a.b.c=value ..."),
-    "report": (_report, "page of a run, its curves and its credit: cepo report RUN [--out FILE]"),
-    "show": (_show, "credit of a model's tokens without training: cepo show MODEL DATA config=FILE [--response FILE]"),
-    "compare": (_compare, "runs by setting and seed, or evaluations: cepo compare RUN ... [--out FILE]"),
-    "doctor": (_doctor, "whether training could start here: cepo doctor [config=FILE a.b.c=value ...]"),
-    "evaluate": (_evaluate, "accuracy on data and benchmarks: cepo evaluate [config=FILE] [checkpoint=...] [data=...]"),
-    "credit": (_credit, "credit and gradients of methods against the truth: cepo credit methods=NAME,NAME ..."),
-    "merge": (_merge, "a checkpoint as a Hugging Face folder: cepo merge --checkpoint FOLDER --out FOLDER"),
-    "microgeo": (_microgeo, "build the embedded world: cepo microgeo [--folder FOLDER]"),
-    "completion": (_completion, "commands and settings at the Tab key: cepo completion bash|zsh|fish"),
+COMMANDS = {
+    "train": ("cepo.train:main", "train a model: cepo train config=FILE a.b.c=value ..."),
+    "config": (
+        "cepo.commands.config:run_config_command",
+        "resolve, check and print a config: cepo config config=FILE a.b.c=value ...",
+    ),
+    "report": (
+        "cepo.commands.report:run_report_command",
+        "page of a run, its curves and its credit: cepo report RUN [--out FILE]",
+    ),
+    "show": (
+        "cepo.commands.show:run_show_command",
+        "credit of a model's tokens without training: cepo show MODEL DATA config=FILE [--response FILE]",
+    ),
+    "compare": (
+        "cepo.commands.report:run_compare_command",
+        "runs by setting and seed, or evaluations: cepo compare RUN ... [--out FILE]",
+    ),
+    "doctor": (
+        "cepo.commands.doctor:run_doctor_command",
+        "whether training could start here: cepo doctor [config=FILE a.b.c=value ...]",
+    ),
+    "evaluate": (
+        "cepo.commands.evaluate:run_evaluate_command",
+        "accuracy on data and benchmarks: cepo evaluate [config=FILE] [checkpoint=...] [data=...]",
+    ),
+    "credit": (
+        "cepo.commands.measure_credit:run_credit_command",
+        "credit and gradients of methods against the truth: cepo credit methods=NAME,NAME ...",
+    ),
+    "merge": (
+        "cepo.commands.merge:run_merge_command",
+        "a checkpoint as a Hugging Face folder: cepo merge --checkpoint FOLDER --out FOLDER",
+    ),
+    "microgeo": ("cepo.microgeo.__main__:main", "build the embedded world: cepo microgeo [--folder FOLDER]"),
+    "completion": (
+        "cepo.commands.completion:run_completion_command",
+        "commands and settings at the Tab key: cepo completion bash|zsh|fish",
+    ),
 }
+"""For each command its function, which takes the arguments and returns an exit code, and a line of help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,9 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else None
     if name in COMMANDS:
+        module, _, function = COMMANDS[name][0].partition(":")
         with interrupts.handled():
             try:
-                return COMMANDS[name][0](arguments[1:])
+                return getattr(import_module(module), function)(arguments[1:])
             except KeyboardInterrupt:
                 sys.stderr.write(f"cepo {name}: interrupted\n")
                 return interrupts.EXIT_INTERRUPTED

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cepo.commands.report import reported
 from cepo.config import RunConfig, load_config
 from cepo.config.checks import MICROGEO_MODELS
 from cepo.config.recorded import recorded_for_evaluation
-from cepo.errors import CepoError, CheckpointError, ConfigError, did_you_mean
+from cepo.errors import CheckpointError, ConfigError, did_you_mean
 from cepo.tracking.run_folder import CONFIG_FILE
 
-_USAGE_ERROR = 2
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _MODEL = "worker.actor.model.model_path"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -25,23 +25,14 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def run_command(
     name: str, usage: str, argv: Sequence[str], console: Console | None, work: Callable[[Console], None]
 ) -> int:
-    """Prints the usage if `argv` asks for it, else works with the log on standard error.
-
-    Returns:
-        0; 2 with a message on standard error for an error that cepo or the file system raised.
-    """
+    """Prints the usage if `argv` asks for it, else works as `reported` does, with the log on standard error."""
     console = console or Console()
     if any(argument in ("-h", "--help") for argument in argv):
         console.print(usage, markup=False, highlight=False, soft_wrap=True)
         return 0
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("cepo").setLevel(logging.INFO)
-    try:
-        work(console)
-    except (CepoError, OSError) as error:
-        Console(stderr=True).print(f"cepo {name}: {error}", soft_wrap=True, highlight=False, markup=False)
-        return _USAGE_ERROR
-    return 0
+    return reported(f"cepo {name}", lambda: work(console))
 
 
 def truth(own: Mapping[str, str], name: str) -> bool:

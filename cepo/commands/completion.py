@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from cepo.algorithms import available_estimators
+from cepo.cli import COMMANDS
 from cepo.commands import measure_credit
 from cepo.config.listing import all_settings
 from cepo.errors import did_you_mean
@@ -46,8 +47,8 @@ OWN_KEYS: dict[str, tuple[str, ...]] = {
 """Arguments `key=value` of a command that are not settings."""
 
 
-def run_completion_command(argv: Sequence[str], commands: Mapping[str, str]) -> int:
-    """Prints the script of the shell that `argv` names; `commands` maps each command to its description.
+def run_completion_command(argv: Sequence[str]) -> int:
+    """Prints the script of the shell that `argv` names.
 
     Returns:
         0, or 2 with a message on standard error for another shell.
@@ -59,7 +60,8 @@ def run_completion_command(argv: Sequence[str], commands: Mapping[str, str]) -> 
         near = did_you_mean(argv[0], _SCRIPTS) if argv else ""
         sys.stderr.write(f"cepo completion: name one shell of {', '.join(_SCRIPTS)}.{near}\n{_USAGE}")
         return _USAGE_ERROR
-    sys.stdout.write(_SCRIPTS[argv[0]](commands))
+    descriptions = {name: text.partition(":")[0] for name, (_, text) in COMMANDS.items()}
+    sys.stdout.write(_SCRIPTS[argv[0]](descriptions))
     return 0
 
 

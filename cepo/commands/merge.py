@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from cepo.commands.report import guarded
 from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_model
-from cepo.errors import CepoError, CheckpointError, ConfigError
+from cepo.errors import CheckpointError, ConfigError
 from cepo.tracking.run_folder import CONFIG_FILE
 
 if TYPE_CHECKING:
     from cepo.workers.merged_model import BaseModel
-
-_USAGE_ERROR = 2
 
 
 def run_merge_command(argv: Sequence[str], *, console: Console | None = None) -> int:
@@ -26,8 +25,7 @@ def run_merge_command(argv: Sequence[str], *, console: Console | None = None) ->
 
     Returns:
         0, or 2 with a message on standard error if the checkpoint or its base cannot be read, the folder cannot be
-            written or
-        the hub cannot be reached.
+            written or the hub cannot be reached.
     """
     parser = argparse.ArgumentParser(prog="cepo merge", description="A checkpoint as a Hugging Face folder.")
     parser.add_argument(
@@ -44,17 +42,7 @@ def run_merge_command(argv: Sequence[str], *, console: Console | None = None) ->
     parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the base")
     parser.add_argument("--upload", metavar="ORG/NAME", help="publish the folder on the hub, in a private repository")
     parser.add_argument("--public", action="store_true", help="make that repository, if it is new, a public one")
-    try:
-        arguments = parser.parse_args(argv)
-    except SystemExit as stop:  # argparse has printed its message, or the help
-        return int(stop.code or 0)
-    try:
-        _merge(arguments, console or Console())
-    except (CepoError, OSError) as error:
-        message = f"{parser.prog}: {error}"
-        Console(stderr=True).print(message, soft_wrap=True, highlight=False, markup=False)
-        return _USAGE_ERROR
-    return 0
+    return guarded(parser, argv, lambda arguments: _merge(arguments, console or Console()))
 
 
 def _merge(arguments: argparse.Namespace, console: Console) -> None:

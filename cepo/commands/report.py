@@ -132,10 +132,14 @@ def guarded(parser: argparse.ArgumentParser, argv: Sequence[str], command: Calla
         arguments = parser.parse_args(argv)
     except SystemExit as stop:  # argparse has printed its message, or the help
         return int(stop.code or 0)
+    return reported(parser.prog, lambda: command(arguments))
+
+
+def reported(program: str, work: Callable[[], None]) -> int:
+    """Works; returns 0, or 2 with a message on standard error for an error that cepo or the file system raised."""
     try:
-        command(arguments)
+        work()
     except (CepoError, OSError) as error:
-        message = f"{parser.prog}: {error}"
-        Console(stderr=True).print(message, soft_wrap=True, highlight=False, markup=False)
+        Console(stderr=True).print(f"{program}: {error}", soft_wrap=True, highlight=False, markup=False)
         return _USAGE_ERROR
     return 0
