@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cepo.report import write_report
+from cepo.report.page import write_report
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 IMAGES = REPOSITORY / "docs" / "images"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from cepo.algorithms import available_estimators
 from cepo.cli import COMMANDS
-from cepo.commands import measure_credit
+from cepo.commands import evaluate, measure_credit
 from cepo.config.listing import all_settings
 from cepo.errors import did_you_mean
 
@@ -37,13 +37,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "microgeo": ("--world", "--folder", "--seed", "--num-train", "--num-validation", "--retrain", "--ship"),
 }
 """Options of the commands that have some, except `--help`, which all have."""
-OWN_KEYS: dict[str, tuple[str, ...]] = {
-    "evaluate": (
-        *("checkpoint", "data", "n", "temperature", "top_p", "top_k", "presence_penalty"),
-        *("protocol", "out", "dry_run", "compare"),
-    ),
-    "credit": measure_credit.OWN_KEYS,
-}
+OWN_KEYS = {"evaluate": evaluate.OWN_KEYS, "credit": measure_credit.OWN_KEYS}
 """Arguments `key=value` of a command that are not settings."""
 
 

@@ -50,7 +50,7 @@ dry_run      resolve and print, start nothing
 compare      the paired difference of two evaluations
 """
 _SAMPLING = ("n", "temperature", "top_p", "top_k", "presence_penalty")
-_OWN = ("checkpoint", "data", "out", "dry_run", "compare", "protocol", *_SAMPLING)
+OWN_KEYS = ("checkpoint", "data", "out", "dry_run", "compare", "protocol", *_SAMPLING)
 _PROTOCOLS = {
     "paper": {"n": "1", "temperature": "1", "top_p": "1", "top_k": "40", "presence_penalty": "2", "tokens": "32000"}
 }
@@ -123,7 +123,7 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
 
 
 def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    own, settings = split_arguments(argv, _OWN)
+    own, settings = split_arguments(argv, OWN_KEYS)
     protocol = dict(_protocol(own["protocol"])) if "protocol" in own else {}
     if protocol and not any(setting.startswith("data.max_response_length=") for setting in settings):
         settings.append(f"data.max_response_length={protocol['tokens']}")

@@ -36,12 +36,6 @@ TESTED: Mapping[str, Versions] = {
 """The tested versions. vLLM is optional: the transformers generator replaces it."""
 
 
-def version_lines() -> list[str]:
-    """Returns the tested versions as Markdown, for docs/gpus.md."""
-    head = ["| package | tested | works with |", "| --- | --- | --- |"]
-    return [*head, *(f"| {name} | `{each.tested}` | `{each.required}` |" for name, each in TESTED.items())]
-
-
 def installed_versions() -> dict[str, str | None]:
     """Returns the version of each tested package, None if it is not installed. Imports none of them."""
     return {

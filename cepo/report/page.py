@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from cepo.algorithms import available_estimators
+from cepo.config.listing import method_settings, settings_of
 from cepo.report.charts import save_figure
 from cepo.report.credit_view import credit_view
 from cepo.report.curves import run_charts
@@ -70,9 +72,6 @@ def _metrics_table(run: RunData) -> Table:
 
 
 def _config_tables(run: RunData) -> Iterator[Table]:
-    from cepo.algorithms import available_estimators
-    from cepo.config.listing import method_settings, settings_of
-
     settings = [*settings_of(), *(method_settings(run.estimator) if run.estimator in available_estimators() else [])]
     defaults = {setting.key: setting.default for setting in settings}
     values = dict(leaves(run.config))

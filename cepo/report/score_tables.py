@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from cepo.errors import ConfigError
 from cepo.tracking.run_folder import write_atomically
@@ -120,8 +121,6 @@ class ScoreTable:
 
     def terminal(self) -> Table:
         """Returns the table for a terminal."""
-        from rich.text import Text
-
         table = Table(title=Text(self.title), caption=Text("\n".join(self.notes)), caption_justify="left")
         for name in ("", *(column.name for column in self.columns)):
             table.add_column(Text(name), justify="right" if name else "left")

@@ -7,20 +7,9 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 from cepo.errors import RewardError
-
-
-class RewardInput(TypedDict):
-    """One sample for a reward function. `prompt` and the row's other columns are passed on unchanged as further keys."""
-
-    response: str
-    """The decoded valid tokens of the response, without special tokens."""
-    response_length: int
-    """The number of response tokens, including the end token."""
-    ground_truth: str
-
 
 RewardScore = dict[str, float]
 """The numbers for one sample. `overall` is required and becomes the reward; the others are averaged into the metrics."""

@@ -6,7 +6,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -14,7 +14,8 @@ from rich.text import Text
 from cepo.live_view import duration
 from cepo.progress import show_board
 from cepo.tracking.board import Board, decimal, significant
-from cepo.tracking.sink import GroupRecord, RunDescription, Sink
+from cepo.tracking.sink import RunDescription, Sink
+from cepo.tracking.trace import GroupRecord
 
 STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
 """The stages of a step in the order they run; each has a metric `timing_s/<stage>`."""
@@ -29,8 +30,6 @@ class ConsoleSink(Sink):
 
     Validations get a line in both. Texts of models and data are printed without control characters.
     """
-
-    required: ClassVar[bool] = False
 
     def __init__(self, run: RunDescription) -> None:
         self._max_steps = run.max_steps

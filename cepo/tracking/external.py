@@ -16,12 +16,13 @@ import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TRACKERS_FILE, write_atomically
-from cepo.tracking.sink import GroupRecord, RunDescription, Sink
+from cepo.tracking.sink import RunDescription, Sink
+from cepo.tracking.trace import GroupRecord
 
 STEP_NAME = "trainer/step"
 """The axis of all charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""
@@ -32,8 +33,6 @@ _PARAMETERS_PER_CALL = 100
 
 class WandbSink(Sink):
     """Logs metrics over `trainer/step`, and rollouts and validation samples as tables, to Weights & Biases."""
-
-    required: ClassVar[bool] = False
 
     def __init__(self, run: RunDescription) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
@@ -82,8 +81,6 @@ class WandbSink(Sink):
 class SwanlabSink(Sink):
     """Logs metrics by step, and validation samples as texts, to SwanLab."""
 
-    required: ClassVar[bool] = False
-
     def __init__(self, run: RunDescription) -> None:
         import swanlab  # pyright: ignore[reportMissingImports]
 
@@ -119,8 +116,6 @@ class MlflowSink(Sink):
 
     Characters that MLflow refuses in a metric's name become `_`.
     """
-
-    required: ClassVar[bool] = False
 
     def __init__(self, run: RunDescription) -> None:
         from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from cepo.errors import ConfigError, did_you_mean
-from cepo.tracking.trace import GroupRecord
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from cepo.tracking.trace import GroupRecord
 
 _SINKS = {
     "console": ("cepo.tracking.console", "ConsoleSink"),
@@ -59,7 +60,7 @@ class RunDescription:
 class Sink(Protocol):
     """A destination of metrics. If a `required` sink fails, the run ends; any other sink is dropped when it fails."""
 
-    required: ClassVar[bool]
+    required: ClassVar[bool] = False
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Records the metrics after the 1-based `step` (0: before training). Steps never decrease."""
@@ -77,11 +78,6 @@ class Sink(Protocol):
         ...
 
 
-def available_sinks() -> list[str]:
-    """Returns the names that `trainer.logger` accepts."""
-    return sorted(_SINKS)
-
-
 def build_sink(name: str, run: RunDescription) -> Sink:
     """Builds the sink registered under `name`; raises `ConfigError` as `check_sinks` does."""
     check_sinks([name])
@@ -91,7 +87,7 @@ def build_sink(name: str, run: RunDescription) -> Sink:
 
 def check_sinks(names: Sequence[str]) -> None:
     """Checks names before anything heavy starts; raises `ConfigError` if one is not registered or lacks its library."""
-    known = available_sinks()
+    known = sorted(_SINKS)
     for name in names:
         if name not in _SINKS:
             raise ConfigError(

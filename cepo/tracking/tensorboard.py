@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from cepo.tracking.run_folder import TENSORBOARD_FOLDER
-from cepo.tracking.sink import GroupRecord, RunDescription, Sink
+from cepo.tracking.sink import RunDescription, Sink
+from cepo.tracking.trace import GroupRecord
 
 _CELL = (10, 6)
 """Height and width of a token in a heat map, in pixels."""
@@ -21,8 +22,6 @@ class TensorboardSink(Sink):
 
     On resume, TensorBoard hides the repeated steps.
     """
-
-    required: ClassVar[bool] = False
 
     def __init__(self, run: RunDescription) -> None:
         from torch.utils.tensorboard import SummaryWriter  # loads torch, which reading records must not do

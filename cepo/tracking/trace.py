@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
+
 from cepo.errors import DataError
 from cepo.tracking.lines import to_disk
 
@@ -108,9 +111,6 @@ class Trace:
 
     def write(self, groups: Sequence[GroupRecord]) -> None:
         """Records the groups of one step."""
-        import pyarrow
-        import pyarrow.parquet
-
         if not groups or (groups[0].step - 1) % self._stride:
             return
         rows = [row for group in groups for row in self._rows(group)]
@@ -166,8 +166,6 @@ class Trace:
         return name
 
     def _thin(self) -> None:
-        import pyarrow.parquet
-
         while self._size > self._max_bytes and len(list(_steps(self._files.parent))) > 1:
             self._stride *= 2
             for step, file in _steps(self._files.parent):
@@ -185,20 +183,12 @@ class Trace:
         return sum(file.stat().st_size for folder in (self._files, self._images) for file in folder.glob("*.p*"))
 
 
-def recorded_steps(run_folder: Path) -> list[int]:
-    """Returns the steps whose rollouts were recorded, in order."""
-    return [step for step, _ in _steps(run_folder)]
-
-
 def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
     """Yields the recorded groups of a run, oldest first; none if nothing was recorded.
 
     Raises:
         DataError: a file or an image is damaged, lacks columns, or was written in another version of the format.
     """
-    import pyarrow
-    import pyarrow.parquet
-
     for _, file in _steps(run_folder):
         try:
             table = pyarrow.parquet.read_table(file)
@@ -269,8 +259,6 @@ def _rollout(row: Mapping[str, Any]) -> RolloutRecord:
 
 def _schema(views: Collection[str]) -> Any:
     """Returns the columns: those of every run, and for each view the text that its teacher saw and its log-probs."""
-    import pyarrow
-
     number, text, numbers = pyarrow.float64(), pyarrow.string(), pyarrow.list_(pyarrow.float32())
     columns = [
         *((name, pyarrow.int32()) for name in ("step", "group", "rollout")),

@@ -16,14 +16,13 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from run_folders import PICTURE, group, rollout, write_run
 
-from cepo.report import compare_runs, write_report
-from cepo.report.compare import write_comparison
+from cepo.report.compare import compare_runs, write_comparison
 from cepo.report.credit_view import step_credit
 from cepo.report.html import _bokeh
+from cepo.report.page import write_report
 from cepo.report.recorded_run import load_run
-from cepo.tracking import GroupRecord, RolloutRecord
 from cepo.tracking.console import STAGES
-from cepo.tracking.trace import read_rollouts
+from cepo.tracking.trace import GroupRecord, RolloutRecord, read_rollouts
 
 pytestmark = pytest.mark.heavy
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

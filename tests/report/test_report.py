@@ -14,10 +14,9 @@ from run_folders import report_pixels, write_run
 
 from cepo.commands.report import run_compare_command, run_report_command
 from cepo.errors import DataError
-from cepo.report import run_summary
 from cepo.report.curves import running_mean
 from cepo.report.recorded_run import load_run
-from cepo.report.summary import accuracy_change, tokens_per_second
+from cepo.report.summary import accuracy_change, run_summary, tokens_per_second
 
 
 def shown(table: object, width: int = 110) -> str:

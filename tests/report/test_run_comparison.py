@@ -15,7 +15,7 @@ from run_folders import report_pixels, validated, write_run
 
 from cepo.commands.report import run_compare_command
 from cepo.errors import ConfigError, DataError
-from cepo.report import compare_runs
+from cepo.report.compare import compare_runs
 from cepo.report.score_tables import Cell, write_table
 
 RATE = "worker:\n  actor:\n    optim:\n      lr: {}\n"

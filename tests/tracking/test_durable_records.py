@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from cepo.errors import CepoError
-from cepo.tracking import RunDescription, build_tracker
 from cepo.tracking.run_folder import RECORDS_FORMAT, read_environment, write_atomically
+from cepo.tracking.sink import RunDescription
 from cepo.tracking.trace import GroupRecord, RolloutRecord, Trace
+from cepo.tracking.tracker import build_tracker
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ import logging, sys, time
 from pathlib import Path
 from cepo import interrupts
 from cepo.progress import live_view, phase, shown
-from cepo.tracking import RunDescription, build_sink
+from cepo.tracking.sink import RunDescription, build_sink
 sys.path.insert(0, {str(REPOSITORY / "tests")!r})
 from run_folders import group, rollout
 

@@ -23,12 +23,13 @@ from rich.console import Console
 
 from cepo.errors import CepoError, ConfigError, DataError
 from cepo.live_view import duration
-from cepo.tracking import GroupRecord, RolloutRecord, RunDescription, Tracker, build_sink, build_tracker, png_bytes
 from cepo.tracking.console import step_line
 from cepo.tracking.environment import code_version
 from cepo.tracking.lines import LineFile, read_objects
-from cepo.tracking.run_folder import read_environment, read_generations, read_metrics
-from cepo.tracking.trace import Trace, read_rollouts, recorded_steps
+from cepo.tracking.run_folder import png_bytes, read_environment, read_generations, read_metrics
+from cepo.tracking.sink import RunDescription, build_sink
+from cepo.tracking.trace import GroupRecord, RolloutRecord, Trace, read_rollouts
+from cepo.tracking.tracker import Tracker, build_tracker
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEP_METRICS = {
@@ -132,7 +133,7 @@ def test_a_trace_beyond_its_bound_keeps_steps_evenly(tmp_path: Path) -> None:
     resumed = Trace(tmp_path, max_bytes=400_000, last_step=30)
     for step in range(31, 41):
         resumed.write([at(step)])
-    assert recorded_steps(tmp_path) == [1, 5, 9, 13, 17, 21, 25, 29, 33, 37]
+    assert [group.step for group in read_rollouts(tmp_path)] == [1, 5, 9, 13, 17, 21, 25, 29, 33, 37]
     assert len(list((tmp_path / "images").iterdir())) == 10
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.p*")) < 400_000
 
