@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from jaxtyping import Bool, Float
+from torch import Tensor
 
 from cepo.losses.policy import LossDenominators
 from cepo.models.inputs import EncodedPrompt
 from cepo.types import DivergenceConfig
-
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
-    from torch import Tensor
-
 
 OWN_VIEW = ""
 """The view of rows with the student's own prompt."""

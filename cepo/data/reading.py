@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets  # pyright: ignore[reportMissingTypeStubs]
+import huggingface_hub
+
 from cepo.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -31,8 +34,6 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
     Raises:
         ConfigError: no such file or split, an unknown format, or a hub that cannot be reached.
     """
-    import datasets  # pyright: ignore[reportMissingTypeStubs]
-
     datasets.disable_progress_bars()
     name, _, split = source.partition("@")
     path = Path(name).expanduser()
@@ -69,8 +70,6 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
 
 def _load_dataset(*arguments: Any, **options: Any) -> Any:
     """`datasets.load_dataset`, whose return type depends on its arguments."""
-    import datasets  # pyright: ignore[reportMissingTypeStubs]
-
     library: Any = datasets
     return library.load_dataset(*arguments, **options)
 
@@ -81,9 +80,6 @@ def first_rows(source: str, count: int) -> tuple[Any, int | None]:
     Raises:
         ConfigError: see `read_source`.
     """
-    import datasets  # pyright: ignore[reportMissingTypeStubs]
-    import huggingface_hub
-
     name, _, split = source.partition("@")
     if not Path(name).expanduser().exists() and name.count("/") == 1:
         try:
@@ -143,8 +139,6 @@ def _refuse_null_rows(file: Path) -> None:
 
 def without_decoding(rows: Any, image_key: str, video_key: str | None = None) -> Any:
     """Leaves images and videos as bytes, because decoding all of them just to read other columns would take minutes."""
-    import datasets  # pyright: ignore[reportMissingTypeStubs]
-
     for key, kind in ((image_key, datasets.Image), (video_key, datasets.Video)):
         feature = None if key is None else rows.features.get(key)
         if isinstance(feature, kind):

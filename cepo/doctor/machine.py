@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from _cepo_cpu_torch import mismatched_builds
 from cepo.doctor.findings import Finding, Mark
 from cepo.hardware.devices import driver_problem, driver_version, gpus_are_hidden, smallest_driver, unseen_gpu_problem
@@ -70,8 +72,6 @@ class Machine:
 
 def look_at_machine() -> Machine:
     """Inspects the machine in its present state."""
-    import torch
-
     total, free = usable_memory(
         _text(Path("/proc/meminfo")),
         _text(Path("/sys/fs/cgroup/memory.max")),

@@ -9,12 +9,17 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
+
 from cepo.config import RunConfig, find_path, run_folder
+from cepo.data.dataset import ProblemSet
+from cepo.data.reading import first_rows
 from cepo.doctor.findings import DEVICES, Finding, Mark
 from cepo.doctor.machine import Machine
 from cepo.doctor.model_and_engine import engine_findings, family_finding, generator_finding
 from cepo.doctor.start import ray_findings, start_findings
 from cepo.errors import CepoError, ConfigError
+from cepo.models.processing import load_processing
 from cepo.sizing.fitting import phases_on, what_would_fit
 from cepo.sizing.needs import Needs, ShapeOf, estimate_needs
 from cepo.sizing.phases import Phases, gib
@@ -182,8 +187,6 @@ def fits(certain: int, activations: int, available: int, where: str) -> Finding:
 
 def data_findings(config: RunConfig) -> list[Finding]:
     """Processes the first rows of the training and validation sets, if they are files."""
-    from cepo.models.processing import load_processing
-
     try:
         processing = load_processing(config)
     except CepoError as error:
@@ -197,9 +200,6 @@ def data_findings(config: RunConfig) -> list[Finding]:
 
 def _source_finding(key: str, source: str, config: RunConfig, processing: Any) -> Finding:
     """Checks the first rows exactly as a run checks all of them."""
-    from cepo.data.dataset import ProblemSet
-    from cepo.data.reading import first_rows
-
     several = key == "data.train_files" and len(config.data.train_sources) > 1
     subject = f"{key}, {source}" if several else key
     with tempfile.TemporaryDirectory(prefix="cepo-doctor-") as folder:
@@ -263,8 +263,6 @@ def disk_findings(needs: Needs, config: RunConfig) -> list[Finding]:
 
 def download_findings(needs: Needs, config: RunConfig) -> list[Finding]:
     """Checks that the hub's cache has room for missing weights; returns nothing if none are to be downloaded."""
-    from huggingface_hub import constants
-
     path = config.worker.actor.model.model_path
     cache = Path(constants.HF_HUB_CACHE)
     held = cache / f"models--{path.replace('/', '--')}" / "snapshots"

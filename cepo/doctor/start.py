@@ -9,8 +9,12 @@ from cepo.config import RunConfig, chosen_launcher, run_folder
 from cepo.doctor.findings import Finding
 from cepo.doctor.machine import SHARED_MEMORY, Machine
 from cepo.errors import CepoError
+from cepo.rewards.combined import load_reward
+from cepo.rewards.functions import load_answer_function
 from cepo.runtime.reach import why_no_answer
 from cepo.sizing.phases import gib
+from cepo.tracking.sink import check_sinks
+from cepo.trainer.resuming import checkpoint_store, checkpoint_to_load
 
 START, RAY = "start", "several devices"
 _SHARED_PER_DEVICE = 2 * 2**30
@@ -85,16 +89,11 @@ def _tried(subject: str, look: Callable[[], str], remedy: str) -> Finding:
 
 
 def _trackers(config: RunConfig) -> str:
-    from cepo.tracking.sink import check_sinks
-
     check_sinks(config.trainer.logger)
     return ", ".join(config.trainer.logger)
 
 
 def _reward(config: RunConfig) -> str:
-    from cepo.rewards.combined import load_reward
-    from cepo.rewards.functions import load_answer_function
-
     reward = config.worker.reward
     load_reward(reward.reward_function, reward.reward_function_kwargs, reward.reward_weights)
     if reward.answer_function is not None:
@@ -114,8 +113,6 @@ def _folder(config: RunConfig) -> Finding:
 
 
 def _checkpoint(config: RunConfig) -> str:
-    from cepo.trainer.resuming import checkpoint_store, checkpoint_to_load
-
     store = checkpoint_store(config)
     checkpoint = checkpoint_to_load(config, store)
     if checkpoint is None:

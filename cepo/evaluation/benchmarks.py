@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from datasets import Dataset
+
+from cepo.data.reading import without_decoding
 from cepo.errors import DataError
 from cepo.models.processing import IMAGE_MARK
 from cepo.rewards.benchmark import LETTERS, kind_of, options_in_text
@@ -48,10 +51,6 @@ def recognise(columns: Sequence[str]) -> Benchmark | None:
 
 def converted(rows: Any, benchmark: Benchmark) -> Any:
     """Converts a datasets table to problems, images undecoded; raises `DataError` with the number of an unreadable row."""
-    from datasets import Dataset
-
-    from cepo.data.reading import without_decoding
-
     for column in benchmark.image_columns:
         if column in rows.column_names:
             rows = without_decoding(rows, column)

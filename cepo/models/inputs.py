@@ -6,12 +6,11 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy
-    from PIL.Image import Image
-    from torch import Tensor
+import numpy
+from PIL import Image
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,8 @@ class Video:
         _, height, width, _ = self.frames.shape
         return width, height
 
-    def some_frames(self, most: int = 4) -> list[Image]:
+    def some_frames(self, most: int = 4) -> list[Image.Image]:
         """Returns at most so many frames as images, evenly spread from the first on."""
-        from PIL import Image
-
         return [Image.fromarray(frame) for frame in self.frames[:: -(-len(self.frames) // most)]]
 
     def metadata(self) -> dict[str, Any]:

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError, EngineError
 from cepo.models.families import family_of
 from cepo.models.quantization import kept_modules, prepare_quantised
+from cepo.models.segments import ATTENTION_NAME, segment_attention
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
     from transformers import BitsAndBytesConfig
 
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -21,8 +23,6 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 def torch_dtype(name: str) -> torch.dtype:
     """Returns the torch type for `bf16`, `fp16` or `fp32`."""
-    import torch
-
     return getattr(torch, DTYPE_NAMES[name])
 
 
@@ -98,8 +98,6 @@ def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.
     They are the elements of module lists that contain a module of `_no_split_modules`, which transformers would not split over
     devices; in some vision towers such a module is only part of a block.
     """
-    from torch import nn
-
     names = set(model._no_split_modules or ())
     excluded = {inner for module in without for inner in module.modules()}
     elements = [element for part in model.modules() if isinstance(part, nn.ModuleList) for element in part]
@@ -150,8 +148,6 @@ def share_segments(model: Any) -> str | None:
         every layer, because otherwise a token's result depends on more than the tokens that it sees.
     """
     from transformers import AttentionInterface
-
-    from cepo.models.segments import ATTENTION_NAME, segment_attention
 
     family = family_of(model.config)
     if not family.packs:

@@ -7,20 +7,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from jaxtyping import Int64
+from PIL.Image import Image
+from torch import Tensor
+
+from cepo.config import RunConfig
 from cepo.errors import ConfigError, DataError
 from cepo.models.chat_template import ChatTemplate
 from cepo.models.families import ImageReader, family_of
-from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn
-
-if TYPE_CHECKING:
-    from jaxtyping import Int64
-    from PIL.Image import Image
-    from torch import Tensor
-
-    from cepo.config import RunConfig
-    from cepo.models.inputs import Video
+from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn, Video
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
 """The marks in a dataset's text at the place of an image or a video, as in EasyR1."""
@@ -156,8 +154,6 @@ class Processing:
 
     def positions(self, context: EncodedPrompt) -> Int64[Tensor, "3 L"]:
         """Returns the position ids of a context's tokens; families with one axis repeat it three times."""
-        import torch
-
         if context.images is None:
             return torch.arange(len(context.token_ids)).expand(3, -1)
         return self._reader.positions(context.token_ids, context.images)

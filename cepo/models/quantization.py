@@ -8,13 +8,14 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+
 from cepo.config.checks import INSTALL_BITSANDBYTES
 from cepo.config.schema import LoraConfig
 from cepo.errors import CheckpointError
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
     from transformers import BitsAndBytesConfig
 
     from cepo.models.families import Family

@@ -6,10 +6,10 @@ import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 
 @dataclass(kw_only=True)
@@ -57,8 +57,6 @@ class PlainDecoding:
 
     def logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Reads one token per row at its position and returns the logits of the next, (rows, vocabulary)."""
-        import torch
-
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         output = self._model(
@@ -80,8 +78,6 @@ class SamplesDecoding(PlainDecoding):
     """Decodes one prompt's samples with the model's own forward pass, without padding: works for any kind of cache."""
 
     def __init__(self, model: Any, rows: Sequence[Row], *, three_axes: bool) -> None:
-        import torch
-
         self._model, self._three_axes = model, three_axes
         self._mask = None
         self._cache = copy.deepcopy(rows[0].cache)
@@ -90,7 +86,6 @@ class SamplesDecoding(PlainDecoding):
 
 def _join(rows: Sequence[Row], text_config: Any) -> tuple[Any, Tensor]:
     """Joins the rows' prompt caches, padded on the left, and returns them with their mask (rows, longest prompt)."""
-    import torch
     from transformers import DynamicCache
 
     longest = max(row.length for row in rows)

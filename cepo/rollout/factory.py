@@ -7,6 +7,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
+import torch
+
 from cepo.config.derived import served_adapter_rank
 from cepo.errors import ConfigError
 from cepo.models.families import EngineUse, Family
@@ -113,8 +115,6 @@ def why_not_served(settings: GeneratorSettings, family: Family, device: str) -> 
 def _why_not_vllm(device: str) -> str | None:
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed"
-    import torch
-
     built_for_gpu = torch.version.cuda is not None
     if built_for_gpu != device.startswith("cuda"):
         return f"vLLM is installed for {'GPUs' if built_for_gpu else 'CPUs'} and the device is '{device}'"

@@ -10,10 +10,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from torch import Tensor
+from PIL.Image import Image
+from torch import Tensor
 
+if TYPE_CHECKING:
     from cepo.models.inputs import ImageSource, Video
 
 from cepo.errors import EngineError

@@ -8,6 +8,9 @@ import itertools
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from cepo.errors import EngineError
 from cepo.metrics import Metrics, fraction
 from cepo.models.inputs import EncodedPrompt
@@ -28,8 +31,6 @@ from cepo.rollout.generator import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from cepo.models.fused_decoding import FusedDecoder, FusedDecoding
 
 _SHARE_THAT_GOES_ON = 0.75
@@ -54,8 +55,6 @@ class TransformersGenerator:
     name = "transformers"
 
     def __init__(self, settings: GeneratorSettings, processing: Processing, *, device: str) -> None:
-        import torch
-
         from cepo.models.head import use_float32_logits
 
         self._settings, self._processing = settings, processing
@@ -109,8 +108,6 @@ class TransformersGenerator:
         return results
 
     def _decoded_batch(self, rows: Iterator[Row], settings: SamplingSettings) -> list[Row]:
-        import torch
-
         with torch.inference_mode():
             batch = list(itertools.islice(rows, self._settings.batch_size))
             for rows_together in decodable_together(batch):
@@ -142,8 +139,6 @@ class TransformersGenerator:
         """See `cepo.rollout.generator.Generator`: keys and values are freed after each call, the weights stay."""
 
     def close(self) -> None:
-        import torch
-
         self._model = self._decoder = None
         gc.collect()
         if self._device.type == "cuda":
@@ -178,8 +173,6 @@ class TransformersGenerator:
         self, index: int, request: GenerationRequest, response_length: int
     ) -> tuple[Any, int, Tensor, int]:
         """Returns the prompt's cache and length, the logits after its last token, and the next token's position."""
-        import torch
-
         processing = self._processing
         images = processing.load_visuals(request.images, request.videos)
         token_ids = processing.expand(request.prompt_ids, images)
@@ -210,8 +203,6 @@ class TransformersGenerator:
         return positions if self._processing.family.num_position_axes > 1 else positions[0]
 
     def _decode(self, batch: list[Row], settings: SamplingSettings) -> None:
-        import torch
-
         active = list(batch)
         decoding = self._begin(active)
         logits = torch.cat([row.logits for row in active])

@@ -8,6 +8,8 @@ import hashlib
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from cepo.errors import EngineError
 from cepo.metrics import Metrics
 from cepo.models.families import family_of
@@ -177,8 +179,6 @@ class VllmGenerator:
             shut_down(self._llm, keep_process_group=self._group_is_the_callers)
             self._llm = None
         gc.collect()
-        import torch
-
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -194,8 +194,6 @@ class VllmGenerator:
         if self._llm is None:
             raise EngineError("this vLLM engine was closed; build a new one")
         if self._is_asleep:
-            import torch
-
             torch.cuda.empty_cache()  # the engine allocates from the driver, not from torch's pool of freed blocks
             with callers_state_kept():
                 self._llm.wake_up()

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from cepo.errors import EngineError
 from cepo.hardware.tools import look_for_tools, path_with, program_folder
 from cepo.leftovers import OwnFolder
@@ -102,8 +104,6 @@ def _head_types(worker: Any) -> set[str]:
 
 def this_machine() -> EngineMachine:
     """Returns the properties of this machine that an engine of this process depends on."""
-    import torch
-
     return EngineMachine(
         capability=None if without_gpu() else torch.cuda.get_device_capability(),
         serves_flashinfer=look_for_tools().serves_flashinfer,
@@ -134,7 +134,6 @@ def own_shared_memory() -> Iterator[None]:
     vLLM gives the memory for data exchange the same name in all runs of a machine: a second run, or one after killed
     ranks, could not start. Here the name is unique to the run, and is removed once all ranks have the memory.
     """
-    import torch
     from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Exchange
 
     agreed = [uuid.uuid4().hex]
@@ -207,15 +206,11 @@ def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
 
 def without_gpu() -> bool:
     """Returns whether torch, and with it vLLM, is a CPU build."""
-    import torch
-
     return torch.version.cuda is None
 
 
 def has_process_group() -> bool:
     """Returns whether torch.distributed's default process group exists."""
-    import torch
-
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
@@ -227,7 +222,6 @@ def callers_state_kept() -> Iterator[None]:
     compiled helpers run uncompiled: they would need a C++ compiler on the machine and stall the first batches.
     """
     import numpy
-    import torch
 
     python_state, numpy_state = random.getstate(), numpy.random.get_state()
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from cepo.errors import EngineError
 from cepo.models.families import family_of
 from cepo.rollout.generator import AdapterWeights, FullWeights
@@ -63,8 +65,6 @@ def clear_caches(llm: LLM) -> None:
 
 def _forget_packed_experts(worker: Any) -> None:
     """Runs in vLLM's worker: drops packed experts, which its CPU build makes at the first load and would keep."""
-    import torch
-
     if torch.cuda.is_available():
         return
     for module in worker.model_runner.model.modules():

@@ -22,6 +22,7 @@ from cepo.sizing.memory import (
     training_memory,
 )
 from cepo.sizing.phases import Demand
+from cepo.sizing.shape import model_shape
 
 ShapeOf = Callable[[str, bool, Mapping[str, Any], LoraConfig], ModelShape]
 """A function that returns a model's shape from its path, trust_remote_code, override_config and adapter settings."""
@@ -126,8 +127,6 @@ def _bytes_in_4_bits(lora: LoraConfig) -> float:
 
 
 def _shape_from_file(path: str, trust: bool, override: Mapping[str, Any], lora: LoraConfig) -> ModelShape:
-    from cepo.sizing.shape import model_shape
-
     return model_shape(path, trust_remote_code=trust, override_config=override, lora=lora)
 
 

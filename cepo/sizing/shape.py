@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError
 from cepo.models import pretrained
@@ -39,7 +41,6 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
     Raises:
         ConfigError: this version of transformers cannot build a model from the configuration.
     """
-    import torch
     import transformers
 
     family = family_of(config, trust_remote_code=trust_remote_code)
@@ -84,8 +85,6 @@ def _size(module: Any) -> int:
 
 def _adapted(model: Any, lora: LoraConfig) -> list[Any]:
     """Returns the linear layers that PEFT would adapt under these settings; none where the rank is 0."""
-    import torch
-
     if lora.rank == 0:
         return []
     targets = [part.strip() for part in lora.target_modules.split(",")]

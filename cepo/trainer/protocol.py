@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+from torch import Tensor
 
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
 from cepo.metrics import Metrics
 from cepo.rollout.generator import Sampler
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Backend(Sampler, Protocol):

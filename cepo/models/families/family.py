@@ -10,18 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Int64
+from PIL.Image import Image
+from torch import Tensor, nn
 
 from cepo.errors import DataError
-from cepo.models.inputs import ImageInputs, ImageSource
-
-if TYPE_CHECKING:
-    import torch
-    from jaxtyping import Int64
-    from PIL.Image import Image
-    from torch import Tensor, nn
-
-    from cepo.models.inputs import Video
+from cepo.models.inputs import ImageInputs, ImageSource, Video
 
 EncodeText = Callable[[str], list[int]]
 """A function that tokenises plain text without special tokens."""
@@ -211,6 +208,4 @@ def experts_unserved(use: EngineUse) -> str | None:
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:
-    import torch
-
     return torch.cat(list(parts))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jaxtyping import Int64
+from torch import Tensor
 
 from cepo.models.families.family import EncodeText, EngineUse, ImageReader
 from cepo.models.families.processed import ProcessedFamily, ProcessedReader, with_tower_named
 from cepo.models.inputs import ImageInputs
-
-if TYPE_CHECKING:
-    from jaxtyping import Int64
-    from torch import Tensor
 
 _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\n\n", "\n\n\n\n"))
 """Pairs of line-break tokens and the single token that the tokenizer makes of them in a whole text."""

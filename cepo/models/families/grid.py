@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from PIL.Image import Image
+from torch import Tensor
 
 from cepo.errors import DataError
 from cepo.models.families.family import EncodeText, Family, ImageFeatures, ImageReader
-from cepo.models.inputs import ImageInputs, ImageSource
-
-if TYPE_CHECKING:
-    import torch
-    from jaxtyping import Int64
-    from PIL.Image import Image
-    from torch import Tensor
-
-    from cepo.models.inputs import Video
+from cepo.models.inputs import ImageInputs, ImageSource, Video
+from cepo.models.positions import context_positions
 
 
 class GridReader(ImageReader):
@@ -43,8 +41,6 @@ class GridReader(ImageReader):
 
     def read_visuals(self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None) -> ImageInputs:
         """See `ImageReader.read_visuals`. A video becomes a sequence of images, one per temporal patch, after the images."""
-        import torch
-
         reader = self._video_reader
         own = self.read(images, source) if images else None
         values = reader(
@@ -99,8 +95,6 @@ class GridReader(ImageReader):
 
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
         """See `cepo.models.positions.context_positions`."""
-        from cepo.models.positions import context_positions
-
         return context_positions(
             token_ids,
             images,
@@ -111,8 +105,6 @@ class GridReader(ImageReader):
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
         """Returns images and then video frames whose last placeholder is in [start, stop)."""
-        import torch
-
         sizes = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
         found: list[int] = []
         kinds = ((self.image_token_id, 0, images.num_images), (self.video_token_id, images.num_images, None))
@@ -125,8 +117,6 @@ class GridReader(ImageReader):
 
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
         """See `ImageReader.smallest`: one image token."""
-        import torch
-
         vision, merge = self._vision, self.merge_size
         width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
         black = ImageInputs(pixel_values=torch.zeros(merge**2, width), grid_thw=torch.tensor([[1, merge, merge]]))
@@ -169,8 +159,6 @@ class GridFamily(Family):
 
     def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:
         """Computes the features of all prompts' images in one pass of the tower."""
-        import torch
-
         pixel_values = torch.cat([one.pixel_values for one in images]).to(device)
         grid_thw = torch.cat([one.grid for one in images]).to(device)
         output = model.model.get_image_features(pixel_values, grid_thw, return_dict=True)

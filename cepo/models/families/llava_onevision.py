@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from cepo.models.families.family import EngineUse, ImageFeatures
 from cepo.models.families.processed import ProcessedFamily, with_tower_named
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class LlavaOneVision(ProcessedFamily):
@@ -24,8 +24,6 @@ class LlavaOneVision(ProcessedFamily):
 
     def joined(self, embeddings: Any) -> Tensor:
         """Concatenates the images' features to (image tokens, H), because images differ in their number of tokens."""
-        import torch
-
         return torch.cat(list(embeddings))
 
     def why_not_vllm(self, use: EngineUse) -> str | None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Int64
+from PIL import Image
+from torch import Tensor
 
 from cepo.errors import DataError
 from cepo.models.families.family import EncodeText, Family, ImageFeatures, ImageReader
 from cepo.models.inputs import ImageInputs, ImageSource
-
-if TYPE_CHECKING:
-    import torch
-    from jaxtyping import Int64
-    from PIL.Image import Image
-    from torch import Tensor
 
 _SIZES_KEPT = 4096
 """The number of image sizes whose token counts are cached; each takes a call of the processor with an image."""
@@ -40,7 +39,7 @@ class ProcessedReader(ImageReader):
         self._between: str = processor.tokenizer.eos_token
         self._tokens_of_size = lru_cache(maxsize=_SIZES_KEPT)(self._measured)
 
-    def read(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs:
+    def read(self, images: Sequence[Image.Image], source: ImageSource | None = None) -> ImageInputs:
         """See `ImageReader.read`.
 
         Raises:
@@ -73,8 +72,6 @@ class ProcessedReader(ImageReader):
 
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
         """Returns the positions 0, 1, 2 and so on."""
-        import torch
-
         return torch.arange(len(token_ids)).expand(3, -1)
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
@@ -84,14 +81,10 @@ class ProcessedReader(ImageReader):
 
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
         """See `ImageReader.smallest`; the processor reads an image of `_SMALLEST_SIDES`."""
-        from PIL import Image
-
         images = self.read([Image.new("RGB", _SMALLEST_SIDES)])
         return images.expansions[0], images
 
     def _measured(self, size: tuple[int, int]) -> int:
-        from PIL import Image
-
         return len(self.read([Image.new("RGB", size)]).expansions[0])
 
     def _parted(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from cepo.models.families.family import EngineUse, experts_unserved
 from cepo.models.families.grid import GridFamily
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
 _TEXT = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import torch
+
 from cepo.errors import ConfigError
 from cepo.models.families.family import Family
 
@@ -30,7 +32,6 @@ def plain_head_gap(config: Any, *, trust_remote_code: bool = False) -> float:
     Raises:
         ConfigError: such a model cannot be built or run.
     """
-    import torch
     from transformers import AutoModelForCausalLM
 
     small = copy.deepcopy(config)

@@ -14,11 +14,17 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+import ray
+import torch
+import torch.distributed as dist
+
 from cepo.config import RunConfig
+from cepo.data.image_store import ImageStore
 from cepo.errors import CepoError, EngineError
 from cepo.hardware.devices import require_wanted_device
 from cepo.models.processing import load_processing
 from cepo.runtime.wire import Receiver, decode, encode
+from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
 from cepo.workers.worker import Worker
 
 
@@ -68,8 +74,6 @@ class RankProcess:
 
     def place(self) -> Place:
         """Returns this process's machine and process number."""
-        import ray
-
         context = ray.get_runtime_context()
         return Place(machine=ray.util.get_node_ip_address(), node_id=context.get_node_id(), process=os.getpid())
 
@@ -128,11 +132,6 @@ class RankProcess:
 
 
 def _meet(meeting: Meeting) -> None:
-    import torch
-    import torch.distributed as dist
-
-    from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
-
     names: Mapping[str, object] = {
         "RANK": meeting.rank,
         "WORLD_SIZE": meeting.num_ranks,
@@ -176,8 +175,6 @@ def _hide_loading_bars() -> None:
 
 def _receiver(config: RunConfig, probe: Any, processing: Any) -> tuple[Receiver, bool]:
     """Returns the decoder of messages and whether it can read the run's images; `probe` is one of them."""
-    from cepo.data.image_store import ImageStore
-
     store = ImageStore(config.data, processing)
     try:
         reads = probe is not None and store.images(probe) is not None
