@@ -184,7 +184,7 @@ class ProblemSet(Sequence[Problem]):
             fps=config.video_fps,
             min_pixels=config.min_pixels,
             max_pixels=config.max_pixels,
-            factor=self._processing.video_factor,
+            factor=self._processing.reader.video_factor,
         )
         return load_video(value, config.image_dir, rules)
 
@@ -216,9 +216,9 @@ class ProblemSet(Sequence[Problem]):
         visual = 0
         for value in images:
             size = limited_size(verify_image(value, config.image_dir), config.min_pixels, config.max_pixels)
-            visual += self._processing.num_image_tokens(size)
+            visual += self._processing.reader.num_tokens(size)
         for value in videos:
-            visual += self._processing.num_video_tokens(self._video(value))
+            visual += self._processing.reader.num_video_tokens(self._video(value))
         # The text has one placeholder token for each, which their own tokens replace.
         template = self._processing.template_ids(last.text, with_videos=bool(videos), history=history)
         length = visual + len(template) - len(images) - len(videos)

@@ -240,10 +240,10 @@ def _measured(problems: Any, processing: Any) -> tuple[list[int], list[str]]:
         prompt = processing.encode(problem.text, visuals, history=problem.history)
         lengths.append(len(prompt.token_ids))
         for image in problem.images:
-            sizes[f"{image.width} x {image.height} ({processing.num_image_tokens(image.size)} tokens)"] = None
+            sizes[f"{image.width} x {image.height} ({processing.reader.num_tokens(image.size)} tokens)"] = None
         for video in problem.videos:
             shown = f"{len(video.frames)} frames of {video.size[0]} x {video.size[1]}"
-            sizes[f"{shown} ({processing.num_video_tokens(video)} tokens)"] = None
+            sizes[f"{shown} ({processing.reader.num_video_tokens(video)} tokens)"] = None
     return lengths, list(sizes)
 
 

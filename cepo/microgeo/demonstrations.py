@@ -9,14 +9,9 @@ more likely and a wrong hint makes it less likely.
 from __future__ import annotations
 
 import random
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cepo.errors import DataError
-from cepo.microgeo.problems import FAMILIES, Problem, Slip, Steps, no_slip, response_text
-
-_LAST_RESULT = re.compile(r"=(-?\d+)\.? *\\boxed\{")
+from cepo.microgeo.problems import FAMILIES, Problem, Slip, response_text
 
 
 @dataclass(frozen=True)
@@ -66,44 +61,6 @@ def demonstrate(problem: Problem, rates: NoiseRates, *, seed: int) -> Demonstrat
             steps = [*steps[:-1], (steps[-1][0], hint)]
         return Demonstration(problem, response_text(steps), str(hint))
     return Demonstration(problem, response_text(steps), str(own))
-
-
-def wrong_answer(problem: Problem, *, seed: int) -> str:
-    """Returns a typical wrong answer: from a misread image or the family's misconception, without slips."""
-    rng = random.Random(f"wrong/{seed}/{problem.id}")
-    family = FAMILIES[problem.family]
-    solutions: list[Steps] = [family.solve(problem.seen, problem.numbers, True, no_slip)]
-    solutions += [family.solve(seen, problem.numbers, False, no_slip) for seen in family.seen_values]
-    candidates = sorted({str(steps[-1][1]) for steps in solutions} - {problem.answer})
-    return rng.choice(candidates)
-
-
-def answer_bearing_positions(response: str, offsets: Sequence[tuple[int, int]]) -> list[int]:
-    r"""Returns the response tokens that decide the answer: the first (what is seen) and those of the last computed result.
-
-    The digits inside the box copy that result and decide nothing.
-
-    Args:
-        response: the response's text.
-        offsets: per token its (start, end) in `response`, as a fast tokenizer's `return_offsets_mapping` gives them.
-
-    Returns:
-        Ascending token positions; only the first token if the response has no `=RESULT. \boxed{`, none if it has no
-            token.
-
-    Raises:
-        DataError: an offset lies outside the text.
-    """
-    for start, end in offsets:
-        if not 0 <= start <= end <= len(response):
-            raise DataError(
-                f"The token offset ({start}, {end}) lies outside the response of {len(response)} characters; "
-                "offsets must belong to this text."
-            )
-    match = _LAST_RESULT.search(response)
-    low, high = match.span(1) if match else (0, 0)
-    result = [position for position, (start, end) in enumerate(offsets) if start < high and end > low]
-    return sorted({0, *result}) if offsets else []
 
 
 def _slips(rng: random.Random, probability: float) -> Slip:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import itertools
 import json
 import os
@@ -19,10 +18,9 @@ from cepo.errors import DataError
 from cepo.microgeo.kinds import KINDS, SHAPES, WorldKind
 from cepo.microgeo.problems import Problem
 from cepo.progress import phase
+from cepo.tracking.run_folder import png_bytes
 
 if TYPE_CHECKING:
-    from PIL import Image as Pillow
-
     from cepo.config import RunConfig
     from cepo.microgeo.warmstart import Progress, WarmStartSettings
 
@@ -144,7 +142,7 @@ def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SH
     if kind.solution is not None:
         columns["solution"], types["solution"] = [], Value("string")
     for problem in problems:
-        columns["images"].append([{"bytes": _png(kind.draw(problem)), "path": f"{problem.id}.png"}])
+        columns["images"].append([{"bytes": png_bytes(kind.draw(problem)), "path": f"{problem.id}.png"}])
         columns["problem"].append(f"<image>{problem.question}")
         columns["answer"].append(problem.answer)
         columns["id"].append(problem.index)
@@ -152,12 +150,6 @@ def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SH
         if kind.solution is not None:
             columns["solution"].append(kind.solution(problem))
     Dataset.from_dict(columns, features=Features(types)).to_parquet(str(file))
-
-
-def _png(image: Pillow.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
-    return buffer.getvalue()
 
 
 def _build(folder: Path, plan: _Plan, fingerprint: str, progress: Progress | None) -> None:

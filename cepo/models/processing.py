@@ -106,29 +106,21 @@ class Processing:
         """Preprocesses a prompt's images; `source` is where they were read from. Returns None without images."""
         if not images:
             return None
-        return self._reader.read(images, source)
+        return self.reader.read(images, source)
 
     def load_visuals(
         self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None = None
     ) -> ImageInputs | None:
         """Preprocesses a prompt's images and videos; `source` is that of the images. Returns None without either."""
-        return self._reader.read_visuals(images, videos, source) if videos else self.load_images(images, source)
+        return self.reader.read_visuals(images, videos, source) if videos else self.load_images(images, source)
 
     @property
-    def video_factor(self) -> int:
-        """The factor that divides the width and height of a video's frames."""
-        return self._reader.video_factor
+    def reader(self) -> ImageReader:
+        """The image reader of a model that reads images.
 
-    def num_video_tokens(self, video: Video) -> int:
-        """Returns a video's number of tokens, including those of its frame times, without reading its pixels."""
-        return self._reader.num_video_tokens(video)
-
-    def num_image_tokens(self, size: tuple[int, int]) -> int:
-        """Returns the number of tokens of an image of (width, height) pixels."""
-        return self._reader.num_tokens(size)
-
-    @property
-    def _reader(self) -> ImageReader:
+        Raises:
+            DataError: the model reads none.
+        """
         if self.images is None:
             raise DataError("the row has images, but the model's folder has no image processor: it reads text only")
         return self.images
@@ -150,13 +142,13 @@ class Processing:
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs | None) -> list[int]:
         """Replaces each image's placeholder by one per image token, and a video's by its frames, each after its time."""
-        return list(engine_ids) if images is None else self._reader.expand(engine_ids, images)
+        return list(engine_ids) if images is None else self.reader.expand(engine_ids, images)
 
     def positions(self, context: EncodedPrompt) -> Int64[Tensor, "3 L"]:
         """Returns the position ids of a context's tokens; families with one axis repeat it three times."""
         if context.images is None:
             return torch.arange(len(context.token_ids)).expand(3, -1)
-        return self._reader.positions(context.token_ids, context.images)
+        return self.reader.positions(context.token_ids, context.images)
 
     def template_ids(self, text: str, *, with_videos: bool = False, history: Sequence[Turn] = ()) -> list[int]:
         """Renders `history`, the user turn and the assistant header to tokens, with one placeholder per `<image>`.

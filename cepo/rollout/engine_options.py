@@ -76,7 +76,7 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[
     options: dict[str, Any] = {
         **_FIXED_OPTIONS,
         "model": settings.model_path,
-        "dtype": _vllm_dtype(settings.dtype),
+        "dtype": _DTYPES[settings.dtype],
         "max_model_len": settings.max_model_len,
         "seed": settings.seed,
         "gpu_memory_utilization": settings.gpu_memory_utilization,
@@ -136,12 +136,6 @@ def engine_environment(settings: GeneratorSettings, machine: EngineMachine) -> d
     if machine.on_gpu and settings.tensor_parallel_size > 1:
         found |= _SHARED_ENGINE_ENVIRONMENT_DEFAULTS
     return found
-
-
-def _vllm_dtype(dtype: str) -> str:
-    if dtype not in _DTYPES:
-        raise EngineError(f"dtype '{dtype}' is unknown; worker.rollout.dtype takes {', '.join(_DTYPES)}")
-    return _DTYPES[dtype]
 
 
 def _served_rank(rank: int) -> int:

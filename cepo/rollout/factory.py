@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GENERATORS = ("auto", "vllm", "transformers")
-
 
 def choose_generator(name: str, *, device: str, unserved: str | None = None) -> str:
     """Returns "vllm" or "transformers". "auto" takes vLLM if it is installed for this kind of `device`, and logs it.
@@ -30,10 +28,8 @@ def choose_generator(name: str, *, device: str, unserved: str | None = None) -> 
         unserved: why vLLM cannot serve the model; None if it can.
 
     Raises:
-        ConfigError: an unknown name, or vLLM asked for where it is not installed or cannot serve the model.
+        ConfigError: vLLM is asked for where it is not installed or cannot serve the model.
     """
-    if name not in GENERATORS:
-        raise ConfigError(f"worker.rollout.name '{name}' is unknown; it takes {', '.join(GENERATORS)}")
     if name == "transformers":
         return name
     why_not = _why_not_vllm(device)

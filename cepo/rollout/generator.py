@@ -202,15 +202,26 @@ def _as_json(value: object) -> object:
     return value.value if isinstance(value, Enum) else str(value)
 
 
-def check_image_counts(
-    requests: Sequence[GenerationRequest], image_token_id: int | None, video_token_id: int | None = None
+def check_prompts(
+    requests: Sequence[GenerationRequest],
+    sampling: SamplingSettings,
+    max_model_len: int,
+    image_token_id: int | None,
+    video_token_id: int | None = None,
 ) -> None:
-    """Checks that each prompt has one placeholder per image and one per video.
+    """Checks that each prompt fits the engine, and has one placeholder per image and one per video.
 
     Raises:
-        EngineError: a prompt has another number of placeholders than images or videos.
+        EngineError: a prompt with its longest response exceeds `max_model_len`, or has another number of placeholders.
     """
     for index, request in enumerate(requests):
+        length = request.num_prompt_tokens + sampling.max_response_length
+        if length > max_model_len:
+            raise EngineError(
+                f"prompt {index} of the batch has {request.num_prompt_tokens} tokens and may get "
+                f"{sampling.max_response_length} more, together {length}, but worker.rollout.max_model_len is "
+                f"{max_model_len}; raise it or lower data.max_response_length"
+            )
         kinds = (("image", image_token_id, len(request.images)), ("video", video_token_id, len(request.videos)))
         for kind, token_id, number in kinds:
             placeholders = request.prompt_ids.count(token_id) if token_id is not None else 0

@@ -27,7 +27,7 @@ from cepo.rollout.generator import (
     OnFinished,
     SamplingSettings,
     Weights,
-    check_image_counts,
+    check_prompts,
 )
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class TransformersGenerator:
             EngineError: a prompt with the wrong number of placeholders, or one that is too long.
         """
         self._check_open()
-        check_image_counts(requests, *self._processing.placeholders)
+        check_prompts(requests, settings, self._settings.max_model_len, *self._processing.placeholders)
         results: list[list[Generation]] = [[] for _ in requests]
         copies = settings.num_samples if settings.temperature == 0 else 1
         with (
@@ -154,7 +154,7 @@ class TransformersGenerator:
 
         count = settings.max_response_length
         for index, request in enumerate(requests):
-            cache, length, logits, next_position = self._read_prompt(index, request, count)
+            cache, length, logits, next_position = self._read_prompt(request)
             num_samples = settings.num_samples if settings.temperature > 0 else 1
             self._prompt_tokens += num_samples * length
             self._shared_tokens += (num_samples - 1) * length
@@ -169,19 +169,11 @@ class TransformersGenerator:
                     logits=logits,
                 )
 
-    def _read_prompt(
-        self, index: int, request: GenerationRequest, response_length: int
-    ) -> tuple[Any, int, Tensor, int]:
+    def _read_prompt(self, request: GenerationRequest) -> tuple[Any, int, Tensor, int]:
         """Returns the prompt's cache and length, the logits after its last token, and the next token's position."""
         processing = self._processing
         images = processing.load_visuals(request.images, request.videos)
         token_ids = processing.expand(request.prompt_ids, images)
-        if len(token_ids) + response_length > self._settings.max_model_len:
-            raise EngineError(
-                f"prompt {index} of the batch has {len(token_ids)} tokens and may get {response_length} more, together "
-                f"{len(token_ids) + response_length}, but worker.rollout.max_model_len is {self._settings.max_model_len}; raise "
-                "it or lower data.max_response_length"
-            )
         prompt = EncodedPrompt(token_ids=tuple(token_ids), engine_ids=request.prompt_ids, images=images)
         positions = processing.positions(prompt)
         ids = torch.tensor([token_ids], device=self._device)

@@ -22,7 +22,7 @@ from cepo.rollout.generator import (
     OnFinished,
     SamplingSettings,
     Weights,
-    check_image_counts,
+    check_prompts,
 )
 from cepo.rollout.vllm_process import (
     callers_state_kept,
@@ -88,15 +88,7 @@ class VllmGenerator:
             EngineError: a prompt with the wrong number of placeholders, one that is too long, or a failure in vLLM.
         """
         llm = self._engine()
-        check_image_counts(requests, *self._placeholders)
-        for index, request in enumerate(requests):
-            length = request.num_prompt_tokens + settings.max_response_length
-            if length > self._settings.max_model_len:
-                raise EngineError(
-                    f"prompt {index} of the batch has {request.num_prompt_tokens} tokens and may get "
-                    f"{settings.max_response_length} more, together {length}, but the engine was started for "
-                    f"{self._settings.max_model_len}; raise worker.rollout.max_model_len or lower data.max_response_length"
-                )
+        check_prompts(requests, settings, self._settings.max_model_len, *self._placeholders)
         num_samples = settings.num_samples if settings.temperature > 0 else 1  # greedy samples are equal
         calls = range(num_samples) if self._draws_itself else (0,)
         samplings = [self._sampling(request, settings, sample) for request in requests for sample in calls]

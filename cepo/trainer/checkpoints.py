@@ -276,16 +276,11 @@ def written_files(folder: Path) -> dict[str, list[int]]:
 
 
 def damaged_file(folder: Path) -> str | None:
-    """Describes the first file that differs from what was written; None for a whole checkpoint or one without a list."""
+    """Describes the first file that differs from what was written; None for a whole checkpoint."""
     try:
         expected = json.loads((folder / FILES_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        if _has_format(folder):
-            return f"{FILES_FILE} is missing"
-        logger.warning(
-            "%s has no %s, as checkpoints of early versions, so its files are not checked", folder, FILES_FILE
-        )
-        return None
+        return f"{FILES_FILE} is missing"
     except (OSError, ValueError, RecursionError) as error:
         return f"{FILES_FILE}: {error}"
     if not _lists_files(expected):
@@ -298,13 +293,6 @@ def damaged_file(folder: Path) -> str | None:
         if _checksum(path) != number:
             return f"{name}: other bytes than were written"
     return None
-
-
-def _has_format(folder: Path) -> bool:
-    try:
-        return _FORMAT in json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return False
 
 
 def _lists_files(content: object) -> bool:

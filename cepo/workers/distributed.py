@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from cepo.errors import ConfigError
 from cepo.metrics import Metrics
 
 
@@ -38,11 +37,8 @@ def stay_on_loopback() -> None:
 def data_parallel_mesh(fsdp_size: int) -> DeviceMesh:
     """Returns the device mesh of all processes; starts a process group of one process if there is none.
 
-    Weights are sharded over one axis. If `fsdp_size` is positive and below the number of processes, there are two axes:
-    replicas of the weights, each sharded over `fsdp_size` neighbouring processes.
-
-    Raises:
-        ConfigError: the number of processes is not a multiple of `fsdp_size`.
+    Weights are sharded over one axis. If `fsdp_size` is positive and below the number of processes, which is a multiple of it,
+    there are two axes: replicas of the weights, each sharded over `fsdp_size` neighbouring processes.
     """
     device = this_device()
     if not dist.is_initialized():
@@ -51,11 +47,6 @@ def data_parallel_mesh(fsdp_size: int) -> DeviceMesh:
     size = dist.get_world_size()
     if fsdp_size <= 0 or fsdp_size >= size:
         return init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
-    if size % fsdp_size:
-        raise ConfigError(
-            f"fsdp.fsdp_size is {fsdp_size}, but {size} devices do not divide into groups of {fsdp_size}; accepted: a "
-            "divisor of the number of devices, or -1 for one group"
-        )
     return init_device_mesh(device.type, (size // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
 
 

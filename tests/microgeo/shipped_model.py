@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cepo.microgeo.demonstrations import answer_bearing_positions, wrong_answer
 from cepo.microgeo.kinds import SHAPES, WorldKind
-from cepo.microgeo.problems import Problem, user_messages
+from cepo.microgeo.problems import FAMILIES, Problem, Steps, no_slip, user_messages
 from cepo.microgeo.warmstart import batched_vision_attention
 
 if TYPE_CHECKING:
     from PIL import Image
 
 _BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_LAST_RESULT = re.compile(r"=(-?\d+)\.? *\\boxed\{")
 _ROWS_PER_BATCH = 256
 
 
@@ -164,6 +164,35 @@ def shuffled_images(problems: Sequence[Problem], kind: WorldKind = SHAPES, *, se
     for problem in problems:
         by_family.setdefault(problem.family, []).append(problem)
     return [kind.draw(rng.choice(by_family[problem.family])) for problem in problems]
+
+
+def wrong_answer(problem: Problem, *, seed: int) -> str:
+    """Returns a typical wrong answer: from a misread image or the family's misconception, without slips."""
+    rng = random.Random(f"wrong/{seed}/{problem.id}")
+    family = FAMILIES[problem.family]
+    solutions: list[Steps] = [family.solve(problem.seen, problem.numbers, True, no_slip)]
+    solutions += [family.solve(seen, problem.numbers, False, no_slip) for seen in family.seen_values]
+    candidates = sorted({str(steps[-1][1]) for steps in solutions} - {problem.answer})
+    return rng.choice(candidates)
+
+
+def answer_bearing_positions(response: str, offsets: Sequence[tuple[int, int]]) -> list[int]:
+    r"""Returns the response tokens that decide the answer: the first (what is seen) and those of the last computed result.
+
+    The digits inside the box copy that result and decide nothing.
+
+    Args:
+        response: the response's text.
+        offsets: per token its (start, end) in `response`, as a fast tokenizer's `return_offsets_mapping` gives them.
+
+    Returns:
+        Ascending token positions; only the first token if the response has no `=RESULT. \boxed{`, none if it has no
+            token.
+    """
+    match = _LAST_RESULT.search(response)
+    low, high = match.span(1) if match else (0, 0)
+    result = [position for position, (start, end) in enumerate(offsets) if start < high and end > low]
+    return sorted({0, *result}) if offsets else []
 
 
 def _mean(values: Sequence[float]) -> float:

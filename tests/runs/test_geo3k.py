@@ -86,7 +86,7 @@ def test_images_become_20_to_700_tokens_and_answers_stay(
         assert problem.text.count("<image>") == 1
         prompt = processing.encode(problem.text, processing.load_images(problem.images))
         counts.append(prompt.token_ids.count(processing.image_token_id))
-        assert counts[-1] == processing.num_image_tokens(problem.images[0].size)
+        assert counts[-1] == processing.reader.num_tokens(problem.images[0].size)
     assert modes - {"RGB"}, "the sample holds pictures that had to be converted"
     assert min(counts) >= 20
     assert max(counts) <= 700

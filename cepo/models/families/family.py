@@ -73,24 +73,16 @@ class ImageReader(ABC):
         """Preprocesses a prompt's images (at least one); `source` is where they were read from."""
 
     def read_visuals(self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None) -> ImageInputs:
-        """Preprocesses images and at least one video; `source` is that of the images.
-
-        Raises:
-            DataError: the family reads no videos.
-        """
-        raise DataError("the row has videos, but the model reads none")
+        """Preprocesses images and at least one video, in a family that reads videos; `source` is that of the images."""
+        raise NotImplementedError
 
     @abstractmethod
     def num_tokens(self, size: tuple[int, int]) -> int:
         """Returns the number of tokens that replace the placeholder of an image of (width, height) pixels."""
 
     def num_video_tokens(self, video: Video) -> int:
-        """Returns the number of tokens that replace a video's placeholder, including those of its frame times.
-
-        Raises:
-            DataError: the family reads no videos.
-        """
-        raise DataError("the row has videos, but the model reads none")
+        """Returns the number of tokens that replace a video's placeholder, including those of its frame times."""
+        raise NotImplementedError
 
     @property
     def video_factor(self) -> int:
