@@ -177,15 +177,20 @@ def bootstrap(
             results.append(metric(*parts))
     everything = numpy.arange(len(truth.row)), numpy.arange(len(rows))
     return [
-        {name: _figure(value, [draw[name] for draw in draws]) for name, value in metric(*everything).items()}
+        {
+            name: figure_of(numpy.array([value, *(draw[name] for draw in draws)]))
+            for name, value in metric(*everything).items()
+        }
         for metric, draws in zip(metrics, drawn, strict=True)
     ]
 
 
-def _figure(value: float, draws: Sequence[float]) -> Figure:
-    kept = numpy.array(draws)[~numpy.isnan(draws)]
-    if numpy.isnan(value) or len(kept) < 2:
-        return Figure(value=None if numpy.isnan(value) else value, error=None, low=None, high=None)
+def figure_of(values: Numbers) -> Figure:
+    """The first entry, with the spread of the others; entries that are not finite do not count."""
+    kept = values[1:][numpy.isfinite(values[1:])]
+    value = float(values[0]) if numpy.isfinite(values[0]) else None
+    if value is None or len(kept) < 2:
+        return Figure(value=value, error=None, low=None, high=None)
     low, high = numpy.quantile(kept, [0.025, 0.975])
     return Figure(value=value, error=float(kept.std(ddof=1)), low=float(low), high=float(high))
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy
 from numpy.typing import NDArray
 
-from cepo.credit.agreement import Figure
+from cepo.credit.agreement import Figure, figure_of
 
 Numbers = NDArray[numpy.float64]
 DRAWS = 2000
@@ -68,10 +68,10 @@ def _figures(products: Products, weights: Numbers, reference: tuple[Numbers, Num
     other, other_noise = reference
     cross = _distinct(products.cross, weights)
     return GradientFigures(
-        snr=_figure(signal / noise),
-        ratio=_figure(signal / noise / (other / other_noise)),
-        direction=_figure(cross / numpy.sqrt(signal * other)),
-        length=_figure(numpy.sqrt(signal / other)),
+        snr=figure_of(signal / noise),
+        ratio=figure_of(signal / noise / (other / other_noise)),
+        direction=figure_of(cross / numpy.sqrt(signal * other)),
+        length=figure_of(numpy.sqrt(signal / other)),
     )
 
 
@@ -86,13 +86,3 @@ def _distinct(products: Numbers, weights: Numbers) -> Numbers:
     apart = products - numpy.diag(products.diagonal())
     total = ((weights @ apart) * weights).sum(axis=1)
     return total / (weights.sum(axis=1) ** 2 - (weights**2).sum(axis=1))
-
-
-def _figure(values: Numbers) -> Figure:
-    """The first entry, with the spread of the others."""
-    kept = values[1:][numpy.isfinite(values[1:])]
-    value = float(values[0]) if numpy.isfinite(values[0]) else None
-    if value is None or len(kept) < 2:
-        return Figure(value=value, error=None, low=None, high=None)
-    low, high = numpy.quantile(kept, [0.025, 0.975])
-    return Figure(value=value, error=float(kept.std(ddof=1)), low=float(low), high=float(high))

@@ -20,20 +20,16 @@ class RowChecks:
 
     Attributes:
         num_rows: number of rows of the source.
-        bad, overlong: numbers of the rows left out.
+        bad: numbers of the rows left out for an error.
+        overlong: the rows left out for their length, by number.
         most_images, most_videos: the most images and videos in a usable row.
-        shortest_overlong, longest_overlong: tokens of the shortest and longest prompt left out for its length.
-        visual_tokens: tokens of images and videos in the shortest of them.
     """
 
     num_rows: int
     bad: Sequence[int]
-    overlong: Sequence[int]
+    overlong: Mapping[int, RowMeasure]
     most_images: int
-    most_videos: int = 0
-    shortest_overlong: int = 0
-    longest_overlong: int = 0
-    visual_tokens: int = 0
+    most_videos: int
 
     @property
     def usable(self) -> list[int]:
@@ -66,8 +62,7 @@ def check_rows(
         DataError: a bad or overlong row that `data.skip_bad_rows` or `data.filter_overlong_prompts` does not leave out.
     """
     bad: list[int] = []
-    overlong: list[int] = []
-    too_long: list[RowMeasure] = []
+    overlong: dict[int, RowMeasure] = {}
     most_images = most_videos = 0
     for number, row in enumerate(shown(rows, f"checking {source}", num_rows)):
         try:
@@ -87,22 +82,11 @@ def check_rows(
                     f"data.max_prompt_length is {config.max_prompt_length}. data.filter_overlong_prompts=true leaves such "
                     "rows out"
                 )
-            overlong.append(number)
-            too_long.append(measured)
+            overlong[number] = measured
             continue
         most_images = max(most_images, measured.num_images)
         most_videos = max(most_videos, measured.num_videos)
-    shortest = min(too_long, key=lambda measured: measured.length, default=RowMeasure(length=0, num_images=0))
-    return RowChecks(
-        num_rows=num_rows,
-        bad=bad,
-        overlong=overlong,
-        most_images=most_images,
-        most_videos=most_videos,
-        shortest_overlong=shortest.length,
-        longest_overlong=max((measured.length for measured in too_long), default=0),
-        visual_tokens=shortest.visual_tokens,
-    )
+    return RowChecks(num_rows=num_rows, bad=bad, overlong=overlong, most_images=most_images, most_videos=most_videos)
 
 
 def why_none_is_usable(checks: RowChecks, source: str, config: DataConfig) -> str:
@@ -113,15 +97,17 @@ def why_none_is_usable(checks: RowChecks, source: str, config: DataConfig) -> st
     if checks.bad:
         left_out = f"{len(checks.bad)} bad and {len(checks.overlong)} longer than data.max_prompt_length={limit} tokens"
         return f"{source}: none of its {checks.num_rows} rows can be used: {left_out}. The warnings above name each bad one"
+    by_length = sorted(checks.overlong.values(), key=lambda measured: measured.length)
+    shortest, longest = by_length[0], by_length[-1]
     enlarged = (
         f". Images of fewer pixels than data.min_pixels={config.min_pixels} are enlarged to that many; "
         "data.min_pixels=null leaves them as they are"
     )
     return (
-        f"{source}: all of its {checks.num_rows} prompts are overlong: they have {checks.shortest_overlong} to "
-        f"{checks.longest_overlong} tokens{_of_images(checks.visual_tokens, 'in the shortest ')}, and "
-        f"data.max_prompt_length={limit}. Raise it to {checks.longest_overlong} for all of them"
-        + (enlarged if checks.visual_tokens and config.min_pixels is not None else "")
+        f"{source}: all of its {checks.num_rows} prompts are overlong: they have {shortest.length} to "
+        f"{longest.length} tokens{_of_images(shortest.visual_tokens, 'in the shortest ')}, and "
+        f"data.max_prompt_length={limit}. Raise it to {longest.length} for all of them"
+        + (enlarged if shortest.visual_tokens and config.min_pixels is not None else "")
     )
 
 

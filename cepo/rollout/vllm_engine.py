@@ -159,7 +159,6 @@ class VllmGenerator:
         return self._prefixes.drain()
 
     def rest(self) -> None:
-        """See `cepo.rollout.generator.Generator`."""
         if self._sleeps and not self._is_asleep and self._llm is not None:
             with callers_state_kept():
                 self._llm.sleep(level=1)

@@ -35,7 +35,6 @@ class GridReader(ImageReader):
         self.merge_size: int = self._images.merge_size
 
     def read(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs:
-        """See `ImageReader.read`."""
         values = self._images(images=list(images), return_tensors="pt")
         return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
 
@@ -73,7 +72,6 @@ class GridReader(ImageReader):
 
     @property
     def video_factor(self) -> int:
-        """See `ImageReader.video_factor`."""
         return self._video_reader.patch_size * self._video_reader.merge_size
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:

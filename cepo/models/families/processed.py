@@ -63,7 +63,6 @@ class ProcessedReader(ImageReader):
         return self._tokens_of_size(size)
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """See `ImageReader.expand`."""
         expansions = iter(images.expansions)
         expanded: list[int] = []
         for token in engine_ids:
