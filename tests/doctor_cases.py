@@ -8,8 +8,8 @@ from typing import Any
 from cepo.config import RunConfig, load_config
 from cepo.config.schema import LoraConfig
 from cepo.doctor.machine import Machine
-from cepo.sizing.known import known_shape
 from cepo.sizing.memory import ModelShape, TrainingShape
+from cepo.sizing.table import known_shape
 
 GIB = 2**30
 

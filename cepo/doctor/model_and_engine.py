@@ -6,7 +6,6 @@ import dataclasses
 import json
 import logging
 import os
-from typing import Any
 
 from cepo.config import RunConfig
 from cepo.config.derived import num_devices
@@ -14,6 +13,7 @@ from cepo.doctor.findings import DEVICES, Finding
 from cepo.doctor.machine import Machine
 from cepo.errors import ConfigError, EngineError
 from cepo.models.families import Family, family_of
+from cepo.models.pretrained import read_config
 from cepo.rollout.engine_options import EngineMachine, attention_backend, engine_environment, engine_options
 from cepo.rollout.factory import choose_generator, settings_of_run, why_not_served
 
@@ -26,16 +26,8 @@ def family_of_run(config: RunConfig) -> Family:
     Raises:
         ConfigError: no configuration can be read, or the architecture is not supported.
     """
-    import transformers
-
     model = config.worker.actor.model
-    try:
-        found: Any = transformers.AutoConfig.from_pretrained(
-            model.model_path, trust_remote_code=model.trust_remote_code
-        )
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ConfigError(f"worker.actor.model.model_path '{model.model_path}' cannot be read: {first_line}") from error
+    found = read_config(model.model_path, trust_remote_code=model.trust_remote_code)
     return family_of(found, trust_remote_code=model.trust_remote_code)
 
 

@@ -26,6 +26,17 @@ def torch_dtype(name: str) -> torch.dtype:
     return getattr(torch, DTYPE_NAMES[name])
 
 
+def read_config(path: str, *, trust_remote_code: bool, section: str = "worker.actor.model") -> Any:
+    """Returns the configuration of a model folder or hub name; raises `ConfigError` if none can be read there."""
+    import transformers
+
+    try:
+        return transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(f"{section}.model_path '{path}' cannot be read: {first_line}") from error
+
+
 def load_model(
     path: str,
     *,
@@ -49,10 +60,7 @@ def load_model(
     import transformers
     from safetensors import SafetensorError
 
-    try:
-        config: Any = transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{section}.model_path '{path}' cannot be read: {error}") from error
+    config = read_config(path, trust_remote_code=trust_remote_code, section=section)
     family = family_of(config, section=section, trust_remote_code=trust_remote_code)
     for key, value in override_config.items():
         if not hasattr(config, key):

@@ -8,9 +8,9 @@ from typing import Any
 
 from cepo.errors import EngineError
 from cepo.hardware.tools import Capability
+from cepo.models.pretrained import DTYPE_NAMES
 from cepo.rollout.generator import GeneratorSettings
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _CPU_BLOCK_TOKENS = 32  # the smallest that its CPU build has fast kernels for
 
@@ -76,7 +76,7 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[
     options: dict[str, Any] = {
         **_FIXED_OPTIONS,
         "model": settings.model_path,
-        "dtype": _DTYPES[settings.dtype],
+        "dtype": DTYPE_NAMES[settings.dtype],
         "max_model_len": settings.max_model_len,
         "seed": settings.seed,
         "gpu_memory_utilization": settings.gpu_memory_utilization,

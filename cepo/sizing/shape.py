@@ -23,13 +23,7 @@ def model_shape(
     Raises:
         ConfigError: no configuration can be read there, or this version of transformers cannot build the model.
     """
-    import transformers
-
-    try:
-        config: Any = transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
-        raise ConfigError(f"worker.actor.model.model_path '{path}' cannot be read: {first_line}") from error
+    config = pretrained.read_config(path, trust_remote_code=trust_remote_code)
     for key, value in override_config.items():
         setattr(config, key, value)
     return shape_of(config, lora=lora, trust_remote_code=trust_remote_code)

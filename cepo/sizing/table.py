@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 from cepo.config import RunConfig, load_config
-from cepo.models.families.qwen3_vl import PUBLISHED_SIZES
+from cepo.config.schema import LoraConfig
+from cepo.models.families.qwen3_vl import PUBLISHED_SIZES, published_config
 from cepo.sizing.fitting import phases_on, settings_that_fit
-from cepo.sizing.known import shapes_of
+from cepo.sizing.memory import ModelShape
 from cepo.sizing.needs import Needs, ShapeOf, estimate_needs
+from cepo.sizing.shape import shape_of
 
 CARDS = (24, 48, 80, 96, 141, 180)
 """Memory of the cards, in GB of 10^9 bytes."""
@@ -27,6 +30,21 @@ _SCORED_PER_TRAINED = 4  # rows of a scoring pass for each row of an update, as 
 _MOST_ROWS = 64
 _SHARE = "worker.rollout.gpu_memory_utilization="
 NeedsByRows = Callable[[int], Needs]
+
+
+@cache
+def known_shape(size: str, lora: LoraConfig) -> ModelShape:
+    """Returns the shape of Qwen3-VL-`size` with this adapter."""
+    return shape_of(published_config(size), lora=lora)
+
+
+def shapes_of(size: str) -> ShapeOf:
+    """Returns a look-up, as `estimate_needs` takes it, that answers with one size for every model."""
+
+    def shape_of_path(path: str, trust: bool, override: Mapping[str, Any], lora: LoraConfig) -> ModelShape:
+        return known_shape(size, lora)
+
+    return shape_of_path
 
 
 def memory_table() -> list[str]:

@@ -21,8 +21,8 @@ from cepo.doctor.run_checks import CHECKS, download_findings
 from cepo.hardware.tools import BuildTools
 from cepo.rollout import factory
 from cepo.rollout.generator import GeneratorSettings
-from cepo.sizing.known import known_shape
 from cepo.sizing.needs import estimate_needs
+from cepo.sizing.table import known_shape
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ALL_TOOLS = BuildTools(

@@ -21,7 +21,6 @@ from cepo.microgeo.model import model_config
 from cepo.microgeo.tokenizer import build_tokenizer
 from cepo.models.families.qwen3_vl import PUBLISHED_SIZES
 from cepo.sizing.fitting import phases_on, settings_that_fit
-from cepo.sizing.known import shapes_of
 from cepo.sizing.memory import (
     VALUE_BYTES,
     adapter_parameters,
@@ -37,7 +36,7 @@ from cepo.sizing.memory import (
 from cepo.sizing.needs import Needs, estimate_needs
 from cepo.sizing.phases import Phases
 from cepo.sizing.shape import shape_of
-from cepo.sizing.table import RESPONSES
+from cepo.sizing.table import RESPONSES, shapes_of
 
 
 def test_qwen3_vl_2b_has_its_known_number_of_parameters() -> None:
