@@ -73,7 +73,9 @@ def test_the_work_of_a_validation_is_no_part_of_the_steps(
     plain: FinishedRun, tiny_run: list[str], problem_file: Path, tmp_path: Path
 ) -> None:
     settings = ["trainer.val_before_train=true", "trainer.leak_probe_size=8", f"data.val_files={problem_file}"]
-    row, other = step_row(plain), step_row(run(tiny_run, *settings, *ONE_STEP, folder=tmp_path))
+    validated = run(tiny_run, *settings, *ONE_STEP, folder=tmp_path)
+    assert [line["step"] for line in validated.metrics if "val/reward" in line] == [0, 1], "before and at the end"
+    row, other = step_row(plain), step_row(validated)
     names = [name for name in row if name.startswith("work/")]
     assert {"work/tokens_computed", "work/pictures_encoded", "work/rollout_prefix_hits"} <= set(names)
     assert {name: other[name] for name in names} == {name: row[name] for name in names}

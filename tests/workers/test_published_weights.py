@@ -1,14 +1,16 @@
-"""Merged weights take the shapes that published checkpoints have, also where they fill several files."""
+"""Merged weights take the shapes of published checkpoints, and those that do not fit their base are refused by name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cepo.errors import CheckpointError
 from cepo.models.families.qwen3_vl import Qwen3VLMoe
-from cepo.workers.merged_model import _publish
+from cepo.workers.merged_model import _publish, _require_none
 
 
 def test_a_file_of_experts_alone_is_transposed_and_others_kept(tmp_path: Path) -> None:
@@ -25,3 +27,10 @@ def test_a_file_of_experts_alone_is_transposed_and_others_kept(tmp_path: Path) -
         assert published == name
         assert after.shape == shape
         assert torch.equal(after if after.shape == before.shape else after.transpose(1, 2), before)
+
+
+@pytest.mark.parametrize(("names", "shown"), [("cab", r"3 \(a, b, c\);"), ("dcab", r"4 \(a, b, c, \.\.\.\);")])
+def test_a_refusal_names_3_weights_and_counts_all(names: str, shown: str) -> None:
+    with pytest.raises(CheckpointError, match=f"the folder lacks weights: {shown}"):
+        _require_none(names, "the folder lacks weights")
+    _require_none("", "the folder lacks weights")
