@@ -57,7 +57,7 @@ def test_an_unusable_chat_template_is_named(
         processing.template_ids(question)
 
 
-def test_a_lone_surrogate_in_a_chat_template_becomes_a_question_mark(tiny_model_folder: Path) -> None:
+def test_a_lone_surrogate_in_a_template_becomes_a_question_mark(tiny_model_folder: Path) -> None:
     found = [
         Processing(str(tiny_model_folder), chat_template="{{ messages[0].content[0].text }}" + end).template_ids("x")
         for end in ("\ud800", "?")
