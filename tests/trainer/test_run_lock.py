@@ -106,6 +106,7 @@ def test_a_folder_that_does_not_exist_is_not_made_by_the_lock(tmp_path: Path) ->
         (None, 2**22 + 1, False),
         (None, os.getpid(), False),  # left by an earlier process of this number
     ],
+    ids=["another machine", "alive", "illegible", "gone", "this process's own number"],
 )
 def test_without_locks_a_holder_that_may_live_is_respected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str | None, pid: int | str, refused: bool
