@@ -55,11 +55,8 @@ def _garbage_at_last() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _what_is_imported_is_never_garbage(request: pytest.FixtureRequest) -> None:
-    """Each full collection looks at millions of objects of torch, transformers and vLLM otherwise, and runs end with one.
-
-    It holds for the module's imports, and again after an engine of vLLM has ended, which gives all objects back.
-    """
-    if request.node.path not in _frozen_for or not gc.get_freeze_count():
+    """Each full collection looks at millions of objects of torch, transformers and vLLM otherwise, and runs end with one."""
+    if request.node.path not in _frozen_for:
         _frozen_for.add(request.node.path)
         gc.collect()
         gc.freeze()
