@@ -150,6 +150,7 @@ def asked(source: Path, processing: Processing, contexts: ContextBuilder, *, row
     return len(problems)
 
 
+@pytest.mark.heavy
 @given(rows=odd_rows(), skip=st.booleans())
 def test_any_lines_of_json_are_problems_or_our_error(
     folder: Path, tiny_processing: Processing, contexts: ContextBuilder, rows: list[Any], skip: bool
@@ -159,6 +160,7 @@ def test_any_lines_of_json_are_problems_or_our_error(
     asked(file, tiny_processing, contexts, skip_bad_rows=skip)
 
 
+@pytest.mark.heavy
 @given(content=st.binary(max_size=200), name=st.sampled_from([f"bytes{ending}" for ending in FORMATS]))
 def test_any_bytes_as_a_data_file_are_our_error(
     folder: Path, tiny_processing: Processing, contexts: ContextBuilder, content: bytes, name: str
@@ -216,6 +218,7 @@ def tables(draw: st.DrawFn) -> pyarrow.Table:
     return pyarrow.table(columns)
 
 
+@pytest.mark.heavy
 @given(table=tables(), skip=st.booleans())
 def test_columns_of_any_type_are_problems_or_our_error(
     folder: Path, tiny_processing: Processing, contexts: ContextBuilder, table: pyarrow.Table, skip: bool

@@ -243,6 +243,7 @@ assert len(checked.usable) == 400
 """
 
 
+@pytest.mark.heavy
 def test_progress_shows_on_a_terminal_and_0_bytes_elsewhere() -> None:
     """The check takes 4 s; work of less than 2 s shows nothing."""
     command = [sys.executable, "-c", PROGRESS]
