@@ -12,6 +12,7 @@ from rich.console import Console
 
 from cepo.commands.doctor import run_doctor_command
 from cepo.microgeo.world import build_world
+from cepo.trainer.checkpoints import written_files
 
 
 def examined(*arguments: str) -> tuple[int, str]:
@@ -77,6 +78,7 @@ def test_what_a_run_would_refuse_exits_1_with_a_remedy_for_each(tmp_path: Path) 
     (run / "actor").mkdir(parents=True)
     written_by = {"adv_estimator": "rlsd", "model_path": "elsewhere", "lora_rank": 0, "state": {"step": 4}}
     (run / "trainer_state.json").write_text(json.dumps(written_by), encoding="utf-8")
+    (run / "files.json").write_text(json.dumps(written_files(run)), encoding="utf-8")
     code, report = examined(
         "config=configs/microgeo/base.yaml",
         f"data.train_files={train}",
