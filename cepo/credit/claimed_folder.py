@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cepo.config import RunConfig
-from cepo.errors import ConfigError
+from cepo.errors import CepoError, ConfigError, DataError
 from cepo.tracking.run_folder import write_atomically
 from cepo.trees import leaves
 
@@ -21,6 +22,7 @@ def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> Non
 
     Raises:
         ConfigError: they differ, or the folder holds something else.
+        DataError: what the folder has cannot be read.
     """
     worker = config.worker
     settings = {
@@ -34,7 +36,8 @@ def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> Non
     flat = json.loads(json.dumps(dict(leaves(settings)), default=str))
     path = folder / FILE
     if path.is_file():
-        before = json.loads(path.read_text(encoding="utf-8"))
+        with read_whole(path):
+            before: dict[str, Any] = dict(json.loads(path.read_bytes()))
         other = [key for key in sorted({*flat, *before}) if flat.get(key) != before.get(key)]
         if other:
             raise ConfigError(
@@ -46,3 +49,20 @@ def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> Non
         raise ConfigError(f"out={folder} holds something else than a measurement; give a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(flat, indent=1) + "\n")
+
+
+@contextmanager
+def read_whole(path: Path) -> Iterator[None]:
+    """Inside, a file of the folder is read; what it lacks, or has in another form, is an error that names the file.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    try:
+        yield
+    except CepoError:
+        raise
+    except (LookupError, TypeError, ValueError, RuntimeError, RecursionError, AttributeError) as error:
+        raise DataError(
+            f"{path} is damaged ({type(error).__name__}: {error}), and its measurement cannot go on; give a new folder (out=...)"
+        ) from error

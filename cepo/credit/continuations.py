@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from cepo.credit.claimed_folder import read_whole
 from cepo.credit.prefixes import Prefix
 from cepo.credit.session import Session
 from cepo.progress import Progress
@@ -48,8 +49,9 @@ class Continuations:
 
     def __init__(self, folder: Path, session: Session, rollouts: Rollouts, *, number: int) -> None:
         self._path, self._session, self._rollouts, self._number = folder / FILE, session, rollouts, number
-        rows = read_objects(self._path) if self._path.exists() else ()
-        self.done: dict[str, Continued] = {row["prefix"]: _read(row) for row in rows}
+        with read_whole(self._path):
+            rows = read_objects(self._path) if self._path.exists() else ()
+            self.done: dict[str, Continued] = {row["prefix"]: _read(row) for row in rows}
 
     def missing(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
         """Returns the prefixes that have not been continued."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cepo.credit.claimed_folder import claim_folder
+from cepo.credit.claimed_folder import claim_folder, read_whole
 from cepo.credit.gradient_store import GradientStore
 from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.session import Session
@@ -86,7 +86,8 @@ class GradientMeasurement:
                     progress.update()
             write_atomically(self._folder / RESULTS_FILE, json.dumps(self._results(), indent=1) + "\n")
             self._store.remove()
-        return json.loads((self._folder / RESULTS_FILE).read_text(encoding="utf-8"))
+        with read_whole(self._folder / RESULTS_FILE):
+            return dict(json.loads((self._folder / RESULTS_FILE).read_bytes()))
 
     def _missing(self) -> list[int]:
         return [batch for batch in range(self._number) if batch not in self._store]

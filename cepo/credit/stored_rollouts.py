@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cepo.credit.claimed_folder import read_whole
 from cepo.credit.session import Session
 from cepo.rollout.generator import Generation
 from cepo.tracking.lines import encode_line, read_objects
@@ -30,7 +31,8 @@ def kept_rollouts(folder: Path, session: Session) -> Rollouts:
     if not path.exists():
         rollouts = session.ask(0, with_baselines=True)
         write_atomically(path, b"".join(encode_line(row) for row in _rows(rollouts)).decode("utf-8"))
-    return _read(path, session)
+    with read_whole(path):
+        return _read(path, session)
 
 
 def _rows(rollouts: Rollouts) -> list[dict[str, Any]]:

@@ -1,0 +1,37 @@
+"""A damaged folder of an ended measurement is one error that names the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cepo.config import load_config
+from cepo.credit.claimed_folder import FILE, claim_folder
+from cepo.credit.continuations import FILE as CONTINUATIONS_FILE
+from cepo.credit.continuations import Continuations
+from cepo.errors import DataError
+
+WHOLE = {"prefix": "0/3", "right": "0110", "entropy": 0.5, "num_tokens": 40}
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff\xfe"])
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / FILE).write_bytes(text)
+    config = load_config(["config=configs/microgeo/base.yaml"])
+    with pytest.raises(DataError, match=rf"{tmp_path}/{FILE} is damaged .*give a new folder \(out="):
+        claim_folder(tmp_path, {}, config)
+
+
+@pytest.mark.parametrize("change", [{"prefix": None}, {"right": None}, {"entropy": "much"}, {"num_tokens": [4]}])
+def test_continuations_that_cannot_be_read_are_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    """A key is left out where the change has None."""
+    row = {key: value for key, value in (WHOLE | change).items() if value is not None}
+    (tmp_path / CONTINUATIONS_FILE).write_text(f"{json.dumps(WHOLE)}\n{json.dumps(row)}\n")
+    nothing = cast("Any", None)  # reading asks no engine
+    with pytest.raises(DataError, match=f"{CONTINUATIONS_FILE} is damaged"):
+        Continuations(tmp_path, nothing, nothing, number=4)
+    (tmp_path / CONTINUATIONS_FILE).write_text(f"{json.dumps(WHOLE)}\n")
+    assert Continuations(tmp_path, nothing, nothing, number=4).done["0/3"].verdicts == (False, True, True, False)
