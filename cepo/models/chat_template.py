@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
 from jinja2 import TemplateSyntaxError, nodes
@@ -108,5 +108,6 @@ def _within(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        with lock:
-            done.set()
+        while not done.is_set():
+            with suppress(TimeoutError), lock:  # one that comes here would leave the thread raising for ever
+                done.set()
