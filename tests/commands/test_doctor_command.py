@@ -108,6 +108,7 @@ def test_the_doctor_checks_run_folder_and_checkpoint(
     (whole / "actor").mkdir(parents=True)
     fits = {"adv_estimator": "grpo", "model_path": str(build_world().model_path), "lora_rank": 0, "state": {"step": 4}}
     (whole / "trainer_state.json").write_text(json.dumps(fits), encoding="utf-8")
+    (whole / "files.json").write_text(json.dumps(written_files(whole)), encoding="utf-8")
     code, report = examined("config=configs/microgeo/base.yaml", f"trainer.save_checkpoint_path={tmp_path / 'run'}")
     assert code == 0, report
     assert "the run goes on with step 5" in report

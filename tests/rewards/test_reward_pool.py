@@ -240,7 +240,7 @@ def test_what_a_reward_left_in_its_own_session_ends_too(misbehaving: Path, tmp_p
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], env={**os.environ, "PYTHONPATH": ROOT}, check=False
     )
-    assert _seconds_until_gone([int(killed.read_text())], limit=10.0) < 10.0
+    assert _seconds_until_gone([int(killed.read_text())], limit=30.0) < 30.0
 
 
 def test_an_idle_worker_that_was_ended_from_outside_is_replaced(misbehaving: Path) -> None:

@@ -26,6 +26,7 @@ from cepo.data.dataset import ProblemSet
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
+from cepo.trainer.checkpoints import written_files
 from cepo.trainer.loop import Trainer
 from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal
@@ -291,8 +292,10 @@ def test_an_interrupted_run_says_how_to_resume(
 
     monkeypatch.setattr(cepo.train, "build_trainer", interrupted)
     for step in (4, 5) if saved else ():
-        (tmp_path / f"global_step_{step}").mkdir()
-        (tmp_path / f"global_step_{step}" / "trainer_state.json").write_text("{}")
+        checkpoint = tmp_path / f"global_step_{step}"
+        checkpoint.mkdir()
+        (checkpoint / "trainer_state.json").write_text("{}")
+        (checkpoint / "files.json").write_text(json.dumps(written_files(checkpoint)))
     assert cepo.train.main([*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", override]) == 130
     message = caplog.records[-1].getMessage()
     assert [word for word in words if word.format(folder=tmp_path) not in message] == [], message
