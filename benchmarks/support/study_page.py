@@ -130,7 +130,9 @@ def _summary(profile: Profile, runs: Runs) -> str:
         if p is not None and p < SIGNIFICANT:
             marked[sum(differences) > 0].append(arm)
     told = [
-        f"{', '.join(names)} {side}" for names, side in ((marked[True], "above"), (marked[False], "below")) if names
+        f"{', '.join(names)} {'end' if len(names) > 1 else 'ends'} {side}"
+        for names, side in ((marked[True], "above"), (marked[False], "below"))
+        if names
     ]
     start, end = ([measure(record) for record in base.values()] for measure in (untrained, final))
     tested = [verdict(each.differences(runs.equal)) for each in STATEMENTS]

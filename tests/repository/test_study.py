@@ -125,7 +125,7 @@ def test_a_page_says_what_its_records_say_and_what_is_not_run() -> None:
     told = {"profile": "small", "worlds": ["shapes"], "machine": machine, "own_rates": {"shapes": {}}, "planned": 115}
     told["runs"] = runs
     page = study_page(told)
-    assert "cepo above and opsd below it" in summary(told)
+    assert "cepo ends above and opsd ends below it" in summary(told)
     assert "| cepo | 3 of 5 | 0.0001 | 80.0 ± 1.2 | 80.0 ± 0.0 | +10.0 ± 0.6 | 0.003 |" in page
     assert "| hindsight | 0 of 5 |  | not run | not run |" in page
     assert "| untrained above opsd | +39.0 ± 0.6 | seen |" in page
