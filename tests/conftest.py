@@ -43,8 +43,6 @@ settings.register_profile(
 )
 settings.load_profile("reproducible")
 
-_frozen_for: set[Path] = set()
-
 
 @pytest.fixture(scope="session", autouse=True)
 def _garbage_at_last() -> Iterator[None]:
@@ -53,13 +51,11 @@ def _garbage_at_last() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture(autouse=True)
-def _what_is_imported_is_never_garbage(request: pytest.FixtureRequest) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_imported_is_never_garbage() -> None:
     """Each full collection looks at millions of objects of torch, transformers and vLLM otherwise, and runs end with one."""
-    if request.node.path not in _frozen_for:
-        _frozen_for.add(request.node.path)
-        gc.collect()
-        gc.freeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

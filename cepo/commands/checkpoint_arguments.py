@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cepo.commands.report import reported
+from cepo.commands.exit_codes import reported
 from cepo.config import RunConfig, load_config
 from cepo.config.checks import MICROGEO_MODELS
 from cepo.config.recorded import recorded_for_evaluation

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from cepo.commands.report import guarded
+from cepo.commands.exit_codes import guarded
 from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_model
 from cepo.errors import CheckpointError, ConfigError
 from cepo.tracking.run_folder import CONFIG_FILE

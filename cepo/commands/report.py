@@ -7,14 +7,13 @@ import os
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
-from cepo.errors import CepoError
+from cepo.commands.exit_codes import guarded
 
-_USAGE_ERROR = 2
 _PLUGIN_HELP = "Python file that registers further methods, for the credit view"
 _SECONDS_BETWEEN_LOOKS = 2.0
 _FIGURES = (".png", ".pdf", ".svg")
@@ -124,22 +123,3 @@ def _compare(arguments: argparse.Namespace, console: Console) -> None:
         else:
             write_table(table, path)
         console.print(f"written: {path}", soft_wrap=True, highlight=False, markup=False)
-
-
-def guarded(parser: argparse.ArgumentParser, argv: Sequence[str], command: Callable[[argparse.Namespace], None]) -> int:
-    """Runs a command; a bad command line or an unreadable run ends in a message and exit code 2."""
-    try:
-        arguments = parser.parse_args(argv)
-    except SystemExit as stop:  # argparse has printed its message, or the help
-        return int(stop.code or 0)
-    return reported(parser.prog, lambda: command(arguments))
-
-
-def reported(program: str, work: Callable[[], None]) -> int:
-    """Works; returns 0, or 2 with a message on standard error for an error that cepo or the file system raised."""
-    try:
-        work()
-    except (CepoError, OSError) as error:
-        Console(stderr=True).print(f"{program}: {error}", soft_wrap=True, highlight=False, markup=False)
-        return _USAGE_ERROR
-    return 0

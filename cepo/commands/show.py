@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from cepo.commands.report import guarded
+from cepo.commands.exit_codes import guarded
 from cepo.config import check_config, load_config
 from cepo.errors import ConfigError
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from cepo.config import RunConfig
-from cepo.errors import CepoError, ConfigError, DataError
+from cepo.errors import ConfigError
+from cepo.tracking.lines import damaged_as
 from cepo.tracking.run_folder import write_atomically
 from cepo.trees import leaves
 
@@ -51,18 +52,6 @@ def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> Non
     write_atomically(path, json.dumps(flat, indent=1) + "\n")
 
 
-@contextmanager
-def read_whole(path: Path) -> Iterator[None]:
-    """Inside, a file of the folder is read; what it lacks, or has in another form, is an error that names the file.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    try:
-        yield
-    except CepoError:
-        raise
-    except (LookupError, TypeError, ValueError, RuntimeError, RecursionError, AttributeError) as error:
-        raise DataError(
-            f"{path} is damaged ({type(error).__name__}: {error}), and its measurement cannot go on; give a new folder (out=...)"
-        ) from error
+def read_whole(path: Path) -> AbstractContextManager[None]:
+    """Inside, a file of the folder is read; raises `DataError` where it is damaged."""
+    return damaged_as(path, "is damaged, and its measurement cannot go on; give a new folder (out=...)")

@@ -31,8 +31,7 @@ def kept_rollouts(folder: Path, session: Session) -> Rollouts:
     if not path.exists():
         rollouts = session.ask(0, with_baselines=True)
         write_atomically(path, b"".join(encode_line(row) for row in _rows(rollouts)).decode("utf-8"))
-    with read_whole(path):
-        return _read(path, session)
+    return _read(path, session)
 
 
 def _rows(rollouts: Rollouts) -> list[dict[str, Any]]:
@@ -54,19 +53,21 @@ def _rows(rollouts: Rollouts) -> list[dict[str, Any]]:
 
 
 def _read(path: Path, session: Session) -> Rollouts:
-    rows = list(read_objects(path))
     indices = session.problems.indices(0, session.config.data.rollout_batch_size)
     problems = [session.problems[index] for index in indices]
-    return Rollouts(
-        step=0,
-        problems=problems,
-        prompts=[session.contexts.student(problem) for problem in problems],
-        generations=[_generation(row) for row in rows],
-        responses=[row["response"] for row in rows],
-        scores=[row["scores"] for row in rows],
-        correct=torch.tensor([row["correct"] for row in rows]),
-        reward_baselines=torch.tensor([row["baseline"] for row in rows]),
-    )
+    prompts = [session.contexts.student(problem) for problem in problems]
+    with read_whole(path):
+        rows = list(read_objects(path))
+        return Rollouts(
+            step=0,
+            problems=problems,
+            prompts=prompts,
+            generations=[_generation(row) for row in rows],
+            responses=[row["response"] for row in rows],
+            scores=[row["scores"] for row in rows],
+            correct=torch.tensor([row["correct"] for row in rows]),
+            reward_baselines=torch.tensor([row["baseline"] for row in rows]),
+        )
 
 
 def _generation(row: Mapping[str, Any]) -> Generation:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from cepo.errors import DataError
 from cepo.evaluation.accuracy import macro_average
 from cepo.evaluation.results import RESULTS_FILE, compare_evaluations
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
+from cepo.tracking.lines import damaged_as
 
 PAPER = "paper"
 """The name of the paper's own table, which is part of the package."""
@@ -75,22 +75,11 @@ def score_table(names: Sequence[str], *, by_harness: bool = False) -> ScoreTable
 
 def _published(path: Path) -> Iterator[TableRow]:
     """Yields the rows of a table that `ScoreTable.as_json` made, or of one written in its form."""
-    with _read_as(path, "table of `cepo compare --out FILE.json`"):
+    with damaged_as(path, "holds no table of `cepo compare --out FILE.json`"):
         for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
             cells = {name: cell for name, cell in row.items() if isinstance(cell, Mapping) and name != _DIFFERENCE}
             values = {name: _cell(cell, 1.0) for name, cell in cells.items()}
             yield TableRow(group=str(row["group"]), name=str(row["name"]), cells=values)
-
-
-@contextmanager
-def _read_as(path: Path, what: str) -> Iterator[None]:
-    """Raises `DataError` for whatever else than `what` a file makes its reader raise."""
-    try:
-        yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"{path} holds no {what}: {type(error).__name__}: {error}") from error
 
 
 def _evaluated(folder: Path, *, by_harness: bool) -> TableRow:
@@ -99,7 +88,7 @@ def _evaluated(folder: Path, *, by_harness: bool) -> TableRow:
         raise DataError(
             f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
         )
-    with _read_as(path, "result of cepo evaluate; evaluate the model again"):
+    with damaged_as(path, "holds no result of cepo evaluate; evaluate the model again"):
         results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         missing = [name for name, figures in results["benchmarks"].items() if key not in figures]
         if missing:

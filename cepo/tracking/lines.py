@@ -6,10 +6,11 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cepo.errors import DataError
+from cepo.errors import CepoError, DataError
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
@@ -36,6 +37,21 @@ def _rows(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
                 "only the last line may be incomplete. Remove that line to read the rest."
             )
         yield row, len(line)
+
+
+@contextmanager
+def damaged_as(path: Path, problem: str) -> Iterator[None]:
+    """Inside, the file `path` is read and its content is used. `problem` is the rest of the sentence that names the file.
+
+    Raises:
+        DataError: the file cannot be read, or lacks something, or has it in another form.
+    """
+    try:
+        yield
+    except CepoError:
+        raise
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise DataError(f"{path} {problem}: {type(error).__name__}: {error}") from error
 
 
 def encode_line(row: Mapping[str, Any]) -> bytes:

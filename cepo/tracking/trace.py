@@ -207,8 +207,6 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
 
 def _require_columns(table: Any, file: Path) -> None:
     """Refuses a table that lacks columns, or has them in other types or without values."""
-    import pyarrow
-
     views = [name.removeprefix(_LOG_PROBS) for name in table.column_names if name.startswith(_LOG_PROBS)]
     for column in _schema(views):
         values = table.column(column.name) if column.name in table.column_names else None

@@ -7,8 +7,8 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
@@ -144,15 +144,20 @@ def family() -> list[psutil.Process]:
     return [psutil.Process(), *psutil.Process().children(recursive=True)]
 
 
-def names_held() -> set[str]:
-    """What this process, the cluster and the workers use in shared memory and of sockets in the temporary folder, by a name.
+def meeting_places() -> set[str]:
+    """What lies in shared memory, and what vLLM's ranks make in the temporary folder."""
+    sockets = (path for path in Path(tempfile.gettempdir()).iterdir() if path.is_socket())
+    return {str(path) for path in (*Path("/dev/shm").iterdir(), *sockets, *Path("/tmp").glob("cepo-vllm-*"))}
 
-    Tests that run at the same time have names of their own there.
-    """
-    mapped = {part.path for each in family() for part in each.memory_maps() if part.path.startswith("/dev/shm/")}
-    sockets = {each.laddr for process in family() for each in process.net_connections("unix")}
-    in_temporary = {name for name in sockets if name and Path(name).parent == Path(tempfile.gettempdir())}
-    return {name for name in mapped | in_temporary if Path(name).exists()}
+
+def names_held(processes: Iterable[psutil.Process]) -> set[str]:
+    """What these use of shared memory and of sockets, by names; tests that run at the same time have names of their own."""
+    found = set[str]()
+    for process in processes:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            found.update(part.path for part in process.memory_maps())
+            found.update(str(each.laddr) for each in process.net_connections("unix"))
+    return found & meeting_places()
 
 
 def addresses_listened_at() -> set[str]:
@@ -165,11 +170,11 @@ def test_a_shared_engine_samples_as_one_process_does(
     tiny_run: list[str], here: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 workers share it. While it runs nothing has a name that a kill could leave behind, or can be reached from outside."""
-    during, reached = list[set[str]](), set[str]()
+    before, during, reached = meeting_places(), list[set[str]](), set[str]()
     plain = Trainer.record
 
     def look(self: Trainer, *arguments: Any) -> None:
-        during.append(names_held())
+        during.append(names_held(family()))
         reached.update(addresses_listened_at())
         plain(self, *arguments)
 
@@ -182,6 +187,8 @@ def test_a_shared_engine_samples_as_one_process_does(
     (row,) = json_lines(tmp_path / "metrics.jsonl")
     assert row["rollout/log_prob_gap_max"] < 1e-4
     assert during == [{f"/dev/shm/{seen.name}"}], "but for what this test made, to know that it would be seen"
+    new = meeting_places() - before
+    assert not (new - names_held(psutil.process_iter())) & meeting_places(), "nobody uses what was left behind"
     assert reached == {"127.0.0.1"}
 
 
