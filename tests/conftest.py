@@ -38,7 +38,7 @@ settings.register_profile(
     "reproducible",
     deadline=None,
     derandomize=True,
-    max_examples=int(os.environ.get("CEPO_FUZZ_EXAMPLES", "100")),  # 2000 for a long search
+    max_examples=int(os.environ.get("CEPO_FUZZ_EXAMPLES", "100")),  # 20 in `make fast`, 2000 in a long search
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("reproducible")
