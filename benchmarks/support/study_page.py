@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.machine import ROOT, machine_record
+from benchmarks.support.machine import machine_record
 from benchmarks.support.study_charts import charts
+from benchmarks.support.study_gradients import gradients_part
 from benchmarks.support.study_plan import (
     ABLATIONS,
     ARMS,
@@ -28,6 +29,7 @@ from benchmarks.support.study_plan import (
     trained,
 )
 from benchmarks.support.study_records import Record, best_rate, chosen_rates, final, read_record
+from benchmarks.support.study_repeats import repeats_part
 from benchmarks.support.study_speed import speed_part
 from benchmarks.support.study_statistics import (
     SIGNIFICANT,
@@ -89,6 +91,7 @@ def _runs(study: Mapping[str, Any], world: str, batch: int | None = None) -> Run
         records=study["runs"],
         world=world,
         batch=batch or profile.batches[world][0],
+        seeds=profile.seeds,
         own_rates=study["own_rates"][world],
     )
 
@@ -215,10 +218,11 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
         )
     yield f"![Held-out and greedy accuracy over steps](images/study.png)\n\n{_curve_note(profile, world)}"
     yield speed_part(runs, trained(profile, world), profile)
+    yield from repeats_part(runs, profile)
     if profile.rates:
         yield from _rates(study, profile, runs)
     yield from _held_out(runs, trained(profile, world))
-    yield _gradients(runs)
+    yield gradients_part(runs)
     yield f"## {world}: ablations of {PLAN['ablated']}"
     if world in profile.ablations:
         yield f"At learning rate {EQUAL_RATE:g}, one setting changed at a time; group sizes at equal rollouts."
@@ -301,32 +305,6 @@ def _held_out(runs: Runs, arms: Sequence[str]) -> Iterator[str]:
         for arm in arms
     ]  # fmt: skip
     yield table(["arm", *splits, *(f"{split}, greedy" for split in splits)], rows)
-
-
-def _gradients(runs: Runs) -> str:
-    """The figures of docs/credit.md beside the accuracy of the arms."""
-    moments: Mapping[str, str] = PLAN["gradient_measurements"][runs.world]
-    measured: dict[str, dict[str, str]] = {}
-    for moment, name in moments.items():
-        file = ROOT / "benchmarks" / "results" / f"credit_gradient_{name}.json"
-        for row in json.loads(file.read_text(encoding="utf-8"))["gradient"]:
-            ratio = row["ratio"]
-            text = f"{ratio['value']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-            measured.setdefault(row["name"], {})[moment] = text
-    base = runs.equal(BASELINE)
-    rows = [
-        [name, *(measured[name][moment] for moment in moments), arm,
-         cell([final(record) for record in runs.equal(arm).values()]),
-         "" if arm == BASELINE else cell(paired(base, runs.equal(arm)), signed=True)]
-        for name, arm in PLAN["gradients"].items() if name in measured
-    ]  # fmt: skip
-    head = ["estimator", *(f"SNR ratio, {moment}" for moment in moments), "arm", "sampled %", f"sampled - {BASELINE}"]
-    return (
-        f"## {runs.world}: gradient signal and accuracy\n\nSignal-to-noise ratio of a batch gradient over that of "
-        "uniform credit, with 95 % intervals, from `benchmarks/results/credit_gradient_*.json` ([credit](credit.md)), "
-        "beside the accuracy at equal learning rates. The estimators of cepo there have lambda 1; the arms start at 0.5, "
-        "and divide by the group's deviation.\n\n" + table(head, rows)
-    )
 
 
 def _statements(profile: Profile, runs: Runs) -> Iterator[str]:

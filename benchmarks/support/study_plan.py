@@ -65,6 +65,7 @@ class Profile:
     validations: int
     problems: Mapping[str, Sequence[int]]
     ablations: Sequence[str]
+    repeated: Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 PROFILES = {name: Profile(name=name, **own) for name, own in PLAN["profiles"].items()}
@@ -94,9 +95,13 @@ def first_runs(profile: Profile) -> Iterator[Run]:
         for batch, seed in itertools.product(profile.batches[world], profile.seeds):
             for arm in trained(profile, world):
                 yield Run(world=world, arm=arm, rate=EQUAL_RATE, batch=batch, seed=seed)
+        batch = profile.batches[world][0]
+        again = profile.repeated.get(world, {"arms": (), "seeds": ()})
+        for seed, arm in itertools.product(again["seeds"], again["arms"]):
+            if arm in profile.arms:
+                yield Run(world=world, arm=arm, rate=EQUAL_RATE, batch=batch, seed=seed)
         if not profile.rates:
             continue
-        batch = profile.batches[world][0]
         for seed in profile.seeds:
             yield Run(world=world, arm=RATIO_ARM, rate=RATIO_RATE, batch=batch, seed=seed)
         for seed in profile.seeds if world in profile.ablations else ():

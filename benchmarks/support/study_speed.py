@@ -50,9 +50,9 @@ def speed_part(runs: Runs, arms: Sequence[str], profile: Profile) -> str:
             continue
         own, other = (numpy.array([part[seed]["trained"] for seed in seeds]) for part in (found, base))
         low, high = interval(own, other)
-        bounds = f"{_steps(low, num_steps)} to {_steps(high, num_steps)}" if len(seeds) > 1 else ""
+        bounds = f"{written_steps(low, num_steps)} to {written_steps(high, num_steps)}" if len(seeds) > 1 else ""
         rows.append(
-            [arm, f"{len(seeds)} of {len(profile.seeds)}", _steps(steps_to_reach(own, other), num_steps), bounds]
+            [arm, f"{len(seeds)} of {len(profile.seeds)}", written_steps(steps_to_reach(own, other), num_steps), bounds]
         )
     return (
         f"## {runs.world}: steps to {BASELINE}'s accuracy\n\nThe step after which an arm's accuracy on the rollouts that it "
@@ -62,5 +62,6 @@ def speed_part(runs: Runs, arms: Sequence[str], profile: Profile) -> str:
     )
 
 
-def _steps(value: float, most: int) -> str:
+def written_steps(value: float, most: int) -> str:
+    """A number of steps, as the tables have it."""
     return f"more than {most}" if math.isinf(value) else f"{value:.0f}"

@@ -152,11 +152,12 @@ def verdict(differences: Sequence[float]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Runs:
-    """The records of one world at one batch size."""
+    """The records of one world at one batch size, with some of the run seeds."""
 
     records: Sequence[Record]
     world: str
     batch: int
+    seeds: Sequence[int]
     own_rates: Mapping[str, float]
 
     def at(self, arm: str, rate: float) -> BySeed:
@@ -166,6 +167,7 @@ class Runs:
             for record in self.records
             if (record["world"], record["batch"], record["arm"], record["rate"], record["tuning"])
             == (self.world, self.batch, arm, rate, False)
+            and record["seed"] in self.seeds
         }
 
     def equal(self, arm: str) -> BySeed:
