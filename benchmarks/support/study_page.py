@@ -194,7 +194,7 @@ problems with equally many rollouts. Verdicts are computed, not judged.
 The problems are those of world seed {seeds["reported"]}. Learning rates are chosen on the training and held-out
 problems of world seed {seeds["tuning"]} with run seeds {_listed(profile.tuning_seeds)}, which no other table uses; in
 `shapes` both seeds draw from the same small set of texts, with other images. Batch size, steps and the equal rate
-were fixed before the runs, but for one thing: {PLAN["chosen_later"]}
+were fixed before the runs, with these exceptions. {PLAN["chosen_later"]}
 
 **Errors** are standard errors over seeds: a run is one cluster, whose responses depend on each other. They hold for
 these held-out problems. Differences are paired by seed and in points, and p is that of a two-sided t test on them.
