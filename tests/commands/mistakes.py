@@ -1,4 +1,4 @@
-"""Typical mistakes: what is typed, how it ends, and what the message must name. `python3 tests/commands/mistakes.py` measures
+"""Common mistakes: what is typed, how it ends, and what the message must name. `python3 tests/commands/mistakes.py` measures
 each as a command of its own and writes docs/mistakes.md."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAGE = REPOSITORY / "docs" / "mistakes.md"
 
 @dataclass(frozen=True)
 class Mistake:
-    """One typical mistake.
+    """One common mistake.
 
     Attributes:
         name: in words.
@@ -64,36 +64,36 @@ def _reward(name: str, function: str, *parts: str, **further: object) -> Mistake
 
 
 MISTAKES = (
-    _alone("a command misspelt", "trian config=x.yaml", "'trian'", "Did you mean 'train'?"),
-    _alone("no command", "base.yaml", "base.yaml", "cepo train config=base.yaml"),
+    _alone("a misspelt command", "trian config=x.yaml", "'trian'", "Did you mean 'train'?"),
+    _alone("a missing command", "base.yaml", "base.yaml", "cepo train config=base.yaml"),
     _alone("a YAML file without config=", "train {folder}/good.yaml", "config={folder}/good.yaml"),
     _alone("no configuration at all", "train", "nothing is configured", "config=FILE"),
     _alone("EasyR1's key with dashes", "train --trainer.max_steps=3", "without the leading dashes"),
-    _alone("a configuration that is not there", "train config=nowhere.yaml", "nowhere.yaml", "there is no such file"),
-    _alone("YAML that does not parse", "train config={folder}/broken.yaml", "broken.yaml, line", "not valid YAML"),
-    _alone("help for no section", "train --help worker.rolout", "Did you mean 'worker.rollout'?"),
-    _alone("completion for no shell", "completion bsh", "Did you mean 'bash'?"),
-    _alone("a report of no run", "report {folder}/nowhere", "nowhere"),
-    _alone("an evaluation of nothing", "evaluate", "config=FILE"),
-    _alone("an evaluation of no checkpoint", "evaluate checkpoint={folder}/no", "there is no such folder", "global_step_"),
-    _typed("a key misspelt", "data.rollout_batchsize=4", "data.rollout_batchsize", "Did you mean 'rollout_batch_size'?"),
+    _alone("a missing configuration file", "train config=nowhere.yaml", "nowhere.yaml", "there is no such file"),
+    _alone("invalid YAML", "train config={folder}/broken.yaml", "broken.yaml, line", "not valid YAML"),
+    _alone("help for an unknown section", "train --help worker.rolout", "Did you mean 'worker.rollout'?"),
+    _alone("completion for an unknown shell", "completion bsh", "Did you mean 'bash'?"),
+    _alone("a report of a missing run folder", "report {folder}/nowhere", "nowhere"),
+    _alone("an evaluation without config=", "evaluate", "config=FILE"),
+    _alone("an evaluation of a missing checkpoint", "evaluate checkpoint={folder}/no", "there is no such folder", "global_step_"),
+    _typed("a misspelt key", "data.rollout_batchsize=4", "data.rollout_batchsize", "Did you mean 'rollout_batch_size'?"),
     _typed("a key without its section", "rollout_batch_size=4", "data.rollout_batch_size"),
-    _typed("a word for a number", "worker.rollout.n=four", "worker.rollout.n", "'four'", "an integer"),
-    _typed("a value out of bounds", "worker.rollout.temperature=0", "worker.rollout.temperature", "above 0"),
-    _typed("a method that there is not", "algorithm.adv_estimator=gpo", "'gpo'", "Did you mean 'grpo'?"),
+    _typed("a word instead of a number", "worker.rollout.n=four", "worker.rollout.n", "'four'", "an integer"),
+    _typed("a value out of range", "worker.rollout.temperature=0", "worker.rollout.temperature", "above 0"),
+    _typed("an unknown method", "algorithm.adv_estimator=gpo", "'gpo'", "Did you mean 'grpo'?"),
     _typed("one response per prompt", "worker.rollout.n=1", "worker.rollout.n=1", "at least 2"),
-    _typed("batches that do not divide", "worker.actor.global_batch_size=3", "global_batch_size=3", "1, 2, 4"),
-    _typed("a tracker misspelt", "trainer.logger=[wandbb]", "'wandbb'", "Did you mean 'wandb'?"),
-    _typed("a checkpoint that is not there", "trainer.load_checkpoint_path={folder}/no", "load_checkpoint_path", "no such"),
-    _data("data that are not there", "nowhere.parquet", "there is no such file or folder"),
+    _typed("batch sizes that do not divide", "worker.actor.global_batch_size=3", "global_batch_size=3", "1, 2, 4"),
+    _typed("a misspelt tracker", "trainer.logger=[wandbb]", "'wandbb'", "Did you mean 'wandb'?"),
+    _typed("a missing checkpoint folder", "trainer.load_checkpoint_path={folder}/no", "load_checkpoint_path", "no such"),
+    _data("a missing data file", "nowhere.parquet", "there is no such file or folder"),
     _data("an empty file", "empty.jsonl", "empty.jsonl is empty (0 bytes)"),
     _data("a file without rows", "head.csv", "have no rows"),
-    _data("a file cut short", "cut.parquet", "cannot be read"),
-    _typed("a question column misnamed", "data.prompt_key=question", "data.prompt_key", "'question'", "images, problem"),
-    _typed("an answer column misnamed", "data.answer_key=label", "data.answer_key", "'label'", "images, problem, answer"),
-    _typed("an image column misnamed", "data.image_key=pictures", "data.image_key", "'pictures'", "images, problem"),
-    _data("an image file that is not there", "absent.jsonl", "row 1", "absent.png", "data.skip_bad_rows=true"),
-    _data("an image without its mark", "mark.jsonl", "row 1", "0 '<image>' in the text but 1 images"),
+    _data("a truncated file", "cut.parquet", "cannot be read"),
+    _typed("a wrong question column", "data.prompt_key=question", "data.prompt_key", "'question'", "images, problem"),
+    _typed("a wrong answer column", "data.answer_key=label", "data.answer_key", "'label'", "images, problem, answer"),
+    _typed("a wrong image column", "data.image_key=pictures", "data.image_key", "'pictures'", "images, problem"),
+    _data("a missing image file", "absent.jsonl", "row 1", "absent.png", "data.skip_bad_rows=true"),
+    _data("an image without its placeholder", "mark.jsonl", "row 1", "0 '<image>' in the text but 1 images"),
     _data("a row without an answer", "answer.jsonl", "row 1", "'answer' is empty", "data.skip_bad_rows=true"),
     _typed(
         "prompts longer than the limit", "data.max_prompt_length=9 data.min_pixels=16384", "all of its 8 prompts",
@@ -104,7 +104,7 @@ MISTAKES = (
         "data.rollout_batch_size is 10", "8 usable problems",
     ),
     _typed("a template without its variable", "data.format_prompt={folder}/question.jinja", "question", "accepted: content"),
-    _typed("a model folder that is not there", "worker.actor.model.model_path=./nowhere", "./nowhere", "org/name"),
+    _typed("a missing model folder", "worker.actor.model.model_path=./nowhere", "./nowhere", "org/name"),
     _typed("a model folder without a model", "worker.actor.model.model_path={folder}", "model_path '{folder}'", "checkpoint"),
     _typed(
         "a hub model without a network", "worker.actor.model.model_path=org/model", "org/model", "cannot be reached",
@@ -115,25 +115,25 @@ MISTAKES = (
         "Give a local folder", variables={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"},
     ),
     _typed(
-        "an adapter target misspelt", "worker.actor.model.lora.rank=4 worker.actor.model.lora.target_modules=q_proj,v_prj",
+        "a misspelt adapter target", "worker.actor.model.lora.rank=4 worker.actor.model.lora.target_modules=q_proj,v_prj",
         "'v_prj' fits no layer", "Did you mean 'v_proj'?",
     ),
     _typed(
-        "GPUs that are not there", "trainer.n_gpus_per_node=512 worker.rollout.n=256", "trainer.n_gpus_per_node=512",
+        "more GPUs than the machine has", "trainer.n_gpus_per_node=512 worker.rollout.n=256", "trainer.n_gpus_per_node=512",
         "Set it to",
     ),
     _typed(
-        "a Ray cluster that has gone", "trainer.n_gpus_per_node=2 trainer.ray_address=127.0.0.1:9", "127.0.0.1:9",
+        "a Ray cluster that does not answer", "trainer.n_gpus_per_node=2 trainer.ray_address=127.0.0.1:9", "127.0.0.1:9",
         "ray start --head",
     ),
-    _reward("a reward file that is not there", "nowhere.py:score", "nowhere.py"),
-    _reward("a reward function misspelt", "reward.py:scores", "no function 'scores'", "Did you mean 'score'?"),
-    _reward("a library that the reward needs", "ruler.py:score", "line 1 imports 'mathruler'", "pip install mathruler"),
-    _reward("a reward file that does not parse", "unclosed.py:score", "unclosed.py, line 1", "not valid Python"),
-    _reward("a reward's keyword misspelt", "reward.py:score worker.reward.reward_function_kwargs={weigth:1}", "weigth", "weight"),
-    _reward("a reward that is a number", "reward.py:number", "a float: 1.0", "{'overall': 1.0}"),
+    _reward("a missing reward file", "nowhere.py:score", "nowhere.py"),
+    _reward("a misspelt reward function", "reward.py:scores", "no function 'scores'", "Did you mean 'score'?"),
+    _reward("a missing library of the reward", "ruler.py:score", "line 1 imports 'mathruler'", "pip install mathruler"),
+    _reward("a reward file with a syntax error", "unclosed.py:score", "unclosed.py, line 1", "not valid Python"),
+    _reward("a misspelt reward keyword", "reward.py:score worker.reward.reward_function_kwargs={weigth:1}", "weigth", "weight"),
+    _reward("a reward that returns a number", "reward.py:number", "a float: 1.0", "{'overall': 1.0}"),
     _reward("a reward without overall", "reward.py:without", "without 'overall'", "Add the key"),
-    _reward("scores of another number", "reward.py:twice", "returned 2 scores for 1 samples", "one per sample"),
+    _reward("a wrong number of scores", "reward.py:twice", "returned 2 scores for 1 samples", "one per sample"),
     _reward(
         "a reward that always raises", "reward.py:raises", "failed for each of the first 16 responses", "KeyError: 'label'",
         "reward.py\", line 13, in raises", loads_model=True, limit_seconds=60,
@@ -227,15 +227,15 @@ def message_of(output: str) -> str:
 def page(results: Mapping[str, tuple[int, str, float]], folder: Path, model: Path) -> str:
     """docs/mistakes.md."""
     lines = [
-        "# Typical mistakes",
+        "# Common mistakes",
         "",
-        "The table says what each mistake costs and which message it gets. Every one ends without a",
-        "traceback, and all but the last before a model is loaded. `tests/commands/test_mistakes.py` holds",
-        "that. `python3 tests/commands/mistakes.py` writes this page: it runs each mistake as a command of",
-        "its own. Seconds are CPU time, which is the time on an idle machine; most of the longer ones is",
-        "the import of torch and transformers.",
+        "The table lists common mistakes, the time each takes to fail, and its message. None ends with a",
+        "traceback, and all but the last fail before a model is loaded; `tests/commands/test_mistakes.py`",
+        "checks this. `python3 tests/commands/mistakes.py` runs each mistake as a separate command and writes",
+        "this page. Seconds are CPU time, which equals the elapsed time on an idle machine. Most of the",
+        "longer ones are spent importing torch and transformers.",
         "",
-        "| mistake | exit code | CPU seconds | message (its beginning) |",
+        "| mistake | exit code | CPU seconds | message (beginning) |",
         "| --- | --- | --- | --- |",
     ]
     for mistake in MISTAKES:

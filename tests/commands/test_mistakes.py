@@ -1,4 +1,4 @@
-"""Typical mistakes end with their exit code, in seconds, without a traceback, and with what is wrong and what to do."""
+"""Common mistakes end with their exit code, in seconds, without a traceback, and with what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cepo.cli import main
 pytestmark = pytest.mark.heavy
 
 SECONDS_IN_THIS_PROCESS = 30
-AS_COMMANDS = ("a YAML file without config=", "an image column misnamed", "a library that the reward needs")
+AS_COMMANDS = ("a YAML file without config=", "a wrong image column", "a missing library of the reward")
 
 
 @pytest.fixture(scope="module")
