@@ -33,6 +33,6 @@ def gradients_part(runs: Runs) -> str:
     return (
         f"## {runs.world}: gradient signal and accuracy\n\nSignal-to-noise ratio of a batch gradient over that of "
         "uniform credit, with 95 % intervals, from `benchmarks/results/credit_gradient_*.json` ([credit](credit.md)), "
-        "beside the accuracy at equal learning rates. The estimators of cepo there have lambda 1; the arms start at 0.5, "
-        "and divide by the group's deviation.\n\n" + table(head, rows)
+        "and the accuracy at equal learning rates. The measured estimators of cepo have lambda 1, while the trained arms start "
+        "at 0.5 and divide by the standard deviation of the group.\n\n" + table(head, rows)
     )

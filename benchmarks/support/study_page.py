@@ -139,24 +139,24 @@ def _summary(profile: Profile, runs: Runs) -> str:
     ]
     start, end = ([measure(record) for record in base.values()] for measure in (untrained, final))
     tested = [verdict(each.differences(runs.equal)) for each in STATEMENTS]
-    counts = ", ".join(f"{tested.count(each)} {each}" for each in VERDICTS)
+    counts = ", ".join(f"{tested.count(each)} {each}" for each in VERDICTS if each in tested)
     tests = sum(p_value(each) is not None for each in found)
-    differing = " and ".join(told) + " it" if told else "no other arm is shown to differ from it"
+    differing = " and ".join(told) + " it" if told else "no other arm differs from it significantly"
     judged = (
         f"{differing} (p < {SIGNIFICANT} by Holm over {tests} tests)" if tests else "one seed does not tell arms apart"
     )
     return (
         f"On `{runs.world}` at equal learning rates, {profile.rollouts:,} rollouts and {len(base)} of "
         f"{len(profile.seeds)} seeds, {BASELINE} raises sampled accuracy from {cell(start)} to {cell(end)} %, and {judged}. "
-        f"Of {len(tested)} statements of the paper, tested there one by one, {counts}."
+        f"Verdicts on {len(tested)} statements of the paper: {counts}."
     )
 
 
 def _head(study: Mapping[str, Any], profile: Profile) -> str:
     machine, done = study["machine"], len(study["runs"])
     state = "All planned runs are done." if done == study["planned"] else (
-        f"**{done} of {study['planned']} planned runs are done.** The others are marked as not run; the same command "
-        "goes on where it stopped, and writes this page anew."
+        f"**{done} of {study['planned']} planned runs are done.** The others are marked as not run. The same command "
+        "continues with them and updates this page."
     )  # fmt: skip
     swept_rates = ", ".join(f"{rate:g}" for rate in profile.rates) or "none"
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
@@ -170,20 +170,20 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
     facts = [
         ["date, machine", f"{machine['date']}, {machine['cores']} cores, one thread per run"],
         ["versions", f"Python {machine['python']}, {versions}; transformers generator, float32"],
-        ["rollouts of a run", f"{profile.rollouts:,}, in groups of 8; {batches}"],
-        ["seeds", f"{_listed(profile.seeds)}: order of problems and all sampling"],
+        ["rollouts per run", f"{profile.rollouts:,}, in groups of 8; {batches}"],
+        ["run seeds", f"{_listed(profile.seeds)}: they set the order of problems and all sampling"],
         [
             "learning rates",
-            f"{EQUAL_RATE:g} for all; the best of {swept_rates} for each; {RATIO_RATE:g} for {RATIO_ARM} alone",
+            f"equal: {EQUAL_RATE:g}; own: the best of {swept_rates} for each; paper's ratio: {RATIO_RATE:g} for {RATIO_ARM}",
         ],
-        ["evidence", "lambda from 0.5 to 0 over half of the steps, clip radius 0.5, as in the paper"],
+        ["evidence", "lambda falls from 0.5 to 0 over the first half of the steps, clip radius 0.5, as in the paper"],
         ["held-out problems", f"{held_out}; one response each at temperature 1 and one greedy"],
     ]
     return f"""# The study
 
-This page is written by `bash scripts/study.sh {profile.name} --worlds {" ".join(profile.worlds)}` from
-`benchmarks/results/study.json`. It compares the methods, trained from the same weights on the same
-problems with equally many rollouts. Verdicts are computed, not judged.
+The study trains all methods from the same weights on the same problems with the same number of
+rollouts. `bash scripts/study.sh {profile.name} --worlds {" ".join(profile.worlds)}` generates this page, its verdicts
+included, from `benchmarks/results/study.json`.
 
 {summary(study)}
 
@@ -191,16 +191,17 @@ problems with equally many rollouts. Verdicts are computed, not judged.
 
 {table(["condition", "value"], facts)}
 
-The problems are those of world seed {seeds["reported"]}. Learning rates are chosen on the training and held-out
-problems of world seed {seeds["tuning"]} with run seeds {_listed(profile.tuning_seeds)}, which no other table uses; in
-`shapes` both seeds draw from the same small set of texts, with other images. Batch size, steps and the equal rate
-were fixed before the runs, with these exceptions. {PLAN["chosen_later"]}
+**Tuning**: the reported problems are those of world seed {seeds["reported"]}. Learning rates are chosen on the training
+and held-out problems of world seed {seeds["tuning"]} with run seed {_listed(profile.tuning_seeds)}, which no other table
+uses. In `shapes` both world seeds use the same small set of texts, with different images. Batch size, number of steps and
+the equal rate were fixed before the runs, with these exceptions. {PLAN["chosen_later"]}
 
-**Errors** are standard errors over seeds: a run is one cluster, whose responses depend on each other. They hold for
-these held-out problems. Differences are paired by seed and in points, and p is that of a two-sided t test on them.
-**Multiplicity**: each table has p by Holm, so that the chance of any false difference in it is at most
-{SIGNIFICANT:.0%}. The verdicts on single statements are not adjusted: of {len(STATEMENTS)} true
-null hypotheses about one would look seen or reversed."""
+**Errors** are standard errors over run seeds, because the responses of a run depend on each other. They apply to these
+held-out problems. Differences are in percentage points and paired by seed; p is that of a two-sided t test on them.
+
+**Multiplicity**: p is adjusted by Holm's method within each table, so the chance of any false difference in a table is at
+most {SIGNIFICANT:.0%}. The verdicts on single statements are not adjusted: of {len(STATEMENTS)} true null hypotheses, about
+one would appear as seen or reversed."""
 
 
 def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[str]:
@@ -212,9 +213,9 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
         yield _arm_table(own.equal, trained(profile, world), profile)
     if world == "shapes":
         yield (
-            "The arm `oracle` is for the chain world alone. A method gets the texts and log-probs of its rollouts and no engine, "
-            "and the truth that `cepo credit` samples for this world takes several continuations of every prefix: with 8 each, "
-            "some 200 times as many responses as a training step samples."
+            "The arm `oracle` exists in the chain world only, whose true credit can be computed. In `shapes` it has to be "
+            "sampled, as `cepo credit` does: with 8 continuations of every prefix, that takes about 200 times as many responses "
+            "as a training step samples."
         )
     yield f"![Held-out and greedy accuracy over steps](images/study.png)\n\n{_curve_note(profile, world)}"
     yield speed_part(runs, trained(profile, world), profile)
@@ -225,7 +226,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
     yield gradients_part(runs)
     yield f"## {world}: ablations of {PLAN['ablated']}"
     if world in profile.ablations:
-        yield f"At learning rate {EQUAL_RATE:g}, one setting changed at a time; group sizes at equal rollouts."
+        yield f"Each arm changes one setting, at learning rate {EQUAL_RATE:g} and with equally many rollouts."
         yield from (
             f"**{name}**\n\n"
             + _arm_table(runs.equal, [BASELINE, PLAN["ablated"], *(arm.name for arm in arms)], profile)
@@ -233,7 +234,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
         )
     else:
         names = ", ".join(ABLATIONS)
-        yield f"Not run: {names}. They are part of the profile `full` here, not of `{profile.name}`."
+        yield f"Not run: {names}. In this world only the profile `full` has them."
     yield from _statements(profile, runs)
 
 
@@ -268,8 +269,8 @@ def _rates(study: Mapping[str, Any], profile: Profile, runs: Runs) -> Iterator[s
     yield _arm_table(runs.paper, [arm for arm in PLAN["panels"]["the paper's methods"] if arm in profile.arms], profile)
     yield f"## {runs.world}: each method at its own learning rate"
     yield (
-        "Sampled accuracy in % at the end on the tuning world's problems. The rate with the highest mean is the method's own; "
-        "of equal ones the lowest. Controls take that of the arm that they control."
+        "Final sampled accuracy in % on the tuning world's problems. A method's own rate is the one with the highest mean, or "
+        "the lowest of equal ones. A control uses the rate of the arm that it controls."
     )
     rows: list[list[str]] = []
     for arm in swept(profile):
@@ -282,7 +283,7 @@ def _rates(study: Mapping[str, Any], profile: Profile, runs: Runs) -> Iterator[s
         cells = [cell([final(record) for record in own if record["rate"] == rate]) for rate in profile.rates]
         rows.append([arm, *cells, f"{best_rate(own):g}" if is_done else "not known"])
     yield table(["arm", *(f"{rate:g}" for rate in profile.rates), "own rate"], rows)
-    yield "At these rates, on the reported problems:"
+    yield "Results at these rates, on the reported problems:"
     yield _arm_table(
         lambda arm: runs.at(arm, runs.own_rates.get(ARMS[arm].rate_of or arm, 0.0)),
         trained(profile, runs.world),
@@ -295,8 +296,8 @@ def _held_out(runs: Runs, arms: Sequence[str]) -> Iterator[str]:
     splits = KINDS[runs.world].held_out
     if not splits:
         yield (
-            f"The only held-out set of `{runs.world}` has the distribution of training; its accuracy is in the tables "
-            "above. Unseen numbers, unseen shapes, longer chains and distractors exist in the chain world alone."
+            f"The only held-out set of `{runs.world}` has the same distribution as the training problems; the tables above show "
+            "its accuracy. Only the chain world has sets with unseen numbers, unseen shapes, longer chains and distractors."
         )
         return
     rows = [
@@ -310,13 +311,12 @@ def _held_out(runs: Runs, arms: Sequence[str]) -> Iterator[str]:
 def _statements(profile: Profile, runs: Runs) -> Iterator[str]:
     yield f"## {runs.world}: the paper's statements"
     yield (
-        "A statement is a sign of a mean over seeds (above 0 where the paper is right). It is *seen* where the mean is "
-        f"above 0 and p < {SIGNIFICANT}, *reversed* where it is below 0 and p < {SIGNIFICANT}, else *not seen*; "
-        "one run has no error and gets no verdict. Statements on accuracy are on the sampled one, and tested at equal "
-        "learning rates and at the paper's ratio. "
-        "Evidence is compared between the last and the first third of the steps that have it. What a method has "
-        "absorbed of the answer's effect is the change of the leak probe's gap on wrong responses towards 0, against "
-        f"{BASELINE}'s change."
+        "Each statement is tested as the sign of a mean over seeds, which is positive if the paper's statement holds here. "
+        f"The verdict is *seen* if the mean is positive and p < {SIGNIFICANT}, *reversed* if it is negative and "
+        f"p < {SIGNIFICANT}, and *not seen* otherwise. A single run has no error and gets no verdict. Statements on accuracy "
+        "use sampled accuracy and are tested at equal learning rates and at the paper's ratio. Statements on evidence compare "
+        "the last with the first third of the steps that have evidence. A method *absorbs* the answer's effect as far as the "
+        f"leak probe's gap on wrong responses moves towards 0, compared with {BASELINE}."
     )
     rows = [_statement_row(statement, runs) for statement in STATEMENTS]
     yield table(["about", "statement", "equal rates", "verdict", "paper's ratio", "verdict"], rows)
@@ -349,8 +349,8 @@ def _compute(study: Mapping[str, Any]) -> str:
     mean = sum(record["processor_seconds"] for record in records) / max(1, len(records))
     head = ["runs", "number", "processor hours", "rollouts", "tokens sampled", "tokens of teachers", "tokens updated"]
     return (
-        "## Compute\n\nTokens of teachers and updates include the context. Processor time includes validations, and not "
-        f"the sessions that were interrupted. A run took {mean:.0f} s of it on average; at that rate the {study['planned']} "
+        "## Compute\n\nToken counts of teachers and updates include the context. Processor time includes validation and "
+        f"excludes interrupted sessions. A run took {mean:.0f} s on average; at that rate the {study['planned']} "
         f"planned runs take {mean * study['planned'] / 3600:.1f} hours.\n\n{table(head, rows)}"
     )
 
@@ -358,20 +358,16 @@ def _compute(study: Mapping[str, Any]) -> str:
 def _limits(profile: Profile) -> str:
     full = {size for world in profile.worlds for size in PROFILES["full"].batches[world]}
     missing = sorted(full - {size for world in profile.worlds for size in profile.batches[world]})
-    batches = (
-        f"Batches of {' and '.join(map(str, missing))} rollouts are in the profile `full` alone. " if missing else ""
-    )
+    batches = f"Only the profile `full` has batches of {' and '.join(map(str, missing))} rollouts. " if missing else ""
     return (
-        f"## What it does not show\n\nThe profile `{profile.name}` trains a model of 1.3 million weights "
-        f"for {profile.rollouts:,} rollouts on generated problems. A difference below about twice its error is not excluded "
-        f"by a verdict of *not seen*. {batches}Nothing here is measured on the paper's models or data ([results](results.md))."
+        f"## Limits\n\nThe profile `{profile.name}` trains a model of 1.3 million weights for {profile.rollouts:,} rollouts "
+        "on generated problems. A verdict of *not seen* does not exclude a difference below about twice its error. "
+        f"{batches}Nothing here is measured on the paper's models or data ([results](results.md))."
     )
 
 
 def _curve_note(profile: Profile, world: str) -> str:
-    return (
-        f"Means over seeds at equal rates, {profile.batches[world][0]} rollouts per step; bands are one standard error."
-    )
+    return f"Means over seeds at equal rates with {profile.batches[world][0]} rollouts per step; bands show one standard error."
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -51,14 +51,13 @@ def repeats_part(runs: Runs, profile: Profile) -> Iterator[str]:
     responses = steps // 5 * runs.batch
     yield f"## {runs.world}: a second test with fresh seeds"
     yield (
-        f"The results of seeds {', '.join(map(str, profile.seeds))} chose these comparisons, so those seeds cannot test them. "
-        f"They were made once more with seeds {', '.join(map(str, seeds))}, at equal learning rates. The measure was fixed "
-        f"before: the accuracy of the rollouts that a run trains on, over the last fifth of its steps. These are {responses} "
-        f"responses to {responses // GROUP_SIZE} problems that the run sees for the first time, the same problems for all arms "
-        "of a seed. Accuracy on all held-out sets together, sampled, and the steps to "
-        f"{BASELINE}'s accuracy stand beside it."
+        f"The results of seeds {', '.join(map(str, profile.seeds))} chose these comparisons and therefore cannot test them. "
+        f"They are repeated here with seeds {', '.join(map(str, seeds))}, at equal learning rates. The measure was fixed "
+        f"in advance: accuracy on the training rollouts of the last fifth of the steps. These are {responses} responses to "
+        f"{responses // GROUP_SIZE} problems that the run sees for the first time, and the same problems for all arms of a seed. "
+        f"The table also has sampled accuracy over all held-out sets, and the steps to {BASELINE}'s accuracy."
     )
-    head = ["arm", "runs", "late rollouts %", f"late rollouts - {BASELINE}", "p, Holm", "held-out %"]
+    head = ["arm", "runs", "last rollouts %", f"last rollouts - {BASELINE}", "p, Holm", "held-out %"]
     yield table([*head, f"held-out - {BASELINE}", "steps", "interval"], rows)
 
 

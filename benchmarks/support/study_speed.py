@@ -55,10 +55,10 @@ def speed_part(runs: Runs, arms: Sequence[str], profile: Profile) -> str:
             [arm, f"{len(seeds)} of {len(profile.seeds)}", written_steps(steps_to_reach(own, other), num_steps), bounds]
         )
     return (
-        f"## {runs.world}: steps to {BASELINE}'s accuracy\n\nThe step after which an arm's accuracy on the rollouts that it "
-        f"trains on is what {BASELINE}'s is after {num_steps} steps, at equal rates. Accuracies are means over seeds and the "
-        f"last fifth of the steps so far; {BASELINE} itself may reach its end earlier, where it rises no more. Intervals are "
-        f"95 %, over draws of seeds.\n\n" + table(["arm", "runs", "steps", "interval"], rows)
+        f"## {runs.world}: steps to {BASELINE}'s accuracy\n\nThe number of steps after which an arm's accuracy on its training "
+        f"rollouts equals {BASELINE}'s after {num_steps} steps, at equal rates. Accuracy is a mean over seeds and over a window "
+        f"of a fifth of all steps; {BASELINE} itself may reach its final accuracy earlier. Intervals are 95 % bootstrap "
+        "intervals over seeds.\n\n" + table(["arm", "runs", "steps", "interval"], rows)
     )
 
 
