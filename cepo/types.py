@@ -30,25 +30,31 @@ class DivergenceConfig:
     M = b P_T + (1-b) P_S. The family is not continuous at its ends: `jsd` / b tends to forward KL as b tends to 0.
     """
 
-    kind: Literal["forward_kl", "reverse_kl", "jsd"] = Field(default="forward_kl", description="Which divergence.")
-    jsd_weight: float = Field(default=0.5, gt=0, lt=1, description="Weight of the teacher in jsd's mixture.")
+    kind: Literal["forward_kl", "reverse_kl", "jsd"] = Field(
+        default="forward_kl",
+        description="Divergence. forward_kl: KL(teacher || student); reverse_kl: KL(student || teacher); jsd: "
+        "Jensen-Shannon.",
+    )
+    jsd_weight: float = Field(default=0.5, gt=0, lt=1, description="Weight of the teacher in the mixture of jsd.")
     support: Literal["full", "topk", "sampled"] = Field(
         default="full",
-        description="The whole vocabulary; the topk most probable entries with one bucket for the rest; or the sampled "
-        "token alone (policy-gradient form, reverse_kl only).",
+        description="Vocabulary entries that are compared. full: all; topk: the most probable, with one bucket for "
+        "the rest; sampled: the sampled token only (policy-gradient form, reverse_kl only).",
     )
-    topk: int = Field(default=100, ge=1, description="Vocabulary entries of topk.")
+    topk: int = Field(default=100, ge=1, description="Number of entries with support=topk.")
     topk_from: Literal["student", "teacher"] = Field(
-        default="student", description="Whose most probable entries these are."
+        default="student", description="Whose most probable entries support=topk takes."
     )
-    clip: float | None = Field(default=None, gt=0, description="Upper bound of a token's divergence; null: none.")
+    clip: float | None = Field(
+        default=None, gt=0, description="Upper bound of the divergence, applied as clip_mode says; null: none."
+    )
     clip_mode: Literal["token", "vocab_entry"] = Field(
         default="token",
-        description="What is bounded: a token's divergence, or each vocabulary entry's part of it, whose sum can be "
+        description="What clip bounds: a token's divergence, or each vocabulary entry's part of it, whose sum can be "
         "negative.",
     )
     importance_clip: float | None = Field(
-        default=None, gt=0, description="Tokens weigh min(P_S / P_old, this); null: no importance weight."
+        default=None, gt=0, description="Weight each token by P_S / P_old, at most this; null: no importance weight."
     )
 
     @model_validator(mode="after")

@@ -22,9 +22,13 @@ class Gae(Estimator):
     class Config:
         """The recursion's two factors."""
 
-        gamma: float = Field(default=1.0, ge=0, le=1, description="Discount of later rewards, by token.")
+        gamma: float = Field(default=1.0, ge=0, le=1, description="Discount of later rewards, per token.")
         gae_lambda: float = Field(
-            default=1.0, ge=0, le=1, description="Trades the critic's bias against the variance of the returns."
+            default=1.0,
+            ge=0,
+            le=1,
+            description="Lambda of GAE: a lower value reduces the variance of the returns, a higher one the bias from "
+            "the critic.",
         )
 
     config: Config

@@ -21,7 +21,7 @@ class ReinforcePlusPlus(Estimator):
     class Config:
         """The returns' one factor."""
 
-        gamma: float = Field(default=1.0, ge=0, le=1, description="Discount of later rewards, by token.")
+        gamma: float = Field(default=1.0, ge=0, le=1, description="Discount of later rewards, per token.")
 
     config: Config
     shared_settings = {"gamma": "gamma"}  # noqa: RUF012

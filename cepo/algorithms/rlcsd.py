@@ -34,7 +34,9 @@ class Rlcsd(EvidenceEstimator):
     class Config(ContrastiveConfig):
         """The contrastive settings and the number of wrong references."""
 
-        num_wrong: int = Field(default=4, ge=1, description="Wrong references of a rollout at most: K.")
+        num_wrong: int = Field(
+            default=4, ge=1, description="Most wrong references per rollout, K. Each one costs a teacher pass."
+        )
 
     config: Config  # pyright: ignore[reportIncompatibleVariableOverride]
     reads_old_log_probs = False

@@ -24,9 +24,10 @@ class NoSettings:
 class GroupAdvantageConfig:
     """How a rollout's reward is set against those of its group."""
 
-    ddof: Literal[0, 1] = Field(default=1, description="The group's variance is divided by n - this.")
+    ddof: Literal[0, 1] = Field(default=1, description="The variance of a group of n rewards is divided by n - ddof.")
     scale: Literal["std", "none"] = Field(
-        default="std", description="Divide the advantage by the group's deviation; none: do not (Dr. GRPO)."
+        default="std",
+        description="std: divide the advantage by the group's standard deviation; none: do not (Dr. GRPO).",
     )
 
 
@@ -36,19 +37,19 @@ class PositiveConfig:
 
     source: Literal[ReferenceSource, "solution", "solution_or_answer"] = Field(
         default="ground_truth",
-        description="What the teacher reads: the answer, a right response of the group or a part of it, or the "
-        "dataset's worked solution, which every row must then have; solution_or_answer: the answer where a row has "
-        "none.",
+        description="What the teacher reads. ground_truth: the dataset's answer; peer_*: a right response of the "
+        "group, or a part of it; solution: the dataset's worked solution, which every row must have; "
+        "solution_or_answer: the answer if a row has no solution.",
     )
     num_tokens: int = Field(
-        default=512, ge=1, description="Tokens of a peer's prefix or suffix; at most as many of a solution."
+        default=512, ge=1, description="Length of a peer's prefix or suffix, and limit of a solution, in tokens."
     )
     success_threshold: float | None = Field(
-        default=None, description="A peer is right whose total reward reaches this; null: the verifier's verdict."
+        default=None, description="Total reward from which a peer counts as right; null: the verifier decides."
     )
     exclude_self: bool = Field(
         default=False,
-        description="A rollout never reads its own response; without another right one it has no reference.",
+        description="Never show a rollout its own response; without another right response it has no reference.",
     )
 
     @property
@@ -61,18 +62,26 @@ class PositiveConfig:
 class NegativeConfig:
     """Where the wrong answer comes from, which wrong rollout gives it, and what happens where none does."""
 
-    source: ReferenceSource = Field(default="peer_answer", description="What the teacher reads of the wrong rollout.")
-    num_tokens: int = Field(default=512, ge=1, description="Tokens of a peer's prefix or suffix.")
+    source: ReferenceSource = Field(
+        default="peer_answer",
+        description="What the teacher reads. peer_*: a wrong rollout of the group, or a part of it; ground_truth: the "
+        "dataset's answer.",
+    )
+    num_tokens: int = Field(default=512, ge=1, description="Length of the wrong rollout's prefix or suffix, in tokens.")
     select: Literal["lowest_reward", "random", "most_frequent"] = Field(
-        default="lowest_reward", description="Which of the wrong rollouts is shown."
+        default="lowest_reward",
+        description="Which wrong rollout is shown: the one with the lowest reward, a random one, or one with the most "
+        "frequent answer.",
     )
     strict_lowest: bool = Field(
         default=False,
-        description="The lowest reward among all wrong rollouts, as the paper's letter has it, even if its answer "
-        "cannot be extracted (then the fallback applies).",
+        description="Follow the paper literally: show the lowest reward among all wrong rollouts. If its answer "
+        "cannot be extracted, the fallback applies.",
     )
     fallback: Literal["student", "neutral"] = Field(
-        default="student", description="Where no rollout gives one: P_wrong is P_student; neutral: no evidence."
+        default="student",
+        description="What happens if no rollout provides a wrong answer. student: P_wrong is P_student; neutral: no "
+        "evidence.",
     )
 
 
@@ -82,8 +91,8 @@ class TeacherConfig:
 
     source: Literal["actor", "reference", "snapshot", "ema"] = Field(
         default="actor",
-        description="Live weights; initial weights (adapter off under LoRA); a copy refreshed every sync_every "
-        "updates; a moving average in float32.",
+        description="Weights of the teacher. actor: the live weights; reference: the initial weights (adapter off "
+        "under LoRA); snapshot: a copy; ema: a moving average in float32.",
     )
     sync_every: int = Field(
         default=1,
@@ -93,17 +102,19 @@ class TeacherConfig:
     ema_decay: float = Field(default=0.999, ge=0, lt=1, description="Decay of the moving average per step.")
     placement: Literal["user_suffix", "assistant_prefix", "free"] = Field(
         default="user_suffix",
-        description="Where the reference stands; free: where the template puts it in the user's turn.",
+        description="Where the reference is placed: after the question, right before the response, or where the "
+        "template puts it in the user's turn (free).",
     )
     template: str | None = Field(
         default=None,
-        description="Jinja file with `prompt` and `reference`; null: the built-in wording of the placement.",
+        description="Jinja file with the variables `prompt` and `reference`; null: the built-in wording of the "
+        "placement.",
     )
-    with_images: bool = Field(default=True, description="The teacher sees the prompt's images.")
+    with_images: bool = Field(default=True, description="Show the prompt's images to the teacher.")
     max_reference_tokens: int = Field(
         default=64,
         ge=1,
-        description="Longest answer that is shown; longer kinds of reference have their own num_tokens.",
+        description="Longest answer that is shown, in tokens; longer kinds of reference have their own num_tokens.",
     )
 
 
@@ -111,9 +122,10 @@ class TeacherConfig:
 class HindsightConfig(GroupAdvantageConfig):
     """Settings of a baseline that follows the evidence: what rewards mean, the reference, the teacher."""
 
-    reward_low: float = Field(default=0.0, description="Reward of a wrong response, for a baseline from evidence.")
+    reward_low: float = Field(default=0.0, description="Hindsight baseline: reward of a wrong response.")
     reward_high: float = Field(
-        default=1.0, description="Reward of a right response, for a baseline from evidence; between them lie shares."
+        default=1.0,
+        description="Hindsight baseline: reward of a right response; rewards in between count in proportion.",
     )
     positive: PositiveConfig = PositiveConfig()
     teacher: TeacherConfig = TeacherConfig()
@@ -131,20 +143,28 @@ class HindsightConfig(GroupAdvantageConfig):
 class WeightConfig(GroupAdvantageConfig):
     """Settings of the evidence weight: how much it counts at each step, and its bounds."""
 
-    lambda_init: float = Field(default=0.5, ge=0, le=1, description="Mixing weight at its highest.")
-    lambda_schedule: Literal["linear", "constant"] = Field(default="linear", description="Course of the mixing weight.")
-    lambda_decay_steps: int = Field(default=25, ge=1, description="Steps after which a linear one is 0.")
+    lambda_init: float = Field(default=0.5, ge=0, le=1, description="Highest value of the mixing weight lambda.")
+    lambda_schedule: Literal["linear", "constant"] = Field(
+        default="linear", description="Schedule of lambda: linear decay to 0, or constant."
+    )
+    lambda_decay_steps: int = Field(
+        default=25, ge=1, description="Number of steps, after the warm-up, in which a linear lambda decays to 0."
+    )
     lambda_warmup_steps: int = Field(
         default=0,
         ge=0,
-        description="Steps of a linear rise from lambda_init / lambda_warmup_steps before the decay begins.",
+        description="Number of first steps in which lambda rises linearly, from lambda_init / lambda_warmup_steps to "
+        "lambda_init.",
     )
     clip_radius: float = Field(
-        default=0.5, ge=0, lt=1, description="The evidence weight stays within 1 - this and 1 + this."
+        default=0.5,
+        ge=0,
+        lt=1,
+        description="Clip range of the evidence weight, which stays between 1 - clip_radius and 1 + clip_radius.",
     )
     mixed_groups_only: bool = Field(
         default=False,
-        description="Evidence counts only in groups with right and wrong rollouts by the verifier's verdict.",
+        description="Use evidence only in groups with both right and wrong rollouts, by the verifier's verdict.",
     )
 
     def lambda_at(self, step: int) -> float:
@@ -165,8 +185,8 @@ class EvidenceConfig(WeightConfig, HindsightConfig):
 
     baseline: Literal["group", "hindsight"] = Field(
         default="group",
-        description="What the reward is compared with: the group's mean; hindsight: the pass rate of the others, "
-        "moved token by token by the evidence of the right answer.",
+        description="What the reward is compared with. group: the group's mean; hindsight: the pass rate of the other "
+        "rollouts, updated at each token by the evidence of the right answer.",
     )
 
 
@@ -190,11 +210,12 @@ class ContrastiveConfig(EvidenceConfig):
 class DistillationConfig(GroupAdvantageConfig):
     """Settings of the distillation methods. `ddof` and `scale` are of the group advantage beside the divergence."""
 
-    weight: float = Field(default=1.0, ge=0, description="Scale of the divergence.")
+    weight: float = Field(default=1.0, ge=0, description="Weight of the divergence in the loss.")
     policy_weight: float = Field(
         default=0.0,
         ge=0,
-        description="Scale of the group advantage in the policy loss beside it; 0: the reward trains nothing.",
+        description="Weight of the group advantage in an additional policy loss; 0: the reward is not part of the "
+        "loss.",
     )
     divergence: DivergenceConfig = DivergenceConfig()
     positive: PositiveConfig = PositiveConfig()

@@ -36,58 +36,66 @@ class DataConfig:
     """`data.*`: the sources of the problems and how prompts are made from them."""
 
     train_files: Annotated[Joined, AfterValidator(_located_sources)] = Field(
-        description="Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`; several as a "
-        "list, or separated by commas."
+        description="Training set: hub name `org/name@split`, local file or folder, or `microgeo:train`. Give several "
+        "as a list, or separated by commas."
     )
     train_weights: list[Annotated[float, Field(gt=0)]] | None = Field(
         default=None,
-        description="Share of each of several training sets in every step, in their order, of any sum; null: all rows "
-        "are one set.",
+        description="Share of each training set in every step, in the order of train_files; the sum does not matter. "
+        "null: all rows form one set.",
     )
     val_files: Annotated[str, AfterValidator(located_data)] | None = Field(
         default=None, description="Validation set, in the same forms; null: no validation."
     )
     prompt_key: str = Field(default="prompt", description="Column with the question: text, or a list of chat messages.")
     answer_key: str = Field(default="answer", description="Column with the reference answer.")
-    solution_key: str = Field(
-        default="solution", description="Column with a worked solution; a dataset need not have it."
-    )
+    solution_key: str = Field(default="solution", description="Column with a worked solution; a dataset may lack it.")
     image_key: str = Field(default="images", description="Column with the list of images; a row may have none.")
     video_key: str = Field(
         default="videos", description="Column with the list of videos; a row may have none. Needs the extra `video`."
     )
-    video_fps: float = Field(default=2.0, gt=0, description="Frames per second taken of a video.")
+    video_fps: float = Field(default=2.0, gt=0, description="Frames per second that are taken from a video.")
     image_dir: File | None = Field(
         default=None,
-        description="Folder that image and video paths given as text lie in; null: paths may lead anywhere.",
+        description="Folder that paths of images and videos are relative to and must lie in; null: the working "
+        "directory, and paths may lead anywhere.",
     )
-    max_prompt_length: int = Field(default=512, ge=1, description="Prompt tokens, expanded image tokens included.")
-    max_response_length: int = Field(default=512, ge=1, description="Tokens a response may have.")
+    max_prompt_length: int = Field(
+        default=512, ge=1, description="Longest prompt in tokens, expanded image tokens included."
+    )
+    max_response_length: int = Field(default=512, ge=1, description="Longest response in tokens.")
     rollout_batch_size: int = Field(default=512, ge=1, description="Prompts per training step.")
     mini_rollout_batch_size: int | None = Field(
-        default=None, ge=1, description="Prompts sampled in one round under online filtering; null: rollout_batch_size."
+        default=None,
+        ge=1,
+        description="Prompts sampled per round of algorithm.online_filtering; null: rollout_batch_size.",
     )
     val_batch_size: CountOrOff = Field(
-        default=-1, description="Prompts per validation batch; -1: the whole set at once."
+        default=-1,
+        description="Prompts per validation batch; -1: the whole set. A small value limits how many videos are in "
+        "memory at once.",
     )
     format_prompt: File | None = Field(
-        default=None, description="Jinja file around the question (variable `content`); null: as it is."
+        default=None, description="Jinja file that wraps the question (variable `content`); null: the question alone."
     )
     override_chat_template: File | None = Field(
         default=None, description="File with a chat template that replaces the model's own."
     )
     shuffle: bool = Field(
-        default=True, description="Visit the training rows in a seeded random order; false: in their own order."
+        default=True, description="Visit the training rows in a seeded random order; false: in the order of the data."
     )
-    seed: int = Field(default=1, ge=0, description="Seed of that order.")
+    seed: int = Field(default=1, ge=0, description="Seed of the order of the training rows.")
     min_pixels: int | None = Field(
         default=262144,
         ge=1,
-        description="Enlarge images below this pixel count; null: the processor's own limit, which keeps small figures "
+        description="Enlarge images with fewer pixels; null: the processor's own limit, which keeps small figures "
         "cheap.",
     )
     max_pixels: int | None = Field(
-        default=4194304, ge=1, description="Shrink images above this pixel count; null: the processor's own limit."
+        default=4194304,
+        ge=1,
+        description="Shrink images with more pixels; null: the processor's own limit. A lower value gives images "
+        "fewer tokens.",
     )
     filter_overlong_prompts: bool = Field(
         default=True,
@@ -95,8 +103,8 @@ class DataConfig:
     )
     skip_bad_rows: bool = Field(
         default=False,
-        description="Drop and count rows with an unreadable image, a placeholder mismatch or an empty answer; false: "
-        "an error.",
+        description="Drop and count rows with an unreadable image, mismatched placeholders or an empty answer; false: "
+        "such a row is an error.",
     )
 
     @property

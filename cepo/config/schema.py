@@ -6,40 +6,41 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field
-from typing_extensions import TypedDict
+from pydantic import Field
 
 from cepo.config.algorithm_schema import AlgorithmConfig
-from cepo.config.data_schema import CountOrOff, DataConfig, Joined, parts_of
-from cepo.config.paths import located, split_function
+from cepo.config.data_schema import CountOrOff, DataConfig
+from cepo.config.rollout_schema import FloatType, RewardConfig, RolloutConfig
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.sections import section
-
-FloatType = Literal["bf16", "fp16", "fp32"]
 
 
 @section
 class LoraConfig:
     """`worker.actor.model.lora.*`."""
 
-    rank: int = Field(default=0, ge=0, description="Rank of the adapter; 0: full fine-tuning.")
-    alpha: int = Field(default=64, ge=1, description="Numerator of the adapter's scale alpha / rank.")
+    rank: int = Field(default=0, ge=0, description="Rank of the LoRA adapter; 0 trains all weights (full fine-tuning).")
+    alpha: int = Field(default=64, ge=1, description="Numerator of the adapter's scale, alpha / rank.")
     use_dora: bool = Field(
         default=False,
-        description="DoRA: train each adapted row's magnitude too; the rollout engine gets merged weights, not an "
-        "adapter.",
+        description="Train a DoRA adapter, which also learns each adapted row's magnitude. The rollout engine then "
+        "receives merged weights, not an adapter.",
     )
     quantization: Literal["nf4", "fp4"] | None = Field(
         default=None,
-        description="QLoRA: keep the language model's linear layers in this 4-bit type of bitsandbytes; the rollout "
-        "engine gets the dequantised weights with the adapter in them. null: the base has the type of the computation.",
+        description="QLoRA: store the language model's linear layers in this 4-bit type of bitsandbytes, to save "
+        "memory. The rollout engine receives dequantised weights with the adapter merged in. null: no quantisation.",
     )
-    double_quantization: bool = Field(default=True, description="The scales of the 4-bit weights are quantised too.")
-    target_modules: str = Field(default="all-linear", description="`all-linear`, or module names separated by commas.")
+    double_quantization: bool = Field(
+        default=True, description="Quantise the scales of the 4-bit weights too: 0.52 instead of 0.56 bytes per weight."
+    )
+    target_modules: str = Field(
+        default="all-linear", description="Modules that get an adapter: `all-linear`, or names separated by commas."
+    )
     exclude_modules: str | None = Field(
         default=".*visual.*",
-        description="Regular expression of modules that get no adapter; null: none. The default stands for the vision "
-        "tower, whatever name the model gives it.",
+        description="Regular expression of modules that get no adapter; null: exclude none. The default means the "
+        "vision tower, whatever the model calls it.",
     )
 
 
@@ -47,20 +48,24 @@ class LoraConfig:
 class ModelConfig:
     """`worker.actor.model.*`."""
 
-    model_path: str = Field(description="Hub name `org/name`, local folder, or `microgeo:model`.")
-    tokenizer_path: str | None = Field(default=None, description="Tokenizer and processor, if not those of model_path.")
+    model_path: str = Field(description="Model to train: hub name `org/name`, local folder, or `microgeo:model`.")
+    tokenizer_path: str | None = Field(
+        default=None, description="Where the tokenizer and the processor are loaded from; null: model_path."
+    )
     override_config: Mapping[str, Any] = Field(
-        default={}, description="Entries that replace the model configuration's own."
+        default={}, description="Entries that replace those of the model's own configuration."
     )
     enable_gradient_checkpointing: bool = Field(
-        default=True, description="Recompute activations in the backward pass to save memory."
+        default=True, description="Recompute activations in the backward pass. This saves memory and costs time."
     )
-    trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
+    trust_remote_code: bool = Field(
+        default=False, description="Run Python code that comes with the model. Enable it only for a model you trust."
+    )
     freeze_vision_tower: bool = Field(default=False, description="Train the language model only.")
     fp32_logits: bool = Field(
         default=True,
-        description="Accumulate and keep the LM head's logits in float32, in the trainer and in the generator; false: "
-        "both round them to the 16-bit type they compute in.",
+        description="Accumulate and keep the LM head's logits in float32, in the trainer and in the rollout engine; "
+        "false: both round them to the 16-bit type they compute in.",
     )
     lora: LoraConfig = LoraConfig()
 
@@ -71,21 +76,28 @@ class OptimConfig:
 
     lr: float = Field(default=1e-6, ge=0, description="Peak learning rate.")
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
-        default=[0.9, 0.999], min_length=2, max_length=2, description="Adam's decay rates."
+        default=[0.9, 0.999],
+        min_length=2,
+        max_length=2,
+        description="Adam's decay rates of the first and the second moment.",
     )
     weight_decay: float = Field(default=0.01, ge=0, description="Decoupled weight decay.")
     strategy: Literal["adamw", "adamw_bf16"] = Field(
         default="adamw",
-        description="Optimizer; adamw_bf16: momentum in bf16, and what rounding takes from a bf16 weight is carried "
-        "on.",
+        description="Optimizer. adamw_bf16 is for weights kept in bf16 (fsdp.torch_dtype): its momentum is bf16, and "
+        "it carries the rounding error of each weight to the next step.",
     )
-    lr_warmup_ratio: float = Field(default=0.0, ge=0, le=1, description="Warm-up as a share of all training steps.")
-    lr_warmup_steps: int | None = Field(default=None, ge=0, description="Warm-up steps; null: lr_warmup_ratio decides.")
+    lr_warmup_ratio: float = Field(
+        default=0.0, ge=0, le=1, description="Warm-up steps as a share of all training steps."
+    )
+    lr_warmup_steps: int | None = Field(
+        default=None, ge=0, description="Number of warm-up steps; null: lr_warmup_ratio decides."
+    )
     min_lr_ratio: float | None = Field(
-        default=None, ge=0, le=1, description="Where cosine and linear end, as a share of lr; null: 0."
+        default=None, ge=0, le=1, description="Final learning rate of cosine and linear, as a share of lr; null: 0."
     )
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = Field(
-        default="constant", description="Course of the learning rate after warm-up."
+        default="constant", description="Learning-rate schedule after warm-up."
     )
 
 
@@ -93,24 +105,31 @@ class OptimConfig:
 class FsdpConfig:
     """`worker.actor.fsdp.*` and `worker.critic.fsdp.*`."""
 
-    torch_dtype: FloatType | None = Field(default=None, description="Type the trained weights are kept in; null: fp32.")
-    mp_param_dtype: FloatType = Field(default="bf16", description="Type of the forward and backward computation.")
-    mp_reduce_dtype: FloatType = Field(default="fp32", description="Type gradients are reduced in.")
+    torch_dtype: FloatType | None = Field(
+        default=None, description="Data type in which the trained weights are stored; null: fp32."
+    )
+    mp_param_dtype: FloatType = Field(default="bf16", description="Data type of the forward and backward passes.")
+    mp_reduce_dtype: FloatType = Field(
+        default="fp32", description="Data type in which gradients are reduced across devices."
+    )
     enable_full_shard: bool = Field(
         default=True,
-        description="Free gathered weights after each layer's forward; false: keep them until the backward.",
+        description="Free the gathered weights of a layer after its forward pass. false: keep them until the backward "
+        "pass, which saves a gather and takes more memory.",
     )
     enable_cpu_offload: bool = Field(
         default=False,
-        description="Keep weights, gradients and optimizer state in host memory; without effect on a CPU.",
+        description="Keep weights, gradients and optimizer state in host memory, for models that do not fit on the "
+        "device. No effect on a CPU.",
     )
     enable_rank0_init: bool = Field(
         default=False,
-        description="The first process reads the weights and sends them to the others; false: each reads them.",
+        description="Rank 0 reads the weights and sends them to the other ranks; false: each rank reads them.",
     )
     fsdp_size: CountOrOff = Field(
         default=-1,
-        description="Devices that weights are sharded over; further ones hold copies of the shards; -1: all.",
+        description="Number of devices the weights are sharded over, a divisor of all devices; the others hold "
+        "replicas of the shards. -1: all devices.",
     )
 
 
@@ -119,10 +138,10 @@ class OffloadConfig:
     """`worker.actor.offload.*` and `worker.critic.offload.*`: what leaves the device while it is not used."""
 
     offload_params: bool = Field(
-        default=False, description="Weights leave the device while responses are sampled; without effect on a CPU."
+        default=False, description="Move the weights to host memory while responses are sampled. No effect on a CPU."
     )
     offload_optimizer: bool = Field(
-        default=False, description="Optimizer state leaves the device outside of updates; without effect on a CPU."
+        default=False, description="Keep the optimizer state in host memory except during updates. No effect on a CPU."
     )
 
 
@@ -130,49 +149,62 @@ class OffloadConfig:
 class ActorConfig:
     """`worker.actor.*`: the trained policy and its update."""
 
-    global_batch_size: int = Field(default=256, ge=1, description="Prompts per optimizer step.")
-    micro_batch_size_per_device_for_update: int = Field(
-        default=4, ge=1, description="Samples per forward and backward pass."
+    global_batch_size: int = Field(
+        default=256, ge=1, description="Prompts per optimizer step; it must divide data.rollout_batch_size."
     )
-    micro_batch_size_per_device_for_experience: int = Field(default=16, ge=1, description="Samples per log-prob pass.")
+    micro_batch_size_per_device_for_update: int = Field(
+        default=4,
+        ge=1,
+        description="Samples per forward and backward pass on a device. Lower it if an update runs out of memory.",
+    )
+    micro_batch_size_per_device_for_experience: int = Field(
+        default=16, ge=1, description="Samples per log-prob pass on a device. Lower it if scoring runs out of memory."
+    )
     padding_free: bool = Field(
         default=True,
-        description="Pack rows without padding and compute tokens that rows share once; false: padded rows.",
+        description="Pack rows without padding, and compute tokens that several rows share only once; false: pad the "
+        "rows.",
     )
     dynamic_batching: bool = Field(
         default=True,
-        description="Fill passes up to a number of tokens: the micro-batch size times the longest prompt with the "
-        "longest response. false: passes of micro-batch size samples.",
+        description="Fill each pass up to a number of tokens: the micro-batch size times the longest prompt plus the "
+        "longest response. false: each pass has micro-batch size samples.",
     )
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradient norm is clipped to this.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="The gradient is clipped to this norm.")
     clip_ratio_low: float = Field(
-        default=0.2, ge=0, le=1, description="The probability ratio is clipped below at 1 - this."
+        default=0.2, ge=0, le=1, description="Lower clip range: the probability ratio is clipped at 1 - clip_ratio_low."
     )
     clip_ratio_high: float = Field(
-        default=0.28, ge=0, description="The probability ratio is clipped above at 1 + this."
+        default=0.28, ge=0, description="Upper clip range: the probability ratio is clipped at 1 + clip_ratio_high."
     )
     clip_ratio_dual: float | None = Field(
-        default=3.0, gt=1, description="Bound of the loss for negative advantages; null: none."
+        default=3.0,
+        gt=1,
+        description="Dual clip: a token with negative advantage A has a loss of at most -A times this; null: no bound.",
     )
     loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = Field(
         default="token",
-        description="Mean over tokens, over sequences of token means, over sequences of token sums, or by a constant "
-        "length.",
+        description="Average of the token losses. token: over all tokens; seq: over sequences, of their token means; "
+        "seq_sum: over sequences, of their token sums; constant: sum divided by the number of sequences times "
+        "data.max_response_length (Dr. GRPO).",
     )
     loss_type: Literal["default", "gspo", "gspo_token", "cispo", "sapo"] = Field(
-        default="default", description="Policy loss; `default` is the clipped surrogate."
+        default="default", description="Policy loss; `default` is PPO's clipped surrogate."
     )
     rollout_is: Literal["none", "truncate", "mask"] = Field(
         default="none",
-        description="Weight of tokens for the gap between trainer and rollout engine, P_trainer / P_engine: at most "
-        "rollout_is_threshold; mask: 0 where it is outside 1 / threshold to threshold.",
+        description="Weight of each token's loss that corrects the mismatch between trainer and rollout engine, rho = "
+        "P_trainer / P_engine. truncate: rho, at most rollout_is_threshold; mask: rho, but 0 outside 1 / "
+        "rollout_is_threshold to rollout_is_threshold; none: off. Needs temperature 1.",
     )
-    rollout_is_threshold: float = Field(default=2.0, gt=1, description="Bound of that weight.")
+    rollout_is_threshold: float = Field(default=2.0, gt=1, description="Threshold of rollout_is.")
     tau_positive: float = Field(
-        default=1.0, gt=0, description="Gate temperature of `sapo` for advantages of at least 0."
+        default=1.0, gt=0, description="Temperature of the gate of loss_type `sapo` for advantages of 0 or more."
     )
-    tau_negative: float = Field(default=1.05, gt=0, description="Gate temperature of `sapo` for negative advantages.")
-    ppo_epochs: int = Field(default=1, ge=1, description="Passes over the rollout batch.")
+    tau_negative: float = Field(
+        default=1.05, gt=0, description="Temperature of the gate of loss_type `sapo` for negative advantages."
+    )
+    ppo_epochs: int = Field(default=1, ge=1, description="Number of times the update passes over each rollout batch.")
     model: ModelConfig = Field()
     optim: OptimConfig = OptimConfig()
     fsdp: FsdpConfig = FsdpConfig()
@@ -185,16 +217,18 @@ class CriticModelConfig:
 
     model_path: str | None = Field(
         default=None,
-        description="As the actor's; null: the actor's, with its override_config and trust_remote_code. EasyR1 takes "
-        "null for no model.",
+        description="Value model, in the same forms as the actor's; null: the actor's model, with its override_config "
+        "and trust_remote_code.",
     )
     override_config: Mapping[str, Any] = Field(
-        default={}, description="Entries that replace the model configuration's own."
+        default={}, description="Entries that replace those of the model's own configuration."
     )
     enable_gradient_checkpointing: bool = Field(
-        default=True, description="Recompute activations in the backward pass to save memory."
+        default=True, description="Recompute activations in the backward pass. This saves memory and costs time."
     )
-    trust_remote_code: bool = Field(default=False, description="Run Python code that comes with the model.")
+    trust_remote_code: bool = Field(
+        default=False, description="Run Python code that comes with the model. Enable it only for a model you trust."
+    )
     freeze_vision_tower: bool = Field(default=False, description="Train the language model and the value head only.")
 
 
@@ -205,124 +239,42 @@ class CriticConfig:
     global_batch_size: int | None = Field(
         default=None,
         ge=1,
-        description="Prompts per optimizer step; null: the actor's. EasyR1 takes 256 where nothing is set.",
+        description="Prompts per optimizer step; null: the actor's.",
     )
     micro_batch_size_per_device_for_update: int = Field(
-        default=4, ge=1, description="Samples per forward and backward pass."
+        default=4,
+        ge=1,
+        description="Samples per forward and backward pass on a device.",
     )
     micro_batch_size_per_device_for_experience: int = Field(
-        default=16, ge=1, description="Samples per pass that predicts values."
+        default=16,
+        ge=1,
+        description="Samples per pass that predicts values on a device.",
     )
     padding_free: bool = Field(
         default=False,
-        description="Pack rows without padding and compute tokens that rows share once; false: padded rows.",
+        description="Pack rows without padding, and compute tokens that several rows share only once; false: pad the "
+        "rows.",
     )
     dynamic_batching: bool = Field(
         default=True,
-        description="Fill passes up to a number of tokens: the micro-batch size times the longest prompt with the "
-        "longest response. false: passes of micro-batch size samples.",
+        description="Fill each pass up to a number of tokens; see worker.actor.dynamic_batching.",
     )
-    max_grad_norm: float = Field(default=1.0, gt=0, description="Gradient norm is clipped to this.")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="The gradient is clipped to this norm.")
     cliprange_value: float = Field(
-        default=0.5, gt=0, description="A value counts at most this far from the one before the update."
+        default=0.5,
+        gt=0,
+        description="Clip range of the value loss: how far a value may move from its value before the update.",
     )
     loss_avg_mode: Literal["token", "seq", "seq_sum", "constant"] = Field(
         default="token",
-        description="Mean over tokens, over sequences of token means, over sequences of token sums, or by a constant "
-        "length.",
+        description="Average of the token losses; see worker.actor.loss_avg_mode.",
     )
-    ppo_epochs: int = Field(default=1, ge=1, description="Passes over the rollout batch.")
+    ppo_epochs: int = Field(default=1, ge=1, description="Number of times the update passes over each rollout batch.")
     model: CriticModelConfig = CriticModelConfig()
     optim: OptimConfig = OptimConfig()
     fsdp: FsdpConfig = FsdpConfig()
     offload: OffloadConfig = OffloadConfig()
-
-
-class SamplingOverrides(TypedDict, total=False):
-    """`worker.rollout.val_override_config`: the entries that it may have."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # pyright: ignore[reportGeneralTypeIssues]
-
-    n: Annotated[int, Field(ge=1)]
-    temperature: Annotated[float, Field(ge=0)]
-    top_p: Annotated[float, Field(gt=0, le=1)]
-    top_k: CountOrOff
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)]
-
-
-@section
-class RolloutConfig:
-    """`worker.rollout.*`: how responses are sampled."""
-
-    name: Literal["auto", "vllm", "transformers"] = Field(
-        default="auto", description="Generator; auto: vLLM where it is installed, else transformers."
-    )
-    n: int = Field(default=1, ge=1, description="Responses per prompt.")
-    temperature: float = Field(
-        default=1.0, gt=0, description="Sampling temperature; log-probs are of logits divided by it."
-    )
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling; not mirrored in log-probs.")
-    top_k: CountOrOff = Field(default=-1, description="Sample among the k likeliest tokens; not mirrored in log-probs.")
-    seed: int = Field(default=1, ge=0, description="Sampling seed, combined with the step.")
-    dtype: FloatType = Field(default="bf16", description="Type the generator computes in.")
-    gpu_memory_utilization: float = Field(default=0.6, gt=0, le=1, description="vLLM's share of the device's memory.")
-    enforce_eager: bool = Field(default=False, description="Do without CUDA graphs.")
-    sleep: Literal["auto", "always", "never"] = Field(
-        default="auto",
-        description="Free vLLM's GPU memory while scoring and updating; auto: where these would not fit beside it.",
-    )
-    limit_images: int = Field(default=0, ge=0, description="Images a prompt may have; 0: as many as the data has.")
-    max_model_len: int | None = Field(
-        default=None, ge=1, description="Context length of the engine; null: prompt plus response."
-    )
-    max_num_batched_tokens: int = Field(default=8192, ge=1, description="Tokens the engine handles in one pass.")
-    ignore_eos: bool = Field(default=False, description="Generate up to the full length whatever the model says.")
-    disable_tqdm: bool = Field(default=False, description="Show no progress while generating.")
-    tensor_parallel_size: int = Field(
-        default=1, ge=1, description="Devices of a machine that share one engine (vLLM): a divisor of n_gpus_per_node."
-    )
-    val_override_config: SamplingOverrides = Field(
-        default={},
-        description="Sampling settings of validation alone: n, temperature (0: greedy), top_p, top_k, presence_penalty.",
-    )
-
-
-def _located_functions(text: str) -> str:
-    functions = [split_function(part) for part in parts_of(text)]
-    return ",".join(f"{located(file)}:{function}" for file, function in functions)
-
-
-@section
-class RewardConfig:
-    """`worker.reward.*`."""
-
-    reward_function: Annotated[Joined, AfterValidator(_located_functions)] = Field(
-        default="cepo/rewards/math.py:compute_score",
-        description="`file.py:function`; without a name: `main`. Several as a list, or separated by commas, are added "
-        "up.",
-    )
-    reward_weights: list[float] | None = Field(
-        default=None, description="Weight of each of several reward functions; null: 1 each."
-    )
-    reward_function_kwargs: Mapping[str, Any] = Field(
-        default={},
-        description="Keyword arguments of that function; of several, a section for each under its file's name.",
-    )
-    answer_function: Annotated[str, AfterValidator(_located_functions)] | None = Field(
-        default=None,
-        description="`file.py:function` that returns the final answer in a response's text, or None; null: the last "
-        "`\\boxed{}` or `<answer>`. Rewards get it as `extracted_answer`, teachers as references.",
-    )
-    skip_special_tokens: bool = Field(default=True, description="Decode responses without special tokens.")
-    num_cpus: int = Field(default=1, ge=1, description="Worker processes that score responses.")
-    timeout_seconds: float = Field(
-        default=10.0, gt=0, description="Time after which one response's scoring is given up and counts 0."
-    )
-
-    @property
-    def reward_functions(self) -> list[str]:
-        """The reward functions one by one."""
-        return parts_of(self.reward_function)
 
 
 @section

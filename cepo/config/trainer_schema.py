@@ -15,78 +15,95 @@ from cepo.sections import section
 class TrainerConfig:
     """`trainer.*`: length of the run, validation, records and checkpoints."""
 
-    total_epochs: int = Field(default=15, ge=1, description="Passes over the training set, where max_steps is null.")
+    total_epochs: int = Field(default=15, ge=1, description="Passes over the training set; max_steps overrides it.")
     max_steps: int | None = Field(
-        default=None, ge=0, description="Training steps; also the horizon of the learning-rate schedule."
+        default=None,
+        ge=0,
+        description="Number of training steps, also for the learning-rate schedule; null: total_epochs decides.",
     )
-    project_name: str = Field(default="cepo", description="Folder of checkpoints and records.")
-    experiment_name: str = Field(default="demo", description="Folder within it.")
+    project_name: str = Field(
+        default="cepo", description="Project in trackers, and outer folder of checkpoints and records."
+    )
+    experiment_name: str = Field(default="demo", description="Run in trackers, and folder within the project's.")
     logger: list[Literal["console", "file", "tensorboard", "wandb", "mlflow", "swanlab"]] = Field(
-        default=["console", "file"], description="Where metrics go; the last three need the extra `trackers`."
+        default=["console", "file"],
+        description="Where metrics are written; wandb, mlflow and swanlab need the extra `trackers`.",
     )
     launcher: Literal["auto", "local", "ray"] = Field(
         default="auto",
-        description="Where workers run: in this process, or one per device under Ray; auto: ray for more than one "
-        "device.",
+        description="Where the workers run. local: in this process; ray: one process per device under Ray; auto: ray "
+        "for more than one device.",
     )
-    nnodes: int = Field(default=1, ge=1, description="Machines.")
+    nnodes: int = Field(default=1, ge=1, description="Number of machines.")
     n_gpus_per_node: int = Field(
-        default=1, ge=1, description="Devices per machine; without GPUs, worker processes, at most one per processor."
+        default=1, ge=1, description="Devices per machine. Without GPUs: worker processes, at most one per processor."
     )
     ray_address: str | None = Field(
         default=None,
-        description="Running Ray cluster to join, `auto` or host:port; null: RAY_ADDRESS, else one is started on this "
-        "machine.",
+        description="Running Ray cluster to join, `auto` or host:port. null: RAY_ADDRESS, else a cluster is started "
+        "on this machine.",
     )
     start_timeout_seconds: float = Field(
         default=900.0,
         gt=0,
-        description="Under Ray: how long to wait for devices, and for the workers to load their models.",
+        description="Under Ray: how long to wait for free devices, and for the workers to load their models, in "
+        "seconds.",
     )
     stage_timeout_seconds: float = Field(
         default=3600.0,
         gt=0,
-        description="Under Ray: a worker that takes longer for one stage of a step hangs, and is restarted.",
+        description="Under Ray: time limit for one stage of a step, in seconds; a worker that exceeds it counts as "
+        "hung and is restarted.",
     )
     max_restarts: int = Field(
         default=2,
         ge=0,
-        description="Under Ray: how often a run restarts lost workers and goes on from its last checkpoint.",
+        description="Under Ray: how often a run restarts lost workers and continues from its last checkpoint.",
     )
-    critic_warmup: int = Field(default=0, ge=0, description="Steps in which the critic alone is trained.")
-    val_freq: CountOrOff = Field(default=-1, description="Validate every so many steps.")
+    critic_warmup: int = Field(default=0, ge=0, description="Number of first steps that train the critic only.")
+    val_freq: CountOrOff = Field(default=-1, description="Validate every this many steps; -1: not between steps.")
     val_before_train: bool = Field(default=True, description="Validate before the first step.")
-    val_only: bool = Field(default=False, description="Stop after that validation.")
+    val_only: bool = Field(default=False, description="Validate once and stop without training.")
     val_max_samples: CountOrOff = Field(
-        default=-1, description="Held-out problems per validation, drawn once by trainer.seed; -1: all."
+        default=-1, description="Problems per validation, drawn once with trainer.seed; -1: the whole validation set."
     )
     val_greedy: bool = Field(
-        default=False, description="Also measure the accuracy of one greedy response to each held-out problem."
+        default=False, description="Also measure the accuracy of one greedy response to each validation problem."
     )
-    val_generations_to_log: int = Field(default=0, ge=0, description="Validation responses recorded each time.")
+    val_generations_to_log: int = Field(
+        default=0, ge=0, description="Validation problems whose responses are recorded at each validation."
+    )
     leak_probe_size: int = Field(
         default=64,
         ge=0,
-        description="Held-out responses of each validation that are scored with and without the answer in view; 0: "
-        "none.",
+        description="Responses of each validation that are scored with and without the answer in the context, to "
+        "detect a leak of answers; 0: none.",
     )
     rollouts_to_log: int = Field(
         default=2, ge=0, description="Groups of responses recorded in rollouts/ at each recorded step."
     )
-    rollouts_freq: int = Field(default=1, ge=1, description="Record responses every so many steps, from the first on.")
+    rollouts_freq: int = Field(
+        default=1, ge=1, description="Record responses every this many steps, beginning with the first step."
+    )
     rollouts_max_mb: int = Field(
         default=256,
         ge=1,
-        description="Most megabytes of recorded responses and images; beyond, every second recorded step is removed.",
+        description="Size limit of recorded responses and images, in MB; beyond it every second recorded step is "
+        "removed.",
     )
-    save_freq: CountOrOff = Field(default=-1, description="Write a checkpoint every so many steps.")
+    save_freq: CountOrOff = Field(
+        default=-1,
+        description="Write a checkpoint every this many steps, and after the last step; -1: after the last step only.",
+    )
     save_limit: CountOrOff = Field(
         default=-1,
-        description="Checkpoints kept: the last, the best by val/reward, the most recent others; -1: all.",
+        description="Number of checkpoints to keep: the last one, the best by val/reward, and the most recent others; "
+        "-1: all.",
     )
     save_model_only: bool = Field(
         default=False,
-        description="Checkpoints hold weights alone: smaller, for evaluation and merging; no run can go on from them.",
+        description="Write checkpoints with weights only: smaller, and enough for evaluation and merging, but no run "
+        "can resume from them.",
     )
     save_checkpoint_path: str | None = Field(
         default=None, description="Run folder; null: checkpoints/<project_name>/<experiment_name>."
@@ -95,37 +112,40 @@ class TrainerConfig:
         default=None, description="Checkpoint folder global_step_<N> to start from."
     )
     find_last_checkpoint: bool = Field(
-        default=True, description="Resume from the run folder's last checkpoint, if there is one."
+        default=True, description="Resume from the last checkpoint in the run folder, if there is one."
     )
     accept_changes: bool = Field(
         default=False,
-        description="Resume although data, method, batch, learning rate or another setting that decides what is trained has "
-        "changed since the checkpoint.",
+        description="Resume even if a setting that decides what is trained (data, method, batch, learning rate and "
+        "others) has changed since the checkpoint.",
     )
     max_try_make_batch: int = Field(
         default=20,
-        description="Rounds of sampling for one step under online filtering; then the batch is filled with filtered "
-        "groups. 0 or less: as many rounds as it takes.",
+        description="Most sampling rounds per step under online filtering; after them, groups that were filtered out "
+        "fill the batch. 0 or less: no limit.",
     )
     max_skipped_steps: CountOrOff = Field(
         default=10,
-        description="Steps in a row whose updates were all skipped for gradients that are not finite, after which the "
-        "run ends; -1: never.",
+        description="End the run after this many consecutive steps whose updates were all skipped because gradients "
+        "were not finite; -1: never.",
     )
     on_fault: Literal["warn", "skip", "stop"] = Field(
         default="warn",
-        description="What becomes of a step whose log-probs, rewards or advantages are not finite, whose engine gap is "
-        "above max_log_prob_gap, or whose responses or rewards have collapsed: warn; skip: also no update where the fault "
-        "shows before it; stop: also end the run, the last good checkpoint kept.",
+        description="Reaction to a fault: log-probs, rewards or advantages that are not finite, an engine gap above "
+        "max_log_prob_gap, or collapsed responses or rewards. warn: log a warning; skip: also skip the update, if "
+        "the fault is found before it; stop: also end the run and keep the last good checkpoint.",
     )
     collapse_steps: int = Field(
         default=10,
         ge=1,
-        description="Steps in a row in which half of the responses are empty or repeat one token, or all rewards are "
-        "equal, that count as collapse.",
+        description="Number of consecutive steps that count as collapse if in each of them half of the responses are "
+        "empty or repeat one token, or all rewards are equal.",
     )
     max_log_prob_gap: float = Field(
-        default=1.0, gt=0, description="Mean gap between rollout engine and trainer, in nats a token, that is a fault."
+        default=1.0,
+        gt=0,
+        description="Largest mean gap between the log-probs of rollout engine and trainer, in nats per token, that is "
+        "not a fault.",
     )
     plugins: list[File] = Field(default=[], description="Python files that register further methods.")
-    seed: int = Field(default=1, ge=0, description="Seed of everything that has none of its own.")
+    seed: int = Field(default=1, ge=0, description="Seed of everything that has no seed of its own.")

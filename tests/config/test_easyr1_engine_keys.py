@@ -18,7 +18,7 @@ from config_arguments import REQUIRED, load, message_of, write
         ("worker.actor.use_torch_compile=true", "not"),
         ("worker.actor.ulysses_size=1", "not split"),
         ("worker.rollout.disable_log_stats=true", "statistics"),
-        ("worker.ref.fsdp.enable_cpu_offload=true", "is built by this release"),
+        ("worker.ref.fsdp.enable_cpu_offload=true", "this release builds no"),
         ("worker.critic.model.lora.rank=8", "trains all its weights"),
     ],
 )
@@ -51,11 +51,11 @@ def test_engine_keys_share_one_notice_with_their_lines(tmp_path: Path, caplog: p
     [
         (
             "worker.actor.ulysses_size=2",
-            "must be 1, got 2. Sequence parallelism (Ulysses) is not available: packed rows",
+            "must be 1, got 2. Sequence parallelism (Ulysses) is not available, because packed rows",
         ),
         (
             "worker.critic.ulysses_size=2",
-            "must be 1, got 2. Sequence parallelism (Ulysses) is not available: packed rows",
+            "must be 1, got 2. Sequence parallelism (Ulysses) is not available, because packed rows",
         ),
         (
             "worker.rollout.name=sglang",
