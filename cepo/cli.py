@@ -15,40 +15,43 @@ COMMANDS = {
     "train": ("cepo.train:main", "train a model: cepo train config=FILE a.b.c=value ..."),
     "config": (
         "cepo.commands.config:run_config_command",
-        "resolve, check and print a config: cepo config config=FILE a.b.c=value ...",
+        "resolve, check and print a configuration: cepo config config=FILE a.b.c=value ...",
     ),
     "report": (
         "cepo.commands.report:run_report_command",
-        "page of a run, its curves and its credit: cepo report RUN [--out FILE]",
+        "write the report of a run with its curves and token credit: cepo report RUN [--out FILE]",
     ),
     "show": (
         "cepo.commands.show:run_show_command",
-        "credit of a model's tokens without training: cepo show MODEL DATA config=FILE [--response FILE]",
+        "show the credit of each token without training: cepo show MODEL DATA config=FILE [--response FILE]",
     ),
     "compare": (
         "cepo.commands.report:run_compare_command",
-        "runs by setting and seed, or evaluations: cepo compare RUN ... [--out FILE]",
+        "compare runs by setting and seed, or evaluations: cepo compare RUN ... [--out FILE]",
     ),
     "doctor": (
         "cepo.commands.doctor:run_doctor_command",
-        "whether training could start here: cepo doctor [config=FILE a.b.c=value ...]",
+        "check whether training can start on this machine: cepo doctor [config=FILE a.b.c=value ...]",
     ),
     "evaluate": (
         "cepo.commands.evaluate:run_evaluate_command",
-        "accuracy on data and benchmarks: cepo evaluate [config=FILE] [checkpoint=...] [data=...]",
+        "measure accuracy on data and benchmarks: cepo evaluate [config=FILE] [checkpoint=...] [data=...]",
     ),
     "credit": (
         "cepo.commands.measure_credit:run_credit_command",
-        "credit and gradients of methods against the truth: cepo credit methods=NAME,NAME ...",
+        "measure the credit and gradients of methods against the truth: cepo credit methods=NAME,NAME ...",
     ),
     "merge": (
         "cepo.commands.merge:run_merge_command",
-        "a checkpoint as a Hugging Face folder: cepo merge --checkpoint FOLDER --out FOLDER",
+        "export a checkpoint as a Hugging Face folder: cepo merge --checkpoint FOLDER --out FOLDER",
     ),
-    "microgeo": ("cepo.microgeo.__main__:main", "build the embedded world: cepo microgeo [--folder FOLDER]"),
+    "microgeo": (
+        "cepo.microgeo.__main__:main",
+        "build the embedded world (problems and model): cepo microgeo [--folder FOLDER]",
+    ),
     "completion": (
         "cepo.commands.completion:run_completion_command",
-        "commands and settings at the Tab key: cepo completion bash|zsh|fish",
+        "print a script that completes commands and settings: cepo completion bash|zsh|fish",
     ),
 }
 """For each command its function, which takes the arguments and returns an exit code, and a line of help."""
@@ -83,7 +86,7 @@ def script() -> None:
 
 def _usage() -> str:
     lines = [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
-    options = "cepo COMMAND --help explains a command; cepo --version prints the version"
+    options = "cepo COMMAND --help shows the usage of a command; cepo --version prints the version"
     return "\n".join(["usage: cepo COMMAND ...", *lines, "", options]) + "\n"
 
 

@@ -18,10 +18,10 @@ _USAGE_ERROR = 2
 _USAGE = """\
 usage: cepo completion bash|zsh|fish
 
-Prints what the shell needs to complete commands, settings and their values:
+Prints a script with which the shell completes commands, settings and their values. Install it with:
 
   bash   eval "$(cepo completion bash)"                          in ~/.bashrc
-  zsh    eval "$(cepo completion zsh)"                           in ~/.zshrc, behind compinit
+  zsh    eval "$(cepo completion zsh)"                           in ~/.zshrc, after compinit
   fish   cepo completion fish > ~/.config/fish/completions/cepo.fish
 """
 

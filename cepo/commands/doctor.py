@@ -18,10 +18,13 @@ _USAGE = """\
 usage: cepo doctor [config=FILE a.b.c=value ...] [checks=NAME,NAME,...]
        cepo doctor table=memory
 
-Versions, devices and memory of this machine against what is tested; with a config, whether its training could start.
-checks: some of machine, engine, memory, start, data, disk; default: all of them.
-table=memory prints which cards train which models in the paper's setting, by arithmetic.
-Exit code: 0 yes, 1 no (the remedy is printed), 2 the config is faulty.
+Checks versions, devices and memory of this machine against the tested ones. With a configuration, also checks whether
+its training can start.
+
+checks         which checks to run: machine, engine, memory, start, data, disk; default: all
+table=memory   print which GPUs can train which models in the paper's setting (computed, not measured)
+
+exit code: 0 training can start, 1 it cannot (the message says what to do), 2 the configuration has an error
 """
 
 
@@ -99,6 +102,6 @@ def _findings(config: RunConfig | None, checks: Sequence[str]) -> list[Finding]:
 
 def _verdict(code: int, *, with_config: bool) -> Text:
     if code:
-        return Text("Training could not start: see the lines marked fail.", style="bold red")
-    subject = "Training could start." if with_config else "Nothing stands in the way; give a config to check a run."
+        return Text("Training cannot start: see the lines marked fail.", style="bold red")
+    subject = "Training can start." if with_config else "No problem found. To check a run, give its configuration."
     return Text(subject, style="bold green")

@@ -38,16 +38,19 @@ _USAGE = """usage: cepo evaluate [config=FILE] [checkpoint=FOLDER|MODEL] [data=S
                      [top_p=P] [top_k=K] [presence_penalty=X] [protocol=paper] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
        cepo evaluate compare=FOLDER,FOLDER
 
-checkpoint   global_step_<N> of a run, a merged or any other model folder, or a hub name; default: the config's model
-config       default: of the checkpoint's run, data, model, sampling and verdict; what would run code (a reward file of its own,
-             trust_remote_code) or read the environment has to be given here, or config=RUN/config.yaml to trust all of it
-data         hub names, files or folders, or microgeo:validation; default: data.val_files
+Measures the accuracy of a checkpoint or a model on datasets and benchmarks.
+
+checkpoint   global_step_<N> of a run, a merged or any other model folder, or a hub name; default: the configuration's model
+config       configuration; default: data, model, sampling and correctness rule of the checkpoint's run. Settings that run code
+             (the run's own reward file, trust_remote_code) or read the environment are not taken over: give them here, or
+             give config=RUN/config.yaml to trust all of the run's settings
+data         hub names, files or folders, or microgeo:validation, separated by commas; default: data.val_files
 n, temperature, top_p, top_k, presence_penalty   short for worker.rollout.val_override_config.n, ...; temperature=0 is greedy
-protocol     paper: how the paper sampled (n=1 temperature=1 top_p=1 top_k=40 presence_penalty=2, 32,000 tokens); what else is
-             given comes on top
-out          a new folder; default: evaluations/<checkpoint>
-dry_run      resolve and print, start nothing
-compare      the paired difference of two evaluations
+protocol     paper: sample as the paper did (n=1 temperature=1 top_p=1 top_k=40 presence_penalty=2, 32,000 tokens); other
+             arguments override it
+out          new folder for the results; default: evaluations/<checkpoint>
+dry_run      true: resolve and print the plan without starting an engine
+compare      print the paired difference of two evaluations
 """
 _SAMPLING = ("n", "temperature", "top_p", "top_k", "presence_penalty")
 OWN_KEYS = ("checkpoint", "data", "out", "dry_run", "compare", "protocol", *_SAMPLING)

@@ -27,18 +27,20 @@ _USAGE = """usage: cepo credit methods=NAME[,NAME(setting=value, ...) ...] [conf
                    [responses=80] [tokens=64] [continuations=32] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
        cepo credit gradient=true methods=... [batches=30] [projections=0] ...
 
-methods        such as "a, b(clip_radius=0.9, negative.select=random)"; settings of a config's algorithm.NAME count too
-checkpoint     global_step_<N> of a run, a model folder, or a hub name; default: the config's model
-config         default: of the checkpoint's run, without its methods' settings
-data           default: data.train_files
-responses      measured responses, of groups whose rewards differ
-tokens         measured tokens of each response; of longer ones some are drawn
-continuations  of each prefix
-gradient       measure signal, noise and direction of each method's gradient over batches
-batches        of data.rollout_batch_size prompts with worker.rollout.n responses each
-projections    to how many numbers a gradient is projected, for models whose gradients fill the disk; 0: exact
-out            a new folder, or one that an ended measurement with the same settings left; default: credit/<checkpoint>
-dry_run        count the continuations and estimate the time
+Compares the token credit of methods with Monte-Carlo estimates, or with gradient=true measures their gradients.
+
+methods        for example "a, b(clip_radius=0.9, negative.select=random)"; settings in algorithm.NAME apply too
+checkpoint     global_step_<N> of a run, a model folder, or a hub name; default: the configuration's model
+config         configuration; default: that of the checkpoint's run, without its methods' settings
+data           problems; default: data.train_files
+responses      number of measured responses, from groups whose rewards differ
+tokens         tokens measured per response, drawn at random from longer responses
+continuations  continuations sampled from each prefix
+gradient       true: measure signal, noise and direction of each method's gradient over batches
+batches        number of batches of data.rollout_batch_size prompts with worker.rollout.n responses each
+projections    numbers that each gradient is projected to, if exact gradients would fill the disk; 0: exact gradients
+out            new folder, or the folder of an interrupted measurement with the same settings; default: credit/<checkpoint>
+dry_run        true: count the continuations and estimate the time
 """
 OWN_KEYS = (
     *("methods", "checkpoint", "data", "responses", "tokens", "continuations"),

@@ -27,21 +27,30 @@ def run_merge_command(argv: Sequence[str], *, console: Console | None = None) ->
         0, or 2 with a message on standard error if the checkpoint or its base cannot be read, the folder cannot be
             written or the hub cannot be reached.
     """
-    parser = argparse.ArgumentParser(prog="cepo merge", description="A checkpoint as a Hugging Face folder.")
+    parser = argparse.ArgumentParser(prog="cepo merge", description="Exports a checkpoint as a Hugging Face folder.")
     parser.add_argument(
-        "--checkpoint", type=Path, required=True, metavar="FOLDER", help="global_step_<N>, or the folder actor in it"
+        "--checkpoint", type=Path, required=True, metavar="FOLDER", help="global_step_<N>, or its subfolder actor"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new folder to write")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new folder for the merged model")
     parser.add_argument(
-        "--base", metavar="MODEL", help="model that training began from; default: what the run's config.yaml says"
+        "--base", metavar="MODEL", help="model that training started from; default: the one in the run's config.yaml"
     )
     parser.add_argument(
-        "--chat-template", type=Path, metavar="FILE", help="the one the run was trained with, if not its model's"
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help="chat template that the run was trained with, if it is not its model's",
     )
-    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="type of the weights; default: the base's")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that comes with the base")
-    parser.add_argument("--upload", metavar="ORG/NAME", help="publish the folder on the hub, in a private repository")
-    parser.add_argument("--public", action="store_true", help="make that repository, if it is new, a public one")
+    parser.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp32"), help="data type of the weights; default: the base model's"
+    )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run Python code that comes with the base model"
+    )
+    parser.add_argument(
+        "--upload", metavar="ORG/NAME", help="upload the folder to a repository on the hub; a new one is private"
+    )
+    parser.add_argument("--public", action="store_true", help="with --upload: make a new repository public")
     return guarded(parser, argv, lambda arguments: _merge(arguments, console or Console()))
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cepo.commands.exit_codes import guarded
 
-_PLUGIN_HELP = "Python file that registers further methods, for the credit view"
+_PLUGIN_HELP = "Python file that registers further methods, needed to show their credit; may be given several times"
 _SECONDS_BETWEEN_LOOKS = 2.0
 _FIGURES = (".png", ".pdf", ".svg")
 
@@ -25,16 +25,18 @@ def run_report_command(argv: Sequence[str], *, console: Console | None = None) -
     Returns:
         0, or 2 with a message on standard error if the run cannot be read or a file cannot be written.
     """
-    parser = argparse.ArgumentParser(prog="cepo report", description="Summary table and page of one run.")
-    parser.add_argument("run", type=Path, metavar="RUN", help="run folder, the one with metrics.jsonl")
+    parser = argparse.ArgumentParser(
+        prog="cepo report", description="Prints the summary of a run and writes its report as an HTML page."
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder (it has metrics.jsonl)")
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="page to write; default: report.html in the run folder"
     )
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the curves into a PNG file")
-    parser.add_argument("--pdf", type=Path, metavar="FILE", help="also draw the curves into a PDF file")
-    parser.add_argument("--open", action="store_true", help="open the page where a display exists")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="also save the curves as a PNG file")
+    parser.add_argument("--pdf", type=Path, metavar="FILE", help="also save the curves as a PDF file")
+    parser.add_argument("--open", action="store_true", help="open the page if there is a display")
     parser.add_argument("--plugin", type=Path, action="append", default=[], metavar="FILE", help=_PLUGIN_HELP)
-    parser.add_argument("--watch", action="store_true", help="write the page anew while the run goes on, until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="update the page while the run continues, until Ctrl-C")
     return guarded(parser, argv, lambda arguments: _report(arguments, console or Console()))
 
 
@@ -46,13 +48,13 @@ def run_compare_command(argv: Sequence[str], *, console: Console | None = None) 
     """
     parser = argparse.ArgumentParser(
         prog="cepo compare",
-        description="Compares runs, with those that differ in seeds alone as repeats; or evaluations and published tables.",
+        description="Compares runs (those that differ only in seeds are repeats), or evaluations and published tables.",
     )
     parser.add_argument(
         "runs",
         nargs="+",
         metavar="RUN",
-        help="run folders; or folders of cepo evaluate, tables in JSON, and 'paper' for the paper's own figures",
+        help="run folders; or folders of cepo evaluate, tables in JSON, and 'paper' for the figures of the paper",
     )
     parser.add_argument(
         "--out",
@@ -60,9 +62,9 @@ def run_compare_command(argv: Sequence[str], *, console: Console | None = None) 
         action="append",
         default=[],
         metavar="FILE",
-        help="write the table (.md .tex .csv .json), the page (.html) or the curves (.png .pdf .svg); several times",
+        help="write the table (.md .tex .csv .json), page (.html) or curves (.png .pdf .svg); may be given several times",
     )
-    parser.add_argument("--harness", action="store_true", help="evaluations by the rules of lmms-eval")
+    parser.add_argument("--harness", action="store_true", help="score evaluations by the rules of lmms-eval")
     return guarded(parser, argv, lambda arguments: _compare(arguments, console or Console()))
 
 

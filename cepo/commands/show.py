@@ -27,16 +27,25 @@ def run_show_command(argv: Sequence[str], *, console: Console | None = None) -> 
         0, or 2 with a message on standard error for a mistake in the command, the configuration, data or model.
     """
     parser = argparse.ArgumentParser(
-        prog="cepo show", description="Credit of each token for a checkpoint and problems, without training."
+        prog="cepo show", description="Shows the credit of each token for a checkpoint and problems, without training."
     )
     parser.add_argument("model", metavar="MODEL", help="global_step_<N> of a run, a model folder or a hub name")
-    parser.add_argument("data", metavar="DATA", help="problems, as data.train_files takes them")
+    parser.add_argument("data", metavar="DATA", help="problems, in the forms of data.train_files")
     parser.add_argument(
-        "settings", nargs="*", metavar="SETTING", help="config=FILE and a.b.c=value; the method among them"
+        "settings",
+        nargs="*",
+        metavar="SETTING",
+        help="config=FILE (required) and settings a.b.c=value, for example the method",
     )
-    parser.add_argument("--response", type=Path, metavar="FILE", help="a text that takes one sampled response's place")
-    parser.add_argument("--problems", type=int, default=1, metavar="N", help="how many problems, from the first on")
-    parser.add_argument("--out", type=Path, default=Path("shown"), metavar="FOLDER", help="where the page goes")
+    parser.add_argument(
+        "--response", type=Path, metavar="FILE", help="text file that replaces the first sampled response"
+    )
+    parser.add_argument(
+        "--problems", type=int, default=1, metavar="N", help="number of problems, from the first one (default: 1)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("shown"), metavar="FOLDER", help="folder for the page (default: shown)"
+    )
     return guarded(parser, argv, lambda arguments: _show(arguments, console or Console()))
 
 

@@ -13,15 +13,17 @@ HELP_WORDS = ("-h", "--help")
 _WIDTH = 110
 
 _COMMON = """
-config=FILE      a YAML file, relative to the working directory; shipped ones (configs/...) are found from any folder.
-                 Its top-level key `base` names a file that it builds on.
-a.b.c=value      one setting, over the file's; lists as [a,b], mappings as {{n: 2}}, nothing as null. The last one wins.
---help SECTION   the settings below a key with their defaults, for example: {command} --help data
+config=FILE      YAML file, relative to the working directory; shipped files (configs/...) are found from any folder.
+                 Its top-level key `base` names a file that it extends.
+a.b.c=value      a setting that overrides the file's. Write lists as [a,b], mappings as {{n: 2}}, no value as null. If a
+                 setting is given twice, the last one wins.
+--help SECTION   list the settings of a section with their defaults, for example: {command} --help data
 
 sections: {sections}
 methods (algorithm.adv_estimator): {methods}
 
-The order is defaults, file, command line. docs/configuration.md has every setting, docs/from-easyr1.md EasyR1's keys.
+The command line overrides the file, and the file the defaults. docs/configuration.md lists every setting,
+docs/from-easyr1.md EasyR1's keys.
 """
 
 TRAIN = """\
@@ -29,7 +31,7 @@ usage: cepo train config=FILE [a.b.c=value ...]        (the same: python3 -m cep
 
 Trains a model. The same command resumes a stopped run from its last checkpoint.
 {common}
-exit code: 0 the run has finished, 2 a mistake that the message names, 130 interrupted by Ctrl-C
+exit code: 0 the run has finished, 2 an error that the message explains, 130 interrupted by Ctrl-C
 
 examples:
   cepo train config=configs/microgeo/base.yaml trainer.max_steps=20
@@ -40,10 +42,10 @@ CONFIG = """\
 usage: cepo config config=FILE [a.b.c=value ...]
        cepo config --schema
 
-Resolves and checks a configuration and prints all of it as YAML, with the plan that follows from it. Starts nothing.
---schema prints the JSON schema by which an editor completes and checks a file; configs/schema.json is a copy.
+Resolves and checks a configuration and prints it in full as YAML, with the plan that follows from it. No run starts.
+--schema prints the JSON schema with which an editor completes and checks a file; configs/schema.json is a copy.
 {common}
-exit code: 0 the configuration can be used, 2 a mistake that the message names
+exit code: 0 the configuration is valid, 2 an error that the message explains
 
 example:
   cepo config config=configs/geo3k/cepo.yaml > resolved.yaml

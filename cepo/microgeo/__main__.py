@@ -18,16 +18,23 @@ from cepo.microgeo.world import World, build_world
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 if the arguments or folders cannot be used."""
-    parser = argparse.ArgumentParser(prog="cepo microgeo", description="Builds the embedded world microgeo.")
-    parser.add_argument("--world", choices=list(KINDS), default="shapes", help="which world (default: shapes)")
-    parser.add_argument("--folder", type=Path, help="where to build it (default: the user's cache folder)")
-    parser.add_argument("--seed", type=int, default=0, help="of the problems, and of the weights with --retrain")
-    parser.add_argument("--num-train", type=int, default=4096, help="training problems")
-    parser.add_argument(
-        "--num-validation", type=int, default=512, help="validation problems, and problems of each held-out split"
+    parser = argparse.ArgumentParser(
+        prog="cepo microgeo", description="Builds the embedded world microgeo: problems and a small model."
     )
-    parser.add_argument("--retrain", action="store_true", help="make the weights here (minutes on 2 cores)")
-    parser.add_argument("--ship", action="store_true", help="copy the model into this package as its shipped weights")
+    parser.add_argument("--world", choices=list(KINDS), default="shapes", help="world to build (default: shapes)")
+    parser.add_argument("--folder", type=Path, help="folder to build it in (default: the user's cache folder)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the problems, and with --retrain of the weights (default: 0)"
+    )
+    parser.add_argument("--num-train", type=int, default=4096, help="number of training problems (default: 4096)")
+    parser.add_argument(
+        "--num-validation",
+        type=int,
+        default=512,
+        help="number of problems for validation and for each held-out split (default: 512)",
+    )
+    parser.add_argument("--retrain", action="store_true", help="train the weights on this machine (minutes on 2 cores)")
+    parser.add_argument("--ship", action="store_true", help="copy the model into this package as the shipped weights")
     options = parser.parse_args(arguments)
     console = Console()
     try:

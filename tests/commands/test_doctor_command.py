@@ -31,7 +31,7 @@ def test_the_embedded_worlds_config_could_start_here() -> None:
     assert "1,315,392 parameters" in report
     assert "4096 rows; the first 8 have prompts of" in report
     assert "64 x 64 (4 tokens)" in report
-    assert "Training could start." in report
+    assert "Training can start." in report
 
 
 @pytest.mark.heavy
@@ -45,7 +45,7 @@ def test_a_model_of_9_trillion_parameters_exits_1_and_names_lora(tmp_path: Path)
     (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
     code, report = examined("config=configs/microgeo/base.yaml", f"worker.actor.model.model_path={model}")
     assert code == 1
-    assert "Training could not start" in report
+    assert "Training cannot start" in report
     assert "fits │ fail" in report
     assert "-> use LoRA (worker.actor.model.lora.rank=16), a smaller worker.actor.model.model_path" in report
     assert "checkpoints │ fail" in report

@@ -16,7 +16,7 @@ from config_arguments import REQUIRED, load, message_of, write
         ("worker.actor.strategy=fsdp", "FSDP2"),
         ("worker.actor.fsdp.use_orig_params=false", "FSDP2"),
         ("worker.actor.use_torch_compile=true", "not"),
-        ("worker.actor.ulysses_size=1", "not split"),
+        ("worker.actor.ulysses_size=1", "Ulysses"),
         ("worker.rollout.disable_log_stats=true", "statistics"),
         ("worker.ref.fsdp.enable_cpu_offload=true", "this release builds no"),
         ("worker.critic.model.lora.rank=8", "trains all its weights"),

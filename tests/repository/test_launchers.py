@@ -251,7 +251,7 @@ def test_the_2b_launcher_trains_two_steps_on_geometry3k(
     overrides = [*tiny_overrides, "algorithm.cepo.negative.source=peer_full"]
     done = launch("cepo.sh", "2b", *overrides, folder=tmp_path, **variables)
     assert done.returncode == 0, done.stderr
-    assert "Training could start." in done.stderr, "machine, engine and memory are looked at first"
+    assert "Training can start." in done.stderr, "machine, engine and memory are looked at first"
     run = tmp_path / "runs" / "cepo" / "geo3k-cepo-2b"
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [row for row in rows if "actor/skipped_updates" in row]
