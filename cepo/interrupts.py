@@ -71,7 +71,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
     global _is_pending
     if not _has_begun and _is_importing(frame):
         # An exception here leaves libraries half imported: they answer with errors of their own, or with a crash.
-        sys.stderr.write("interrupted while libraries were being loaded; nothing was begun\n")
+        sys.stderr.write("interrupted while libraries were being loaded; no work had started\n")
         _leave(EXIT_INTERRUPTED)
     _is_pending = True
     raise KeyboardInterrupt

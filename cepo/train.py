@@ -76,7 +76,7 @@ def _main(arguments: Sequence[str]) -> int:
 def _what_stands(config: RunConfig | None) -> str:
     from cepo.trainer.resuming import how_to_resume
 
-    return "nothing was begun" if config is None else how_to_resume(config)
+    return "no work had started" if config is None else how_to_resume(config)
 
 
 def train(config: RunConfig) -> None:
@@ -116,9 +116,9 @@ def _train(config: RunConfig, history: RunHistory) -> None:
                 history.restarts,
                 config.trainer.max_restarts,
                 0 if history.trainer_state is None else history.trainer_state.step,
-                "begin again (trainer.save_model_only)"
+                "start from the beginning (trainer.save_model_only)"
                 if config.trainer.save_model_only
-                else "go on from the last checkpoint",
+                else "continue from the last checkpoint",
             )
 
 
@@ -162,7 +162,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     stack.callback(backend.close)
     if checkpoint is not None:
         backend.load(checkpoint)
-        logger.info("resumed from %s: goes on with step %d of %d", checkpoint, state.step + 1, total_steps)
+        logger.info("resumed from %s: continues with step %d of %d", checkpoint, state.step + 1, total_steps)
     tracker = _tracker(config, stack, store, total_steps, history.step_to_resume(state, checkpoint))
     history.begun(state, checkpoint)
     interrupts.work_has_begun()
@@ -242,7 +242,7 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
     per_epoch = steps_per_epoch(num_problems, config.data.rollout_batch_size)
     chosen = config.trainer.max_steps
     total = per_epoch * config.trainer.total_epochs if chosen is None else chosen
-    logger.info("plan: %d problems make %d steps per epoch; %d steps in all", num_problems, per_epoch, total)
+    logger.info("plan: %d problems make %d steps per epoch; %d steps in total", num_problems, per_epoch, total)
     return total
 
 

@@ -54,7 +54,9 @@ def plan_lines(config: RunConfig) -> list[str]:
         )
     lines += [f"note: {line}" for line in _settings_not_read(config)]
     if rollout.top_p < 1 or rollout.top_k > 0:
-        lines.append("note: top_p or top_k truncates the sampled distribution; log-probs are of the whole one")
+        lines.append(
+            "note: top_p or top_k truncates the distribution that is sampled; log-probs are those of the whole distribution"
+        )
     return lines
 
 
@@ -68,7 +70,7 @@ def _settings_not_read(config: RunConfig) -> list[str]:
         if value != 1.0 and key not in shared:
             lines.append(f"algorithm.{key}={value:g} has no effect: {name} has no such setting")
         elif value != 1.0 and config.methods[name][shared[key]] != value:
-            lines.append(f"algorithm.{key}={value:g} has no effect: algorithm.{name}.{shared[key]} wins")
+            lines.append(f"algorithm.{key}={value:g} has no effect: algorithm.{name}.{shared[key]} takes precedence")
     return lines
 
 
@@ -79,7 +81,5 @@ def _devices_in_words(config: RunConfig) -> str:
     words = f"{devices} ({trainer.nnodes} x {trainer.n_gpus_per_node}), one worker each under Ray"
     if config.worker.actor.global_batch_size < devices:
         idle = devices - config.worker.actor.global_batch_size
-        words += (
-            f"; an optimizer step's {config.worker.actor.global_batch_size} prompts leave {idle} of them without work"
-        )
+        words += f"; an optimizer step has {config.worker.actor.global_batch_size} prompts, so {idle} devices are idle"
     return words

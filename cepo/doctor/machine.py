@@ -158,15 +158,15 @@ def _torch_build(machine: Machine) -> Finding:
             if machine.environment_free is not None:
                 remedy += f" ({gib(machine.environment_free)} are free beside this environment)"
             return Finding(SECTION, subject, "warn", found, remedy=remedy)
-        found = "for CPUs, attention by SDPA's own kernel: runs are for trying things out on small models"
+        found = "for CPUs, with SDPA's own attention kernel: suitable only for trying small models"
         if machine.mismatched:
-            found += f"; CUDA builds of {', '.join(machine.mismatched)} stand beside it and are worked around"
+            found += f"; CUDA builds of {', '.join(machine.mismatched)} are also installed; cepo works around them"
         return Finding(SECTION, subject, "ok", found)
     if machine.gpus:
         found = f"CUDA {machine.torch_cuda}, compiled for {', '.join(machine.compiled)}"
         return Finding(SECTION, subject, "ok", found)
     if machine.hidden:
-        found = f"CUDA {machine.torch_cuda}; CUDA_VISIBLE_DEVICES shows no GPU, so runs take the processors"
+        found = f"CUDA {machine.torch_cuda}; CUDA_VISIBLE_DEVICES shows no GPU, so runs use the processors"
         return Finding(SECTION, subject, "info", found)
     problem = unseen_gpu_problem(machine.driver, machine.torch_cuda)
     return Finding(SECTION, subject, "fail", problem.found, remedy=problem.remedy)
@@ -179,7 +179,7 @@ def driver_finding(driver: str, cuda: str) -> Finding:
         return Finding(SECTION, "driver", "fail", problem.found, remedy=problem.remedy)
     if smallest is None:
         return Finding(SECTION, "driver", "info", f"{driver}; no rule known for CUDA {cuda}")
-    found = f"{driver}; CUDA {cuda} wants at least {smallest}"
+    found = f"{driver}; CUDA {cuda} needs at least {smallest}"
     return Finding(SECTION, "driver", "ok", found)
 
 
@@ -193,7 +193,7 @@ def gpu_findings(index: int, gpu: Gpu, compiled: Sequence[str]) -> list[Finding]
         remedy = "install torch 2.13.0 built for CUDA 13: pip install 'cepo[gpu]' into a fresh environment"
         return [Finding(SECTION, subject, "fail", found, remedy=remedy)]
     if gpu.capability < _SMALLEST_CAPABILITY:
-        remedy = "bf16 training wants compute capability 8.0 or later; see docs/gpus.md"
+        remedy = "bf16 training needs compute capability 8.0 or later; see docs/gpus.md"
         return [Finding(SECTION, subject, "warn", found, remedy=remedy)]
     attention = "SDPA for padded rows, FlexAttention for packed rows (padding_free), which Triton compiles for the card"
     return [

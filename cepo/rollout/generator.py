@@ -219,7 +219,7 @@ def check_prompts(
         if length > max_model_len:
             raise EngineError(
                 f"prompt {index} of the batch has {request.num_prompt_tokens} tokens and may get "
-                f"{sampling.max_response_length} more, together {length}, but worker.rollout.max_model_len is "
+                f"{sampling.max_response_length} more, {length} in total, but worker.rollout.max_model_len is "
                 f"{max_model_len}; raise it or lower data.max_response_length"
             )
         kinds = (("image", image_token_id, len(request.images)), ("video", video_token_id, len(request.videos)))

@@ -73,7 +73,9 @@ def draw_tokens(
         EngineError: logits that are not numbers.
     """
     if logits.isnan().any():
-        raise EngineError("the model's logits are not numbers (NaN): its weights or its number type broke down")
+        raise EngineError(
+            "the model's logits are not numbers (NaN); check its weights and the data type it computes in"
+        )
     logits = allowed_tokens(logits, banned, temperature=temperature, top_p=top_p, top_k=top_k)
     if temperature == 0:
         return logits.argmax(dim=1)

@@ -152,7 +152,7 @@ class VllmGenerator:
         except EngineError:
             raise
         except Exception as error:
-            raise EngineError(f"vLLM did not take the new weights: {last_words(error)}") from error
+            raise EngineError(f"vLLM did not accept the new weights: {last_words(error)}") from error
 
     def drain_metrics(self) -> Metrics:
         """See `cepo.rollout.generator.Generator`. Prompts of all samples count."""

@@ -58,7 +58,7 @@ def clear_caches(llm: LLM) -> None:
         EngineError: vLLM keeps some because requests are still being served.
     """
     if not llm.reset_prefix_cache():
-        raise EngineError("vLLM kept keys and values of the old weights: requests are still being served")
+        raise EngineError("vLLM kept keys and values of the old weights, because requests are still being served")
     llm.reset_mm_cache()
     llm.llm_engine.reset_encoder_cache()
 

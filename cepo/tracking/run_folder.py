@@ -112,8 +112,8 @@ def read_environment(run_folder: Path) -> list[dict[str, Any]]:
     newer = [number for number in found if not isinstance(number, int) or number > RECORDS_FORMAT]
     if newer:
         raise CepoError(
-            f"the records in {run_folder} have the format {newer[0]!r}, this cepo reads up to {RECORDS_FORMAT}; take the version "
-            "that wrote them"
+            f"the records in {run_folder} have format {newer[0]!r}, but this cepo reads formats up to {RECORDS_FORMAT}; "
+            "use the version that wrote them"
         )
     return entries
 

@@ -284,6 +284,9 @@ def correctness(scores: Sequence[Mapping[str, float]], key: str, threshold: floa
     """
     present = [key in score for score in scores]
     if any(present) and not all(present):
-        raise RewardError(f"algorithm.correct_key '{key}' is in only {sum(present)} of {len(scores)} reward results")
+        raise RewardError(
+            f"algorithm.correct_key '{key}' is in only {sum(present)} of {len(scores)} reward results; "
+            "a reward function must return it for every response or for none"
+        )
     field_read = key if all(present) else "overall"
     return torch.tensor([score[field_read] >= threshold for score in scores])

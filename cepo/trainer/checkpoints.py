@@ -97,7 +97,9 @@ class CheckpointStore:
         try:
             write_atomically(self.folder / TRACKER_FILE, json.dumps(tracker, indent=2) + "\n")
         except OSError as error:  # nothing resumes from it; the checkpoint itself is whole
-            logger.warning("%s does not name the checkpoint of step %d: %s", self.folder / TRACKER_FILE, step, error)
+            logger.warning(
+                "%s could not be updated after the checkpoint of step %d: %s", self.folder / TRACKER_FILE, step, error
+            )
         self._prune(newest=step, best=best)
         return target
 
@@ -140,7 +142,7 @@ class CheckpointStore:
             damage = damaged_file(path)
             if damage is None:
                 return path
-            logger.warning("%s is damaged (%s); the checkpoint before it is taken", path, damage)
+            logger.warning("%s is damaged (%s); the run uses the checkpoint before it", path, damage)
         return None
 
     def read(self, folder: Path) -> TrainerState:
@@ -154,39 +156,38 @@ class CheckpointStore:
             state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise CheckpointError(
-                f"{folder} is not a whole checkpoint ({error}); give a folder global_step_<N>"
+                f"{folder} is not a complete checkpoint ({error}); give a folder global_step_<N>"
             ) from error
         if not is_dict(state):
-            raise CheckpointError(
-                f"{folder / STATE_FILE} holds no trainer's state; give another folder global_step_<N>"
-            )
+            raise CheckpointError(f"{folder / STATE_FILE} has no trainer state; give another folder global_step_<N>")
         version = state.get(_FORMAT, FORMAT_VERSION)
         if not isinstance(version, int) or version > FORMAT_VERSION:
             raise CheckpointError(
-                f"{folder} has the format {version!r}, this cepo reads up to {FORMAT_VERSION}; take the version that wrote it"
+                f"{folder} has format {version!r}, but this cepo reads formats up to {FORMAT_VERSION}; use the version that "
+                "wrote it"
             )
         for key, value in self._identity.items():
             if state.get(key) != value:
                 raise CheckpointError(
-                    f"{folder} was written with {key}={state.get(key)}, this run has {value}; "
-                    "set trainer.find_last_checkpoint=false or another trainer.experiment_name to start anew"
+                    f"{folder} was written with {key}={state.get(key)}, but this run has {value}; "
+                    "set trainer.find_last_checkpoint=false or another trainer.experiment_name to start a new run"
                 )
         if state.get(_WEIGHTS_ONLY):
             raise CheckpointError(
-                f"{folder} holds only weights (trainer.save_model_only), so no run can continue from it. To train on from these "
-                "weights, give `cepo merge`'s output as worker.actor.model.model_path; trainer.find_last_checkpoint=false "
-                "starts anew"
+                f"{folder} holds only weights (trainer.save_model_only), so no run can continue from it. To train these weights "
+                "further, give the output of `cepo merge` as worker.actor.model.model_path; trainer.find_last_checkpoint=false "
+                "starts a new run"
             )
         damage = damaged_file(folder)
         if damage is not None:
             raise CheckpointError(f"{folder} is damaged ({damage}); give another folder global_step_<N>")
         if not (folder / "actor").is_dir():
-            raise CheckpointError(f"{folder} is not a whole checkpoint: it has no folder actor; give another one")
+            raise CheckpointError(f"{folder} is not a complete checkpoint: it has no folder actor; give another one")
         try:
             return TrainerState(**state["state"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(
-                f"{folder / STATE_FILE} holds no trainer's state ({error!r}); give another one"
+                f"{folder / STATE_FILE} has no valid trainer state ({error!r}); give another one"
             ) from error
 
     def changes(self, folder: Path) -> list[str]:
@@ -249,7 +250,7 @@ class CheckpointStore:
             try:
                 score = json.loads((path / STATE_FILE).read_text(encoding="utf-8")).get(_SCORE)
             except (OSError, ValueError, AttributeError) as error:
-                logger.warning("%s cannot be read (%s); it does not count for the best checkpoint", path, error)
+                logger.warning("%s cannot be read (%s); it cannot be chosen as the best checkpoint", path, error)
                 continue
             if isinstance(score, float) and math.isfinite(score):
                 scores[step] = score

@@ -92,8 +92,8 @@ class FaultWatch:
         self._told &= self._found.keys()
         if self._found and self._settings.on_fault == "stop":
             raise EngineError(
-                f"step {step}: {'; '.join(self._found.values())} (trainer.on_fault=stop; warn goes on). No checkpoint was "
-                "written since; the last one is from before"
+                f"step {step}: {'; '.join(self._found.values())} (trainer.on_fault=stop; with warn the run would continue). "
+                "The last checkpoint was written before this fault"
             )
 
     def _count(self, name: str, is_so: bool) -> None:

@@ -63,7 +63,7 @@ def ask_until_enough(
     }
     if len(kept) < num_groups:
         logger.warning(
-            "online filtering kept %d of %d groups in %d rounds; %d groups it left out fill the batch",
+            "online filtering kept %d of %d groups in %d rounds; %d of the dropped groups fill the batch",
             len(kept),
             len(kept) + len(left_out),
             rounds,

@@ -87,7 +87,7 @@ class MissingAnswers:
             return
         self._has_warned = True
         logger.warning(
-            "%d of %d responses (%.0f %%) have no final answer, so that they give teachers no answer to read. "
+            "%d of %d responses (%.0f %%) have no final answer that a teacher could read. "
             "An answer is the last \\boxed{...} or <answer>...</answer>; for another format name a function in "
             "worker.reward.answer_function. Responses that data.max_response_length cuts have no answer either. "
             "references/responses_without_answer counts them at every step",
@@ -120,8 +120,8 @@ class SkippedUpdates:
         self._reason = reason
         if self.steps_in_a_row == 1:
             logger.warning(
-                "step %d trained nothing: all of its %d updates were skipped, because %s (actor/skipped_updates). If more "
-                "follow, lower worker.actor.optim.lr and look at the rewards. No checkpoint is written until an update "
+                "step %d trained nothing: all of its %d updates were skipped, because %s (actor/skipped_updates). If this "
+                "repeats, lower worker.actor.optim.lr and check the rewards. No checkpoint is written until an update "
                 "succeeds%s",
                 step,
                 num_updates,
@@ -139,15 +139,15 @@ class SkippedUpdates:
         """
         if 0 < self._most <= self.steps_in_a_row:
             raise EngineError(
-                f"all updates of the last {self.steps_in_a_row} steps were skipped, because {self._reason}, so that nothing "
-                f"is trained any more (trainer.max_skipped_steps={self._most}; -1 goes on). The checkpoints in {folder} are "
-                "from before; continue from one with a lower worker.actor.optim.lr"
+                f"all updates of the last {self.steps_in_a_row} steps were skipped, because {self._reason}, so the "
+                f"model no longer trains (trainer.max_skipped_steps={self._most}; -1 never stops). The checkpoints in {folder} "
+                "were written before these steps; continue from one with a lower worker.actor.optim.lr"
             )
 
     def refuse_as_last(self, folder: object) -> None:
         """Raises the `EngineError` of a run whose last steps trained nothing; `folder` holds their weights."""
         raise EngineError(
             f"the run's last {self.steps_in_a_row} steps trained nothing: all their updates were skipped, because "
-            f"{self._reason}. Its checkpoints are from before. The weights after the last step were set aside in {folder}; "
-            "nothing resumes from them unless trainer.load_checkpoint_path names that folder"
+            f"{self._reason}. Its checkpoints were written before them. The weights after the last step are in {folder}; "
+            "a run resumes from them only if trainer.load_checkpoint_path names that folder"
         )

@@ -343,7 +343,7 @@ class Trainer:
             self._is_save_missing = False
         except CheckpointError as error:
             self._is_save_missing = True
-            logger.error("%s. The run goes on and tries again after the next step", error)
+            logger.error("%s. The run continues and tries again after the next step", error)
 
     def save_last(self) -> None:
         """Saves the checkpoint of the last step.

@@ -113,23 +113,23 @@ def check_continuation(
     """
     changes = store.changes(checkpoint)
     listed = "".join(f"\n  {change}" for change in changes)
-    anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts anew"
+    anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts a new run"
     if step >= total_steps and not config.trainer.val_only:
         if not changes:
             raise RunFinishedError(
-                f"{checkpoint}: all {total_steps} steps of this run are done; trainer.max_steps adds steps"
+                f"{checkpoint}: all {total_steps} steps of this run are done; raise trainer.max_steps to add steps"
             )
         raise CheckpointError(
             f"all {total_steps} steps of this run are done ({checkpoint}), so these changes would train nothing:{listed}\n"
-            f"{anew}; a larger trainer.max_steps with trainer.accept_changes=true goes on with them"
+            f"{anew}; a larger trainer.max_steps with trainer.accept_changes=true continues with them"
         )
     if changes and not config.trainer.accept_changes:
         raise CheckpointError(
             f"settings that decide what is trained have changed since {checkpoint}:{listed}\n"
-            f"trainer.accept_changes=true goes on with them; {anew}"
+            f"trainer.accept_changes=true continues with them; {anew}"
         )
     if changes:
-        logger.warning("going on from %s with changed settings (trainer.accept_changes):%s", checkpoint, listed)
+        logger.warning("continuing from %s with changed settings (trainer.accept_changes):%s", checkpoint, listed)
 
 
 def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHistory | None = None) -> Path | None:
@@ -167,12 +167,14 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 def how_to_resume(config: RunConfig) -> str:
     trainer = config.trainer
     if trainer.save_model_only:
-        anew = "the same command with trainer.find_last_checkpoint=false starts anew"
-        return f"checkpoints hold only weights (trainer.save_model_only), so no run continues from them; {anew}"
+        anew = "the same command with trainer.find_last_checkpoint=false starts a new run"
+        return f"checkpoints hold only weights (trainer.save_model_only), so no run can continue from them; {anew}"
     last = CheckpointStore(run_folder(config), keep=-1, identity={}).find_last()
     if last is None:
-        often = f"trainer.save_freq is {trainer.save_freq}; a number of steps makes a run write checkpoints on its way"
-        return f"no checkpoint was written yet, so the same command starts anew ({often})"
+        often = (
+            f"trainer.save_freq is {trainer.save_freq}; with a number of steps a run writes checkpoints while it trains"
+        )
+        return f"no checkpoint was written yet, so the same command starts from the beginning ({often})"
     if trainer.find_last_checkpoint and trainer.load_checkpoint_path is None:
-        return f"the last whole checkpoint is {last}; the same command resumes from it"
-    return f"the last whole checkpoint is {last}; the same command with trainer.load_checkpoint_path={last} resumes from it"
+        return f"the last complete checkpoint is {last}; the same command resumes from it"
+    return f"the last complete checkpoint is {last}; the same command with trainer.load_checkpoint_path={last} resumes from it"

@@ -91,7 +91,7 @@ class RunLock:
             return
         if holder and holder.get("pid") != os.getpid():
             logger.warning(
-                "%s was left by process %s on %s, which has ended without closing its run; this run takes over",
+                "%s was left by process %s on %s, which ended without closing its run; this run takes it over",
                 self._path,
                 holder.get("pid"),
                 holder.get("host"),
@@ -104,7 +104,7 @@ class RunLock:
         return CheckpointError(
             f"the run folder {self._folder} is in use by {who}; two runs would overwrite each other's checkpoints and "
             "records. Wait for that run or end it, or set trainer.experiment_name or trainer.save_checkpoint_path to "
-            f"another. If it is no longer there, remove {self._path}"
+            f"another. If that run no longer exists, remove {self._path}"
         )
 
     def _is_in_place(self, descriptor: int) -> bool:

@@ -33,7 +33,7 @@ def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | N
         if any(_fits(path, name) for path in left):
             continue
         if any(_fits(path, name) for path in paths):
-            raise ConfigError(f"{_KEY}: '{name}' fits only layers that exclude_modules '{excluded}' leaves out")
+            raise ConfigError(f"{_KEY}: '{name}' matches only layers that exclude_modules '{excluded}' excludes")
         linear = {path for path, module in model.named_modules() if isinstance(module, nn.Linear)}
         known = sorted({path.rpartition(".")[2] for path in linear.intersection(left)})
         raise ConfigError(

@@ -97,8 +97,9 @@ def _require_vocabulary(model: Any, processing: Processing, *, key: str, path: s
     size, needed = model.get_input_embeddings().weight.shape[0], len(processing.tokenizer)
     if image_token_id != processing.placeholders[0] or size < needed:
         raise ConfigError(
-            f"{key}={path} reads other tokens than the actor: image token {image_token_id} of {size}, the actor's is "
-            f"{processing.placeholders[0]} of {needed}. Name a checkpoint with the actor's tokenizer, or null for the actor's."
+            f"{key}={path} uses a different tokenizer than the actor: its image token is {image_token_id} of {size}, the "
+            f"actor's is {processing.placeholders[0]} of {needed}. Name a checkpoint with the actor's tokenizer, or null for the "
+            "actor's."
         )
 
 

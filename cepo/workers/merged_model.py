@@ -66,12 +66,12 @@ def actor_folder(checkpoint: Path) -> Path:
         raise CheckpointError(f"{checkpoint} is a run folder; give one of its checkpoints: {', '.join(steps)}")
     if any(True for folder in (checkpoint / "actor", checkpoint) for _ in folder.glob("model_world_size_*_rank_*.pt")):
         raise CheckpointError(
-            f"{checkpoint} holds rank files of EasyR1's full fine-tuning, of which only {ADAPTER}/ is read here; "
-            "merge it with EasyR1's own scripts/model_merger.py"
+            f"{checkpoint} holds rank files of EasyR1's full fine-tuning, but cepo reads only {ADAPTER}/ of EasyR1; "
+            "merge them with EasyR1's own scripts/model_merger.py"
         )
     raise CheckpointError(
-        f"{checkpoint} holds no checkpoint: neither {ADAPTER}/{ADAPTER_CONFIG} nor {SHARDS}/.metadata is there; "
-        "give a folder global_step_<N>, or the folder actor in it"
+        f"{checkpoint} is not a checkpoint: it has neither {ADAPTER}/{ADAPTER_CONFIG} nor {SHARDS}/.metadata; "
+        "give a folder global_step_<N>, or its subfolder actor"
     )
 
 

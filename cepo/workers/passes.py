@@ -165,13 +165,13 @@ class Passes:
         else:
             words += f"; between two ways to compute padded rows: {_in_words(measured[3:])}"
         if not fails:
-            logger.info("packed and padded rows give the same; gaps in nats: %s", words)
+            logger.info("packed and padded rows agree; differences in nats: %s", words)
         else:
             self._pad(f"packed and padded rows differ, in nats: {words}")
 
     def _pad(self, reason: str) -> None:
         self.packed = False
-        logger.warning("padding_free is switched off for this run: %s. Rows are padded instead.", reason)
+        logger.warning("padding_free is off for this run, and rows are padded: %s", reason)
 
 
 def _summary(gaps: Tensor) -> Tensor:

@@ -48,8 +48,8 @@ class GradientReduction:
         """
         if self._holds:
             raise EngineError(
-                "an earlier update was interrupted between its passes: its gradients are still held, and would be added to "
-                "the next one's. Build the worker anew, from the last checkpoint if there is one."
+                "an earlier update was interrupted between its passes: its gradients are still in memory and would be "
+                "added to those of the next update. Build a new worker, from the last checkpoint if there is one."
             )
         self._holds = self.once and len(passes) > 1
         metrics = []

@@ -78,7 +78,7 @@ class ShardReader(dcp.FileSystemReader):
         for name in sorted(shards):
             if Path(name).name != name or not (self._folder / name).is_file():
                 raise CheckpointError(
-                    f"{path} names the shard '{name}', which is no file of its folder; give another checkpoint"
+                    f"{path} names the shard '{name}', which is not a file in its folder; give another checkpoint"
                 )
         if getattr(metadata, "storage_meta", None) is None:  # checkpoints of older versions of torch have none
             metadata.storage_meta = StorageMeta()

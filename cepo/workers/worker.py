@@ -190,7 +190,7 @@ class Worker:
             pass_interruption_on(error)
             causes = dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
             # Torch's writer hides the system's error behind its own.
-            raise CheckpointError(f"{'; '.join(causes)} (is there room on the disk?)") from error
+            raise CheckpointError(f"{'; '.join(causes)} (is the disk full?)") from error
 
     def load(self, folder: Path) -> None:
         """Restores this rank's part of the checkpoint."""
@@ -253,7 +253,7 @@ def _require_memory(config: RunConfig, facts: WorkerFacts) -> None:
     free, total = torch.cuda.mem_get_info(this_device())
     would_fit = what_would_fit(config, free=free, total=total, with_vllm=facts.demand.with_vllm)
     raise ConfigError(
-        f"the run does not fit on this GPU, of which {gib(free)} of {gib(total)} are free: {phases.refused}; {would_fit}"
+        f"the run does not fit on this GPU ({gib(free)} of {gib(total)} are free): {phases.refused}; {would_fit}"
     )
 
 
@@ -266,13 +266,13 @@ def _sleeps(config: RunConfig, facts: WorkerFacts) -> bool:
         return False
     if phases.sleeps:
         logger.info(
-            "vLLM sleeps while rows are scored and weights updated (worker.rollout.sleep=%s)",
+            "vLLM frees its GPU memory (sleeps) during scoring and updates (worker.rollout.sleep=%s)",
             config.worker.rollout.sleep,
         )
     if not phases.fits:
         logger.warning(
-            "memory may be short by up to %s: lower worker.actor.micro_batch_size_per_device_for_update and "
-            "_for_experience if it does (`cepo doctor` names settings that fit)",
+            "GPU memory may be short by up to %s; if it runs out, lower "
+            "worker.actor.micro_batch_size_per_device_for_update and _for_experience (`cepo doctor` names settings that fit)",
             gib(-min(phases.sampling_left, phases.training_left)),
         )
     return phases.sleeps

@@ -111,4 +111,4 @@ def test_the_doctor_checks_run_folder_and_checkpoint(
     (whole / "files.json").write_text(json.dumps(written_files(whole)), encoding="utf-8")
     code, report = examined("config=configs/microgeo/base.yaml", f"trainer.save_checkpoint_path={tmp_path / 'run'}")
     assert code == 0, report
-    assert "the run goes on with step 5" in report
+    assert "the run continues with step 5" in report

@@ -39,7 +39,7 @@ def test_an_interruption_within_an_import_ends_with_130(form: tuple[str, ...], n
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert done.returncode == 130
-    assert done.stderr == "interrupted while libraries were being loaded; nothing was begun\n"
+    assert done.stderr == "interrupted while libraries were being loaded; no work had started\n"
 
 
 class _Interrupted:

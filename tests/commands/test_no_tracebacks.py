@@ -95,7 +95,7 @@ def test_a_missing_list_of_files_is_damage(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [2, "x", None])
 def test_a_checkpoint_of_a_later_format_is_refused(tmp_path: Path, version: object) -> None:
     folder = checkpoint(tmp_path / "global_step_1", format=version)
-    with pytest.raises(CheckpointError, match=r"has the format .* reads up to 1; take the version that wrote it"):
+    with pytest.raises(CheckpointError, match=r"has format .* reads formats up to 1; use the version that wrote it"):
         CheckpointStore(tmp_path, keep=-1, identity={}).read(folder)
 
 

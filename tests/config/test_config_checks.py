@@ -256,6 +256,6 @@ def test_a_discount_without_effect_is_noted_in_the_plan() -> None:
     assert not [line for line in check_config(config) if line.startswith("note: algorithm")]
     other = load_config([BASE, with_discount, "algorithm.adv_estimator=gae", "algorithm.gae.gamma=0.25"])
     assert other.methods["gae"]["gamma"] == 0.25
-    assert note.format("algorithm.gae.gamma wins") in check_config(other)
+    assert note.format("algorithm.gae.gamma takes precedence") in check_config(other)
     plain = load_config([BASE, with_discount, "algorithm.adv_estimator=reinforce_plus_plus"])
     assert plain.methods["reinforce_plus_plus"] == {"gamma": 0.5}

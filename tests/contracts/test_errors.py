@@ -118,7 +118,7 @@ CASES: dict[type[CepoError], tuple[Callable[[Path], None], str, str, str]] = {
         "this run has cepo",
         "set trainer.find_last_checkpoint=false or another trainer.experiment_name",
     ),
-    RunFinishedError: (a_run_whose_steps_are_all_done, "trainer.max_steps", "all 3 steps", "adds steps"),
+    RunFinishedError: (a_run_whose_steps_are_all_done, "trainer.max_steps", "all 3 steps", "to add steps"),
     EngineError: (
         updates_that_are_all_skipped,
         "trainer.max_skipped_steps=2",
@@ -129,7 +129,7 @@ CASES: dict[type[CepoError], tuple[Callable[[Path], None], str, str, str]] = {
         a_part_of_the_cluster_that_has_ended,
         "raylet",
         "(process ",
-        "goes on from its last checkpoint, trainer.max_restarts times at most",
+        "continues from its last checkpoint, at most trainer.max_restarts times",
     ),
 }
 """Error class -> what raises it, and the key, the value and the remedy in its message."""

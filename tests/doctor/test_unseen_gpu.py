@@ -14,7 +14,7 @@ from cepo.errors import ConfigError
 from cepo.hardware import devices
 from cepo.hardware.devices import require_wanted_device, unseen_gpu_problem
 
-OLD_DRIVER = "driver 570.86.10, but torch's CUDA 13.0 wants at least 580"
+OLD_DRIVER = "driver 570.86.10, but torch's CUDA 13.0 needs at least 580"
 
 
 def run(*command: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +45,7 @@ def test_driver_570_ends_runs_with_code_2_and_the_doctors_words(command: tuple[s
     assert "install driver 580 or later" in done.stderr
     assert "CUDA_VISIBLE_DEVICES= (empty)" in done.stderr
     assert "Traceback" not in done.stderr
-    assert not list(tmp_path.iterdir()), "nothing was begun"
+    assert not list(tmp_path.iterdir()), "no work had started"
 
 
 @pytest.mark.heavy

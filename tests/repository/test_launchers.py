@@ -265,7 +265,7 @@ def test_the_2b_launcher_trains_two_steps_on_geometry3k(
     resumed = launch("sweep.sh", "cepo", *overrides, folder=tmp_path, SKIP_DOCTOR=1, **variables)
     assert resumed.returncode == 0, resumed.stderr
     assert resumed.stdout.startswith("to do  ")
-    assert "goes on with step 3 of 3" in resumed.stderr
+    assert "continues with step 3 of 3" in resumed.stderr
     again = launch("sweep.sh", "cepo", *overrides, folder=tmp_path, **variables)
     assert (again.returncode, again.stderr) == (0, "")
     assert again.stdout.startswith("finished  ")

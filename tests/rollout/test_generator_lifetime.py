@@ -60,6 +60,6 @@ def test_auto_says_that_transformers_replaces_vllm(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else find_spec(name))
     with caplog.at_level(logging.WARNING):
         assert choose_generator("auto", device="cpu") == "transformers"
-    assert "vLLM is not installed: the transformers generator stands in; sampling is slower" in caplog.text
+    assert "vLLM is not installed: the transformers generator is used instead, which samples more slowly" in caplog.text
     with pytest.raises(ConfigError, match="vLLM is not installed"):
         choose_generator("vllm", device="cpu")

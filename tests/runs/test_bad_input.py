@@ -247,7 +247,7 @@ def test_ctrl_c_after_a_checkpoint_ends_with_code_130(tiny_run: list[str], tmp_p
     _, messages = process.communicate(timeout=60)
     assert process.returncode == 130, messages
     saved = max((path for path in tmp_path.glob("global_step_*")), key=lambda path: int(path.name[12:]))
-    assert f"the last whole checkpoint is {saved}; the same command resumes from it" in messages
+    assert f"the last complete checkpoint is {saved}; the same command resumes from it" in messages
     assert "Traceback" not in messages
     assert 1 <= int(saved.name[12:]) < 12
     assert cepo.train.main(arguments) == 0
@@ -273,7 +273,11 @@ def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
 @pytest.mark.parametrize(
     ("saved", "override", "words"),
     [
-        (False, "trainer.save_freq=-1", ["no checkpoint was written yet", "starts anew", "trainer.save_freq is -1"]),
+        (
+            False,
+            "trainer.save_freq=-1",
+            ["no checkpoint was written yet", "starts from the beginning", "trainer.save_freq is -1"],
+        ),
         (True, "trainer.find_last_checkpoint=true", ["global_step_5; the same command resumes from it"]),
         (True, "trainer.find_last_checkpoint=false", ["trainer.load_checkpoint_path={folder}/global_step_5"]),
     ],

@@ -58,8 +58,8 @@ def test_changed_settings_need_a_word_of_consent(tiny_run: list[str], own_data: 
         f"settings that decide what is trained have changed since {folder}/global_step_1:",
         "  data.rollout_batch_size: was 4, is 2",
         "  worker.actor.optim.lr: was 0.001, is 0.0005",
-        "trainer.accept_changes=true goes on with them; trainer.experiment_name=<another> or "
-        "trainer.find_last_checkpoint=false starts anew",
+        "trainer.accept_changes=true continues with them; trainer.experiment_name=<another> or "
+        "trainer.find_last_checkpoint=false starts a new run",
     ]
 
 

@@ -309,7 +309,9 @@ def test_gradient_checkpointing_changes_no_gradient(build_critic: BuildCritic, r
 
 
 def test_a_critic_of_other_tokens_is_refused(build_critic: BuildCritic) -> None:
-    with pytest.raises(ConfigError, match=r"worker\.critic\.model\.model_path=.* reads other tokens than the actor"):
+    with pytest.raises(
+        ConfigError, match=r"worker\.critic\.model\.model_path=.* uses a different tokenizer than the actor"
+    ):
         build_critic(model__override_config="{image_token_id: 3}")
     with pytest.raises(ConfigError, match=r"worker\.critic\.model\.override_config\.no_such_entry"):
         build_critic(model__override_config="{no_such_entry: 3}")

@@ -223,4 +223,4 @@ def test_a_format_without_answers_is_reported_loudly(
 ) -> None:
     row = step_row(run(tiny_run, "algorithm.adv_estimator=cepo", *ONE_STEP, folder=tmp_path))
     assert row["references/responses_without_answer"] == 1
-    assert "(100 %) have no final answer, so that they give teachers no answer" in caplog.text
+    assert "(100 %) have no final answer that a teacher could read" in caplog.text

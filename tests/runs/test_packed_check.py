@@ -141,7 +141,7 @@ def test_in_bf16_with_logits_of_16_to_32_rows_stay_packed(
     with caplog.at_level(logging.INFO, logger="cepo.workers.passes"):
         checked(actor, rows, monkeypatch)
     assert actor.passes.packed
-    assert "packed and padded rows give the same; gaps in nats: mean " in caplog.text
+    assert "packed and padded rows agree; differences in nats: mean " in caplog.text
     assert "between two ways to compute padded rows: mean " in caplog.text
 
 
@@ -158,4 +158,7 @@ def test_a_planted_fault_pads_the_rows(
     with caplog.at_level(logging.INFO, logger="cepo.workers.passes"):
         checked(actor, rows, monkeypatch, fault)
     assert not actor.passes.packed
-    assert "padding_free is switched off for this run: packed and padded rows differ, in nats: mean " in caplog.text
+    assert (
+        "padding_free is off for this run, and rows are padded: packed and padded rows differ, in nats: mean "
+        in caplog.text
+    )

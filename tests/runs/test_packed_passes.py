@@ -199,13 +199,13 @@ def test_a_gap_of_the_first_rows_pads_the_rest_of_the_run(
     with caplog.at_level(logging.INFO, logger="cepo"):
         good.score(rows)
         good.score(rows)
-    assert sum("packed and padded rows give the same" in record.message for record in caplog.records) == 1
+    assert sum("packed and padded rows agree" in record.message for record in caplog.records) == 1
     caplog.clear()
     monkeypatch.setattr(segments, "attend_by_parts", lambda query, key, value, layout, scale: query * 0 + value.mean())
     bad = build_actor()
     with caplog.at_level(logging.WARNING, logger="cepo"):
         scores = bad.score(rows)
-    assert "padding_free is switched off for this run: packed and padded rows differ" in caplog.text
+    assert "padding_free is off for this run, and rows are padded: packed and padded rows differ" in caplog.text
     assert not bad.passes.packed
     assert largest_gap(scores, build_actor(padding_free="false").score(rows)) == 0.0
 

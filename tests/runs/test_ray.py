@@ -125,7 +125,7 @@ def test_vllm_trains_on_after_a_worker_was_killed(
     assert (tmp_path / "global_step_3" / "trainer_state.json").is_file()
     assert f"process {killed[0]}) died while updating the policy" in caplog.text
     assert "restart 1 of 2" in caplog.text
-    assert f"resumed from {tmp_path}/global_step_1: goes on with step 2 of 3" in caplog.text
+    assert f"resumed from {tmp_path}/global_step_1: continues with step 2 of 3" in caplog.text
     assert all(row["work/teacher_rows"] > 0 for row in rows)
 
 
@@ -198,7 +198,7 @@ def test_a_hanging_rank_is_found_by_the_time_limit(
     """Without restarts left the run ends."""
     stopped = kill_rank_1(monkeypatch, method="score", call=1, with_signal=signal.SIGSTOP)
     options = ["trainer.stage_timeout_seconds=10", "trainer.max_restarts=0"]
-    with pytest.raises(WorkerLostError, match=r"rank 1 \(machine .*\): not done with .* after 10 s"):
+    with pytest.raises(WorkerLostError, match=r"rank 1 \(machine .*\): .* has not finished after 10 s"):
         train(config_of(tiny_run, *TWO_TEACHERS, *TWO_WORKERS, *options, folder=tmp_path))
     with pytest.raises(ProcessLookupError):
         os.kill(stopped[0], 0)

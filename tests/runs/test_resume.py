@@ -166,7 +166,7 @@ def test_a_new_start_never_resumes_from_an_older_run(tiny_run: list[str], tmp_pa
         ("trainer.load_checkpoint_path={folder}/global_step_9", "global_step_9"),
         ("trainer.load_checkpoint_path={folder}", "global_step_<N>"),
         ("trainer.load_checkpoint_path={folder}/actorless", "no folder actor"),
-        ("trainer.load_checkpoint_path={folder}/stateless", "holds no trainer's state"),
+        ("trainer.load_checkpoint_path={folder}/stateless", "has no trainer state"),
         ("trainer.save_checkpoint_path={folder}/metrics.jsonl", "cannot be written"),
     ],
 )
@@ -273,7 +273,7 @@ def test_a_checkpoint_without_room_is_tried_again(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "the checkpoint of step 2 cannot be written" in caplog.text
-    assert "is there room on the disk?" in caplog.text
+    assert "is the disk full?" in caplog.text
     assert sorted(path.name for path in tmp_path.glob("*global_step_*")) == ["global_step_3", "global_step_4"]
     assert [row["step"] for row in finished.metrics] == [1, 2, 3, 4]
 

@@ -104,8 +104,8 @@ for name in ("gcs_server", "raylet"):
 print(json.dumps({"lost": lost, "answer": answer()}))
 """)
     assert seen["lost"] == [
-        f"the Ray cluster of this run has lost its {name} (process N); the run goes on from its last checkpoint, "
-        "trainer.max_restarts times at most"
+        f"the Ray cluster of this run has lost its {name} (process N); the run continues from its last checkpoint, "
+        "at most trainer.max_restarts times"
         for name in ("gcs_server", "raylet")
     ]
     assert seen["answer"] == 7

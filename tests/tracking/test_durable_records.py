@@ -68,7 +68,7 @@ def test_records_of_a_later_format_are_refused_and_kept(tmp_path: Path) -> None:
     assert entry["format"] == RECORDS_FORMAT == 1
     later = json.dumps([entry | {"format": 2}])
     file.write_text(later)
-    words = r"the records in .* have the format 2, this cepo reads up to 1; take the version that wrote them"
+    words = r"the records in .* have format 2, but this cepo reads formats up to 1; use the version that wrote them"
     with pytest.raises(CepoError, match=words):
         read_environment(tmp_path)
     with pytest.raises(CepoError, match=words):

@@ -25,7 +25,7 @@ def test_the_third_skipped_step_in_a_row_ends_the_run(caplog: pytest.LogCaptureF
     assert "after 3 such steps the run ends (trainer.max_skipped_steps)" in told[0]
     watch.see(9, 2, 2)
     with pytest.raises(
-        EngineError, match=r"last 3 steps were skipped.*trainer\.max_skipped_steps=3; -1 goes on.*in run"
+        EngineError, match=r"last 3 steps were skipped.*trainer\.max_skipped_steps=3; -1 never stops.*in run"
     ):
         watch.require_an_update("run")
 

@@ -34,7 +34,7 @@ def test_names_and_ends_of_paths_fit(names: list[str]) -> None:
     [
         (["q_proj", "q_prj"], None, ["'q_prj' fits no layer", "Did you mean 'q_proj'?", "linear layers: q_proj, qkv"]),
         (["proj"], ".*visual.*", ["'proj' fits no layer", "linear layers: q_proj;"]),
-        (["qkv"], ".*visual.*", ["'qkv' fits only layers that exclude_modules '.*visual.*' leaves out"]),
+        (["qkv"], ".*visual.*", ["'qkv' matches only layers that exclude_modules '.*visual.*' excludes"]),
     ],
 )
 def test_a_name_that_fits_nothing_is_refused_with_the_layers(

@@ -108,7 +108,7 @@ def test_a_shard_outside_its_folder_or_no_file_is_refused(tmp_path: Path, name: 
     for index, info in metadata.storage_data.items():
         metadata.storage_data[index] = type(info)(name, info.offset, info.length)
     (folder / METADATA).write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match=rf"names the shard '{name}', which is no file of its folder"):
+    with pytest.raises(CheckpointError, match=rf"names the shard '{name}', which is not a file in its folder"):
         load_shards(state(), folder, no_dist=True)
 
 

@@ -111,9 +111,9 @@ def _join(address: str, common: Mapping[str, Any]) -> None:
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         mode = os.environ.get("RAY_AUTH_MODE") or "not set"
         raise ConfigError(
-            f"no Ray cluster lets this process join at '{address}' ({error}). Start one with `ray start --head`, and give "
+            f"this process cannot join a Ray cluster at '{address}' ({error}). Start one with `ray start --head`, and give "
             "the address it prints as trainer.ray_address or RAY_ADDRESS; with neither a cluster is started on this machine. "
-            f"A cluster with a token wants RAY_AUTH_MODE=token here too (it is {mode}), and the same token on all machines: "
+            f"A cluster with a token needs RAY_AUTH_MODE=token here too (it is {mode}), and the same token on all machines: "
             "docs/multi-node.md."
         ) from error
 
@@ -149,7 +149,7 @@ def reserve(trainer: TrainerConfig) -> Reservation:
             remove_placement_group(group)
             raise EngineError(
                 f"waited {waited:.0f} s for {wanted}; the cluster has {_cluster_in_words()}. Add machines with `ray start "
-                "--address=...`, end what else runs there, or lower trainer.nnodes and trainer.n_gpus_per_node"
+                "--address=...`, end other programs there, or lower trainer.nnodes and trainer.n_gpus_per_node"
             )
         if time.monotonic() - said > _SAY_AGAIN_SECONDS:
             said = time.monotonic()

@@ -59,7 +59,7 @@ class OwnCluster:
                     **options,
                 )
         except Exception as error:
-            raise EngineError(f"Ray does not start on this machine: {type(error).__name__}: {error}") from error
+            raise EngineError(f"Ray cannot be started on this machine: {type(error).__name__}: {error}") from error
         finally:
             self._processes = {
                 process: process.name() for process in psutil.Process().children() if process not in earlier
@@ -75,8 +75,8 @@ class OwnCluster:
         for process, name in self._processes.items():
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
                 raise WorkerLostError(
-                    f"the Ray cluster of this run has lost its {name} (process {process.pid}); the run goes on from its last "
-                    "checkpoint, trainer.max_restarts times at most"
+                    f"the Ray cluster of this run has lost its {name} (process {process.pid}); the run continues from its last "
+                    "checkpoint, at most trainer.max_restarts times"
                 )
 
     def end(self) -> None:

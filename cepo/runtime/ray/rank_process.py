@@ -161,8 +161,8 @@ def _meet(meeting: Meeting) -> None:
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise EngineError(
-            f"rank {meeting.rank} does not reach rank 0 at {meeting.address}:{meeting.port} ({error}); the machines of a run "
-            "must reach each other on all ports, and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names their network"
+            f"rank {meeting.rank} cannot reach rank 0 at {meeting.address}:{meeting.port} ({error}); the machines of a run "
+            "must reach each other on all ports; NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME selects the network interface"
         ) from error
 
 
@@ -179,6 +179,8 @@ def _receiver(config: RunConfig, probe: Any, processing: Any) -> tuple[Receiver,
     try:
         reads = probe is not None and store.images(probe) is not None
     except Exception as error:  # whatever the reason is, images are then sent
-        logging.getLogger("cepo").warning("%s cannot be read here (%s): its images are sent", probe, error)
+        logging.getLogger("cepo").warning(
+            "%s cannot be read on this machine (%s), so images are sent to it", probe, error
+        )
         reads = False
     return Receiver(store), reads

@@ -170,7 +170,7 @@ class Ranks:
         if pending:
             late = ", ".join(self._name(rank) for rank in sorted(pending.values()))
             raise WorkerLostError(
-                f"{late}: not done with {what} after {seconds:g} s (trainer.stage_timeout_seconds, or "
+                f"{late}: {what} has not finished after {seconds:g} s (trainer.stage_timeout_seconds, or "
                 "trainer.start_timeout_seconds while building)"
             )
         return [results[rank] for rank in range(self.number)]
@@ -226,7 +226,7 @@ class Ranks:
             probe.unlink(missing_ok=True)
         blind = ", ".join(self._name(rank) for rank, sees in enumerate(seen) if not sees)
         raise EngineError(
-            f"{blind} does not see {probe}, which was written here {_STORAGE_SECONDS:g} s ago. Checkpoints need a run folder "
+            f"{blind} does not see {probe}, which this machine wrote {_STORAGE_SECONDS:g} s ago. Checkpoints need a run folder "
             "on storage that all machines share under the same path: set trainer.save_checkpoint_path"
         )
 
