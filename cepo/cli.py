@@ -92,9 +92,9 @@ def _usage() -> str:
 
 def _unknown(name: str) -> str:
     if name.endswith((".yaml", ".yml")) or name.startswith("config="):
-        return f"cepo: {name} stands where a command belongs; write cepo train config={name.removeprefix('config=')}\n"
+        return f"cepo: '{name}' is not a command; write cepo train config={name.removeprefix('config=')}\n"
     near = did_you_mean(name.lstrip("-"), COMMANDS)
-    return f"cepo: unknown command '{name}'.{near} Commands: {', '.join(COMMANDS)}. cepo --help says what they do\n"
+    return f"cepo: unknown command '{name}'.{near} Commands: {', '.join(COMMANDS)}. Run cepo --help for a list\n"
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def check_before_imports(config: RunConfig) -> None:
         if why is not None:
             raise ConfigError(
                 f"no Ray cluster answers at '{address}' ({why}). Start one with `ray start --head`, and give the address it "
-                "prints as trainer.ray_address or RAY_ADDRESS; with neither a cluster is started on this machine"
+                "prints as trainer.ray_address or RAY_ADDRESS; without either, a cluster is started on this machine"
             )
 
 

@@ -43,14 +43,14 @@ class AlgorithmConfig:
         default=1.0,
         ge=0,
         le=1,
-        description="Discount of later rewards; the setting in a method's own section takes precedence.",
+        description="Discount of later rewards, for methods that have one; the method's own section takes precedence.",
     )
     lam: float = Field(
         default=1.0,
         ge=0,
         le=1,
-        description="Lambda of generalised advantage estimation (GAE); the setting in a method's own section takes "
-        "precedence.",
+        description="Lambda of generalised advantage estimation, for methods that use it; the method's own section "
+        "takes precedence.",
     )
     online_filtering: bool = Field(
         default=False,

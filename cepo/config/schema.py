@@ -29,7 +29,8 @@ class LoraConfig:
     quantization: Literal["nf4", "fp4"] | None = Field(
         default=None,
         description="QLoRA: store the language model's linear layers in this 4-bit type of bitsandbytes, to save "
-        "memory. The rollout engine receives dequantised weights with the adapter merged in. null: no quantisation.",
+        "memory. The rollout engine receives dequantised weights with the adapter merged in. null: the base model "
+        "keeps the compute type.",
     )
     double_quantization: bool = Field(
         default=True, description="Quantise the scales of the 4-bit weights too: 0.52 instead of 0.56 bytes per weight."
@@ -84,8 +85,8 @@ class OptimConfig:
     weight_decay: float = Field(default=0.01, ge=0, description="Decoupled weight decay.")
     strategy: Literal["adamw", "adamw_bf16"] = Field(
         default="adamw",
-        description="Optimizer. adamw_bf16 is for weights kept in bf16 (fsdp.torch_dtype): its momentum is bf16, and "
-        "it carries the rounding error of each weight to the next step.",
+        description="Optimizer. adamw_bf16, for weights stored in bf16 (fsdp.torch_dtype), has a bf16 momentum and "
+        "carries each weight's rounding error to the next step.",
     )
     lr_warmup_ratio: float = Field(
         default=0.0, ge=0, le=1, description="Warm-up steps as a share of all training steps."
@@ -197,7 +198,7 @@ class ActorConfig:
         "P_trainer / P_engine. truncate: rho, at most rollout_is_threshold; mask: rho, but 0 outside 1 / "
         "rollout_is_threshold to rollout_is_threshold; none: off. Needs temperature 1.",
     )
-    rollout_is_threshold: float = Field(default=2.0, gt=1, description="Threshold of rollout_is.")
+    rollout_is_threshold: float = Field(default=2.0, gt=1, description="Bound of rho in rollout_is.")
     tau_positive: float = Field(
         default=1.0, gt=0, description="Temperature of the gate of loss_type `sapo` for advantages of 0 or more."
     )

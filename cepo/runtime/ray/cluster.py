@@ -112,7 +112,7 @@ def _join(address: str, common: Mapping[str, Any]) -> None:
         mode = os.environ.get("RAY_AUTH_MODE") or "not set"
         raise ConfigError(
             f"this process cannot join a Ray cluster at '{address}' ({error}). Start one with `ray start --head`, and give "
-            "the address it prints as trainer.ray_address or RAY_ADDRESS; with neither a cluster is started on this machine. "
+            "the address it prints as trainer.ray_address or RAY_ADDRESS; without either, a cluster is started on this machine. "
             f"A cluster with a token needs RAY_AUTH_MODE=token here too (it is {mode}), and the same token on all machines: "
             "docs/multi-node.md."
         ) from error
