@@ -94,7 +94,7 @@ def _unknown(name: str) -> str:
     if name.endswith((".yaml", ".yml")) or name.startswith("config="):
         return f"cepo: '{name}' is not a command; write cepo train config={name.removeprefix('config=')}\n"
     near = did_you_mean(name.lstrip("-"), COMMANDS)
-    return f"cepo: unknown command '{name}'.{near} Commands: {', '.join(COMMANDS)}. Run cepo --help for a list\n"
+    return f"cepo: unknown command '{name}'.{near} Commands: {', '.join(COMMANDS)}. cepo --help describes them\n"
 
 
 if __name__ == "__main__":
