@@ -106,7 +106,9 @@ def test_a_finished_run_says_so_before_any_engine_starts(
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(command) == 0
     assert f"{folder}/global_step_1: all 1 steps of this run are done" in caplog.text
-    with pytest.raises(RunFinishedError, match=r"all 1 steps of this run are done; raise trainer\.max_steps to add steps"):
+    with pytest.raises(
+        RunFinishedError, match=r"all 1 steps of this run are done; raise trainer\.max_steps to add steps"
+    ):
         run(tiny_run, f"data.train_files={own_data}", "trainer.max_steps=1", folder=folder)
     caplog.clear()
     for consent in ([], ["trainer.accept_changes=true"]):
