@@ -1,17 +1,17 @@
-"""Lets CUDA builds of torchvision, torchaudio and torchcodec stand beside a CPU build of torch.
+"""Lets CUDA builds of torchvision, torchaudio and torchcodec coexist with a CPU build of torch.
 
-vLLM's CPU build requires all three, and the wheels of them that a package index offers are linked against CUDA torch. Beside
-a CPU torch their C++ libraries cannot be loaded, and then importing them dies: torchvision with `operator torchvision::nms
-does not exist`, because it registers rules for operators that its library would have defined; the other two with an
-OSError. transformers' processors and vLLM import them and need none of their libraries for images and text. So the schemas
-of torchvision's operators are declared (calling one still raises, as it must), and a torchaudio or torchcodec that cannot be
-loaded counts as not installed, which both libraries provide for.
+vLLM's CPU build requires all three, but their wheels on a package index are linked against CUDA torch. With a CPU
+torch, their C++ libraries cannot be loaded and importing them fails: torchvision with `operator torchvision::nms does
+not exist`, because it registers rules for operators that its library would have defined, the other two with an OSError.
+transformers' processors and vLLM import all three, but do not need their libraries for images and text. Therefore the
+schemas of torchvision's operators are declared (calling one still raises, as it must), and a torchaudio or torchcodec
+that cannot be loaded counts as not installed, a case that transformers and vLLM handle.
 
-Installing cepo puts this file and `_cepo_cpu_torch.pth`, which calls `watch`, into the environment's site-packages, so that
-this holds in every process there. Starting costs one entry in `sys.meta_path`: no other file is read before a package
-that leads to these imports is looked for, and torch is imported by torchvision alone. Where cepo was not installed, as in a
-checkout on PYTHONPATH, importing cepo calls `watch`. This file imports the standard library only, and that when it is
-needed, and nothing of the package: the process may be about to use another checkout of it.
+Installing cepo puts this file and `_cepo_cpu_torch.pth`, which calls `watch`, into the environment's site-packages, so
+it works in every process there. At start-up it only adds an entry to `sys.meta_path`. It reads no other file until a
+package that leads to these imports is looked up, and torch is imported by torchvision only. If cepo is not installed,
+as in a checkout on PYTHONPATH, importing cepo calls `watch`. This file imports only the standard library, and only when
+needed. It imports nothing from the package, because the process may be about to use another checkout of it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _declarations: Any = None  # torch drops the declarations when the handle is col
 
 
 class _Watch:
-    """A meta-path finder that finds nothing itself: it settles what may be imported before the first look for it."""
+    """A meta-path finder that finds nothing, but checks the builds before a watched package is first looked up."""
 
     def __init__(self, and_children: bool) -> None:
         self._and_children = and_children
@@ -61,24 +61,25 @@ class _Watch:
         self._operators_are_missing = "torchvision" in mismatched
         for package in mismatched:
             if package != "torchvision" and package not in sys.modules:
-                sys.modules[package] = None  # type: ignore[assignment]  # Python's own mark for "not installed"
+                sys.modules[package] = None  # type: ignore[assignment]  # Python's own marker for "not installed"
         if mismatched and self._and_children:
             _reach_children()
 
 
 def watch(*, and_children: bool = False) -> None:
-    """Watches this process's imports, once however often it is called.
+    """Starts watching this process's imports; later calls have no effect.
 
     Args:
-        and_children: where builds do not match, also every Python process started from here, through a `sitecustomize` on
-            PYTHONPATH: for an environment that cepo was not installed into, whose interpreters do not do it themselves.
+        and_children: if builds do not match, also watch every Python process started from here, through a
+            `sitecustomize` on PYTHONPATH. This is for environments without cepo installed, whose interpreters do not
+            watch by themselves.
     """
     if not any(type(finder).__qualname__ == _Watch.__qualname__ for finder in sys.meta_path):
         sys.meta_path.insert(0, _Watch(and_children))
 
 
 def mismatched_builds() -> tuple[str, ...]:
-    """The installed packages of the three that were built for CUDA where torch is a CPU build; read from files alone."""
+    """Returns which of the three packages were built for CUDA although torch is a CPU build; imports none of them."""
     import re
     from importlib.machinery import PathFinder
     from pathlib import Path

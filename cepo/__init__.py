@@ -1,10 +1,10 @@
-"""cepo: Contrastive Evidence Policy Optimization for vision-language models."""
+"""Trains vision-language models with Contrastive Evidence Policy Optimization (CEPO) and other methods."""
 
 import sys
 
 __version__ = "0.3.0"
 
-# Older Pythons must be able to read this file, so that they can say what is missing.
+# Older Pythons must be able to parse this file, so that they print this message.
 if sys.version_info < (3, 11):  # noqa: UP036
     sys.stderr.write(
         f"cepo needs Python 3.11, 3.12 or 3.13, and this is Python {sys.version_info[0]}.{sys.version_info[1]} "
@@ -15,4 +15,4 @@ if sys.version_info < (3, 11):  # noqa: UP036
 
 import _cepo_cpu_torch
 
-_cepo_cpu_torch.watch(and_children=True)  # only has an effect if no start-up file has called it: see there
+_cepo_cpu_torch.watch(and_children=True)  # no effect if a start-up file has called it already

@@ -1,4 +1,4 @@
-"""The console script `cepo`: dispatches to its commands, each of which imports only what it needs."""
+"""Implements the console script `cepo`, which dispatches to commands. Each command imports only what it needs."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ COMMANDS = {
         "print a script that completes commands and settings: cepo completion bash|zsh|fish",
     ),
 }
-"""For each command its function, which takes the arguments and returns an exit code, and a line of help."""
+"""Maps each command to its function, which takes arguments and returns an exit code, and to a line of help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Dispatches to a command; returns 2 for an unknown one, 130 after Ctrl-C."""
+    """Runs a command and returns its exit code: 2 if it is unknown, 130 after Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else None
     if name in COMMANDS:

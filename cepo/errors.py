@@ -1,4 +1,4 @@
-"""The exceptions of this library. Each is also a standard-library type, so that callers may catch either."""
+"""Defines the exceptions of this library. Each is also a standard-library type, so callers may catch either."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class CepoError(Exception):
-    """The base of all errors that `cepo` raises on purpose."""
+    """All errors that `cepo` raises on purpose derive from this class."""
 
 
 class ConfigError(CepoError, ValueError):

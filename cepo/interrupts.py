@@ -1,4 +1,4 @@
-"""Handles Ctrl-C and SIGTERM: they end a run at once while libraries are imported, and are never lost afterwards."""
+"""Handles Ctrl-C and SIGTERM. They end a run at once while libraries are imported, and are never lost afterwards."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _is_pending = False
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Handles SIGINT and SIGTERM inside this context; the caller's handlers return afterwards.
+    """Handles SIGINT and SIGTERM inside this context and restores the previous handlers afterwards.
 
-    It does nothing outside the main thread, which alone gets signals. An ignored signal stays ignored, because a shell
-    starts background jobs that way.
+    Outside the main thread, which alone receives signals, it does nothing. An ignored signal remains ignored, because
+    shells start background jobs that way.
     """
     global _has_begun, _is_pending
     if threading.current_thread() is not threading.main_thread():
@@ -44,13 +44,13 @@ def handled() -> Iterator[None]:
 
 
 def work_has_begun() -> None:
-    """Declares that there is something to clean up, so that an interruption raises even within an import."""
+    """Declares that there is something to clean up: from now on an interruption raises even during an import."""
     global _has_begun
     _has_begun = True
 
 
 def raise_if_lost() -> None:
-    """Raises the `KeyboardInterrupt` that a library has swallowed (in a callback or a destructor it is only printed)."""
+    """Raises a `KeyboardInterrupt` that a library has swallowed. In callbacks and destructors it is only printed."""
     if _is_pending:
         raise KeyboardInterrupt
 
@@ -58,8 +58,8 @@ def raise_if_lost() -> None:
 def exit_process(code: int) -> NoReturn:
     """Ends the process with `code`.
 
-    After an interruption only the registered clean-up runs: libraries that were stopped half-way can crash while the
-    interpreter shuts them down.
+    After an interruption it runs only the `atexit` functions, because interrupted libraries can crash while the
+    interpreter shuts down.
     """
     if code == EXIT_INTERRUPTED:
         atexit._run_exitfuncs()
@@ -70,7 +70,7 @@ def exit_process(code: int) -> NoReturn:
 def _handle(number: int, frame: FrameType | None) -> None:
     global _is_pending
     if not _has_begun and _is_importing(frame):
-        # An exception here leaves libraries half imported: they answer with errors of their own, or with a crash.
+        # An exception here would leave libraries half imported, which causes unrelated errors or a crash.
         sys.stderr.write("interrupted while libraries were being loaded; no work had started\n")
         _leave(EXIT_INTERRUPTED)
     _is_pending = True

@@ -1,4 +1,4 @@
-"""Ends what outlives a process: temporary folders of killed processes, and processes that a process has started."""
+"""Cleans up after processes: removes temporary folders of killed ones and kills the processes that one has started."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PREFIX = "cepo-"
 
 
 class OwnFolder:
-    """A temporary folder `cepo-<kind>-<process>-...`, locked while its process lives. As a context it is removed at the end.
+    """Creates a temporary folder `cepo-<kind>-<process>-...`, which is locked while its process lives.
 
-    It is in /tmp where there is one, because paths of sockets in it must be short. Making one removes what killed
-    processes left.
+    As a context manager it removes the folder on exit. The folder is in /tmp if that exists, because paths of sockets
+    in it must be short. Creating one also removes the folders of killed processes.
     """
 
     def __init__(self, kind: str) -> None:
@@ -41,7 +41,7 @@ class OwnFolder:
 def remove_left_behind() -> None:
     """Removes folders of this user's dead processes.
 
-    A folder stays if its process runs, or if it is locked: by a process that is not visible in this container.
+    A folder is kept if its process is running, or if a process that is not visible in this container has locked it.
     """
     for folder in _parent().glob(f"{_PREFIX}*-*-*"):
         number = folder.name.rsplit("-", maxsplit=2)[1]
@@ -66,9 +66,9 @@ def _parent() -> Path:
 
 
 def end_marked(name: str, value: str) -> None:
-    """Kills all processes of this user, but this one, whose environment has the variable `name` with this value.
+    """Kills all other processes of this user whose environment has the variable `name` with this value.
 
-    A process that was started by another one has its environment, also where it has left its group and session.
+    Child processes inherit the environment, and keep it even if they leave the process group and session.
     """
     mark = f"{name}={value}".encode()
     for folder in Path("/proc").glob("[0-9]*"):

@@ -1,4 +1,4 @@
-"""Draws a live view at the lower end of a terminal; everything that is printed meanwhile appears above it."""
+"""Draws a live view at the bottom of a terminal; all other output appears above it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BAR_CELLS = 30
 
 
 class Work(Protocol):
-    """A piece of work under way; `total` is None if nobody knows how much it is."""
+    """Describes a task in progress; `total` is None if its size is unknown."""
 
     what: str
     total: int | None
@@ -25,16 +25,16 @@ class Work(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the start."""
         ...
 
 
 class LiveView:
-    """A board, if the run has one, and below it a line for each piece of work that lasts.
+    """Shows a board, if the run has one, and below it a line for each task.
 
     Attributes:
-        board: drawn above the work; it stays on the terminal after the view has ended.
-        work: outermost first.
+        board: drawn above the tasks; it remains on the terminal after the view has ended.
+        work: the running tasks, outermost first.
         console: prints above the view.
     """
 
@@ -46,13 +46,13 @@ class LiveView:
             console=self.console,
             get_renderable=self._drawn,
             refresh_per_second=4,
-            # Output that goes into a file or a pipe must still arrive there.
+            # Output to a file or a pipe must still go there.
             redirect_stdout=sys.stdout.isatty(),
         )
         self._log_streams: list[tuple[logging.StreamHandler, object]] = []
 
     def start(self) -> None:
-        """Begins to draw. Log lines that go to the terminal are printed above the view from now on."""
+        """Starts drawing. From now on, log lines for the terminal are printed above the view."""
         before = sys.stderr
         self._live.start()
         for handler in logging.getLogger().handlers:
@@ -60,7 +60,7 @@ class LiveView:
                 self._log_streams.append((handler, handler.setStream(sys.stderr)))
 
     def stop(self) -> None:
-        """Leaves the board on the terminal and gives the cursor back."""
+        """Stops drawing, leaves the board on the terminal and restores the cursor."""
         self.work = []
         self._live.transient = self.board is None
         self._live.stop()
@@ -69,13 +69,13 @@ class LiveView:
             handler.setStream(stream)
 
     def add(self, work: Work) -> None:
-        """Adds a line, which appears once the work has lasted half a second."""
+        """Adds a task, whose line appears after half a second."""
         self.work.append(work)
         if work.seconds >= _SHORTEST_SECONDS:
             self._live.refresh()
 
     def forget(self, work: Work) -> None:
-        """Takes a line away."""
+        """Removes a task and its line."""
         if work in self.work:
             self.work.remove(work)
 

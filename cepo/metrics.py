@@ -16,7 +16,7 @@ Reduction = Literal["mean", "sum", "max", "min"]
 class Metric:
     """A partial result: `mean` keeps a weighted sum and its weight, the other reductions keep only the value.
 
-    For an empty mean (weight 0) or an empty extreme `result` is None, so that no invented 0 is plotted.
+    `result` is None for an empty mean or extreme (weight 0), so that no false 0 is plotted.
     """
 
     value: float
@@ -59,32 +59,32 @@ def fraction(count: float, total: float) -> Metric:
 
 
 def mean_value(value: float, weight: float = 1.0) -> Metric:
-    """Returns one number as a mean of weight `weight`."""
+    """Returns a mean of one number with weight `weight`."""
     return Metric(float(value) * weight, float(weight), "mean")
 
 
 def share_of_mean(value: float) -> Metric:
-    """Returns a part of a mean whose weight comes with `observations`: losses that micro-batches and ranks add up."""
+    """Returns a summand of a mean, such as a micro-batch's or rank's part of a loss; `observations` adds the weight."""
     return Metric(float(value), 0.0, "mean")
 
 
 def observations(count: float = 1.0) -> Metric:
-    """Returns the divisor of the parts of `share_of_mean`; with no part their mean is 0."""
+    """Returns the weight for the summands of `share_of_mean`; without summands the mean is 0."""
     return Metric(0.0, float(count), "mean")
 
 
 def sum_value(value: float) -> Metric:
-    """Returns a count or an amount whose parts are added."""
+    """Returns a count or an amount; merging adds the values."""
     return Metric(float(value), 1.0, "sum")
 
 
 def max_value(value: float) -> Metric:
-    """Returns a value of which the largest is kept."""
+    """Returns a value; merging keeps the largest."""
     return Metric(float(value), 1.0, "max")
 
 
 def min_value(value: float) -> Metric:
-    """Returns a value of which the smallest is kept."""
+    """Returns a value; merging keeps the smallest."""
     return Metric(float(value), 1.0, "min")
 
 

@@ -1,4 +1,4 @@
-"""Checks a run before it loads a library or a model, so that a mistake costs a second."""
+"""Checks a run before it loads libraries and models, so that mistakes are reported within seconds."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ logger = logging.getLogger("cepo.train")
 
 
 def check_before_imports(config: RunConfig) -> None:
-    """Checks what needs neither torch nor an engine.
+    """Checks everything that needs neither torch nor an engine.
 
     Raises:
-        RewardError: the reward file is no valid Python, or imports a package that is not installed.
+        RewardError: the reward file is not valid Python, or imports a package that is not installed.
         ConfigError: no Ray cluster answers at the address.
     """
     from cepo.rewards.functions import require_imports, resolve_reward_path
@@ -47,7 +47,7 @@ def check_hub_names(config: RunConfig) -> None:
     """Checks that models and data sets with hub names are available.
 
     Raises:
-        ConfigError: one is available neither from the hub nor from the cache.
+        ConfigError: a name is available neither from the hub nor from the cache.
     """
     actor, critic, data = config.worker.actor.model, config.worker.critic.model, config.data
     models = [
@@ -63,7 +63,7 @@ def check_devices(config: RunConfig) -> str:
     """Checks that the run's devices are available and describes where training runs. Imports torch.
 
     Raises:
-        ConfigError: a GPU that cannot be used, or fewer devices than the run asks of this machine.
+        ConfigError: the GPU cannot be used, or this machine has fewer devices than the run needs.
     """
     if not runs_on_this_machine(config):
         address = ray_address(config)
@@ -74,7 +74,7 @@ def check_devices(config: RunConfig) -> str:
 
 
 def runs_on_this_machine(config: RunConfig) -> bool:
-    """Returns whether all workers run on this machine; in a joined cluster each worker looks for its own device."""
+    """Returns whether all workers run on this machine. In a Ray cluster, each worker checks its own device."""
     elsewhere = ray_address(config) is not None or config.trainer.nnodes > 1
     return chosen_launcher(config) == "local" or not elsewhere
 
@@ -88,7 +88,7 @@ def check_before_loading(config: RunConfig, rewards: RewardPool, problems: Probl
     """Checks that the reward function returns a score and that the adapter's settings name layers of the model.
 
     Raises:
-        RewardError, ConfigError: they do not.
+        RewardError, ConfigError: one of these checks fails.
     """
     from cepo.workers.loading import check_adapter_targets
 
@@ -97,12 +97,12 @@ def check_before_loading(config: RunConfig, rewards: RewardPool, problems: Probl
 
 
 def try_reward(rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
-    """Calls the reward function with a first problem, and the problem's own answer as the response.
+    """Calls the reward function with the first problem and its own answer as the response.
 
-    If the function raises, this only warns: it may be meant to, for such a response.
+    If the function raises, this only logs a warning, because it may raise on purpose for such a response.
 
     Raises:
-        RewardError: its result is not a score.
+        RewardError: the result is not a score.
     """
     from cepo.trainer.asking import reward_input
 

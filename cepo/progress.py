@@ -1,4 +1,4 @@
-"""Shows what is under way: in a live view on a terminal if the work lasts, and as lines in a log."""
+"""Shows the progress of long work in a live view on a terminal, and as lines in a log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _view: LiveView | None = None
 
 @contextmanager
 def live_view() -> Iterator[None]:
-    """Keeps a live view at the lower end of the terminal during the body; without a terminal there is none."""
+    """Keeps a live view at the bottom of the terminal inside this context; does nothing without a terminal."""
     global _view
     if _view is not None or not _is_terminal():
         yield
@@ -43,7 +43,7 @@ def live_view() -> Iterator[None]:
 
 
 def end_view() -> None:
-    """Ends the live view, if there is one, and gives the terminal its cursor back."""
+    """Ends the live view, if there is one, and restores the cursor."""
     global _view
     if _view is not None:
         view, _view = _view, None
@@ -51,7 +51,7 @@ def end_view() -> None:
 
 
 def show_board(board: RenderableType) -> Console | None:
-    """Draws `board` above the work in the live view, and returns the console that prints above it; None without a view."""
+    """Draws `board` above the tasks in the live view. Returns the console that prints above it; None without a view."""
     if _view is None:
         return None
     _view.board = board
@@ -60,7 +60,7 @@ def show_board(board: RenderableType) -> Console | None:
 
 @contextmanager
 def phase(what: str) -> Iterator[None]:
-    """Says what a run is doing where nothing can be counted: its seconds in the live view, and lines in a log."""
+    """Reports a phase of a run that has nothing to count: elapsed seconds in the live view, and lines in a log."""
     if _view is None:
         logger.info("%s", what)
     with Progress(what, None) as progress:
@@ -70,10 +70,10 @@ def phase(what: str) -> Iterator[None]:
 
 
 class Progress:
-    """Shows the progress of `total` pieces of work, or of work that cannot be counted; a context manager.
+    """Shows the progress of a task inside this context. The task has `total` items, or None if they cannot be counted.
 
     Args:
-        what: the work, as the beginning of a line.
+        what: the task's name, with which its line begins.
         draws: whether it may be drawn; None: if standard error is a terminal.
     """
 
@@ -86,11 +86,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the work began."""
+        """Seconds since the start."""
         return time.monotonic() - self._start
 
     def update(self, count: int = 1) -> None:
-        """Counts finished pieces of work."""
+        """Counts finished items."""
         self.done += count
         now = time.monotonic()
         if self._draws:
@@ -114,7 +114,7 @@ class Progress:
             self._shown.close()
 
     def _show(self) -> None:
-        """Adds a line to the live view, which lasts as long as this work if there was none."""
+        """Adds a line to the live view. Without a view, starts one that ends with this task."""
         self._shown = ExitStack()
         self._shown.enter_context(live_view())
         if _view is not None:
@@ -123,7 +123,7 @@ class Progress:
 
 
 def shown(items: Iterable[_Item], what: str, total: int | None = None) -> Iterator[_Item]:
-    """Yields the items and shows progress while the work on them lasts; `total` is their number if they do not know it."""
+    """Yields the items and shows the progress; `total` is their number if they have no length."""
     with Progress(what, length_hint(items) if total is None else total) as progress:
         for item in items:
             yield item

@@ -18,7 +18,7 @@ from pydantic_core.core_schema import CoreSchema
 from cepo.errors import ConfigError, did_you_mean
 
 Tree = dict[str, Any]
-"""Keys and values as YAML gives them, or a JSON schema."""
+"""Nested settings, or a JSON schema."""
 
 _Section = TypeVar("_Section")
 _RULES = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -37,15 +37,15 @@ _WRONG_LENGTH = ("too_short", "too_long")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(Field, dataclasses.field))
 def section(declared: type[_Section]) -> type[_Section]:
-    """Class decorator of a section of settings: a frozen pydantic dataclass that checks every new instance.
+    """Turns a class into a section of settings: a frozen pydantic dataclass that checks every new instance.
 
-    Types are strict (3.0 is no integer, true is no number), numbers are finite, unknown keys are refused. `Field` takes
-    the default, the bounds and the description of a setting.
+    Types are strict (3.0 is not an integer, true is not a number), numbers must be finite, and unknown keys are
+    refused. `Field` takes the default, the bounds and the description of a setting.
     """
 
     def read_from_mapping(cls: type[_Section], source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         schema = inner = cast("Tree", handler(source))
-        while inner["type"] != "dataclass":  # validators of the whole section are around it
+        while inner["type"] != "dataclass":  # validators of the whole section wrap it
             inner = inner["schema"]
         inner["strict"] = False  # a strict section would accept only instances
         return cast("CoreSchema", schema)
@@ -56,7 +56,7 @@ def section(declared: type[_Section]) -> type[_Section]:
 
 
 def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
-    """Returns the settings of a section by name, in the order of their declaration."""
+    """Returns the settings of a section by name, in order of declaration."""
     return kind.__pydantic_fields__
 
 
@@ -88,13 +88,14 @@ def read_section(
 ) -> _Section:
     """Reads the section `kind` from a mapping. Missing keys keep their defaults, also inside nested sections.
 
-    Text that spells a number or a truth value is read as one; nothing else changes its type.
+    Text that spells a number or a boolean is converted, as are 0 and 1 for a boolean. Where text is expected, a number
+    is replaced by its entry in `texts`. No other value changes its type.
 
     Args:
         path: the dotted key of the section itself.
-        texts: the text of a key before YAML read it as a number.
-        schema: the JSON schema that words the messages; by default that of `kind`.
-        elsewhere: dotted keys to suggest in place of an unknown one, beside those of the schema.
+        texts: by dotted key, the original text of values that YAML read as numbers.
+        schema: the JSON schema from which messages are worded; by default that of `kind`.
+        elsewhere: dotted keys outside the schema that may be suggested in place of an unknown one.
 
     Raises:
         SectionError: unknown key, wrong type, value out of bounds, or a required setting is missing.
@@ -127,7 +128,7 @@ def default_tree(kind: type[Any]) -> Tree:
 
 
 def _merged(below: Tree, above: Mapping[str, Any]) -> Tree:
-    """Puts `above` over `below`: mappings are joined, everything else is replaced."""
+    """Merges `above` into a copy of `below`: mappings are merged, everything else is replaced."""
     tree = copy.deepcopy(below)
     for name, value in above.items():
         inner = tree.get(name)
@@ -139,7 +140,7 @@ def _merged(below: Tree, above: Mapping[str, Any]) -> Tree:
 
 
 def _respelled(tree: Any, words: Wording, error: ErrorDetails, texts: Mapping[str, str]) -> bool:
-    """Replaces text by the number or truth value that it spells, or a number by its text; False if nothing fits."""
+    """Converts the value of an error between text and number or boolean; returns False if that is impossible."""
     steps, _ = words.walk(error["loc"])
     value, kind = error["input"], error["type"]
     if kind in ("int_type", "float_type") and isinstance(value, str):
@@ -162,13 +163,13 @@ def _respelled(tree: Any, words: Wording, error: ErrorDetails, texts: Mapping[st
 
 
 class Wording:
-    """Words the messages about the values of one section by its JSON schema."""
+    """Words the error messages about the values of one section, based on its JSON schema."""
 
     def __init__(self, schema: Tree, path: str, elsewhere: Sequence[str]) -> None:
         self._schema, self._path, self._elsewhere = schema, path, elsewhere
 
     def walk(self, location: Sequence[int | str]) -> tuple[list[int | str], Tree]:
-        """Returns the part of pydantic's location that is a key (the rest names a union's branch), and the key's schema."""
+        """Returns the key in pydantic's location, without the union branch that may follow, and the key's schema."""
         node, steps = resolved(self._schema, self._schema), list[int | str]()
         for step in location:
             inside = _main(node)
@@ -180,7 +181,7 @@ class Wording:
         return steps, node
 
     def key(self, steps: Sequence[int | str]) -> str:
-        """Returns `a.b[0]` with the path of the section in front."""
+        """Returns the dotted key, such as `a.b[0]`, with the path of the section in front."""
         dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
         return f"{self._path}{dotted}" if self._path else dotted.removeprefix(".")
 
@@ -241,7 +242,7 @@ def leaves_of(schema: Tree, node: Tree | None = None, path: str = "") -> Iterato
 
 
 def resolved(node: Tree, schema: Tree) -> Tree:
-    """Returns the schema that a `$ref` names, updated by the entries beside the reference."""
+    """Returns the schema that a `$ref` names, updated by the other entries of `node`."""
     if "$ref" not in node:
         return node
     target = schema["$defs"][node["$ref"].rpartition("/")[2]]
@@ -255,7 +256,7 @@ def _branches(node: Tree) -> tuple[list[Tree], bool]:
 
 
 def _main(node: Tree) -> Tree:
-    """Returns the main alternative of a setting, beside null and a number that turns it off."""
+    """Returns the main alternative of a setting: neither null nor a number that turns it off."""
     branches, _ = _branches(node)
     return next((branch for branch in branches if "const" not in branch), branches[0])
 

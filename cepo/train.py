@@ -1,4 +1,4 @@
-"""The composition root of a training run: builds all parts and connects them."""
+"""Builds and connects all parts of a training run (the composition root)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from cepo.trainer.resuming import RunHistory
     from cepo.workers.worker import WorkerFacts
 
-# Not __name__, which is __main__ under `python3 -m cepo.train`: the plan and the resumed state would not be logged.
+# Not __name__: under `python3 -m cepo.train` it is __main__, and the plan and the resumed state would not be logged.
 logger = logging.getLogger("cepo.train")
 
 EXIT_USER_ERROR = 2
@@ -40,7 +40,8 @@ EXIT_USER_ERROR = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Implements `python3 -m cepo.train config=FILE a.b.c=value ...` and returns the exit code.
 
-    0 when the run has finished, 2 for a mistake in config or data (before heavy work), 130 after Ctrl-C.
+    0 if the run has finished, 2 after any `CepoError` (mistakes in config or data are found before heavy work), 130
+    after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _log_to_stderr()
@@ -84,8 +85,8 @@ def train(config: RunConfig) -> None:
 
     Raises:
         ConfigError, DataError: before any model is loaded.
-        CheckpointError: the checkpoint to resume from does not fit, settings have changed since it was written, or another
-            run holds the run folder.
+        CheckpointError: the checkpoint to resume from does not fit, settings have changed since it was written, or
+            another run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
     from cepo.microgeo.world import with_embedded_world
@@ -123,7 +124,7 @@ def _train(config: RunConfig, history: RunHistory) -> None:
 
 
 def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | None = None) -> Trainer:
-    """Builds the trainer of a run, cheap checks first; `stack` closes its resources.
+    """Builds the trainer of a run, with cheap checks first; `stack` closes its resources.
 
     With a `history` whose records are open already, the run continues from its own last checkpoint.
     """
@@ -195,12 +196,12 @@ def _estimator(config: RunConfig) -> Estimator:
 def build_backend(
     config: RunConfig, processing: Processing, facts: WorkerFacts, image_probe: ImageSource | None
 ) -> Backend:
-    """Builds the backend of the run's devices: this process's own, or those of a Ray cluster."""
+    """Builds the backend, which runs on this process's device or on those of a Ray cluster."""
     facts = dataclasses.replace(facts, demand=_demand(config, processing, facts))
     if chosen_launcher(config) == "ray":
         from cepo.runtime.ray import RayBackend
 
-        interrupts.work_has_begun()  # processes of a cluster have to be ended
+        interrupts.work_has_begun()  # processes of a cluster must be ended
         return RayBackend(config, facts, image_probe)
     from cepo.runtime.local import LocalBackend
 
@@ -208,7 +209,7 @@ def build_backend(
 
 
 def _demand(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Demand | None:
-    """Returns the memory demand for deciding on refusal and vLLM's sleep; None where no GPU can be used."""
+    """Returns the memory demand, which decides whether the run is refused and vLLM sleeps; None without a GPU."""
     import torch
 
     from cepo.rollout.factory import settings_of_run, vllm_samples
@@ -249,7 +250,7 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
 def _tracker(
     config: RunConfig, stack: ExitStack, store: CheckpointStore, total_steps: int, resumed_step: int | None
 ) -> Any:
-    """Builds the tracker, after moving records and checkpoints that this run does not continue out of its folder."""
+    """Moves records and checkpoints that this run does not continue out of its folder, then builds the tracker."""
     import torch
 
     from cepo.tracking.sink import RunDescription

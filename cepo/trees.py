@@ -1,4 +1,4 @@
-"""Plain nested data, as YAML and JSON files give it: tells its kinds apart for type checkers, lists it, changes its texts."""
+"""Handles nested data from YAML and JSON files: narrows its types, lists its leaves, changes its strings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, TypeGuard
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    """Returns whether the value is a section with keys."""
+    """Returns whether the value is a mapping."""
     return isinstance(value, Mapping)
 
 
 def is_dict(value: object) -> TypeGuard[dict[Any, Any]]:
-    """Returns whether the value is a section that can be changed."""
+    """Returns whether the value is a dictionary, which can be changed."""
     return isinstance(value, dict)
 
 
@@ -22,7 +22,7 @@ def is_list(value: object) -> TypeGuard[list[Any]]:
 
 
 def with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """Returns the data with every text replaced by what `change` makes of it; keys stay as they are."""
+    """Returns the data with `change` applied to every string; keys are unchanged."""
     if is_mapping(value):
         return {key: with_texts(entry, change) for key, entry in value.items()}
     if is_list(value):

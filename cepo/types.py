@@ -1,9 +1,9 @@
-"""Value types that packages exchange, and the axis names of all tensors.
+"""Defines the value types that packages exchange, and the axis names of all tensors.
 
 Axes: `B` rollouts of a batch, `T` response tokens (right-padded), `V` vocabulary, `H` hidden size, `G` rollouts of one
 group. Log-probs are natural logs in float32, of `logits / temperature` with the rollout temperature.
 
-Torch is imported for annotations only, so that configs and method declarations are read without it.
+Torch is imported for annotations only, so that configs and method declarations can be read without it.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class DivergenceConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """One sampled response of a group, with the facts by which references are chosen.
+    """One sampled response of a group, with the data by which references are chosen.
 
     Attributes:
-        index: place in generation order within the group, fixed before any balancing or batching.
+        index: position in generation order within the group, fixed before any balancing or batching.
         reward: the total reward (`overall`).
         correct: whether the verifier accepts the response.
         response_ids: the response's tokens without the end-of-turn token.
         answer: the extracted final answer, None if nothing can be extracted.
         answer_equals_ground_truth: whether the grader judges `answer` equal to the ground truth, or a rounding of it.
-        answer_value: a text that answers of equal value share; None: its spelling alone counts.
+        answer_value: a text that is the same for answers of equal value; None: only the spelling counts.
     """
 
     index: int
@@ -92,7 +92,7 @@ class Rollout:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutGroup:
-    """All rollouts of one prompt in one step. `seed`, `step` and `prompt_id` key every random choice made for it.
+    """All rollouts of one prompt in one step. `seed`, `step` and `prompt_id` determine its random choices.
 
     `solution` is the dataset's worked solution, None if it has none.
     """
@@ -107,12 +107,12 @@ class RolloutGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What one teacher context holds that the student's does not: a text, or a slice of some rollout's tokens.
+    """The difference between a teacher's context and the student's: a text, or a slice of a rollout's tokens.
 
-    Exactly one of `text` and `token_ids` is set, or none with `blind`: the student's own prompt without its images and
-    videos. A text without its own cap is an answer, which is shown whole or not
-    at all. `source_index` is the rollout that the reference was taken from, None for the dataset. `max_tokens` caps a
-    text; None leaves the cap to the teacher's settings.
+    Exactly one of `text`, `token_ids` and `blind` is set. `blind` means the student's own prompt without its images and
+    videos. `max_tokens` limits a text; None leaves the limit to the teacher's settings. A text with None is an answer,
+    which is never cut to fit the prompt limit. `source_index` is the rollout that the reference was taken from, None
+    for the dataset.
     """
 
     text: str | None = None
@@ -123,7 +123,7 @@ class Reference:
 
     @property
     def is_answer(self) -> bool:
-        """Whether it is an answer: short enough to be shown whole, and wrong if cut."""
+        """Whether it is an answer, which is short, and wrong if cut."""
         return self.text is not None and self.max_tokens is None
 
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ class Reference:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch:
-    """The data of one rollout batch that an estimator reads. It must not change any of it.
+    """The data of one rollout batch that an estimator reads and must not change.
 
     Attributes:
         token_level_rewards: (B, T); the outcome reward is at the last response token, 0 elsewhere.
@@ -143,7 +143,7 @@ class TokenBatch:
         group_ids: (B,); equal for rollouts of the same prompt.
         teacher_log_probs: view -> (B, T); rows whose reference is None hold `old_log_probs`.
         correct: (B,); the verifier's verdict.
-        has_reference: view -> (B,); rows whose teacher reads a reference. The others' view is the student's own.
+        has_reference: view -> (B,); rows whose teacher reads a reference. For other rows the view is the student's own.
         reward_baselines: (B,); the reward of the greedy response to the row's prompt, for methods with
             `needs_baseline`.
         values: (B, T); the critic's value before each token, for methods with `needs_values`.
@@ -167,11 +167,11 @@ class TokenBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """A divergence from the teacher `view` that the update minimises, in place of the policy loss or beside it.
+    """A divergence from the teacher `view` that the update minimises instead of or in addition to the policy loss.
 
     Attributes:
-        token_weight: (B, T); the method's weight on tokens that learn, 0 on padding and on rows without a reference. The
-            loss is `sum(token_weight * divergence * aggregation weight)`; its denominators count masked rows too.
+        token_weight: (B, T); the method's weight of each trained token, 0 on padding and on rows without a reference.
+            The loss is `sum(token_weight * divergence * aggregation weight)`; its denominators count masked rows too.
     """
 
     view: str

@@ -1,1 +1,1 @@
-"""Problems, images, contexts, and the order in which problems are asked."""
+"""Provides problems, images and contexts, and decides the order of problems."""

@@ -1,4 +1,4 @@
-"""The batches sent from the trainer to the workers: rows to score and rows to learn from."""
+"""Defines the batches that the trainer sends to workers: rows to score and rows to learn from."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ OWN_VIEW = ""
 """The view of rows with the student's own prompt."""
 
 RowName = tuple[str, int | None]
-"""A pair (view, number of the response in its step); the number is None for a row that is never looked up."""
+"""A pair (view, index of the response in its step); the index is None for a row that is never looked up."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringRow:
-    """A response behind a context. Rows of one prompt share the context object, and with it the images.
+    """A response after a context. Rows of one prompt share the context object, and with it the images.
 
     Attributes:
-        prompt: the prompt's number in its step; one device processes all rows of a prompt, whatever their context.
-        row: the response's number in its step.
+        prompt: the prompt's index in its step; one device processes all rows of a prompt, whatever their context.
+        row: the response's index in its step.
         view: the method's view that the context belongs to.
     """
 
@@ -38,7 +38,7 @@ class ScoringRow:
 
     @property
     def name(self) -> RowName:
-        """The key under which results and kept hidden states are found."""
+        """The key of the row's results and kept hidden states."""
         return self.view, self.row
 
     @property
@@ -52,7 +52,7 @@ class DistillationRows:
     """The distillation data of an optimizer batch.
 
     Attributes:
-        divergence: the divergence that is minimised.
+        divergence: the divergence to minimise.
         token_weight: (R, T), 0 for a row without a teacher.
         view: the view whose hidden states, kept from scoring, are the teacher's.
     """
@@ -64,17 +64,17 @@ class DistillationRows:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerBatch:
-    """The rows of one optimizer step that have a gradient, and the totals over all rows of the step.
+    """The rows of one optimizer step that have a gradient, with totals over all rows of the step.
 
     Attributes:
         rows: R rows.
         old_log_probs, advantages: (R, T).
         response_mask: (R, T).
         denominators: totals over every row of the step, including rows without gradient.
-        on_policy: the weights at the start of this optimizer step sampled the rows, and no earlier pass has scored
+        on_policy: whether the weights at the start of this optimizer step sampled the rows and no earlier pass scored
             them. The old log-probs are then the update's own, without gradient, and `old_log_probs` holds the rollout
             engine's for comparison.
-        sampled_log_probs: (R, T) of the rollout engine; None where `old_log_probs` holds them.
+        sampled_log_probs: (R, T) of the rollout engine; None if `old_log_probs` holds them.
         reference_log_probs: (R, T) under the initial weights; None without a KL in the loss.
         distillation: None for methods whose only loss is the policy loss.
     """

@@ -1,4 +1,4 @@
-"""Contexts: the student's prompt, and a teacher's prompt, which also contains a reference."""
+"""Builds contexts: the student's prompt, and a teacher's prompt, which also contains a reference."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ContextBuilder:
         return prompt
 
     def reference_text(self, reference: Reference) -> str:
-        """Returns the reference as it will be shown: sanitised and cut to its maximum length; empty if nothing is left."""
+        """Returns the reference as the teacher sees it: sanitised and cut to its maximum length; may be empty."""
         text = self.whole_text(reference)
         if reference.token_ids is not None:
             return self._cut(text, len(reference.token_ids))
@@ -60,16 +60,16 @@ class ContextBuilder:
         return sanitise_reference(reference.text, self._special_texts)
 
     def teacher(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> EncodedPrompt:
-        """Encodes the student's user turn with the whole reference and the same images, without a length limit."""
+        """Encodes the student's user turn with `reference_text` and the same images, without a length limit."""
         return self._encode(problem, student.images if self._teacher.with_images else None, reference_text)
 
     def fitted(
         self, problem: Problem, student: EncodedPrompt, reference_text: str, *, is_answer: bool
     ) -> tuple[EncodedPrompt, str] | None:
-        """Returns a teacher's context within the prompt limit and the reference text in it, or None if no reference fits.
+        """Returns a teacher's context within the prompt limit and its reference text, or None if no reference fits.
 
-        A long text is cut at its end. An answer is shown whole or not at all, because the beginning of an answer is a
-        different answer. Images are never cut.
+        A long text is cut at its end. An answer is dropped instead, because the beginning of an answer is a different
+        answer. Images are never cut.
         """
         context = self.teacher(problem, student, reference_text)
         excess = len(context.token_ids) - self._max_context_length

@@ -1,4 +1,4 @@
-"""Problems from a hub name, a file or a folder; every row is checked before heavy work begins."""
+"""Reads problems from a hub name, a file or a folder and checks every row before heavy work begins."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One row of the data, ready to be asked.
+    """One row of the data, prepared for prompts.
 
     Attributes:
-        prompt_id: `<row number>` in the source; unchanged by filtering and shuffling.
+        prompt_id: the row number in the source; unchanged by filtering and shuffling.
         text: the user's text (of a conversation, the last one) after the format prompt, with one `<image>` per image
             and one `<video>` per video.
         images: decoded RGB images.
@@ -42,7 +42,7 @@ class Problem:
         solution: the worked solution; None if the dataset has none.
         columns: the row's other columns, for reward functions.
         history: the turns before `text` if the prompt is a conversation.
-        image_source: where `images` can be read again; None for a problem that is not a row of a data set.
+        image_source: where `images` can be read again; None for rows with videos and for rows not read from a source.
     """
 
     prompt_id: str
@@ -57,7 +57,7 @@ class Problem:
 
 
 class ProblemSet(Sequence[Problem]):
-    """The usable rows of one source. Images are decoded on access and never kept.
+    """Holds the usable rows of one source. Images are decoded on access and never kept.
 
     Args:
         rows: converted rows of the source; None reads the rows from the source.
@@ -156,9 +156,10 @@ class ProblemSet(Sequence[Problem]):
             )
 
     def image_probe(self) -> ImageSource | None:
-        """Returns a row with which other nodes test whether they can read images, with an image if any has one, or None.
+        """Returns a row with which other nodes test whether they can read images, or None.
 
-        Nothing is decoded. Rows with videos are skipped, because their content is sent by value.
+        The row has images if any usable row has. Nothing is decoded. Rows with videos are skipped, because their
+        content is sent by value.
         """
         for row_number in self._usable if self.most_images else self._usable[:1]:
             row = self._rows[row_number]
@@ -189,7 +190,7 @@ class ProblemSet(Sequence[Problem]):
         return load_video(value, config.image_dir, rules)
 
     def _measure(self, row: Mapping[str, Any]) -> RowMeasure:
-        """Measures the prompt and its images. Videos are decoded whole: only that finds a damaged one."""
+        """Measures the prompt and its images. Videos are decoded completely, the only way to find damaged ones."""
         config = self._config
         for key, wrong, accepted in (
             (config.prompt_key, (dict, bytes), "text, a number, or a list of messages"),
@@ -219,7 +220,7 @@ class ProblemSet(Sequence[Problem]):
             visual += self._processing.reader.num_tokens(size)
         for value in videos:
             visual += self._processing.reader.num_video_tokens(self._video(value))
-        # The text has one placeholder token for each, which their own tokens replace.
+        # The text has one placeholder token per image and video, which their own tokens replace.
         template = self._processing.template_ids(last.text, with_videos=bool(videos), history=history)
         length = visual + len(template) - len(images) - len(videos)
         return RowMeasure(length=length, num_images=len(images), num_videos=len(videos), visual_tokens=visual)
@@ -231,13 +232,13 @@ class _WithVisuals(Protocol):
 
 
 def most_visuals(*problem_sets: _WithVisuals | None) -> tuple[int, int]:
-    """Returns the largest numbers of images and of videos in a prompt, which an engine must accept in one request; skips None."""
+    """Returns the largest numbers of images and videos in a prompt, which the engine must accept; ignores None."""
     present = [problems for problems in problem_sets if problems is not None]
     return max(each.most_images for each in present), max(each.most_videos for each in present)
 
 
 def plain_text(value: Any) -> str:
-    """Returns a cell as text: empty for None, and a whole number without the `.0` that it gets in a column of decimals."""
+    """Returns a cell as text: empty for None, and whole numbers without the `.0` of a float column."""
     if value is None:
         return ""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -1,4 +1,4 @@
-"""Words a reference for a teacher, and sanitises text from models and datasets before it enters a context."""
+"""Renders a reference for a teacher, and sanitises text from models and datasets before it enters a context."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ TEMPLATES = {
     "user_suffix": "{{ prompt }}\nHere is a sample answer: {{ reference }}",
     "assistant_prefix": "{{ reference }}\n",
 }
-"""The built-in wording by placement: the whole user text, or the text between the assistant header and the response."""
+"""The built-in template of each placement: the whole user text, or the text between assistant header and response."""
 _PROBE = "Question"
 
 _CONTROL_CHARACTERS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f]"
 )
-"""Control, invisible and direction characters, tags, and lone surrogates, which no encoding can hold."""
+"""Matches control, invisible and direction characters, tags, and lone surrogates, which cannot be encoded."""
 
 
 class HintTemplate:
-    """A sandboxed Jinja template with the variables `prompt` (the student's user text) and `reference`.
+    """Renders a sandboxed Jinja template with the variables `prompt` (the student's user text) and `reference`.
 
-    `user_suffix`: the user text, which begins with the prompt, so that student and teacher contexts share their tokens
-    up to the reference. `free`: any user text that contains the prompt. `assistant_prefix`: the text right before the
-    response.
+    The placement determines what the template produces. `user_suffix`: the user text, which begins with the prompt, so
+    that student and teacher contexts share their tokens up to the reference. `free`: any user text that contains the
+    prompt exactly once. `assistant_prefix`: the text right before the response.
 
     Raises:
-        ConfigError: the file is missing or no text, does not parse, does not use `reference`, uses an unknown variable, or
-            does not place the prompt as the placement requires.
+        ConfigError: the file is missing or not text, does not parse, does not use `reference`, uses an unknown
+            variable, or does not place the prompt as required.
     """
 
     def __init__(self, placement: str, path: str | None = None) -> None:
@@ -62,19 +62,20 @@ class HintTemplate:
             raise ConfigError(f"{self._origin} must contain the prompt exactly once, so no image is lost or repeated")
 
     def render(self, *, prompt: str, reference: str) -> str:
-        """Returns the text with both variables filled in; neither value is itself treated as a template."""
+        """Returns the text with both variables filled in. The values themselves are not treated as templates."""
         return self._template.render(prompt=prompt, reference=reference)
 
 
 def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
-    """Removes what a model or a dataset may have written but no context may contain.
+    """Removes everything from a model's or dataset's text that no context may contain.
 
-    White space, including every kind of line break, collapses to single blanks, and control characters are removed.
-    Special-token texts (control tokens, image placeholders) are removed until none is left: removing one, or the blanks
-    within one, can join the halves of another. One pass does it, since the text may nest them a million deep.
+    White space, including every kind of line break, is collapsed to single spaces. Control characters are removed.
+    Special-token texts (control tokens, image placeholders) are removed until none is left, because removing one, or
+    the spaces within one, can join the halves of another. This takes a single pass, since texts may nest a million
+    deep.
     """
     specials = sorted({special for special in special_texts if special}, key=len, reverse=True)
-    # Blanks first: line breaks are control characters too, and removing them would turn "1\r2" into "12".
+    # Spaces first: line breaks are control characters too, and removing them would turn "1\r2" into "12".
     text = " ".join(_CONTROL_CHARACTERS.sub("", " ".join(text.split())).split())
     if not any(special in text for special in specials):
         return text

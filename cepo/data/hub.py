@@ -1,4 +1,4 @@
-"""Checks once that names on the hub are available; the hub's own libraries try each file for half a minute."""
+"""Checks in advance that hub names are available, because the hub's own libraries retry each file for half a minute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRUE = ("1", "on", "yes", "true")
 def require_hub_names(models: Iterable[tuple[str, str | None]], data: Iterable[tuple[str, str | None]]) -> None:
     """Checks that all models and data sets that are not local can be read from the hub or from the cache.
 
-    If the hub does not answer, this process and its children use earlier downloads, as under HF_HUB_OFFLINE.
+    If the hub does not answer, this process and its children use earlier downloads, as with HF_HUB_OFFLINE.
 
     Args:
         models, data: pairs of setting and value; None, local paths and `microgeo:` are skipped.
@@ -72,14 +72,14 @@ def _why_silent(endpoint: str) -> str | None:
         except urllib.error.URLError as error:
             # The hub's client has its own certificates and may succeed although this request fails.
             is_unsure = isinstance(error.reason, ssl.SSLError)
-            # The reason is an OSError or a text.
+            # The reason is an OSError or a string.
             found.append(None if is_unsure else str(getattr(error.reason, "strerror", None) or error.reason))
         except (TimeoutError, OSError) as error:
             found.append(str(error) or type(error).__name__)
         else:
             found.append(None)
 
-    asking = threading.Thread(target=ask, daemon=True)  # a name look-up has no time limit
+    asking = threading.Thread(target=ask, daemon=True)  # a DNS look-up has no timeout
     asking.start()
     asking.join(_SECONDS + 1)
     return found[0] if found else f"no answer within {_SECONDS:g} s"
@@ -100,5 +100,5 @@ def _is_cached(name: str, kind: str) -> bool:
 def _go_offline() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     for module, constant in (("huggingface_hub.constants", "HF_HUB_OFFLINE"), ("datasets.config", "HF_HUB_OFFLINE")):
-        if module in sys.modules:  # it read the environment at its import
+        if module in sys.modules:  # it has read the environment when imported
             setattr(sys.modules[module], constant, True)

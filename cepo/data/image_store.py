@@ -1,4 +1,4 @@
-"""Reads the images of a row, both for the trainer's problems and in workers."""
+"""Reads the images of a row, for the trainer's problems and in workers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def decoded_images(row: Mapping[str, Any], config: DataConfig) -> tuple[Image, .
 
 
 class ImageStore:
-    """Caches images by their row: each is read and prepared once while it is kept.
+    """Caches the images of rows, so that each is read and preprocessed once.
 
-    Its images equal the trainer's bit for bit, because the same functions read the same rows.
+    The images equal the trainer's bit for bit, because the same functions read the same rows.
     """
 
     def __init__(self, config: DataConfig, processing: Processing) -> None:
@@ -44,7 +44,7 @@ class ImageStore:
         self._inputs: dict[ImageSource, ImageInputs] = {}
 
     def images(self, source: ImageSource) -> tuple[Image, ...]:
-        """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` if it cannot be read."""
+        """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
         if source not in self._images:
             self._images[source] = decoded_images(self._data(source.data)[source.row], self._config)
         return self._images[source]
@@ -58,7 +58,7 @@ class ImageStore:
         return self._inputs[source]
 
     def keep(self, sources: Collection[ImageSource]) -> None:
-        """Frees the images of all other rows; the data sets stay open."""
+        """Frees the images of all other rows; the data sets remain open."""
         self._images = {source: images for source, images in self._images.items() if source in sources}
         self._inputs = {source: inputs for source, inputs in self._inputs.items() if source in sources}
 

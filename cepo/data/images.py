@@ -1,4 +1,4 @@
-"""Reads the images of datasets (bytes, path, PIL) as RGB within pixel limits."""
+"""Reads images of datasets (bytes, path or PIL) as RGB within pixel limits."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cepo.errors import DataError
 logger = logging.getLogger(__name__)
 
 LARGEST_ASPECT_RATIO = 200
-"""The largest accepted aspect ratio. Qwen's resizing refuses thinner images, which would stop a run in the middle."""
+"""The largest accepted aspect ratio. Qwen's resizing refuses thinner images, which would otherwise end a run midway."""
 
 LARGEST_PIXELS = 64_000_000
-"""The largest accepted number of pixels (192 MB decoded): a file of kilobytes can state any size."""
+"""The largest accepted number of pixels (192 MB decoded), because a file of some kilobytes can state any size."""
 _ORIENTATION_TAG = 0x0112
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""The accepted image formats. Pillow's others start programs (EPS: Ghostscript) or do not occur in datasets.
+"""The accepted image formats. Pillow's other formats start programs (EPS: Ghostscript) or do not occur in datasets.
 
 A JPEG file may turn out to be MPO.
 """
@@ -36,14 +36,14 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""The transposition that turns an image upright, by the orientation in its EXIF data."""
+"""Maps the orientation in EXIF data to the transposition that turns the image upright."""
 
 
 def media_file(path: str, image_dir: str | None) -> Path:
     """Returns the regular file that a row names, which must lie within `image_dir` if that is set.
 
     Raises:
-        DataError: it lies elsewhere, does not exist, or is not a regular file (reading a pipe could block for ever).
+        DataError: the file is elsewhere, does not exist, or is not regular (reading a pipe could block forever).
     """
     file = Path(image_dir or "") / path
     if image_dir is not None and not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(image_dir)):
@@ -58,14 +58,14 @@ def media_file(path: str, image_dir: str | None) -> Path:
 
 
 def open_image(value: Any, image_dir: str | None) -> Image.Image:
-    """Opens an image lazily: its size is known, its pixels are not decoded yet.
+    """Opens an image without decoding its pixels; its size is known.
 
     Args:
         value: PIL image, raw bytes, path, or a mapping with `bytes` or `path`.
         image_dir: folder prepended to paths given as text.
 
     Raises:
-        DataError: not a readable image, not an accepted format, or too many pixels.
+        DataError: the image is not readable, has an unaccepted format, or has too many pixels.
     """
     image = _opened(value, image_dir)
     if image.format not in (None, "MPO", *FORMATS):
@@ -93,7 +93,7 @@ def _opened(value: Any, image_dir: str | None) -> Image.Image:
 
 
 def bytes_or_path(value: Any) -> Any:
-    """A mapping's `bytes`, or its `path` where it has none; anything else as it is."""
+    """Returns a mapping's `bytes`, or its `path` if it has none; returns other values unchanged."""
     if not isinstance(value, dict):
         return value
     entries = cast("dict[str, Any]", value)
@@ -101,7 +101,7 @@ def bytes_or_path(value: Any) -> Any:
 
 
 def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
-    """Checks as cheaply as its format allows that an image can be decoded; returns its upright (width, height).
+    """Checks as cheaply as the format allows that an image can be decoded; returns its upright (width, height).
 
     Raises:
         DataError: the image is missing, unreadable, damaged, empty or too thin.
@@ -117,7 +117,7 @@ def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
     try:
         if image.format == "PNG":
             image.verify()  # checksums of all chunks
-        else:  # only reading the whole stream finds a truncated one; a JPEG is read at an eighth of its size
+        else:  # truncation is found only by reading the whole stream; a JPEG is read at an eighth of its size
             image.draft(None, (1, 1))
             image.load()
     except Exception as error:  # damaged bytes make decoders raise almost anything
@@ -126,7 +126,7 @@ def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Returns the EXIF orientation, or 1 (upright) if none can be read. Pillow itself turns TIFF files."""
+    """Returns the EXIF orientation, or 1 (upright) if none can be read. Pillow already turns TIFF files upright."""
     if image.format not in ("JPEG", "MPO", "PNG", "WEBP"):
         return 1
     try:
@@ -143,7 +143,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int | None) -> tuple[int, int]:
-    """Returns the size shrunk to at most `max_pixels`, then enlarged to at least `min_pixels`; keeps the aspect ratio."""
+    """Returns the size reduced to at most `max_pixels`, then enlarged to at least `min_pixels`, in the same ratio."""
     width, height = size
     if max_pixels is not None and width * height > max_pixels:
         factor = math.sqrt(max_pixels / (width * height))
@@ -155,7 +155,7 @@ def limited_size(size: tuple[int, int], min_pixels: int | None, max_pixels: int 
 
 
 def load_rgb(value: Any, image_dir: str | None, min_pixels: int | None, max_pixels: int | None) -> Image.Image:
-    """Returns the decoded image in RGB, upright, within the pixel limits. Palettes, grey and alpha become three channels.
+    """Returns the decoded image in RGB (from palettes, grey and alpha too), upright and within the pixel limits.
 
     Raises:
         DataError: the image cannot be decoded.

@@ -1,4 +1,4 @@
-"""Reads prompts given as chat messages: a list of {role, content} in the prompt column instead of a text."""
+"""Reads prompts given as chat messages: lists of {role, content} in the prompt column instead of text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def is_conversation(value: Any) -> bool:
 
 
 def read_conversation(messages: Any) -> list[Turn]:
-    """Returns the turns of a cell's messages. The last one is the question.
+    """Returns the turns of a cell's messages. The last turn is the question.
 
     A message's content is text or a list of parts: `{type: text, text: ...}`, `{type: image}` and `{type: video}`.
-    Image and video parts stand for the row's images and videos in their order.
+    Image and video parts stand for the row's images and videos in order.
 
     Raises:
         DataError: there are no messages, a role or part is unknown, or the last turn is not the user's.

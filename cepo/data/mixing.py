@@ -20,9 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 class MixedProblems:
-    """The usable rows of several sources, one after the other; a problem's id is `<source number>:<row number>`.
+    """Concatenates the usable rows of several sources; a problem's id is `<source number>:<row number>`.
 
-    Without `data.train_weights` all rows form one set: a pass asks every row once, whatever its source.
+    Without `data.train_weights` all rows form one set: an epoch uses each row once, whatever its source.
     """
 
     def __init__(self, parts: Sequence[ProblemSet], config: DataConfig) -> None:
@@ -67,7 +67,7 @@ class MixedProblems:
             part.require_solutions(setting)
 
     def image_probe(self) -> ImageSource | None:
-        """Returns the first source's probe that is not None; see `ProblemSet.image_probe`."""
+        """Returns the first probe that is not None, from sources with images first; see `ProblemSet.image_probe`."""
         parts = sorted(self._parts, key=lambda part: not part.most_images)
         return next((probe for probe in (part.image_probe() for part in parts) if probe is not None), None)
 
@@ -79,8 +79,8 @@ def read_training_sets(config: DataConfig, processing: Processing) -> ProblemSet
     """Reads all of `data.train_files` and checks every row.
 
     Raises:
-        ConfigError: they have fewer problems than a step asks.
-        ConfigError, DataError: as `ProblemSet`, with the source's name.
+        ConfigError: there are fewer problems than a step needs.
+        ConfigError, DataError: as in `ProblemSet`, with the source's name.
     """
     parts: list[ProblemSet] = []
     for source in config.train_sources:

@@ -1,4 +1,4 @@
-"""Chooses the problems of a step as a pure function of (seed, step), so that stopping and resuming changes nothing."""
+"""Chooses the problems of a step as a pure function of (seed, step), so that resuming a run changes nothing."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def problem_indices(step: int, *, num_problems: int, batch_size: int, shuffle: b
 def weighted_indices(
     step: int, *, sizes: Sequence[int], weights: Sequence[float], batch_size: int, shuffle: bool, seed: int
 ) -> list[tuple[int, int]]:
-    """Returns the pairs (set, index in it) of the 0-based `step` from sets sampled in proportion to `weights`.
+    """Returns pairs (set, index in the set) for the 0-based `step`, with sets chosen in proportion to `weights`.
 
     After any number of problems, a set's count differs from its exact share by less than one problem plus one for each
-    set before it in the list. Each set is passed through at its own pace, every problem once per pass, and each pass
-    has its own order.
+    set before it in the list. Each set has its own epochs: every problem occurs once per epoch, and each epoch has its
+    own order.
     """
     total = sum(map(Fraction, weights))
     shares = [Fraction(weight) / total for weight in weights]
@@ -45,9 +45,9 @@ def weighted_indices(
 
 
 def _turn(slot: int, shares: Sequence[Fraction]) -> tuple[int, int]:
-    """Returns the set whose turn the 0-based `slot` is, and how many earlier slots were that set's.
+    """Returns the set that gets the 0-based `slot`, and the number of earlier slots of that set.
 
-    A set with rate r had floor(slot r) of the earlier slots; the slots that it leaves go to the sets after it.
+    A set with rate r gets floor(slot r) of the earlier slots; the remaining ones go to the sets after it.
     """
     left = Fraction(1)
     for part, share in enumerate(shares[:-1]):

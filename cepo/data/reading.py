@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 FORMATS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv", ".arrow": "arrow"}
 _BESIDE_ARROW = ("dataset_info.json", "state.json", "dataset_dict.json")
-"""The files that `Dataset.save_to_disk` writes beside its arrow files."""
+"""The files that `Dataset.save_to_disk` writes in addition to arrow files."""
 _SPLIT = re.compile(r"(?P<name>[\w.\-]+)(?P<slice>\[[^\[\]]*\])?")
 
 
@@ -26,13 +26,13 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
 
     The split defaults to `train` and may be a slice such as `train[:100]`. A file has the single split `train`. In a
     folder, the files of a split are those named after it (`train.parquet`, `train-00000-of-00002.parquet`) or in a
-    subfolder of its name; if no file is named `train`, the split `train` is the whole folder.
+    subfolder of that name; if there are none for `train`, the split `train` is the whole folder.
 
     Args:
-        text_columns: columns of csv files that are kept as text, such as answers: `0.50` is not 0.5.
+        text_columns: columns of csv files that are kept as text, such as answers, so that `0.50` does not become 0.5.
 
     Raises:
-        ConfigError: no such file or split, an unknown format, or a hub that cannot be reached.
+        ConfigError: the file or split does not exist, its format is unknown, or the hub cannot be reached.
     """
     datasets.disable_progress_bars()
     name, _, split = source.partition("@")
@@ -50,7 +50,7 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
         if kind == "csv":
             options = {
                 "converters": dict.fromkeys(text_columns, str),
-                "keep_default_na": False,  # "None" and "NA" are texts; only an empty cell is missing
+                "keep_default_na": False,  # "None" and "NA" are text; only empty cells are missing
                 "na_values": [""],
             }
         try:
@@ -69,13 +69,13 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
 
 
 def _load_dataset(*arguments: Any, **options: Any) -> Any:
-    """`datasets.load_dataset`, whose return type depends on its arguments."""
+    """Calls `datasets.load_dataset`, whose return type depends on its arguments."""
     library: Any = datasets
     return library.load_dataset(*arguments, **options)
 
 
 def first_rows(source: str, count: int) -> tuple[Any, int | None]:
-    """Returns the first rows of `source` and its number of rows; for a hub name it fetches only these and returns None.
+    """Returns the first rows of `source` and its number of rows, or None for rows streamed from the hub.
 
     Raises:
         ConfigError: see `read_source`.
@@ -94,10 +94,10 @@ def first_rows(source: str, count: int) -> tuple[Any, int | None]:
 
 
 def local_files(source: str) -> tuple[list[Path], str]:
-    """Returns the files of a local source in order, and which part of their rows to read: `train` or a slice of it.
+    """Returns the files of a local source in order, and the part of their rows to read: `train` or a slice of it.
 
     Raises:
-        ConfigError: the source has no data of one known format, or no such split.
+        ConfigError: the source has no such split, or its data does not have a single known format.
     """
     name, _, split = source.partition("@")
     wanted = _SPLIT.fullmatch(split or "train")
@@ -125,7 +125,7 @@ def local_files(source: str) -> tuple[list[Path], str]:
 
 
 def _refuse_null_rows(file: Path) -> None:
-    """Raises `ConfigError` for a row that is null: pyarrow's reader ends the process where a block of a file begins with one."""
+    """Raises `ConfigError` for a null row, because pyarrow's reader crashes if a block of a file begins with one."""
     with file.open("rb") as lines:
         is_start = True
         for number, line in enumerate(lines, start=1):
@@ -138,7 +138,7 @@ def _refuse_null_rows(file: Path) -> None:
 
 
 def without_decoding(rows: Any, image_key: str, video_key: str | None = None) -> Any:
-    """Leaves images and videos as bytes, because decoding all of them just to read other columns would take minutes."""
+    """Returns the rows with undecoded images and videos; decoding them to read other columns would take minutes."""
     for key, kind in ((image_key, datasets.Image), (video_key, datasets.Video)):
         feature = None if key is None else rows.features.get(key)
         if isinstance(feature, kind):

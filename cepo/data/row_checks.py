@@ -1,4 +1,4 @@
-"""Checks before a run starts which rows of a source can be used; takes about 1 ms for a row with an image."""
+"""Checks before a run which rows of a source can be used, in about 1 ms for a row with an image."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RowChecks:
 
 @dataclass(frozen=True, kw_only=True)
 class RowMeasure:
-    """The length of a row's prompt in tokens, including those of images and videos (`visual_tokens`), and their numbers."""
+    """The number of tokens of a row's prompt, including `visual_tokens` of images and videos, and their numbers."""
 
     length: int
     num_images: int
@@ -59,7 +59,7 @@ def check_rows(
     """Applies `measure` to every row.
 
     Raises:
-        DataError: a bad or overlong row that `data.skip_bad_rows` or `data.filter_overlong_prompts` does not leave out.
+        DataError: a row is bad without `data.skip_bad_rows`, or overlong without `data.filter_overlong_prompts`.
     """
     bad: list[int] = []
     overlong: dict[int, RowMeasure] = {}

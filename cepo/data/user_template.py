@@ -1,4 +1,4 @@
-"""A user's Jinja template, in a sandbox; whatever it does wrong is an error that names it."""
+"""Runs a user's Jinja template in a sandbox; every failure becomes an error that names the template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cepo.errors import ConfigError
 
 
 def template_text(path: str, origin: str, accepted: str) -> str:
-    """Returns the text of a template's file; raises `ConfigError` if there is none, or if it is not UTF-8."""
+    """Returns the text of a template file; raises `ConfigError` if it does not exist or is not UTF-8."""
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"{origin} does not exist; give a Jinja file {accepted}")
@@ -23,7 +23,7 @@ def template_text(path: str, origin: str, accepted: str) -> str:
 
 
 class UserTemplate:
-    """A parsed template. `origin` names it in errors, and `variables` are those it reads.
+    """Parses and renders a template. `origin` names it in errors; `variables` are those that it uses.
 
     Raises:
         ConfigError: the text does not parse.
@@ -35,14 +35,14 @@ class UserTemplate:
         try:
             self._template = environment.from_string(source)
             self.variables = find_undeclared_variables(environment.parse(source))
-        except Exception as error:  # besides its own errors Jinja raises those of the expressions it computes ahead
+        except Exception as error:  # Jinja also raises the errors of expressions that it evaluates in advance
             raise ConfigError(f"{origin} does not parse: {error}") from error
 
     def render(self, **values: str) -> str:
-        """Returns the text with the values filled in; none of them is itself treated as a template.
+        """Returns the text with the values filled in. The values themselves are not treated as templates.
 
         Raises:
-            ConfigError: the template cannot be applied to these values.
+            ConfigError: the template fails for these values.
         """
         try:
             return self._template.render(**values)

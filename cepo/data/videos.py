@@ -1,4 +1,4 @@
-"""Reads videos (path, bytes, list of frames): decoded with PyAV, frames and sizes by qwen-vl-utils' rules."""
+"""Reads videos (path, bytes, list of frames) with PyAV and chooses frames and sizes by qwen-vl-utils' rules."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _LIBRARIES = ("av", "qwen_vl_utils", "torchvision")
 
 @dataclass(frozen=True, kw_only=True)
 class FrameRules:
-    """Which frames of a video are taken, and their size.
+    """Rules for choosing the frames of a video and their size.
 
     Attributes:
-        fps: frames per second to take; for a video given as frames, the rate at which they were taken.
-        min_pixels, max_pixels: limits of a frame; None: those of qwen-vl-utils.
-        factor: the patch size times the merge size, of which sides are multiples.
+        fps: frames per second to sample; for a video given as frames, the rate at which they were sampled.
+        min_pixels, max_pixels: limits for a frame; None: those of qwen-vl-utils.
+        factor: the patch size times the merge size; the sides of frames are multiples of it.
     """
 
     fps: float
@@ -39,12 +39,12 @@ def load_video(value: Any, image_dir: str | None, rules: FrameRules) -> Video:
     """Returns the chosen frames of a video.
 
     Args:
-        value: path, raw bytes, a mapping with `bytes` or `path`, or a list of frames, each as an image may be given.
+        value: path, raw bytes, a mapping with `bytes` or `path`, or a list of frames in any form accepted for images.
         image_dir: folder prepended to paths given as text.
 
     Raises:
         ConfigError: the libraries of the extra `video` are not installed.
-        DataError: not a readable video, or too short for two frames.
+        DataError: the video is not readable, or too short for two frames.
     """
     missing = [library for library in _LIBRARIES if importlib.util.find_spec(library) is None]
     if missing:
@@ -105,14 +105,14 @@ def _opened(source: Any) -> Generator[tuple[Any, Any]]:
             if not container.streams.video:
                 raise DataError("the file has no video in it")
             yield container, container.streams.video[0]
-    except (OSError, ValueError) as error:  # PyAV's errors are both; DataError is a ValueError too
+    except (OSError, ValueError) as error:  # PyAV raises both; DataError is a ValueError too
         if isinstance(error, DataError):
             raise
         raise DataError(f"the video cannot be read ({error})") from error
 
 
 def _length(container: Any, stream: Any) -> tuple[int, float]:
-    """Returns the numbers of frames and of frames per second; frames are counted if the file does not state their number."""
+    """Returns the number of frames, counted if the file does not state it, and the frames per second."""
     total = stream.frames or sum(1 for _ in container.decode(stream))
     fps = stream.average_rate or stream.guessed_rate
     if not total or not fps:
@@ -121,7 +121,7 @@ def _length(container: Any, stream: Any) -> tuple[int, float]:
 
 
 def _frame_numbers(total: int, fps: float, rules: FrameRules) -> list[int]:
-    """Returns frame numbers spread evenly over the whole video, including the first and the last frame."""
+    """Returns evenly spaced frame numbers from the first to the last frame of the video."""
     try:
         count = _qwen_rules().smart_nframes({"fps": rules.fps}, total_frames=total, video_fps=fps)
     except ValueError as error:
@@ -130,7 +130,7 @@ def _frame_numbers(total: int, fps: float, rules: FrameRules) -> list[int]:
 
 
 def frame_size(size: tuple[int, int], num_frames: int, rules: FrameRules) -> tuple[int, int]:
-    """Returns (width, height) of each frame, within the pixel limits; all frames together fit the model's context."""
+    """Returns (width, height) of each frame within the pixel limits; all frames together fit the model's context."""
     qwen = _qwen_rules()
     area = rules.factor**2
     lowest = rules.min_pixels or qwen.VIDEO_MIN_TOKEN_NUM * area
