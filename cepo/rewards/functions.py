@@ -37,8 +37,8 @@ _PACKAGES = {
 """Package names of libraries that are imported by another name."""
 
 _STAND_INS = {
-    "mathruler": "Without it: EasyR1's rewards in our words, examples/reward_function/math.py:compute_score and r1v.py, and the "
-    "built-in cepo/rewards/math.py:compute_score",
+    "mathruler": "Without it, use our versions of EasyR1's rewards (examples/reward_function/math.py:compute_score and r1v.py) or "
+    "the built-in cepo/rewards/math.py:compute_score",
 }
 
 

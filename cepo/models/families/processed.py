@@ -105,7 +105,7 @@ class ProcessedFamily(Family):
     """A family that uses its own processor and forward pass, with padded rows."""
 
     packs = False
-    why_padded = "this family uses its own processor and forward pass, which take padded rows"
+    why_padded = "the family's own processor and forward pass require padded rows"
     tower_inputs: ClassVar[tuple[str, ...]] = ()
 
     def placeholder_text(self, processor: Any) -> str:

@@ -13,7 +13,7 @@ class Qwen35(GridFamily):
     model_types = ("qwen3_5",)
     packs = False
     why_padded = (
-        "its linear-attention layers carry a state from token to token, which branches of a packed row cannot share"
+        "linear-attention layers carry a state from token to token, which the branches of a packed row cannot share"
     )
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
