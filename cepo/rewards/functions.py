@@ -37,7 +37,7 @@ _PACKAGES = {
 """Package names of libraries that are imported by another name."""
 
 _STAND_INS = {
-    "mathruler": "Without it, use our versions of EasyR1's rewards (examples/reward_function/math.py:compute_score and r1v.py) or "
+    "mathruler": "Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or "
     "the built-in cepo/rewards/math.py:compute_score",
 }
 
