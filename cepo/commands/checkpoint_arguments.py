@@ -1,4 +1,4 @@
-"""What commands on a checkpoint share: help and messages, their own arguments, the configuration, where the weights are."""
+"""Provides what the commands on checkpoints share: help, messages, arguments, the configuration, and weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def run_command(
     name: str, usage: str, argv: Sequence[str], console: Console | None, work: Callable[[Console], None]
 ) -> int:
-    """Prints the usage if `argv` asks for it, else works as `reported` does, with the log on standard error."""
+    """Prints the usage if `argv` asks for it; else calls `work` like `reported`, with the log on standard error."""
     console = console or Console()
     if any(argument in ("-h", "--help") for argument in argv):
         console.print(usage, markup=False, highlight=False, soft_wrap=True)
@@ -36,7 +36,7 @@ def run_command(
 
 
 def truth(own: Mapping[str, str], name: str) -> bool:
-    """Returns whether a command's own argument says yes, False without it; raises `ConfigError` for another word."""
+    """Parses a boolean argument of a command, False if it is missing; raises `ConfigError` if it is not a boolean."""
     text = own.get(name, "false")
     if text.lower() not in _TRUTHS:
         raise ConfigError(f"{name}={text}: give true or false")
@@ -44,7 +44,7 @@ def truth(own: Mapping[str, str], name: str) -> bool:
 
 
 def split_arguments(argv: Sequence[str], own_names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns a command's own arguments by name, and the others: `config=FILE` and settings `a.b.c=value`.
+    """Splits arguments into a command's own, by name, and the others: `config=FILE` and settings `a.b.c=value`.
 
     Raises:
         ConfigError: an argument is neither.
@@ -69,13 +69,13 @@ def split_arguments(argv: Sequence[str], own_names: Sequence[str]) -> tuple[dict
 def config_of_checkpoint(
     checkpoint: str | None, settings: Sequence[str], *, also: Collection[str] = ()
 ) -> tuple[RunConfig, Path | None]:
-    """Returns the configuration, which names the model to load first, and the folder of trained weights, None: no other.
+    """Returns the configuration, whose model is loaded first, and the folder of trained weights to load into it if any.
 
-    Without `config=` among the settings it is that of the checkpoint's run: data, model, sampling, verdict and the sections
-    `also`.
+    Without `config=` among the settings, data, model, sampling, correctness rule and the sections `also` are those of
+    the checkpoint's run.
 
     Raises:
-        ConfigError, CheckpointError: something named does not exist, or no configuration is known.
+        ConfigError, CheckpointError: a file or model does not exist, or no configuration is known.
     """
     actor, model = _resolved(checkpoint)
     arguments = list(settings)
@@ -93,7 +93,7 @@ def config_of_checkpoint(
 
 
 def name_of_results(checkpoint: str) -> str:
-    """Returns the name of a folder for results of a checkpoint."""
+    """Returns a folder name for the results of a checkpoint."""
     return re.sub(r"[^\w.-]+", "-", "-".join(Path(checkpoint).parts[-2:]).strip("-"))
 
 

@@ -1,6 +1,6 @@
 """Implements `cepo completion bash|zsh|fish`: prints a script that completes commands and settings with the Tab key.
 
-The script holds every word, so that the Tab key starts no Python. It does not have the settings of plugins.
+The script contains all words, so that completion does not start Python. It lacks the settings of plugins.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "microgeo": ("--world", "--folder", "--seed", "--num-train", "--num-validation", "--retrain", "--ship"),
 }
-"""Options of the commands that have some, except `--help`, which all have."""
+"""The options of commands, except `--help`, which every command has."""
 OWN_KEYS = {"evaluate": evaluate.OWN_KEYS, "credit": measure_credit.OWN_KEYS}
-"""Arguments `key=value` of a command that are not settings."""
+"""The arguments `key=value` of a command that are not settings."""
 
 
 def run_completion_command(argv: Sequence[str]) -> int:
     """Prints the script of the shell that `argv` names.
 
     Returns:
-        0, or 2 with a message on standard error for another shell.
+        0, or 2 with a message on standard error if the shell is not supported.
     """
     if any(argument in ("-h", "--help") for argument in argv):
         sys.stdout.write(_USAGE)

@@ -1,4 +1,4 @@
-"""`cepo config`: resolve, check and print a configuration without starting anything."""
+"""Implements `cepo config`: resolves, checks and prints a configuration without starting a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run_config_command(argv: Sequence[str]) -> int:
     """Prints the resolved YAML and, as comments, the plan; with `--help` the usage, with `--schema` the JSON schema.
 
     Returns:
-        0, or 2 with one message on standard error for a faulty configuration.
+        0, or 2 with one message on standard error if the configuration has an error.
     """
     try:
         if asked_for_help(argv):

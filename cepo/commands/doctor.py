@@ -29,7 +29,7 @@ exit code: 0 training can start, 1 it cannot (the message says what to do), 2 th
 
 
 def run_doctor_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """Prints the findings; returns 0 if training could start, 1 if it could not, 2 for a faulty config."""
+    """Prints the findings; returns 0 if training can start, 1 if it cannot, 2 if the configuration has an error."""
     if any(argument in ("-h", "--help") for argument in argv):
         sys.stdout.write(_USAGE)
         return 0

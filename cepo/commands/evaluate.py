@@ -1,4 +1,4 @@
-"""Implements `cepo evaluate`: the accuracy of a model, a merged folder or a checkpoint on problems and benchmarks."""
+"""Implements `cepo evaluate`: measures the accuracy of a model or a checkpoint on problems and benchmarks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ OWN_KEYS = ("checkpoint", "data", "out", "dry_run", "compare", "protocol", *_SAM
 _PROTOCOLS = {
     "paper": {"n": "1", "temperature": "1", "top_p": "1", "top_k": "40", "presence_penalty": "2", "tokens": "32000"}
 }
-"""How published figures were sampled; the paper's is in its section on experiments."""
+"""The sampling settings of published figures; the paper's are in its section on experiments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class Plan:
     """A checked command line.
 
     Attributes:
-        config: names the model that the engine loads first.
-        actor: folder of trained weights to load into that model; None: the model unchanged.
-        sources: as the user named them.
+        config: its model is the one that the engine loads first.
+        actor: folder of trained weights to load into that model; None for the model's own weights.
+        sources: sources of problems as the user named them.
     """
 
     config: RunConfig
@@ -77,7 +77,7 @@ class Plan:
     out: Path
 
     def lines(self) -> Iterator[str]:
-        """Yields what will be done, one fact per line."""
+        """Describes the plan, one fact per line."""
         from cepo.trainer.asking import validation_settings
 
         settings = validation_settings(self.config)
@@ -96,10 +96,10 @@ class Plan:
 
 
 def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo evaluate [config=FILE] [checkpoint=...] [data=...] ... [a.b.c=value ...]`; see `--help`.
+    """Runs `cepo evaluate [config=FILE] [checkpoint=...] [data=...] ... [a.b.c=value ...]`; see `--help`.
 
     Returns:
-        0; 2 with a message on standard error for a mistake in the command, the config, the data or the checkpoint; 130
+        0; 2 with a message on standard error if the command, the config, the data or the checkpoint is invalid; 130
         after Ctrl-C.
     """
 
@@ -145,7 +145,7 @@ def make_plan(own: Mapping[str, str], settings: Sequence[str]) -> Plan:
     """Resolves and checks a command line without loading a model.
 
     Raises:
-        ConfigError, CheckpointError: something named does not exist, or arguments contradict each other.
+        ConfigError, CheckpointError: a file or model does not exist, or arguments contradict each other.
     """
     checkpoint = own.get("checkpoint")
     config, actor = config_of_checkpoint(checkpoint, settings)
@@ -169,11 +169,11 @@ def _free_folder(name: str) -> Path:
 
 
 def evaluate(plan: Plan) -> dict[str, Any]:
-    """Samples, grades and writes; returns the content of evaluation.json.
+    """Evaluates the model as planned and writes the results; returns the content of evaluation.json.
 
     Raises:
-        ConfigError, DataError, CheckpointError, EngineError, RewardError: from its steps; before the engine starts if
-            possible.
+        ConfigError, DataError, CheckpointError, EngineError, RewardError: a stage failed; where possible, errors are
+            found before the engine starts.
     """
     from cepo.data.dataset import most_visuals
     from cepo.evaluation.accuracy import benchmark_figures
@@ -215,7 +215,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
 
 
 def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
-    """Prepares the run: the configuration without embedded names, tokenizer and template, and all problems, checked."""
+    """Returns the configuration without names of the embedded world, the processing, and all tasks, checked."""
     from cepo.evaluation.run import read_task
     from cepo.microgeo.world import with_embedded_world
     from cepo.models.processing import load_processing
@@ -235,7 +235,7 @@ def _prepared(plan: Plan) -> tuple[RunConfig, Processing, list[Task]]:
 
 
 def _name(task: Task, source: str, taken: Sequence[str]) -> str:
-    """Returns the benchmark's name, or the source's without folders and ending, numbered if it is taken."""
+    """Returns the benchmark's name, or the source's without folders and extension, with a number if it is taken."""
     path, _, split = source.partition("@")
     stem = path.rpartition(":")[2] if path.startswith("microgeo:") else Path(path).stem
     name = task.name if task.is_benchmark else f"{stem}@{split}" if split else stem

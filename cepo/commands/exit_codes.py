@@ -1,4 +1,4 @@
-"""Turns what a command raises into a message and an exit code."""
+"""Converts the exceptions of a command to a message and an exit code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _USAGE_ERROR = 2
 
 
 def guarded(parser: argparse.ArgumentParser, argv: Sequence[str], command: Callable[[argparse.Namespace], None]) -> int:
-    """Runs a command; a bad command line or an unreadable run ends in a message and exit code 2."""
+    """Parses the command line and runs a command; errors of either give a message and exit code 2."""
     try:
         arguments = parser.parse_args(argv)
     except SystemExit as stop:  # argparse has printed its message, or the help
@@ -22,7 +22,7 @@ def guarded(parser: argparse.ArgumentParser, argv: Sequence[str], command: Calla
 
 
 def reported(program: str, work: Callable[[], None]) -> int:
-    """Works; returns 0, or 2 with a message on standard error for an error that cepo or the file system raised."""
+    """Calls `work`; returns 0, or 2 with a message on standard error if cepo or the file system raised an error."""
     try:
         work()
     except (CepoError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Implements `cepo credit`: how far methods' credit agrees with Monte-Carlo truth, and how much signal gradients have."""
+"""Implements `cepo credit`: compares methods' credit with Monte-Carlo truth, and measures their gradients' signal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OWN_KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class CreditPlan:
-    """A checked command line; `actor` is the folder of trained weights, None for the model as it is."""
+    """A checked command line; `actor` is the folder of trained weights, None for the model's own weights."""
 
     config: RunConfig
     checkpoint: str | None
@@ -63,10 +63,10 @@ class CreditPlan:
 
 
 def run_credit_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo credit methods=... [config=FILE] [checkpoint=...] ... [a.b.c=value ...]`; see `--help`.
+    """Runs `cepo credit methods=... [config=FILE] [checkpoint=...] ... [a.b.c=value ...]`; see `--help`.
 
     Returns:
-        0; 2 with a message on standard error for a mistake in the command, the config, the data or the checkpoint.
+        0, or 2 with a message on standard error if the command, the config, the data or the checkpoint is invalid.
     """
 
     def work(console: Console) -> None:
@@ -80,7 +80,7 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
     """Resolves and checks a command line without loading a model.
 
     Raises:
-        ConfigError, CheckpointError: something named does not exist, or a value is out of bounds.
+        ConfigError, CheckpointError: a file or model does not exist, or a value is out of bounds.
     """
     from cepo.config.checks import check_model_and_data
     from cepo.credit.method_list import read_methods
@@ -118,10 +118,10 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
 
 
 def measure(plan: CreditPlan) -> list[str]:
-    """Measures and writes; returns the lines to print.
+    """Measures as planned and writes the results; returns the lines to print.
 
     Raises:
-        ConfigError, DataError, CheckpointError, EngineError, RewardError: from its steps.
+        ConfigError, DataError, CheckpointError, EngineError, RewardError: a stage failed.
     """
     from cepo.credit.session import opened
     from cepo.hardware.devices import require_wanted_device

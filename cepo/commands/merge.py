@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 def run_merge_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo merge --checkpoint FOLDER --out FOLDER [--base MODEL] [--dtype bf16|fp16|fp32] [--trust-remote-code]
-    [--upload ORG/NAME [--public]]`.
+    """Runs `cepo merge --checkpoint FOLDER --out FOLDER ...`; see `--help`.
 
     Returns:
         0, or 2 with a message on standard error if the checkpoint or its base cannot be read, the folder cannot be
@@ -79,13 +78,13 @@ def _merge(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def prepare_repository(name: str, *, private: bool) -> None:
-    """Creates the model repository `name` on the hub before the merge, so that obstacles show before the work.
+    """Creates the model repository `name` on the hub before the merge, so that problems show before the work.
 
     An existing repository is used unchanged, public or private.
 
     Raises:
         ConfigError: `name` is not of the form org/name, or there is no token.
-        CheckpointError: the hub cannot be reached, or refuses.
+        CheckpointError: the hub cannot be reached, or rejects the request.
     """
     import huggingface_hub
     from huggingface_hub.utils import validate_repo_id
@@ -108,7 +107,7 @@ def upload_folder(folder: Path, name: str) -> str:
     """Uploads a merged folder to the repository `name` and returns the address of the commit.
 
     Raises:
-        CheckpointError: the hub cannot be reached, or refuses; the folder stays.
+        CheckpointError: the hub cannot be reached, or rejects the upload; the folder remains.
     """
     import huggingface_hub
 
@@ -134,10 +133,10 @@ def find_base(
     """Finds the base model of an actor's folder: `path`, else the one in the run's config.yaml, else the adapter's.
 
     Tokenizer, chat template and changed entries of the model's configuration come from the run's config.yaml, if there
-    is one. The file `chat_template` is taken in place of the recorded one.
+    is one. The file `chat_template` replaces the recorded template.
 
     Raises:
-        CheckpointError: nothing names a base model, or a file that the configuration names does not exist.
+        CheckpointError: no base model is named, or a file that the configuration names does not exist.
     """
     from cepo.workers.merged_model import BaseModel, adapter_base
 

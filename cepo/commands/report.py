@@ -20,7 +20,7 @@ _FIGURES = (".png", ".pdf", ".svg")
 
 
 def run_report_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo report RUN [--out FILE] [--png FILE] [--pdf FILE] [--plugin FILE] [--open]`: summary and page of a run.
+    """Runs `cepo report RUN [--out FILE] [--png FILE] [--pdf FILE] [--plugin FILE] [--open] [--watch]`.
 
     Returns:
         0, or 2 with a message on standard error if the run cannot be read or a file cannot be written.
@@ -41,7 +41,7 @@ def run_report_command(argv: Sequence[str], *, console: Console | None = None) -
 
 
 def run_compare_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo compare RUN... [--out FILE ...]`: runs by their settings, or evaluations, in the form of the paper's table.
+    """Runs `cepo compare RUN... [--out FILE ...]`, which compares runs by their settings, or evaluations.
 
     Returns:
         0, or 2 with a message on standard error if a run cannot be read or a file cannot be written.
@@ -87,7 +87,7 @@ def _report(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _watch(arguments: argparse.Namespace, console: Console) -> None:
-    """Writes the page anew after each change of the run's metrics, until Ctrl-C."""
+    """Writes the page again after each change of the run's metrics, until Ctrl-C."""
     from cepo.report.page import write_report
     from cepo.tracking.run_folder import METRICS_FILE, read_metrics
 

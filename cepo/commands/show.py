@@ -1,4 +1,4 @@
-"""Implements `cepo show`: the credit of each token for any checkpoint and problems, without training."""
+"""Implements `cepo show`: shows the credit of each token for any checkpoint and problems, without training."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TRAINED = "trainer_state.json"
 
 
 def run_show_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """`cepo show MODEL DATA config=FILE [--response FILE] [--problems N] [--out FOLDER] [a.b.c=value ...]`.
+    """Runs `cepo show MODEL DATA config=FILE [--response FILE] [--problems N] [--out FOLDER] [a.b.c=value ...]`.
 
     Returns:
-        0, or 2 with a message on standard error for a mistake in the command, the configuration, data or model.
+        0, or 2 with a message on standard error if the command, the configuration, the data or the model is invalid.
     """
     parser = argparse.ArgumentParser(
         prog="cepo show", description="Shows the credit of each token for a checkpoint and problems, without training."
@@ -91,9 +91,9 @@ def _settings(arguments: argparse.Namespace) -> list[str]:
 
 
 def show(trainer: Trainer, text: str | None = None) -> None:
-    """Samples, scores and records one step's responses; `text` takes the place of the first response to the first problem.
+    """Samples, scores and records one step's responses; `text` replaces the first response to the first problem.
 
-    Every response is scored by the student and every teacher that has a reference, whether or not it could learn.
+    The student and every teacher that has a reference score all responses, also those that would not be trained on.
     """
     import torch
 
@@ -126,7 +126,7 @@ class _WithResponse:
         self._backend = trainer.backend
 
     def generate(self, requests: Any, settings: Any, on_finished: Any = None) -> list[list[Any]]:
-        """Samples all responses and replaces the first; none is reported before."""
+        """Samples all responses and replaces the first; never calls `on_finished`."""
         del on_finished
         first, *others = self._backend.generate(requests, settings)
         return [[self._given, *first[1:]], *others]

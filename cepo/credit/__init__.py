@@ -1,1 +1,1 @@
-"""Measures methods against the truth: their credit against Monte-Carlo values, and the signal in their gradients."""
+"""Compares methods with the truth: their credit with Monte-Carlo values, and the signal in their gradients."""

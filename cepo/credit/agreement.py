@@ -1,4 +1,4 @@
-"""How far a credit or a value agrees with the truth: correlations, where the decisive tokens rank, calibration.
+"""Measures how well credits and values agree with the truth: correlations, ranks of decisive tokens, calibration.
 
 All errors are from a bootstrap over problems, because the tokens of a problem's responses depend on each other.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cepo.credit.truth import Numbers, Truth
 
 DECISIVE = 0.25
-"""A token with |A*| above this decides: it moves the chance of a right end by more than a quarter."""
+"""A token with |A*| above this is decisive: it moves the probability of a correct answer by more than a quarter."""
 DRAWS = 500
 BINS = 10
 _Indices = NDArray[numpy.int64]
@@ -31,24 +31,24 @@ class Figure:
 
 
 def pearson(one: Numbers, other: Numbers) -> float:
-    """The linear correlation; NaN where one side does not vary."""
+    """Returns the linear correlation; NaN if either side is constant."""
     one, other = one - one.mean(), other - other.mean()
     scale = numpy.sqrt((one @ one) * (other @ other))
     return float(one @ other / scale) if scale > 1e-300 else numpy.nan
 
 
 def ranks(numbers: Numbers) -> Numbers:
-    """Ranks from 1, equal numbers with the mean of theirs."""
+    """Returns ranks from 1; ties get the mean of their ranks."""
     _, place, counts = numpy.unique(numbers, return_inverse=True, return_counts=True)
     last = counts.cumsum()
     return (last - (counts - 1) / 2)[place]
 
 
 def noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> float:
-    """The correlation with the noiseless truth: `cov(x, truth) / (sd(x) sqrt(cov(half 1, half 2)))`.
+    """Returns the correlation with the noiseless truth: `cov(x, truth) / (sd(x) sqrt(cov(half 1, half 2)))`.
 
-    The noise of the two halves is independent, so their covariance is the variance of the noiseless truth. NaN where the
-    halves do not agree at all.
+    The noise of the two halves is independent, so their covariance is the variance of the noiseless truth. NaN if this
+    covariance is not positive, or if the numbers are constant.
     """
     between = numpy.cov(halves[0], halves[1])[0, 1]
     deviation = numbers.std(ddof=1)
@@ -58,9 +58,10 @@ def noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> float:
 
 
 def rank_noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> float:
-    """Spearman's correlation over the root of the truth's reliability, `2 r / (1 + r)` with r that of the two halves.
+    """Returns Spearman's correlation divided by the square root of the truth's reliability.
 
-    Spearman and Brown's formula is exact for linear correlations, and for ranks an approximation.
+    The reliability is `2 r / (1 + r)`, with r the rank correlation of the two halves. This Spearman-Brown formula is
+    exact for linear correlations and an approximation for ranks. NaN if r is not positive.
     """
     between = pearson(ranks(halves[0]), ranks(halves[1]))
     if not between > 0:
@@ -69,7 +70,7 @@ def rank_noise_corrected(numbers: Numbers, truth: Numbers, halves: Numbers) -> f
 
 
 def area_under_curve(numbers: Numbers, positive: NDArray[numpy.bool_]) -> float:
-    """The chance that a positive entry has a larger number than another one, ties counting half; NaN without either."""
+    """Returns the AUROC of the numbers for positive entries, ties counting half; NaN if all or none are positive."""
     num_positive, num_other = int(positive.sum()), int((~positive).sum())
     if not num_positive or not num_other:
         return numpy.nan
@@ -78,16 +79,17 @@ def area_under_curve(numbers: Numbers, positive: NDArray[numpy.bool_]) -> float:
 
 
 def top_hit(numbers: Numbers, truth: Numbers) -> float:
-    """The chance that the entry of the largest number is the one of the largest truth, among equals drawn at random."""
+    """Returns the probability that the largest number is at the largest truth, with ties broken at random."""
     return float((numbers == numbers.max())[truth.argmax()] / (numbers == numbers.max()).sum())
 
 
 def credit_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indices], dict[str, float]]:
-    """Returns the metrics of a credit as a function of the tokens, and of the responses, that a bootstrap draws.
+    """Returns the metrics of a credit as a function of the tokens and responses that a bootstrap draws.
 
-    `auroc` and `top_hit` are means over responses that have a decisive token: of its rank by |credit| within the response,
-    and of whether the largest |credit| is at the largest |A*|. `share_on_decisive` is of the sum of |credit|,
-    `sign_agreement` the share of decisive tokens whose credit has the sign of A*.
+    - `auroc` measures how |credit| ranks the decisive tokens within a response, and `top_hit` whether the largest
+      |credit| is at the largest |A*|. Both are means over responses with a decisive token.
+    - `share_on_decisive` is the part of the sum of |credit| that is on decisive tokens.
+    - `sign_agreement` is the share of decisive tokens whose credit has the sign of A*.
     """
     decisive = numpy.abs(truth.credit) > DECISIVE
     size = numpy.abs(numbers)
@@ -136,7 +138,7 @@ def value_metrics(truth: Truth, numbers: Numbers) -> Callable[[_Indices, _Indice
 
 
 def calibration(believed: Numbers, true: Numbers) -> list[dict[str, float]]:
-    """Returns mean belief and mean truth of the tokens in each tenth of [0, 1] that has any."""
+    """Returns the calibration curve: mean belief and mean truth of the tokens in each non-empty tenth of [0, 1]."""
     place = (believed * BINS).astype(int).clip(0, BINS - 1)
     return [
         {
@@ -150,16 +152,16 @@ def calibration(believed: Numbers, true: Numbers) -> list[dict[str, float]]:
 
 
 def response_rows(truth: Truth) -> Sequence[int]:
-    """The rows of the measured responses, in the order of the tokens."""
+    """Returns the rows of the measured responses, in the order of the tokens."""
     return list(dict.fromkeys(truth.row.tolist()))
 
 
 def bootstrap(
     truth: Truth, metrics: Sequence[Callable[[_Indices, _Indices], Mapping[str, float]]], *, seed: int
 ) -> list[dict[str, Figure]]:
-    """Returns the figures of all `metrics`, for the same `DRAWS` draws of problems with replacement.
+    """Returns the figures of all `metrics`, all from the same `DRAWS` bootstrap draws of problems.
 
-    A single problem has no spread, and its figures no error.
+    With a single problem there is no spread, so figures have no error.
     """
     problems = numpy.unique(truth.problem)
     rows = numpy.array(response_rows(truth))
@@ -186,7 +188,7 @@ def bootstrap(
 
 
 def figure_of(values: Numbers) -> Figure:
-    """The first entry, with the spread of the others; entries that are not finite do not count."""
+    """Builds a figure from its value, the first entry, and its bootstrap draws; non-finite draws are ignored."""
     kept = values[1:][numpy.isfinite(values[1:])]
     value = float(values[0]) if numpy.isfinite(values[0]) else None
     if value is None or len(kept) < 2:

@@ -1,4 +1,4 @@
-"""The credits that are compared: each method's own, what its evidence says, and baselines that know nothing of tokens."""
+"""Builds the credits that are compared: those of the methods, their evidence, baselines and controls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Arm:
 
     Attributes:
         kind: "method", "evidence" or "baseline".
-        numbers: (N,) one for each measured token.
+        numbers: (N,), one per measured token.
     """
 
     name: str
@@ -30,12 +30,13 @@ class Arm:
 
 
 def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], *, seed: int) -> list[Arm]:
-    """Returns methods with their controls, baselines, and what evidence says of a token.
+    """Returns the methods with their controls, the baselines, and the evidence about each token.
 
-    Baselines multiply the first method's advantage A, which is uniform: `position` by (t + 1) / T, `surprisal` by
-    -log P of the token, `entropy` by that of the distribution it was drawn from, `random` by a number from [0, 2). Controls
-    of a method whose credit differs within a response: `permuted` among the response's measured tokens, and `inverted`,
-    mirrored at their mean. Evidence delta stands for itself, and as the difference of the belief that it moves.
+    - Baselines multiply the first method's advantage A, which is uniform: `position` by (t + 1) / T, `surprisal` by
+      -log P of the token, `entropy` by the entropy of its distribution, `random` by a number from [0, 2).
+    - A method whose credit differs within a response has two controls: `permuted`, with its credit permuted among the
+      response's measured tokens, and `inverted`, with its credit mirrored at their mean.
+    - Evidence is delta itself, and the difference of the belief before and after the token.
     """
     uniform = _at(truth, signals[0].signal.advantages)
     lengths = rollouts.response_mask.sum(dim=1).numpy()[truth.row]
@@ -69,7 +70,7 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
 
 
 def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]) -> list[Arm]:
-    """Returns what is believed of prefixes: the smoothed pass rate of the others, and each method's evidence on top."""
+    """Returns the beliefs about prefixes: the smoothed pass rate of the other rollouts, and each method's belief."""
     prior = _prior(rollouts).numpy()
     evidence: list[Arm] = []
     for each in signals:
@@ -80,7 +81,7 @@ def value_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal]
 
 
 def _different(arms: Sequence[Arm]) -> list[Arm]:
-    """The arms whose numbers are not those of an earlier one: methods may read the same evidence."""
+    """Drops arms that have the numbers of an earlier arm, since methods may read the same evidence."""
     kept: list[Arm] = []
     for arm in arms:
         if not any(numpy.array_equal(arm.numbers, other.numbers) for other in kept):
@@ -89,10 +90,11 @@ def _different(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def _belief(each: MethodSignal, rollouts: Rollouts) -> Numbers | None:
-    """(B, T + 1) the chance of a right end before each token and after the last, None without evidence.
+    """(B, T + 1), the believed probability of a correct answer before and after each token; None without evidence.
 
-    A method that records `value` is taken at its word, with the belief after the last token as before it. For one that
-    records `delta` it is `b_t = sigmoid(logit p + sum_{s<t} delta_s)`, p the smoothed pass rate of the other rollouts.
+    If a method records `value`, this is used as it is, and the belief after the last token is that before it. If it
+    records `delta`, the belief is `b_t = sigmoid(logit p + sum_{s<t} delta_s)`, with p the smoothed pass rate of the
+    other rollouts.
     """
     diagnostics = each.signal.diagnostics
     if "value" in diagnostics:
@@ -113,7 +115,7 @@ def _prior(rollouts: Rollouts) -> Tensor:
 
 
 def _at(truth: Truth, tensor: Tensor) -> Numbers:
-    """The measured tokens' entries of a (B, T) tensor."""
+    """The entries of a (B, T) tensor at the measured tokens."""
     return tensor.double().numpy()[truth.row, truth.token]
 
 

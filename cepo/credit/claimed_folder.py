@@ -1,4 +1,4 @@
-"""Claims a folder for one measurement, so that an ended one goes on, and none goes on with other settings."""
+"""Claims a folder for one measurement, which can then be resumed with the same settings only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FILE = "measurement.json"
 
 
 def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> None:
-    """Writes what the folder's samples depend on, or compares it with what the folder has.
+    """Writes the settings that the folder's samples depend on, or compares them with those that the folder has.
 
     Raises:
-        ConfigError: they differ, or the folder holds something else.
-        DataError: what the folder has cannot be read.
+        ConfigError: the settings differ, or the folder holds something other than a measurement.
+        DataError: the folder's settings cannot be read.
     """
     worker = config.worker
     settings = {
@@ -53,5 +53,5 @@ def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> Non
 
 
 def read_whole(path: Path) -> AbstractContextManager[None]:
-    """Inside, a file of the folder is read; raises `DataError` where it is damaged."""
+    """Returns a context for reading a file of the folder, which raises `DataError` if the file is damaged."""
     return damaged_as(path, "is damaged, and its measurement cannot go on; give a new folder (out=...)")

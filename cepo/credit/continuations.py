@@ -1,4 +1,4 @@
-"""Samples continuations of prefixes, has them judged, and keeps the verdicts in a file, so that an ended run goes on."""
+"""Samples and grades continuations of prefixes, and stores the verdicts in a file from which a measurement resumes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cepo.trainer.asking import Rollouts, correctness, reward_input, training_se
 
 FILE = "continuations.jsonl"
 CONTINUATION_STEP = -2
-"""The step in the sampling seeds of continuations: neither a training step's nor validation's."""
+"""The step in the sampling seeds of continuations. Neither training nor validation uses it."""
 _PREFIXES_AT_ONCE = 64
 
 
@@ -30,9 +30,9 @@ class Continued:
     """The continuations of one prefix.
 
     Attributes:
-        verdicts: whether each continuation made the response right.
+        verdicts: whether the response with each continuation is correct.
         entropy: mean of -log P of their first tokens in nats, an unbiased estimate of the entropy of the next token.
-        num_tokens: tokens sampled for them.
+        num_tokens: number of tokens sampled for them.
     """
 
     verdicts: tuple[bool, ...]
@@ -44,7 +44,7 @@ class Continuations:
     """The continuations of a measurement, stored in `folder`.
 
     Args:
-        number: M, continuations of each prefix.
+        number: M, the number of continuations per prefix.
     """
 
     def __init__(self, folder: Path, session: Session, rollouts: Rollouts, *, number: int) -> None:
@@ -54,14 +54,14 @@ class Continuations:
             self.done: dict[str, Continued] = {row["prefix"]: _read(row) for row in rows}
 
     def missing(self, prefixes: Sequence[Prefix]) -> list[Prefix]:
-        """Returns the prefixes that have not been continued."""
+        """Returns the prefixes that have not been continued yet."""
         return [prefix for prefix in prefixes if prefix.name not in self.done]
 
     def sample(self, prefixes: Sequence[Prefix], *, most_parts: int | None = None) -> float:
-        """Continues the prefixes that have not been, at most `most_parts` parts of them; returns the seconds it took.
+        """Samples the missing continuations, of at most `most_parts` parts; returns the seconds this took.
 
         Raises:
-            EngineError, RewardError: from sampling and grading.
+            EngineError, RewardError: sampling or grading failed.
         """
         missing = self.missing(prefixes)
         start = time.perf_counter()
@@ -77,10 +77,10 @@ class Continuations:
         return time.perf_counter() - start
 
     def _parts(self, prefixes: Sequence[Prefix]) -> list[list[Prefix]]:
-        """Returns parts to sample at once, short and long prefixes mixed.
+        """Splits prefixes into parts of similar length that are sampled together, in random order.
 
-        All continuations of a part get the room of its shortest prefix. The prompt of a longer one must leave as many
-        tokens free as it is longer, so that the engine's context suffices.
+        All continuations of a part get the maximum length of its shortest prefix. To fit into the engine's context, a
+        longer prefix must have a prompt that leaves unused at least as many tokens as the prefix is longer.
         """
         free = self._session.config.data.max_prompt_length
         parts: list[list[Prefix]] = []
@@ -90,11 +90,11 @@ class Continuations:
             if not parts or len(parts[-1]) == _PREFIXES_AT_ONCE or not has_room:
                 parts.append([])
             parts[-1].append(prefix)
-        random.Random(0).shuffle(parts)  # the first ones tell how long all will take
+        random.Random(0).shuffle(parts)  # the time of all is estimated from the first
         return parts
 
     def _continue(self, prefixes: Sequence[Prefix]) -> list[Continued]:
-        """Continues prefixes up to the limit that whole responses have."""
+        """Continues prefixes up to the maximum length of a response."""
         session, rollouts = self._session, self._rollouts
         settings = training_settings(session.config)
         longest = settings.max_response_length
@@ -105,7 +105,7 @@ class Continuations:
             [_cut(one, longest - len(prefix.tokens)) for one in group]
             for prefix, group in zip(prefixes, sampled, strict=True)
         ]
-        # Equal continuations of a problem are judged once.
+        # Equal responses to a problem are graded once.
         whole = [
             [(prefix.problem, prefix.tokens + one.response_ids) for one in group]
             for prefix, group in zip(prefixes, groups, strict=True)
@@ -139,7 +139,7 @@ class Continuations:
 
 
 def expected_tokens(prefixes: Sequence[Prefix], rollouts: Rollouts, *, number: int) -> int:
-    """Estimates the tokens of `number` continuations of each prefix by the lengths of its problem's own responses."""
+    """Estimates the tokens of `number` continuations of each prefix from the lengths of its problem's responses."""
     lengths: Mapping[int, list[int]] = defaultdict(list)
     for row, generation in enumerate(rollouts.generations):
         lengths[row // rollouts.group_size].append(len(generation.response_ids))
@@ -151,7 +151,7 @@ def expected_tokens(prefixes: Sequence[Prefix], rollouts: Rollouts, *, number: i
 
 
 def _cut(one: Generation, limit: int) -> Generation:
-    """What the limit would have left of a continuation: its noise does not depend on the limit."""
+    """Cuts a continuation at the limit, which equals sampling with it: the noise does not depend on the limit."""
     if len(one.response_ids) <= limit:
         return one
     return Generation(response_ids=one.response_ids[:limit], log_probs=one.log_probs[:limit], finished=False)

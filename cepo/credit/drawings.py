@@ -1,4 +1,4 @@
-"""Draws the results of a measurement: correlations with A*, and calibration curves of what evidence says of V."""
+"""Draws the results of a measurement: correlations with A*, and calibration curves of the beliefs about V."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARKS = "os^Dv"
 
 
 def draw_credit(results: Mapping[str, Any], path: Path) -> None:
-    """Draws a bar for each credit's Pearson correlation with its 95 % interval, and the curve of each value."""
+    """Draws the credits' Pearson correlations with their 95 % intervals, and the values' calibration curves."""
     from matplotlib.figure import Figure
 
     rows = [row for row in results["credit"] if row["pearson"]["low"] is not None]

@@ -1,4 +1,4 @@
-"""Measures the signal, noise and direction of methods' gradients over batches of rollouts at fixed weights."""
+"""Measures signal, noise and direction of the methods' gradients over batches of rollouts at fixed weights."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ RESULTS_FILE = "gradient.json"
 
 
 class GradientMeasurement:
-    """A measurement in `folder`, which goes on from the batches that the folder holds.
+    """A measurement in `folder`, resumed from the batches that the folder holds.
 
-    Batch b has the prompts and the sampling seeds of training step b. A gradient is that of the policy loss of the
-    configuration, as an update computes it before clipping, in all trained weights.
+    Batch b has the prompts and sampling seeds of training step b. The gradients are those of the configuration's policy
+    loss with respect to all trained weights, as an update computes them before clipping.
 
     Args:
         num_batches: K.
-        dimensions: 0, or to how many numbers each gradient is projected.
+        dimensions: size of a gradient's projection; 0: none.
 
     Raises:
-        ConfigError: the folder holds a measurement with other settings, or has no room for the gradients.
+        ConfigError: the folder holds a measurement with other settings, or the gradients would fill the disk.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class GradientMeasurement:
         self._store.require_room(weights, num_estimators=len(methods), num_batches=num_batches)
 
     def lines(self) -> list[str]:
-        """Counts the work and estimates its time from one batch, which is kept."""
+        """Describes the work, with an estimate of its time from one batch, which is kept."""
         missing = self._missing()
         count = f"{self._number} batches of {len(self._methods)} gradients in {self._num_weights:,} weights"
         if not missing:
@@ -77,7 +77,7 @@ class GradientMeasurement:
         return [count, f"{len(missing) - 1} batches are left, about {left:.1f} minutes"]
 
     def run(self) -> dict[str, Any]:
-        """Computes the missing batches, and returns and writes the results; the gradients are deleted then."""
+        """Computes the missing batches, writes and returns the results, and deletes the gradients."""
         if not (self._folder / RESULTS_FILE).exists():
             missing = self._missing()
             with Progress("batches of gradients", len(missing)) as progress:

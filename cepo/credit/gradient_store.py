@@ -1,4 +1,4 @@
-"""Keeps batch gradients on disk, whole or projected, and multiplies them in blocks of bounded memory."""
+"""Stores batch gradients on disk, whole or projected, and computes their inner products in bounded memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FREE_SHARE = 0.8
 
 
 class GradientStore:
-    """Gradients of S estimators for K batches in `folder`, a file of (S, D) float32 per batch.
+    """The gradients of S estimators for K batches in `folder`, with a file of (S, D + 1) float32 per batch.
 
     Args:
-        dimensions: 0 keeps all weights' gradients; else each is projected to that many numbers (`projected`).
+        dimensions: 0 stores whole gradients; otherwise each is projected to that many numbers (`projected`).
         seed: of the projection.
     """
 
@@ -34,7 +34,7 @@ class GradientStore:
         return self._file(batch).is_file()
 
     def require_room(self, num_weights: int, *, num_estimators: int, num_batches: int) -> None:
-        """Raises ConfigError if the gradients that are still missing would fill the disk."""
+        """Raises ConfigError if the missing gradients would fill the disk."""
         missing = sum(batch not in self for batch in range(num_batches))
         needed = missing * num_estimators * (self._dimensions or num_weights) * 4
         free = shutil.disk_usage(self._folder).free
@@ -45,19 +45,19 @@ class GradientStore:
             )
 
     def reduced(self, gradient: Sequence[Tensor]) -> Tensor:
-        """What is kept of one gradient, (D + 1,); the last number is its exact squared length."""
+        """Returns the stored form of a gradient, (D + 1,); its last number is the exact squared length."""
         flat = torch.cat([part.flatten() for part in gradient])
         kept = projected(flat, self._dimensions, seed=self._seed) if self._dimensions else flat
         return torch.cat([kept, flat.double().square().sum().float().unsqueeze(0)])
 
     def write(self, batch: int, gradients: Tensor) -> None:
-        """Writes the gradients of a batch, (S, D + 1), under another name first: an ended run leaves no partial file."""
+        """Writes the gradients of a batch, (S, D + 1), atomically: an interrupted run leaves no partial file."""
         beside = self._folder / f"{batch}.new.npy"
         numpy.save(beside, gradients.numpy())
         os.replace(beside, self._file(batch))
 
     def products(self, num_batches: int) -> list[Products]:
-        """Returns the products within each estimator and with the first one, summed in float64 block by block."""
+        """Returns each estimator's inner products with itself and with the first one, summed in float64 by blocks."""
         files = [numpy.load(self._file(batch), mmap_mode="r") for batch in range(num_batches)]
         num_estimators, width = files[0].shape
         own = numpy.zeros((num_estimators, num_batches, num_batches))
@@ -70,7 +70,7 @@ class GradientStore:
         return [Products(own=one, cross=other) for one, other in zip(own, cross, strict=True)]
 
     def largest_length_error(self, products: Sequence[Products], num_batches: int) -> float:
-        """The largest relative error of a kept gradient's squared length: 0 up to rounding unless it was projected."""
+        """Returns the largest relative error of a stored squared length: 0 up to rounding without projection."""
         exact = numpy.stack(
             [numpy.load(self._file(batch), mmap_mode="r")[:, -1] for batch in range(num_batches)], axis=1
         )
@@ -86,10 +86,10 @@ class GradientStore:
 
 
 def projected(flat: Tensor, dimensions: int, *, seed: int) -> Tensor:
-    """Adds each entry with a random sign to a random one of `dimensions` numbers (count sketch, Charikar et al. 2002).
+    """Projects a gradient by a count sketch (Charikar et al. 2002).
 
-    Inner products are kept without bias, with a standard deviation of at most `sqrt(2 / dimensions) |x| |y|`. The same seed
-    gives all gradients the same projection.
+    Each entry is added with a random sign to a random one of `dimensions` numbers. Inner products are unbiased, with a
+    standard deviation of at most `sqrt(2 / dimensions) |x| |y|`. Gradients with the same seed get the same projection.
     """
     kept = torch.zeros(dimensions, dtype=torch.float64)
     for number, block in enumerate(flat.split(1 << 20)):

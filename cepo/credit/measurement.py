@@ -1,4 +1,4 @@
-"""Measures credit: rollouts, continuations of their prefixes, and how each method's credit agrees with the truth."""
+"""Measures credit: samples rollouts, continues their prefixes, and compares each method's credit with the truth."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _PARTS_TIMED = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What a measurement costs.
+    """The size of a measurement.
 
     Attributes:
-        num_responses: N measured responses.
-        num_tokens: measured tokens.
-        num_continuations: M of each prefix.
+        num_responses: maximum number of measured responses.
+        num_tokens: maximum number of measured tokens per response.
+        num_continuations: M, the number of continuations per prefix.
     """
 
     num_responses: int = 80
@@ -48,11 +48,11 @@ class Effort:
 
 
 class CreditMeasurement:
-    """A measurement in `folder`, which goes on from what the folder holds.
+    """A measurement in `folder`, resumed from the samples that the folder holds.
 
     Raises:
         ConfigError: the folder holds a measurement with other settings.
-        DataError, EngineError, RewardError: from sampling, grading and reading.
+        DataError, EngineError, RewardError: sampling, grading or reading failed.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class CreditMeasurement:
         self.continuations = Continuations(folder, session, self.rollouts, number=self.number)
 
     def lines(self) -> list[str]:
-        """Counts the work and estimates its time, for which a few prefixes are continued; their results are kept."""
+        """Describes the work, with an estimate of its time from continuing a few prefixes; their results are kept."""
         missing = self.continuations.missing(self.prefixes)
         count = (
             f"{len(self.prefixes) * self.number:,} continuations ({len(self.prefixes):,} prefixes, {self.number} each)"
@@ -94,7 +94,7 @@ class CreditMeasurement:
         return lines
 
     def run(self) -> dict[str, Any]:
-        """Samples what is missing, and returns and writes the results."""
+        """Samples the missing continuations, then writes and returns the results."""
         logger.info("%d continuations for %d prefixes", len(self.prefixes) * self.number, len(self.prefixes))
         self.continuations.sample(self.prefixes)
         signals = signals_of(self.rollouts, self._methods, self._session)
@@ -126,8 +126,8 @@ class CreditMeasurement:
 def compared(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal], *, seed: int) -> dict[str, Any]:
     """Returns the figures of all credits and values, by name, and the calibration curves of the values.
 
-    `oracle` is the truth from every second continuation, measured against that from the others: what a perfect credit
-    would reach with half as many.
+    `oracle` compares the truth from one half of the continuations with that from the other half. This is what perfect
+    credit with half as many continuations would reach.
     """
     credits, values = credit_arms(truth, rollouts, signals, seed=seed), value_arms(truth, rollouts, signals)
     half = dataclasses.replace(truth, credit=truth.credit_halves[1], value=truth.value_halves[1])

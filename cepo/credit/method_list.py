@@ -1,4 +1,4 @@
-"""Reads the methods to measure from one line: `a, b(lambda_init=1, negative.select=random)`."""
+"""Parses the list of methods to measure, such as `a, b(lambda_init=1, negative.select=random)`."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ _OPENING, _CLOSING = "([{", ")]}"
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredMethod:
-    """A method with its settings; `label` names it in tables, as the user wrote it."""
+    """A method with its settings; `label` is its name in tables, as the user wrote it."""
 
     label: str
     estimator: Estimator
 
 
 class LeaveOneOut(GroupRelativeEstimator):
-    """`A_i = R_i - mean_{j != i} R_j` for all tokens of rollout i: unbiased, and what the others are compared with."""
+    """`A_i = R_i - mean_{j != i} R_j` for all tokens of rollout i: unbiased, and the reference for other methods."""
 
     name = "uniform"
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """The reward less that of the others, on every response token; 0 on padding."""
+        """Returns the reward minus the mean of the other rollouts' rewards on every response token; 0 on padding."""
         del step
         centred, _, size = credit.group_moments(batch.rewards, batch.group_ids)  # R_i - mean_g
         return credit.outcome_signal(batch, centred * size / (size - 1))
 
 
 UNIFORM = MeasuredMethod(label=LeaveOneOut.name, estimator=LeaveOneOut(NoSettings()))
-"""The method that all measurements have first."""
+"""The first method of every measurement."""
 
 
 def read_methods(line: str, sections: Mapping[str, Mapping[str, Any]]) -> list[MeasuredMethod]:
-    """Builds the methods of a line, after `UNIFORM`; settings in parentheses come before those of `sections`, a run's
-    `algorithm.<name>`.
+    """Builds the methods of a line, with `UNIFORM` first.
 
-    A method's advantages are not divided by the deviation of their group (`scale=none`) unless its parentheses say so:
-    divided by it, a credit is no difference of chances any more, and groups weigh differently in a gradient.
+    Settings in parentheses override those of `sections`, a run's `algorithm.<name>`. Advantages are not divided by the
+    standard deviation of their group (`scale=none`) unless the parentheses say so. After that division, credit is no
+    longer a difference of probabilities, and groups have other weights in a gradient.
 
     Raises:
-        ConfigError: a name or a setting is unknown, a method stands twice in the line, or it gives no advantages here.
+        ConfigError: a name or a setting is unknown, a method is listed twice, or it gives no advantages here.
     """
     methods = [UNIFORM]
     for text in _split(line):
@@ -83,7 +83,7 @@ def _settings(text: str, inside: str) -> Any:
 
 
 def _require_advantages(text: str, estimator: Estimator) -> None:
-    """Refuses methods whose signal is no advantage, or needs what one checkpoint does not have."""
+    """Rejects methods without advantages, and those that need a critic or a teacher with its own weights."""
     if estimator.distilled_view is not None:
         why = "learns from a divergence to its teacher, so its tokens have no advantages"
     elif estimator.needs_values:
@@ -96,7 +96,7 @@ def _require_advantages(text: str, estimator: Estimator) -> None:
 
 
 def _split(line: str) -> list[str]:
-    """Returns the parts between commas that stand in no bracket."""
+    """Splits at commas outside brackets."""
     parts, depth = [""], 0
     for letter in line:
         depth += (letter in _OPENING) - (letter in _CLOSING)

@@ -1,4 +1,4 @@
-"""Chooses whose tokens are measured, and lists the prefixes that have to be continued for it."""
+"""Chooses the tokens to measure, and lists the prefixes that have to be continued for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Prefix:
     """The first tokens of a response, whose continuations are sampled.
 
     Attributes:
-        problem: the number of the problem among those of the rollouts.
+        problem: index of the problem among those of the rollouts.
         prompt_id: the problem's name in the data.
         tokens: the tokens before the continuation.
     """
@@ -29,7 +29,7 @@ class Prefix:
 
     @property
     def name(self) -> str:
-        """The same for equal prefixes of a problem; sampling seeds and stored continuations go by it."""
+        """The key of sampling seeds and stored continuations, the same for equal prefixes of a problem."""
         tokens = ",".join(map(str, self.tokens))
         return f"{self.prompt_id}/{hashlib.blake2b(tokens.encode(), digest_size=12).hexdigest()}"
 
@@ -37,8 +37,8 @@ class Prefix:
 def chosen_tokens(rollouts: Rollouts, *, num_responses: int, num_tokens: int, seed: int) -> dict[int, list[int]]:
     """Returns the measured tokens of each measured response, by the response's row.
 
-    Responses are drawn from groups whose rewards differ, since a group comparison teaches nothing in others. Of a longer
-    response `num_tokens` tokens are drawn. Both choices are functions of the seed.
+    Responses are drawn from groups whose rewards differ, since the others have no signal. If a response is longer than
+    `num_tokens`, that many of its tokens are drawn. Both choices are functions of the seed.
 
     Raises:
         DataError: all groups have equal rewards.
@@ -59,7 +59,7 @@ def chosen_tokens(rollouts: Rollouts, *, num_responses: int, num_tokens: int, se
 
 
 def prefix_of(rollouts: Rollouts, row: int, length: int) -> Prefix:
-    """Returns the first `length` tokens of a response."""
+    """Returns the first `length` tokens of the response in `row`."""
     problem = row // rollouts.group_size
     tokens = rollouts.generations[row].response_ids[:length]
     return Prefix(problem=problem, prompt_id=rollouts.problems[problem].prompt_id, tokens=tokens)
@@ -68,8 +68,8 @@ def prefix_of(rollouts: Rollouts, row: int, length: int) -> Prefix:
 def needed_prefixes(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]]) -> list[Prefix]:
     """Returns the distinct prefixes before and after the chosen tokens, the shortest first.
 
-    What follows a response's last token is its own verdict, so that a whole response is not among them. Responses of a
-    problem that begin alike share their prefixes.
+    Whole responses are left out: their value is their own verdict. Responses to a problem that begin alike share their
+    prefixes.
     """
     found: dict[str, Prefix] = {}
     for row, tokens in chosen.items():

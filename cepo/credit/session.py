@@ -1,4 +1,4 @@
-"""What a measurement works with: problems, rewards, and one device with the checkpoint's weights."""
+"""Opens the resources of a measurement: problems, rewards, and one device with the checkpoint's weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """An open measurement: see `opened`."""
+    """The resources of an open measurement (`opened`)."""
 
     config: RunConfig
     processing: Processing
@@ -38,7 +38,7 @@ class Session:
     asker: Asker
 
     def description(self, checkpoint: str | None) -> dict[str, Any]:
-        """Describes what results depend on."""
+        """Returns a description of what the results depend on."""
         config = self.config
         return {
             "checkpoint": checkpoint,
@@ -51,7 +51,7 @@ class Session:
         }
 
     def ask(self, step: int, *, with_baselines: bool) -> Rollouts:
-        """Samples and rewards the rollouts that training would at the 0-based `step` with these weights.
+        """Samples and rewards the rollouts that training with these weights would sample at the 0-based `step`.
 
         `with_baselines` adds the reward of a greedy response to each prompt.
         """
@@ -64,11 +64,11 @@ class Session:
 
 @contextlib.contextmanager
 def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
-    """Opens a measurement on this process's device, with a checkpoint's trained weights or those of the model itself.
+    """Opens a measurement on this process's device, with a checkpoint's trained weights or the model's own.
 
     Args:
         config: without names of the embedded world.
-        actor: the checkpoint's folder `actor`.
+        actor: the checkpoint's folder `actor`; None for the model's own weights.
 
     Raises:
         ConfigError, DataError, CheckpointError, EngineError, RewardError: problems, weights, engine or reward cannot be

@@ -1,9 +1,12 @@
-"""Signal, noise and direction of gradient estimators, from the products of their batch gradients.
+"""Computes signal, noise and direction of gradient estimators from the inner products of their batch gradients.
 
-With X_b the gradient of batch b and K independent batches: `signal = mean over b != b' of X_b . X_b'`, an unbiased estimate
-of the squared length of the mean gradient; `noise = mean of |X_b|^2 - signal`, the variance of one batch. At equal
-signal-to-noise ratio, the ratio of two estimators' is the saving in rollouts. The direction is the cosine between two mean
-gradients, `cross / sqrt(signal signal')` with `cross = mean over b != b' of X_b . X'_b'`.
+X_b is the gradient of batch b, for K independent batches:
+
+- `signal = mean over b != b' of X_b . X_b'` is an unbiased estimate of the squared length of the mean gradient.
+- `noise = mean of |X_b|^2 - signal` is the variance of one batch. The ratio of two estimators' signal-to-noise ratios
+  is the saving in rollouts for an equal signal-to-noise ratio.
+- The direction is the cosine between the mean gradients of an estimator and the reference Y,
+  `cross / sqrt(signal signal_Y)` with `cross = mean over b != b' of X_b . Y_b'`.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ DRAWS = 2000
 
 @dataclass(frozen=True, kw_only=True)
 class Products:
-    """Products of the batch gradients of one estimator and of the reference.
+    """Inner products of the batch gradients of one estimator X and of the reference Y.
 
     Attributes:
-        own: (K, K), X_b . X_b' of the estimator.
-        cross: (K, K), X_b . Y_b' with Y the reference.
+        own: (K, K), X_b . X_b'.
+        cross: (K, K), X_b . Y_b'.
     """
 
     own: Numbers
@@ -35,10 +38,10 @@ class Products:
 
 @dataclass(frozen=True, kw_only=True)
 class GradientFigures:
-    """What is known of one estimator; intervals are 95 %, by a bootstrap over batches that is paired with the reference.
+    """The figures of one estimator, with 95 % intervals from a bootstrap over batches, paired with the reference.
 
     Attributes:
-        snr: signal over noise of one batch.
+        snr: signal-to-noise ratio of one batch.
         ratio: of `snr` to the reference's.
         direction: cosine between the mean gradients of the estimator and the reference.
         length: of the mean gradient, relative to the reference's.
@@ -51,13 +54,13 @@ class GradientFigures:
 
 
 def gradient_figures(products: Sequence[Products], *, seed: int) -> list[GradientFigures]:
-    """Returns the figures of all estimators, of which the first is the reference, for the same draws of batches."""
+    """Returns the figures of all estimators, from the same draws of batches; the first is the reference."""
     number = len(products[0].own)
     generator = numpy.random.default_rng([seed, 4])
     rows = generator.integers(number, size=(DRAWS, number))
     drawn = numpy.stack([numpy.bincount(row, minlength=number) for row in rows]).astype(float)
     weights = numpy.concatenate([numpy.ones((1, number)), drawn])  # the first row: every batch once
-    # A draw of a single batch has no pairs, and a signal drawn below 0 no root: such draws do not count.
+    # Draws with a single distinct batch have no pairs, and a negative signal has no root: such draws do not count.
     with numpy.errstate(invalid="ignore", divide="ignore"):
         reference = _signal_and_noise(products[0].own, weights)
         return [_figures(each, weights, reference) for each in products]
@@ -76,13 +79,13 @@ def _figures(products: Products, weights: Numbers, reference: tuple[Numbers, Num
 
 
 def _signal_and_noise(own: Numbers, weights: Numbers) -> tuple[Numbers, Numbers]:
-    """Both for each row of weights, which count how often each batch was drawn."""
+    """Signal and noise for each row of weights, which count how often each batch was drawn."""
     signal = _distinct(own, weights)
     return signal, weights @ own.diagonal() / weights.sum(axis=1) - signal
 
 
 def _distinct(products: Numbers, weights: Numbers) -> Numbers:
-    """The weighted mean over pairs of distinct batches; copies of one batch are no such pair."""
+    """The weighted mean over pairs of distinct batches; two copies of one batch are not such a pair."""
     apart = products - numpy.diag(products.diagonal())
     total = ((weights @ apart) * weights).sum(axis=1)
     return total / (weights.sum(axis=1) ** 2 - (weights**2).sum(axis=1))

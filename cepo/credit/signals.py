@@ -1,4 +1,4 @@
-"""Computes the advantages of many methods for the same rollouts, by the verbs of a training step: plan, score, estimate."""
+"""Computes the advantages of several methods for the same rollouts, with a step's stages plan, score and estimate."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cepo.trainer.scoring import ScoredBatch, with_scored
 from cepo.types import TokenSignal
 
 FIRST_STEP = 0
-"""The step at which schedules of methods are evaluated: lambda is at its start."""
+"""The step at which the methods' schedules are evaluated, so lambda is at its start."""
 
 _Key = tuple[tuple[int, ...], int | None]
-"""A row by what is computed of it: the tokens of its context and the number of its response."""
+"""What the log-probs of a row depend on: the tokens of its context and the number of its response."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSignal:
-    """What a method makes of rollouts."""
+    """A method's scored batch, and the signal computed from it."""
 
     label: str
     batch: ScoredBatch
@@ -33,7 +33,7 @@ class MethodSignal:
 
 
 def signals_of(rollouts: Rollouts, methods: Sequence[MeasuredMethod], session: Session) -> list[MethodSignal]:
-    """Returns the signal of each method; contexts that several methods read are scored once."""
+    """Returns the signal of each method; rows that several methods read are scored once."""
     plans = _plans(rollouts, methods, session)
     rows = {_key(row): row for plan in plans for row in _rows(plan)}
     log_probs = dict(zip(rows, session.backend.score(list(rows.values())), strict=True)) if rows else {}
@@ -56,7 +56,7 @@ def signals_of(rollouts: Rollouts, methods: Sequence[MeasuredMethod], session: S
 
 
 def _plans(rollouts: Rollouts, methods: Sequence[MeasuredMethod], session: Session) -> list[ScoringPlan]:
-    """No row counts as on policy, so that the student's log-probs are always the trainer's own."""
+    """Plans each method with no row on-policy, so that the student's log-probs are always the trainer's own."""
     config, off_policy = session.config, torch.zeros(len(rollouts.generations), dtype=torch.bool)
     groups = rollout_groups(
         rollouts,

@@ -1,4 +1,4 @@
-"""Keeps the rollouts of a measurement in a file, so that an ended run goes on with the same ones."""
+"""Stores the rollouts of a measurement in a file, from which a resumed measurement reads them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FILE = "responses.jsonl"
 
 
 def kept_rollouts(folder: Path, session: Session) -> Rollouts:
-    """Returns the folder's rollouts; samples those of the first step if there are none, and writes them.
+    """Returns the folder's rollouts; if there are none, samples and stores those of the first step.
 
-    They have the rewards of greedy responses too, for whatever method may be measured later.
+    They include the rewards of greedy responses, which methods that are measured later may need.
 
     Raises:
         DataError: the file is damaged.
-        EngineError, RewardError: from sampling and grading.
+        EngineError, RewardError: sampling or grading failed.
     """
     path = folder / FILE
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Words the results of a measurement as Markdown."""
+"""Formats the results of a measurement as Markdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _VALUE = {"pearson": "Pearson", "pearson_corrected": "corrected", "calibration_e
 
 
 def credit_markdown(results: Mapping[str, Any]) -> str:
-    """Returns the tables of credit and value, each figure with its standard error over problems."""
+    """Returns the tables of credits and values, each figure with its standard error over problems."""
     counts = results["counts"]
     share = counts["decisive_tokens"] / counts["tokens"]
     lines = [
@@ -36,7 +36,7 @@ def credit_markdown(results: Mapping[str, Any]) -> str:
 
 
 def gradient_markdown(results: Mapping[str, Any]) -> str:
-    """Returns the table of gradients, with 95 % intervals."""
+    """Returns the table of the methods' gradients, with 95 % intervals."""
     counts = results["counts"]
     lines = [
         f"{counts['batches']} batches of {counts['prompts']} prompts with {counts['responses']} responses, gradients in "
@@ -76,7 +76,7 @@ def _table(title: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, A
 
 
 def figure_text(figure: Mapping[str, float | None]) -> str:
-    """Returns a figure with its error, such as `0.152 ± 0.021`; a dash where it is not defined."""
+    """Returns a figure with its error, such as `0.152 ± 0.021`; a dash if it is undefined."""
     value, error = figure["value"], figure["error"]
     if value is None:
         return "-"

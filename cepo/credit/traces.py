@@ -1,14 +1,14 @@
-"""Writes a line for each measured response: its tokens, V, A*, and what each method gave them.
+"""Writes a trace of each measured response: its tokens, V, A*, and each method's advantages and evidence.
 
-`traces.jsonl`, one JSON object per line:
+`traces.jsonl` has one JSON object per line:
 
 - `prompt_id`, `problem`, `ground_truth`: of the problem; `image`: file of its first image in the folder, or null.
 - `row`: number of the response among the rollouts; `response`, `reward`, `correct`.
 - `tokens`: T texts; `token_ids`: T numbers.
-- `values`: T + 1 numbers, V before each token and after the last; null where it was not measured.
-- `credit`: T numbers, A*; null where it was not measured.
+- `values`: T + 1 numbers, V before each token and after the last; null where not measured.
+- `credit`: T numbers, A*; null where not measured.
 - `advantages`: method -> T numbers.
-- `evidence`: method -> name -> T numbers: what the method recorded, such as `delta`, `weight` or `value`.
+- `evidence`: method -> name -> T numbers that the method recorded, such as `delta`, `weight` or `value`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Monte-Carlo truth about tokens: `V_t`, the chance that a continuation is right, and `A*_t = V_{t+1} - V_t`."""
+"""Computes the Monte-Carlo truth: `V_t`, the probability that a continuation is correct, and `A*_t = V_{t+1} - V_t`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Numbers = NDArray[numpy.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """The measured tokens, one entry each, response by response. N tokens.
+    """The truth about the N measured tokens, ordered by response.
 
     Attributes:
         problem: (N,) number of the token's problem.
         row: (N,) row of its response among the rollouts.
-        token: (N,) its place in the response.
+        token: (N,) its position in the response.
         value: (N,) V before the token.
-        credit: (N,) A* of the token; for a response's last token the verdict stands for the V after it.
-        value_halves, credit_halves: (2, N) the same from every second continuation, whose noise is independent.
-        entropy: (N,) of the next token before the token, in nats.
+        credit: (N,) A* of the token. After a response's last token, V is the response's own verdict.
+        value_halves, credit_halves: (2, N) the same from even and odd continuations, whose noise is independent.
+        entropy: (N,) entropy in nats of the distribution from which the token was sampled.
     """
 
     problem: NDArray[numpy.int64]
@@ -40,11 +40,11 @@ class Truth:
 
 
 def assemble(rollouts: Rollouts, chosen: Mapping[int, Sequence[int]], continued: Mapping[str, Continued]) -> Truth:
-    """Puts verdicts on continuations together to the truth about the chosen tokens."""
+    """Computes the truth about the chosen tokens from the verdicts on continuations."""
     places = [(row, token) for row, tokens in chosen.items() for token in tokens]
 
     def values(row: int, length: int) -> Numbers:
-        """V before token `length`, and its two halves; the verdict itself behind the last token."""
+        """V before token `length`, and its two halves; after the last token the response's own verdict."""
         if length == len(rollouts.generations[row].response_ids):
             return numpy.full(3, float(rollouts.correct[row]))
         right = numpy.array(continued[prefix_of(rollouts, row, length).name].verdicts, dtype=float)

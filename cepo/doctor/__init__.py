@@ -1,1 +1,1 @@
-"""Implements `cepo doctor`: checks whether training can start on this machine, and says what to do where it cannot."""
+"""Implements `cepo doctor`: checks whether training can start on this machine, and says how to fix what prevents it."""

@@ -1,4 +1,4 @@
-"""The doctor's findings: one line each, with a mark and, where something is wrong, a remedy."""
+"""Defines the doctor's findings, which have a mark and, for problems, a remedy, and lays them out as a table."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _STYLES: dict[Mark, str] = {"ok": "green", "info": "dim", "warn": "yellow", "fai
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact about the machine or the run.
+    """A fact about the machine or the run.
 
     Attributes:
         section: the heading in the table.
         subject: what was checked.
-        mark: `fail`: training cannot start; `warn`: it can, with a drawback or a risk.
+        mark: `fail` if training cannot start; `warn` if it can, with a drawback or a risk.
         found: the fact.
         remedy: how to fix it; every failure has one.
     """
@@ -44,7 +44,7 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """Lays out all findings under their sections, with each remedy below its fact."""
+    """Lays out all findings by section, with each remedy below its fact."""
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     table.add_column("what", overflow="fold", max_width=30)
     table.add_column("mark", no_wrap=True)

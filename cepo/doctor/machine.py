@@ -1,4 +1,4 @@
-"""Inspects the machine: processors, memory, shared memory, disks, GPUs. It only reads."""
+"""Inspects the machine without changing it: processors, memory, shared memory, disks, GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECTION = "machine"
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _KERNELS = "vllm download-kernels (compiled kernels of FlashInfer), with this environment's vllm"
 _SMALLEST_CAPABILITY = (8, 0)
-"""The first compute capability whose tensor cores support bf16."""
+"""The lowest compute capability whose tensor cores support bf16."""
 SHARED_MEMORY = Path("/dev/shm")
 _SMALLEST_SHARED_MEMORY = 2 * 2**30
 GPU_INSTALL_GB = 10
@@ -33,7 +33,7 @@ GPU_INSTALL_GB = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU as torch sees it; sizes in bytes."""
+    """A GPU as torch reports it; sizes in bytes."""
 
     name: str
     capability: Capability
@@ -46,13 +46,13 @@ class Machine:
     """The resources of this machine. Sizes in bytes; None where the system does not report them.
 
     Attributes:
-        torch_cuda: the CUDA version torch was built for; None for a CPU build.
+        torch_cuda: the CUDA version for which torch was built; None for a CPU build.
         compiled: architectures in torch's build.
         driver: version of the NVIDIA driver, whether or not torch can use the GPUs.
-        mismatched: packages that are CUDA builds beside a CPU torch, such as "torchvision".
+        mismatched: packages, such as "torchvision", that are CUDA builds although torch is a CPU build.
         hidden: CUDA_VISIBLE_DEVICES is set and shows no GPU.
-        tools: compilers and headers; None where they were not looked for.
-        environment_free: of the disk that holds this Python's packages.
+        tools: compilers and headers; None if not looked for.
+        environment_free: free bytes on the disk with this Python's packages.
     """
 
     processors: int
@@ -71,7 +71,7 @@ class Machine:
 
 
 def look_at_machine() -> Machine:
-    """Inspects the machine in its present state."""
+    """Returns the current resources of this machine."""
     total, free = usable_memory(
         _text(Path("/proc/meminfo")),
         _text(Path("/sys/fs/cgroup/memory.max")),
@@ -104,7 +104,7 @@ def look_at_machine() -> Machine:
 def usable_memory(meminfo: str | None, limit: str | None, used: str | None) -> tuple[int | None, int | None]:
     """Returns (total, free) bytes from the texts of /proc/meminfo and of a container's memory.max and memory.current.
 
-    A container's limit counts if it is below the machine's own memory; (None, None) if nothing is known.
+    A container's limit applies if it is below the machine's memory. The result is (None, None) without /proc/meminfo.
     """
     values = dict(line.split(":", 1) for line in (meminfo or "").splitlines() if ":" in line)
     if "MemTotal" not in values or "MemAvailable" not in values:
@@ -173,7 +173,7 @@ def _torch_build(machine: Machine) -> Finding:
 
 
 def driver_finding(driver: str, cuda: str) -> Finding:
-    """Checks that a driver is new enough for a torch built for that CUDA version."""
+    """Checks that a driver is recent enough for a torch built for that CUDA version."""
     problem, smallest = driver_problem(driver, cuda), smallest_driver(cuda)
     if problem is not None:
         return Finding(SECTION, "driver", "fail", problem.found, remedy=problem.remedy)
@@ -184,7 +184,7 @@ def driver_finding(driver: str, cuda: str) -> Finding:
 
 
 def gpu_findings(index: int, gpu: Gpu, compiled: Sequence[str]) -> list[Finding]:
-    """Reports the GPU, whether torch has code for it, and which attention backend it gets."""
+    """Reports the GPU, whether torch has code for it, and its attention backend."""
     subject = f"GPU {index}"
     capability = f"{gpu.capability[0]}.{gpu.capability[1]}"
     found = f"{gpu.name}, compute capability {capability}, {gib(gpu.free)} free of {gib(gpu.total)}"
@@ -226,15 +226,15 @@ def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
 
 
 def tool_findings(tools: BuildTools, *, with_vllm: bool, flashinfer_first: bool) -> list[Finding]:
-    """Returns one finding for each build tool.
+    """Returns one finding per build tool.
 
-    Triton compiles a launcher in C for each of its kernels: vLLM's model runner cannot start without a C compiler;
-    training itself continues on slower paths. FlashInfer's tools matter on cards where vLLM prefers it; without them
-    vLLM uses FLASH_ATTN.
+    Triton compiles a C launcher for each of its kernels. Without a C compiler, vLLM's model runner cannot start, and
+    training uses slower paths. FlashInfer's tools matter on cards where vLLM prefers it; without them vLLM uses
+    FLASH_ATTN.
 
     Args:
         with_vllm: vLLM's CUDA build is installed.
-        flashinfer_first: vLLM's own choice of attention on a card of this machine is FlashInfer.
+        flashinfer_first: vLLM by itself would choose FlashInfer for attention on a card of this machine.
     """
     needed: Mark = "fail" if with_vllm else "warn"
     use = "Triton compiles the launchers of its kernels with it"

@@ -1,4 +1,4 @@
-"""Checks the model's family and which generator samples from it, and reports the options of vLLM."""
+"""Checks the model's family and the generator that would sample from it, and reports the options of vLLM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENGINE = "this config's engine"
 
 
 def family_of_run(config: RunConfig) -> Family:
-    """Returns the family of the run's model, from its configuration file only.
+    """Returns the family of the run's model, reading only its configuration file.
 
     Raises:
         ConfigError: no configuration can be read, or the architecture is not supported.
@@ -43,7 +43,7 @@ def family_finding(config: RunConfig) -> Finding:
 
 
 def generator_finding(config: RunConfig, machine: Machine) -> Finding:
-    """Reports which generator a run would choose; fails if it asks for one that cannot run here."""
+    """Reports which generator a run would choose; fails if the configured one cannot run here."""
     generators_log = logging.getLogger("cepo.rollout.factory")
     before = generators_log.level
     generators_log.setLevel(logging.ERROR)  # the choice is reported here, as a finding
@@ -68,7 +68,7 @@ def _unserved(config: RunConfig, device: str) -> str | None:
 
 
 def engine_findings(config: RunConfig, machine: Machine, *, sleeps: bool) -> list[Finding]:
-    """Reports vLLM's attention, options and environment as a run starts it; returns nothing without a GPU."""
+    """Reports vLLM's attention, options and environment as a run would start it; nothing without a GPU."""
     if not machine.gpus or machine.tools is None:
         return []
     settings = dataclasses.replace(settings_of_run(config, most_visuals=(1, 0)), sleeps=sleeps)

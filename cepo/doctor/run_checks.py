@@ -1,4 +1,4 @@
-"""Checks whether a given configuration can start here: devices, model, memory, data, disk."""
+"""Checks whether a configuration can start here: devices, model, memory, data, disk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cepo.sizing.phases import Phases, gib
 
 MEMORY, DATA, DISK = "this config's memory", "data", "disk"
 CHECKS = ("machine", "engine", "memory", "start", "data", "disk")
-"""The checks that can be chosen one by one; only the first needs no configuration."""
+"""The checks that a user can select; only the first needs no configuration."""
 _VLLM = "vllm"
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 FIRST_ROWS = 8
@@ -73,7 +73,7 @@ def _sleeps(config: RunConfig, needs: Needs, machine: Machine) -> bool:
 
 
 def devices_finding(config: RunConfig, machine: Machine) -> Finding:
-    """Checks that this machine has the devices that the configuration asks of each machine."""
+    """Checks that this machine has as many devices as the configuration uses per machine."""
     wanted, seen = config.trainer.n_gpus_per_node, len(machine.gpus)
     if not seen:
         return Finding(DEVICES, "device", "info", "the processors: torch sees no GPU")
@@ -85,7 +85,7 @@ def devices_finding(config: RunConfig, machine: Machine) -> Finding:
 
 
 def weights_finding(path: str) -> Finding:
-    """Checks that a local checkpoint has all its weight files, by their names only."""
+    """Checks by their names that a local checkpoint has all its weight files."""
     folder = find_path(path)
     if folder is None:
         found = f"{path} is a hub name: a run loads the weights from the hub's cache, or downloads them"
@@ -108,7 +108,7 @@ def weights_finding(path: str) -> Finding:
 def memory_findings(
     needs: Needs, config: RunConfig, machine: Machine, *, with_vllm: bool, shape_of_path: ShapeOf | None = None
 ) -> list[Finding]:
-    """Reports the estimate part by part and whether it fits beside the generator."""
+    """Reports the parts of the memory estimate and whether it fits next to the generator."""
     actor = needs.actor
     findings = [
         Finding(MEMORY, "model", "info", f"{needs.model.parameters:,} parameters"),
@@ -146,7 +146,7 @@ def memory_findings(
 
 
 def phases_finding(needs: Needs, phases: Phases, index: int, fitting: str, *, with_vllm: bool) -> Finding:
-    """Reports whether all phases fit on a GPU and whether vLLM sleeps, as a run decides it; else what would fit."""
+    """Reports whether all phases fit on a GPU and whether vLLM sleeps, as a run would decide; else what would fit."""
     subject = "fits" if index == 0 else f"fits GPU {index}"
     parts = f"{gib(needs.certain)} needed, at most {gib(needs.total)} with activations"
     if phases.refused is not None:
@@ -174,7 +174,7 @@ def engine_share(needed: int, share: int, index: int) -> Finding:
 
 
 def fits(certain: int, activations: int, available: int, where: str) -> Finding:
-    """Fails if the part that no length changes exceeds the free memory; warns if only the upper bound does."""
+    """Compares the estimate with the free memory; fails if the `certain` part exceeds it, warns if the bound does."""
     found = (
         f"{gib(certain)} needed, at most {gib(certain + activations)} with activations; {where}: {gib(available)} free"
     )
@@ -186,7 +186,7 @@ def fits(certain: int, activations: int, available: int, where: str) -> Finding:
 
 
 def data_findings(config: RunConfig) -> list[Finding]:
-    """Processes the first rows of the training and validation sets, if they are files."""
+    """Checks the tokenizer and processor, and the first rows of the training and validation sets."""
     try:
         processing = load_processing(config)
     except CepoError as error:
@@ -199,7 +199,7 @@ def data_findings(config: RunConfig) -> list[Finding]:
 
 
 def _source_finding(key: str, source: str, config: RunConfig, processing: Any) -> Finding:
-    """Checks the first rows exactly as a run checks all of them."""
+    """Checks the first rows in the same way as a run checks all of them."""
     several = key == "data.train_files" and len(config.data.train_sources) > 1
     subject = f"{key}, {source}" if several else key
     with tempfile.TemporaryDirectory(prefix="cepo-doctor-") as folder:
@@ -262,7 +262,7 @@ def disk_findings(needs: Needs, config: RunConfig) -> list[Finding]:
 
 
 def download_findings(needs: Needs, config: RunConfig) -> list[Finding]:
-    """Checks that the hub's cache has room for missing weights; returns nothing if none are to be downloaded."""
+    """Checks that the hub's cache has room for missing weights; returns nothing if there is nothing to download."""
     path = config.worker.actor.model.model_path
     cache = Path(constants.HF_HUB_CACHE)
     held = cache / f"models--{path.replace('/', '--')}" / "snapshots"
@@ -283,9 +283,9 @@ def _free_for(folder: Path) -> int:
 
 
 def checkpoints_kept(save_freq: int, save_limit: int, max_steps: int | None) -> int:
-    """Returns the largest number of checkpoints on the disk at once: those written, or the limit and one being written.
+    """Returns the largest number of checkpoints on the disk at once: all of them, or the limit and one being written.
 
-    A run always writes one at its end. Without `max_steps` and a limit the number is unknown, and one is counted.
+    A run always writes one at its end. Without `max_steps` and a limit the number is unknown, so one is counted.
     """
     if save_freq < 1:
         return 1

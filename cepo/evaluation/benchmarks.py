@@ -1,4 +1,4 @@
-"""Recognises benchmarks by their columns and converts their rows to problems: text, images, answer and its kind."""
+"""Recognises benchmarks by their columns and converts their rows to problems with text, images, answer and its kind."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Benchmark:
 
     Attributes:
         columns: the columns that identify it.
-        image_columns: columns that hold at most one image each.
-        convert: turns a row into `problem`, `images`, `answer`, and for grading `answer_kind`, `choices`, `tolerance`
-            and `cluster`; rows with the same cluster are not independent of each other.
+        image_columns: columns with at most one image each.
+        convert: converts a row to `problem`, `images`, `answer`, and for grading `answer_kind`, `choices`, `tolerance`
+            and `cluster`; rows with the same cluster are dependent.
         has_variants: rows of one cluster are variants of one question.
     """
 
@@ -45,12 +45,12 @@ class Benchmark:
 
 
 def recognise(columns: Sequence[str]) -> Benchmark | None:
-    """Returns the benchmark that has these columns, or None for data of no known format."""
+    """Returns the benchmark that has these columns, or None if the format is unknown."""
     return next((known for known in BENCHMARKS if known.columns <= set(columns)), None)
 
 
 def converted(rows: Any, benchmark: Benchmark) -> Any:
-    """Converts a datasets table to problems, images undecoded; raises `DataError` with the number of an unreadable row."""
+    """Converts a datasets table to problems without decoding images; raises `DataError` with a bad row's number."""
     for column in benchmark.image_columns:
         if column in rows.column_names:
             rows = without_decoding(rows, column)
@@ -148,7 +148,7 @@ def _pictures(row: Mapping[str, Any], *columns: str) -> list[Any]:
 
 
 def _listed(options: Sequence[str]) -> str:
-    """Lists the options, to stand below the question, and asks for a letter; empty without options."""
+    """Lists the options below the question and asks for a letter; empty without options."""
     if not options:
         return ""
     lines = [letter if letter == text else f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False)]
@@ -156,7 +156,7 @@ def _listed(options: Sequence[str]) -> str:
 
 
 def _with_images_in_place(text: str, row: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """Returns MMMU's text with each image at its first mention, and unmentioned images in front, with the images in order."""
+    """Returns MMMU's text with images at their first mention or, without one, at the start; and the images in order."""
     order: list[str] = []
 
     def place(match: re.Match[str]) -> str:

@@ -24,7 +24,7 @@ from cepo.workers.merged_model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BaseModel
 def engine(
     config: RunConfig, processing: Processing, actor: Path | None, most_visuals: tuple[int, int]
 ) -> Iterator[Generator]:
-    """Yields a generator with the weights of a checkpoint's `actor` folder; without one, with the model's own weights.
+    """Yields a generator with the weights of a checkpoint's `actor` folder; without one, with the model's own.
 
     Raises:
         ConfigError, CheckpointError, EngineError: model or checkpoint cannot be loaded.
@@ -48,7 +48,7 @@ def engine(
 
 
 def _adapter(actor: Path) -> AdapterWeights | None:
-    """Returns the checkpoint's adapter; None if it must be merged (DoRA, or a 4-bit base) or all weights were trained."""
+    """Returns the checkpoint's adapter; None if it must be merged (DoRA, 4-bit base) or if all weights were trained."""
     folder = actor / ADAPTER
     if not (folder / ADAPTER_CONFIG).is_file() or read_quantization(folder) is not None:
         return None

@@ -1,4 +1,4 @@
-"""Puts evaluations and published figures into one table of the paper's form, and checks the averages that are stated."""
+"""Combines evaluations and published figures in one table of the paper's form, and checks the stated averages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.tracking.lines import damaged_as
 
 PAPER = "paper"
-"""The name of the paper's own table, which is part of the package."""
+"""The name of the paper's table, which is part of the package."""
 AVERAGE, _DIFFERENCE = "Average", "difference"
 _PAPER_FILE = Path(__file__).with_name("paper.json")
 _NAMES = {
@@ -26,25 +26,25 @@ _NAMES = {
     "wemath": "WeMath",
 }
 _ROUNDING = 0.01
-"""The most by which an average can be off if it and its cells are rounded to 2 digits."""
+"""The largest deviation of an average if it and its cells are rounded to 2 digits."""
 
 
 def is_scored(name: str) -> bool:
-    """Returns whether a name is an evaluation's folder, a table in JSON, or the paper's table; else it is a run."""
+    """Returns whether a name is an evaluation's folder, a JSON table, or the paper's table; otherwise it is a run."""
     return name == PAPER or name.endswith(".json") or (Path(name) / RESULTS_FILE).is_file()
 
 
 def score_table(names: Sequence[str], *, by_harness: bool = False) -> ScoreTable:
-    """Returns the table of evaluations and published tables in the order given, with averages from their cells.
+    """Returns a table of evaluations and published tables in the given order, with averages computed from their cells.
 
-    Each evaluation after the first one also has its difference from that one, paired by problem.
+    Without `by_harness`, each evaluation after the first also has its difference from the first, paired by problem.
 
     Args:
-        names: as of `is_scored`.
-        by_harness: take the verdicts of lmms-eval's rules in place of ours.
+        names: evaluations and tables, as in `is_scored`.
+        by_harness: use the verdicts of lmms-eval's rules instead of ours.
 
     Raises:
-        DataError: a name that is no evaluation and no table, or an evaluation without the verdicts asked for.
+        DataError: a name is neither an evaluation nor a table, or an evaluation lacks the requested verdicts.
     """
     rows: list[TableRow] = []
     notes: list[str] = []
@@ -74,7 +74,7 @@ def score_table(names: Sequence[str], *, by_harness: bool = False) -> ScoreTable
 
 
 def _published(path: Path) -> Iterator[TableRow]:
-    """Yields the rows of a table that `ScoreTable.as_json` made, or of one written in its form."""
+    """Yields the rows of a table from `ScoreTable.as_json`, or of one in the same format."""
     with damaged_as(path, "holds no table of `cepo compare --out FILE.json`"):
         for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
             cells = {name: cell for name, cell in row.items() if isinstance(cell, Mapping) and name != _DIFFERENCE}
@@ -101,12 +101,12 @@ def _evaluated(folder: Path, *, by_harness: bool) -> TableRow:
 
 
 def _averaged(row: TableRow) -> TableRow:
-    """Returns the row with the average of its cells in place of one that was stated."""
+    """Returns the row with the average of its cells instead of the stated one."""
     return TableRow(group=row.group, name=row.name, cells={**_benchmarks(row), AVERAGE: average(row)})
 
 
 def average(row: TableRow) -> Cell:
-    """Returns the unweighted mean of the benchmarks' cells with `sqrt(sum of squared errors) / number`."""
+    """Returns the unweighted mean of the benchmarks' cells, with the error `sqrt(sum of squared errors) / number`."""
     cells = list(_benchmarks(row).values())
     errors = [cell.error for cell in cells if cell.error is not None]
     error = math.hypot(*errors) / len(cells) if len(errors) == len(cells) else None

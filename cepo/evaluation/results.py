@@ -1,4 +1,4 @@
-"""Writes the results of an evaluation, draws their table, and compares two evaluations problem by problem."""
+"""Writes the results of an evaluation, formats them as a table, and compares two evaluations problem by problem."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GENERATIONS_FILE = "generations.jsonl"
 
 
 def write_results(folder: Path, description: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[str, Any]:
-    """Writes evaluation.json: how it was made, each benchmark's statistics, and the average over several benchmarks."""
+    """Writes evaluation.json: the description, each benchmark's statistics, and the average over several benchmarks."""
     results = {**description, "benchmarks": dict(benchmarks)}
     if len(benchmarks) > 1:
         results["average"] = macro_average([_estimate(figures["accuracy"]) for figures in benchmarks.values()])
@@ -33,7 +33,7 @@ def write_results(folder: Path, description: Mapping[str, Any], benchmarks: Mapp
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
-    """Returns a table of lengths in tokens and accuracies in percent with errors, also by kind of answer if there are several."""
+    """Returns a table of accuracies in percent with errors, by kind of answer if there are several, and of lengths."""
     benchmarks: Mapping[str, Any] = results["benchmarks"]
     num_samples = results["sampling"]["num_samples"]
     largest = [f"pass@{num_samples}"] if num_samples > 1 else []
@@ -63,13 +63,13 @@ def results_table(results: Mapping[str, Any]) -> Table:
 
 
 def percent(estimate: Mapping[str, Any], *, sign: str = "") -> str:
-    """Formats an estimate as `43.4 ± 1.2`, without the error if there is none."""
+    """Formats an estimate in percent, such as `43.4 ± 1.2`, without the error if there is none."""
     shown = f"{100 * estimate['mean']:{sign}.1f}"
     return shown if estimate["error"] is None else f"{shown} ± {100 * estimate['error']:.1f}"
 
 
 def read_rows(folder: Path) -> dict[str, list[Row]]:
-    """Returns an evaluation's graded responses by benchmark; raises `DataError` if the folder holds no finished one."""
+    """Returns an evaluation's graded responses by benchmark; raises `DataError` if it is not finished."""
     if not (folder / RESULTS_FILE).is_file():
         raise DataError(
             f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
@@ -84,7 +84,7 @@ def read_rows(folder: Path) -> dict[str, list[Row]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
-    """Two models on the same problems of one benchmark; `difference` is second minus first."""
+    """The accuracies of two models on the same problems of a benchmark; `difference` is second minus first."""
 
     benchmark: str
     num_problems: int
@@ -94,10 +94,10 @@ class Paired:
 
 
 def compare_evaluations(first: Path, second: Path) -> list[Paired]:
-    """Returns the paired difference of accuracies per benchmark; shared effects, such as hard problems, cancel in its error.
+    """Returns the paired difference of accuracies per benchmark, in whose error shared effects cancel (hard problems).
 
     Raises:
-        DataError: a folder without an evaluation, no benchmark in common, or other problems under the same numbers.
+        DataError: a folder has no evaluation, the two have no benchmark in common, or the problems differ.
     """
     pairs = read_rows(first), read_rows(second)
     common = [name for name in pairs[0] if name in pairs[1]]
@@ -107,7 +107,7 @@ def compare_evaluations(first: Path, second: Path) -> list[Paired]:
 
 
 def comparison_table(comparisons: Sequence[Paired]) -> Table:
-    """Returns a table of accuracies in percent and their difference in points, with the error of the paired difference."""
+    """Returns a table of accuracies in percent and their paired differences in points, with errors."""
     table = Table(title="accuracy in %, difference in points ± standard error, paired by problem")
     for heading in ("", "problems", "first", "second", "difference"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)

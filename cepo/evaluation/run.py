@@ -1,4 +1,4 @@
-"""Samples and grades the responses to one set of problems."""
+"""Samples and grades responses to one set of problems."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
 logger = logging.getLogger(__name__)
 
 _PROBLEMS_AT_ONCE = 256
-"""The number of problems sampled at once, enough to keep an engine busy. Each batch is graded and written before the next."""
+"""The number of problems per batch, enough to keep an engine busy. A batch is graded and written before the next."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Task:
         name: the benchmark's name, or `problems`.
         source: the source as the user named it.
         reward_function: the function that grades it.
-        is_benchmark: whether its rows state the kind of their answers.
+        is_benchmark: whether it has the format of a known benchmark.
         has_variants: whether problems of one cluster are variants of one question.
     """
 
@@ -47,12 +47,12 @@ class Task:
 
     @property
     def num_left_out(self) -> int:
-        """The number of rows left out: prompts that are too long, or bad rows if those are skipped."""
+        """The number of rows left out, because their prompts are too long or because bad rows are skipped."""
         return sum(self.problems.skipped.values())
 
 
 def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
-    """Reads the problems of `source`, as a benchmark if its columns are those of one; raises as `ProblemSet`."""
+    """Reads the problems of `source`, as a benchmark if it has the columns of one; raises as `ProblemSet`."""
     data = config.data
     rows = read_source(source, text_columns=(data.prompt_key, data.answer_key))
     benchmark = recognise(rows.column_names)
@@ -79,7 +79,7 @@ def read_task(source: str, config: RunConfig, processing: Processing) -> Task:
 
 
 def reward_pool(task: Task, config: RunConfig) -> RewardPool:
-    """Starts processes that run the task's reward function; they can serve every task with the same function."""
+    """Starts processes that run the task's reward function; they can serve all tasks with the same function."""
     reward = config.worker.reward
     if task.is_benchmark:
         reward = dataclasses.replace(
@@ -95,7 +95,7 @@ def reward_pool(task: Task, config: RunConfig) -> RewardPool:
 def graded_rows(
     task: Task, config: RunConfig, asker: Asker, generator: Generator, *, on_progress: Callable[[int], None]
 ) -> Iterator[dict[str, Any]]:
-    """Yields one row for each response, in the problems' order; calls `on_progress` with the number of finished problems.
+    """Yields one row per response, in the problems' order; calls `on_progress` with the number of finished problems.
 
     A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `sample`, `ground_truth`,
     `response`, `answer` (as extracted, or None), `correct`, `length` in tokens, `finished` and `scores`.
@@ -128,6 +128,6 @@ def graded_rows(
 
 
 def asker_of(config: RunConfig, processing: Processing, rewards: RewardPool) -> Asker:
-    """Returns an asker that builds prompts and rewards responses as the config's validation does."""
+    """Returns an `Asker` that builds prompts and rewards responses like the config's validation."""
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
     return Asker(config, contexts, processing, rewards)

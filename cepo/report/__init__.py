@@ -1,1 +1,1 @@
-"""Pages, figures and tables of runs."""
+"""Presents recorded runs as pages, charts and tables."""

@@ -1,4 +1,4 @@
-"""Draws charts of steps: for the page by Bokeh, for papers by matplotlib, both from the same `Chart`."""
+"""Draws charts over steps, with Bokeh for pages and matplotlib for papers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# The page puts its own colours of text and of lines in the place of these two, for a light or a dark screen.
+# The page replaces these two placeholders with its own colours of text and grid, for a light or a dark screen.
 INK, GRID = "#010203", "#040506"
-# Okabe and Ito's colours, distinct under every common colour blindness, with the text's colour for their black.
+# Okabe and Ito's colours, which people with common forms of colour blindness can distinguish; INK replaces their black.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", INK, "#999999", "#F0E442")
 DASHES = ("solid", "dashed", "dotted", "dashdot")
 _ON_PAPER = {INK: "#000000"}
@@ -20,7 +20,7 @@ _PANEL_INCHES = (4.4, 3.2)
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One curve: a value at each of some steps, with an optional band from `low` to `high` about it."""
+    """One curve: a value per measured step, with an optional band from `low` to `high`."""
 
     label: str
     steps: Sequence[int]
@@ -31,7 +31,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Curves over steps with one unit. `stacked`: bars of each step on top of each other; all series have its steps."""
+    """Curves over steps with one unit. `stacked` draws stacked bars instead; all series then have the same steps."""
 
     title: str
     unit: str
@@ -41,7 +41,7 @@ class Chart:
 
 
 def bokeh_item(chart: Chart) -> dict[str, Any]:
-    """Returns the chart as the JSON object that BokehJS embeds; its colours of text are `INK` and `GRID`."""
+    """Returns the chart as the JSON object that BokehJS embeds, with the placeholder colours `INK` and `GRID`."""
     from bokeh.embed import json_item
     from bokeh.models import BasicTicker, DataRange1d, Legend, LegendItem
     from bokeh.plotting import figure
@@ -111,7 +111,7 @@ def _add_hover(plot: Any, renderers: list[Any], label: str, column: str) -> None
 
 
 def save_figure(charts: Sequence[Chart], path: Path, *, columns: int = 3) -> Path:
-    """Draws the charts side by side into a PNG, PDF or SVG file, by its ending, for papers; returns the path."""
+    """Draws the charts as panels into a PNG, PDF or SVG file, chosen by its extension; returns the path."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""Compares runs: those that differ in nothing but their seeds are repeats of one setting."""
+"""Compares runs; runs that differ only in their seeds count as repeats of one setting."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Runs that differ in nothing but their seeds. `label` names the method and what else tells it from other settings."""
+    """Runs that differ only in their seeds. `label` names the method and what distinguishes it from other settings."""
 
     label: str
     runs: tuple[RunData, ...] = field(repr=False)
@@ -84,7 +84,7 @@ class Setting:
         return run.series(_ACCURACY)[0][-1] if run.series(_ACCURACY)[0] else None
 
     def at_end(self, name: str, *, first: bool = False) -> Cell | str:
-        """Returns a metric of validation in percent at each run's last, or first, measurement."""
+        """Returns the mean over runs of a validation metric, in percent, at each run's last (or first) measurement."""
         ends = [values[0 if first else -1] for run in self.runs if (values := run.series(name)[1])]
         if len(ends) < len(self.runs):
             return ""
@@ -98,14 +98,14 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Settings in the order of their first run, and the remarks that a reader needs before trusting the numbers."""
+    """Settings in the order of their first run, and notes on how far their numbers can be compared."""
 
     settings: tuple[Setting, ...]
     differing: Mapping[str, Sequence[str]]
     notes: tuple[str, ...]
 
     def table(self) -> ScoreTable:
-        """Returns accuracies in percent, the paired difference from the first setting, and the time they took."""
+        """Returns accuracies in percent, differences from the first setting, and times."""
         runs = [run for setting in self.settings for run in setting.runs]
         temperatures = sorted({str(run.temperature(validation=True)) for run in runs})
         return ScoreTable(
@@ -135,7 +135,7 @@ class Comparison:
         }
 
     def charts(self) -> list[Chart]:
-        """Returns the curves over each other, those that any run has."""
+        """Returns the charts for which any run has values, each with the curves of all settings."""
         drawn = [
             Chart(
                 title=title,
@@ -149,7 +149,7 @@ class Comparison:
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
-    """Groups runs by all settings in which they differ, but for seeds and names.
+    """Groups runs by all settings in which they differ, apart from seeds, names, paths and loggers.
 
     Raises:
         DataError: a folder, its metrics or its configuration is missing, or no run was given.
@@ -179,7 +179,7 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
 
 
 def write_comparison(comparison: Comparison, out: Path) -> Path:
-    """Writes the page of a comparison and returns its path."""
+    """Writes a comparison as an HTML page and returns its path."""
     table = comparison.table()
     head = ["", *(text for column in table.columns for text in (column.name, "±"))]
     rows: list[list[str | float | None]] = []
@@ -211,10 +211,11 @@ def plot_comparison(comparison: Comparison, out: Path) -> Path:
 
 
 def paired_difference(first: Setting, second: Setting) -> Cell | str:
-    """Returns second minus first in points at the last validation that both runs of a pair made; pairs have equal seeds.
+    """Returns the mean difference in accuracy, second minus first, in percentage points.
 
-    Without equal seeds the difference of the means at each run's end has the error of two independent means. Empty where
-    a pair has no common validation but that before training.
+    Runs with equal seeds form pairs, which are compared at the last validation that both made. Empty if a pair has no
+    common validation after the start of training. Without pairs, the result is the difference of the means at each
+    run's end, with the error of two independent means.
     """
     partners = {_seeds(run): run for run in first.runs}
     pairs = [(partners[seed], run) for run in second.runs if (seed := _seeds(run)) in partners]
@@ -237,7 +238,7 @@ def paired_difference(first: Setting, second: Setting) -> Cell | str:
 
 
 def _curves(setting: Setting, name: str) -> Iterator[Series]:
-    """Yields the mean of the runs at the steps that all of them measured; runs that share no such steps are drawn alone."""
+    """Yields the mean of the runs over the steps that all of them measured; without such a curve, one curve per run."""
     measured = {run.name: run.values_by_step(name) for run in setting.runs}
     measured = {run: values for run, values in measured.items() if values}
     steps = sorted(set.intersection(*(set(values) for values in measured.values()))) if measured else []
@@ -267,7 +268,7 @@ def _seconds_per_step(setting: Setting) -> Spread | None:
 
 
 def _labels(methods: Sequence[str], values: Sequence[Sequence[str]], keys: Sequence[str]) -> Iterator[str]:
-    """Yields a label for each setting: its method, and what differs between the settings of that method."""
+    """Yields a label per setting: its method, and the values that differ between the settings of that method."""
     for method, own in zip(methods, values, strict=True):
         same = [other for other, name in zip(values, methods, strict=True) if name == method]
         places = [place for place in range(len(keys)) if len({other[place] for other in same}) > 1]

@@ -1,7 +1,7 @@
 """Computes the credit of every recorded token under every method that the trace allows, for the page's credit view.
 
-The methods' own code runs here, over the log-probs of the trace; the page only shows what it gave. A step's numbers are one
-compressed block: a header in JSON and the arrays in float32, so that the page has the very values of the trace.
+The methods' own code runs here, on the log-probs of the trace; the page only shows the results. Each step is one
+compressed block: a JSON header and float32 arrays, so that the page has exactly the values of the trace.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _INLINE_BYTES = 15_000_000
-"""Blocks of steps beyond this size lie in files beside the page, which it opens when they are looked at."""
+"""If the blocks exceed this size together, they are files next to the page, which loads a step when it is viewed."""
 _LARGEST_IMAGE = 640
 _ADVANTAGE = "advantage"
 _Columns = dict[str, numpy.ndarray]
 
 
 def credit_view(run: RunData, page: Path) -> dict[str, Any] | None:
-    """Returns what the page's credit view reads: an index of all rollouts and a block of each step; None without a trace.
+    """Returns the data of the page's credit view: an index of all rollouts and a block per step; None without a trace.
 
-    Where the blocks are large, they are written into a folder beside the page and the view has their paths.
+    Large blocks are written into a folder next to the page, and the view has their paths.
     """
     blocks: dict[int, str] = {}
     index: list[list[Any]] = []
@@ -64,10 +64,10 @@ def credit_view(run: RunData, page: Path) -> dict[str, Any] | None:
 
 
 def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> tuple[dict[str, Any], list[list[_Columns]]]:
-    """Returns a step's header, and for each rollout its columns: log-probs by view, then those of each method.
+    """Returns a step's header, and the columns of each rollout: log-probs by view, then the values of each method.
 
-    The run's own method has the values that were recorded; of the others, those are left out that read more than the
-    trace has (a critic, a greedy response, the whole vocabulary, a view that was not recorded).
+    The run's own method has the recorded values. Other methods are left out if they read what the trace lacks: a
+    critic, a greedy response, the whole vocabulary, or a view that was not recorded.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     batch = _token_batch(groups)
@@ -122,7 +122,7 @@ def _token_batch(groups: Sequence[GroupRecord]) -> TokenBatch:
 
 
 def _comparable(run: RunData, groups: Sequence[GroupRecord]) -> Iterator[str]:
-    """Yields the registered methods that read nothing but what the trace has."""
+    """Yields the registered methods that can be computed from the trace."""
     recorded = set(groups[0].rollouts[0].log_probs)
     is_compared = min(len(group.rollouts) for group in groups) > 1
     for name in available_estimators():
@@ -157,7 +157,7 @@ def _recorded(rollout: RolloutRecord) -> _Columns:
 
 
 def _scales(columns: Sequence[Sequence[_Columns]]) -> dict[str, float]:
-    """Returns for each kind of number the largest distance from its neutral value at this step, over all methods."""
+    """Returns the largest distance of each kind of value from its neutral value at this step, over all methods."""
     scales: dict[str, float] = {}
     for name, neutral in ((_ADVANTAGE, 0.0), ("weight", 1.0), ("delta", 0.0)):
         shifts = [numpy.abs(each[name] - neutral) for row in columns for each in row[1:] if name in each]
@@ -196,7 +196,7 @@ def _data_uri(png: bytes) -> str:
 
 
 def _block(header: dict[str, Any], columns: Sequence[Sequence[_Columns]]) -> str:
-    """Returns a step as text: gzip of the header's length, the header and the arrays; constant arrays lie in the header."""
+    """Returns a step as text: gzip of the header's length, the header with constant arrays, and the other arrays."""
     arrays: list[numpy.ndarray] = []
     for rollout, parts in zip(header["rollouts"], columns, strict=True):
         rollout["columns"] = [{} for _ in parts]

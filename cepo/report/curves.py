@@ -1,4 +1,4 @@
-"""Says which charts show a run, and from which metrics."""
+"""Defines the charts of a run and the metrics that they show."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PARTS = {
 
 
 def run_charts(run: RunData) -> dict[str, list[Chart]]:
-    """Returns the charts of a run by the heading that they stand under, without those that have no value."""
+    """Returns the charts of a run by heading, without empty charts."""
     groups = _plain(run, ("groups/mixed", "groups/all_right", "groups/all_wrong"))
     shown = [name for name in run.names("references/") if name.endswith("_used")]
     fallbacks = [name for name in run.names("references/") if name not in shown]
@@ -153,7 +153,7 @@ def _leak(run: RunData) -> Chart:
 
 
 def _stages(run: RunData, kind: str) -> list[Series]:
-    """Returns one bar of each stage for every training step; 0 where a step did not run it."""
+    """Returns one bar per stage and training step; 0 if the step did not run the stage."""
     steps = [step for step, _ in zip(*run.series("timing_s/step"), strict=True) if step > 0]
     series: list[Series] = []
     for stage in STAGES:

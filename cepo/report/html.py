@@ -1,4 +1,4 @@
-"""Writes one self-contained page: style, scripts and data inside, nothing from a network, dark where the screen is."""
+"""Writes a self-contained HTML page with its styles, scripts and data, which loads nothing from a network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ASSETS = Path(__file__).parent / "assets"
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table that a click on a heading sorts. Numbers show 6 digits and carry the exact value."""
+    """A table that the reader sorts by clicking on a heading. Numbers show 6 digits and keep the exact value."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str | float | None]]
@@ -25,7 +25,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the page with a heading; `notes` stand above its charts, and tables below."""
+    """A part of the page with a heading; `notes` are above its charts, and tables below."""
 
     title: str
     notes: Sequence[str] = ()
@@ -42,17 +42,17 @@ def write_page(
     sections: Sequence[Section] = (),
     credit: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Writes a page and returns its path; texts of `facts` and tables are shown as text, whatever they hold.
+    """Writes a page and returns its path. All texts are escaped.
 
     Args:
         facts: names and values below the title.
-        credit: what `credit.credit_view` made, shown above the sections.
+        credit: the result of `credit_view.credit_view`, shown above the sections.
     """
     from jinja2 import Environment, FileSystemLoader
 
     charts = [chart for section in sections for chart in section.charts]
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # BokehJS reads an object before what refers to it
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # BokehJS reads objects before references to them
     text = environment.get_template("page.html").render(
         title=title,
         facts=facts,

@@ -1,4 +1,4 @@
-"""Puts a run on one page: what changed, its curves, the credit of its tokens, samples, settings and versions."""
+"""Writes the page of a run: a summary, curves, the credit of its tokens, samples, settings and versions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
 
 
 def save_curves(run_folder: Path, out: Path) -> Path:
-    """Draws all charts of a run into one PNG or PDF file; returns its path; raises `DataError` as `write_report`."""
+    """Draws a run's charts into one PNG, PDF or SVG file; returns its path; raises `DataError` as `write_report`."""
     charts = run_charts(load_run(Path(run_folder)))
     return save_figure([chart for part in charts.values() for chart in part], Path(out))
 

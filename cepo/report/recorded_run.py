@@ -1,4 +1,4 @@
-"""Reads a finished or running run for reports."""
+"""Reads the folder of a finished or running run for reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNKNOWN_ESTIMATOR = "unknown method"
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """The metrics and configuration of a run folder. `config` is empty if the run wrote none."""
+    """The metrics and configuration of a run folder; `config` is empty if the run wrote none."""
 
     folder: Path
     rows: Sequence[MetricsRow]
@@ -51,7 +51,7 @@ class RunData:
         return self.setting("worker.rollout.val_override_config.temperature", sampled) if validation else sampled
 
     def names(self, beginning: str) -> list[str]:
-        """Returns the metrics whose names begin so, sorted."""
+        """Returns the sorted names of the metrics that begin with `beginning`."""
         return sorted({name for row in self.rows for name in row.values if name.startswith(beginning)})
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
@@ -65,12 +65,12 @@ class RunData:
 
 
 def load_run(folder: Path) -> RunData:
-    """Reads a run folder, which may have no step yet; raises `DataError` if it or a file is missing or broken."""
+    """Reads a run folder, which may have no steps yet; raises `DataError` if it or a file is missing or broken."""
     return RunData(folder=folder, rows=read_metrics(folder), config=_read_config(folder / CONFIG_FILE))
 
 
 def nested(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
-    """Returns what a dotted key names in nested mappings, or the default where it names nothing."""
+    """Returns the value of a dotted key in nested mappings, or the default if it is missing or None."""
     node: Any = tree
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
@@ -78,7 +78,7 @@ def nested(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Returns the configuration as plain mappings, references left as text; `DataError` if it is not a mapping."""
+    """Returns the configuration as plain mappings, without resolving references; `DataError` if it is not a mapping."""
     if not path.is_file():
         return {}
     try:

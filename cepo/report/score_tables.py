@@ -1,4 +1,4 @@
-"""Writes a table of means with standard errors in the form of the paper's: Markdown, LaTeX, CSV, JSON and a terminal's."""
+"""Formats tables of means with standard errors as Markdown, LaTeX, CSV, JSON or terminal output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A mean with its standard error, None where it is unknown."""
+    """A mean with its standard error, None if this is unknown."""
 
     mean: float
     error: float | None = None
@@ -34,7 +34,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A quantity. Its best cells of each group, the largest ones, are set in bold where `is_ranked`."""
+    """A quantity. If `is_ranked`, the largest value of each group is bold."""
 
     name: str
     digits: int = 2
@@ -42,13 +42,13 @@ class Column:
     is_ranked: bool = False
 
     def shown(self, value: float, *, sign: bool = False) -> str:
-        """Formats a value, or an error without a sign."""
+        """Formats a value, with a plus sign if `sign` and the column is signed."""
         return f"{value:{'+' if sign and self.signed else ''}.{self.digits}f}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """The cells of one method by column; `group` is the model it starts from, or empty."""
+    """The cells of one method by column; `group` is the model from which it starts, or empty."""
 
     name: str
     cells: Mapping[str, Cell | str]
@@ -57,7 +57,7 @@ class TableRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTable:
-    """A table, and remarks that a reader needs before trusting its numbers."""
+    """A table, with notes on how far its numbers can be compared."""
 
     title: str
     columns: Sequence[Column]
@@ -80,7 +80,7 @@ class ScoreTable:
                 yield "| " + " | ".join([_markdown(row.name), *cells]) + " |"
 
     def latex(self) -> str:
-        r"""Returns a `tabular` with booktabs' rules and errors as subscripts, as in the paper's tables."""
+        r"""Returns a `tabular` with booktabs rules and errors as subscripts, as in the paper's tables."""
         head = " & ".join(["", *(f"\\textbf{{{_latex(column.name)}}}" for column in self.columns)])
         lines = [f"% {self.title}", rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}", r"\toprule", head + r" \\"]
         for group, rows in self.groups():
@@ -96,7 +96,7 @@ class ScoreTable:
         return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.notes)]) + "\n"
 
     def csv(self) -> str:
-        """Returns a line per row, with a column for each mean and one for its error."""
+        """Returns the table as CSV, with one column for each mean and one for its error."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["group", "name", *(text for column in self.columns for text in (column.name, "error"))])
@@ -107,7 +107,7 @@ class ScoreTable:
         return file.getvalue()
 
     def as_json(self) -> dict[str, Any]:
-        """Returns title, columns, rows and notes as plain values, exact."""
+        """Returns title, columns, rows and notes as plain values, with unrounded numbers."""
         rows = [
             {"group": row.group, "name": row.name}
             | {
@@ -120,7 +120,7 @@ class ScoreTable:
         return {"title": self.title, "columns": columns, "rows": rows, "notes": list(self.notes)}
 
     def terminal(self) -> Table:
-        """Returns the table for a terminal."""
+        """Returns the table in rich's form for a terminal."""
         table = Table(title=Text(self.title), caption=Text("\n".join(self.notes)), caption_justify="left")
         for name in ("", *(column.name for column in self.columns)):
             table.add_column(Text(name), justify="right" if name else "left")
@@ -134,7 +134,7 @@ class ScoreTable:
         return table
 
     def groups(self) -> Iterator[tuple[str, list[TableRow]]]:
-        """Yields the groups in the order in which they first appear, with their rows."""
+        """Yields the groups with their rows, in the order of their first rows."""
         for group in dict.fromkeys(row.group for row in self.rows):
             yield group, [row for row in self.rows if row.group == group]
 
@@ -158,7 +158,7 @@ class ScoreTable:
 
 
 def write_table(table: ScoreTable, path: Path) -> None:
-    """Writes the table in the form that the file's ending names: .md, .tex, .csv or .json."""
+    """Writes the table in the format of the file's extension: .md, .tex, .csv or .json; `ConfigError` for others."""
     forms = {
         ".md": table.markdown,
         ".tex": table.latex,

@@ -1,4 +1,4 @@
-"""Makes the table at the end of a run: what changed, how much evidence there was, and where the time went."""
+"""Builds the table at the end of a run: the change in accuracy, the evidence, and the time of each stage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AccuracyChange:
     """The held-out accuracy at the first and the last measured step.
 
     Attributes:
-        num_samples: samples of each measurement; None if the run did not record it.
+        num_samples: samples per measurement; None if the run did not record it.
         difference_error: standard error of `after - before`; None without `num_samples`.
         paired: whether that error comes from the differences problem by problem. Otherwise it is `sqrt(se_before^2 +
             se_after^2)`, which is too large if both measurements use the same problems.
@@ -37,12 +37,12 @@ class AccuracyChange:
 
     @property
     def difference(self) -> float:
-        """The rise, as a fraction."""
+        """`after - before`, as a fraction."""
         return self.after - self.before
 
 
 def run_summary(run_folder: Path) -> Table:
-    """Returns the table of one run; raises `DataError` if the folder or its metrics are missing or broken."""
+    """Returns a run's summary as a table; raises `DataError` if the folder or its metrics are missing or broken."""
     run = load_run(Path(run_folder))
     table = Table(title=f"{run.estimator}: {run.name}", title_justify="left", show_header=False, title_style="bold")
     table.add_column("quantity", no_wrap=True)
@@ -53,7 +53,7 @@ def run_summary(run_folder: Path) -> Table:
 
 
 def summary_rows(run: RunData) -> list[tuple[str, str]]:
-    """Returns what a reader wants to know first: quantities and their values as text."""
+    """Returns the rows of the summary: quantities and their values as text."""
     return [*_accuracy_rows(run), *_evidence_rows(run), *_time_rows(run)]
 
 
@@ -83,9 +83,9 @@ def accuracy_change(run: RunData) -> AccuracyChange | None:
 
 
 def tokens_per_second(run: RunData, stage: str) -> float | None:
-    """Returns all tokens of a stage over all its seconds, from the steps that recorded both; None if none did.
+    """Returns a stage's tokens per second, over all steps that recorded both numbers; None if no step did.
 
-    In a step without seconds for teachers, these were scored together with the student, and their tokens count there.
+    If a step has no seconds for teachers, they were scored together with the student, and their tokens count there.
     """
     tokens, seconds = run.values_by_step(f"tokens/{stage}"), run.values_by_step(f"timing_s/{stage}")
     if stage == "score":
@@ -162,7 +162,7 @@ def _with_error(value: float, count: int | None) -> str:
 
 
 def _paired_error(run: RunData, first: int, last: int, counts: dict[int, float]) -> float | None:
-    """Returns the standard error of the mean per-problem difference; None unless every sample of both steps was recorded."""
+    """Returns the standard error of the mean per-problem difference; None unless all samples of both are recorded."""
     recorded: dict[int, dict[str, list[float]]] = {first: {}, last: {}}
     for row in read_generations(run.folder):
         if row["step"] in recorded:

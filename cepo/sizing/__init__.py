@@ -1,1 +1,1 @@
-"""Estimates a run's memory from the model's shape and decides whether it fits, with a sleeping engine or without."""
+"""Estimates a run's memory from the model's shape and decides whether it fits, and whether vLLM has to sleep."""

@@ -1,4 +1,4 @@
-"""Plans a step's phases on a device, and finds a setting that fits where a configuration is refused."""
+"""Plans a step's phases on a device, and finds settings that fit if a configuration is refused."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def phases_on(config: RunConfig, needs: Needs, *, free: int, total: int, with_vl
 def settings_that_fit(
     config: RunConfig, *, free: int, total: int, with_vllm: bool, shape_of_path: ShapeOf | None = None
 ) -> str:
-    """Returns the first change to a refused configuration that makes it fit, as the settings to write.
+    """Returns the first change to a refused configuration that makes it fit, as settings; empty if none does.
 
-    It tries, in this order: another share of memory for vLLM, freeing vLLM's memory between phases, the optimizer's
-    state or all trained weights in host memory, and LoRA. Each is tried with every share.
+    It tries, in this order: another share of memory for vLLM, freeing vLLM's memory between phases, smaller
+    micro-batches, the optimizer's state or all trained weights in host memory, and LoRA, each with every share.
     """
     for written, changed in _alternatives(config):
         needs = estimate_needs(changed, cpu_engine=False, shape_of_path=shape_of_path)
@@ -50,7 +50,7 @@ def what_would_fit(
 
 
 def _alternatives(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """Yields settings to write with the configuration they make, the least intrusive first."""
+    """Yields settings and the resulting configurations, the least intrusive first."""
     yield "", config
     rollout, actor = config.worker.rollout, config.worker.actor
     if rollout.sleep != "auto":
@@ -83,7 +83,7 @@ def _alternatives(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
 
 
 def _with_shares(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """Yields the configuration unchanged, then with every other share of vLLM, the nearest first."""
+    """Yields the configuration unchanged, then with other shares for vLLM, the nearest first."""
     yield "", config
     rollout = config.worker.rollout
     shares = (round(step / _SHARE_STEPS, 2) for step in range(_SHARE_STEPS - 1, 0, -1))

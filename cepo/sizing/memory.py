@@ -1,4 +1,4 @@
-"""Estimates the memory of a trained model from its shape. No weight is loaded."""
+"""Estimates the memory of a trained model from its shape, without loading weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ class Layers:
     """A stack of equal transformer blocks.
 
     Attributes:
-        depth: blocks; hidden: H; queries: heads x head size; keys: key heads x head size; intermediate: MLP width.
+        depth: number of blocks.
+        hidden, intermediate: widths of the hidden state and of the MLP.
+        queries, keys: number of heads x head size.
     """
 
     depth: int
@@ -28,11 +30,11 @@ class ModelShape:
     """The sizes of a model that the estimate needs.
 
     Attributes:
-        parameters: all, with tied weights counted once.
+        parameters: all parameters; tied weights count once.
         vision_parameters: those of the vision tower, including the merger.
-        largest_block: parameters of the largest block that FSDP gathers by itself.
-        outside_blocks: parameters in no such block (embeddings, merger, head), which stay gathered.
-        adapted: (inputs, outputs) of each linear layer that gets an adapter; empty without one.
+        largest_block: parameters of the largest block that FSDP gathers separately.
+        outside_blocks: parameters outside such blocks (embeddings, merger, head), which remain gathered.
+        adapted: (inputs, outputs) of each linear layer that gets an adapter.
         text, vision: the two stacks; vision is None for a text model.
         vocabulary: rows of the output head.
         patches_per_token: image patches that are merged into one token.
@@ -64,16 +66,16 @@ class TrainingShape:
         use_dora: the adapter also has a magnitude for each output of an adapted layer.
         bytes_in_4_bits: per weight of the language model's linear layers under QLoRA, with its scale; 0: not in 4 bits.
         trained_type, compute_type: `fp32`, `bf16` or `fp16`: of the trained weights, and of forward and backward.
-        optimizer: `adamw`, or `adamw_bf16` with bf16 momentum and compensation beside a float32 second moment.
-        freeze_vision_tower: its weights get no gradient.
+        optimizer: `adamw`, or `adamw_bf16` with momentum and compensation in bf16 and a float32 second moment.
+        freeze_vision_tower: the vision tower's weights get no gradient.
         full_shard: gathered blocks are freed after their forward pass.
-        gradient_checkpointing: only the blocks' inputs outlive the forward pass.
-        rows, prompt_tokens, response_tokens: of a micro-batch of the update, each row at its longest.
-        head_chunk_elements: logits held at once.
-        divergence_chunk_elements: the same where whole distributions are compared; 0 where none are.
-        weight_copies: copies of the trained weights kept beside them (teacher, reference).
+        gradient_checkpointing: only the blocks' inputs are kept after the forward pass.
+        rows, prompt_tokens, response_tokens: of an update's micro-batch, in which every row has the maximum length.
+        head_chunk_elements: number of logits in memory at once.
+        divergence_chunk_elements: the same when whole distributions are compared; 0 if they never are.
+        weight_copies: number of copies of the trained weights (teacher, reference).
         devices: FSDP shards weights, gradients, optimizer and copies over them, but no vision tower without gradient.
-        scoring_rows: of a micro-batch that is scored without gradient, each row at its longest.
+        scoring_rows: of a micro-batch that is scored without gradient, in which every row has the maximum length.
         prompts: of a step on one device; their image features are kept if the vision tower has no gradient.
         offload_params: weights leave the device while responses are sampled.
         offload_optimizer: the optimizer's state is on the device during updates only.
@@ -111,11 +113,11 @@ class Estimate:
 
     Attributes:
         weights, copies: on the device from the start; copies are the teacher's and the reference's.
-        gathered: what FSDP holds in the compute type during a pass.
-        gradients, optimizer: on the device from the first update on; gradients are freed after each.
-        reducing: beside the gathered weights while a backward pass sums gradients.
+        gathered: weights that FSDP holds in the compute type during a pass.
+        gradients, optimizer: on the device from the first update on; gradients are freed after each update.
+        reducing: gradients before they are sharded, in addition to the gathered weights, during a backward pass.
         stepping: temporary tensors of the optimizer's step.
-        swapped: live weights set aside while a copy of the teacher's takes their place.
+        swapped: live weights that are set aside while a teacher's copy replaces them.
         activations: of an update's forward and backward pass.
         scoring: of a pass without gradient.
         features: of the images of a step, if they are kept.
@@ -139,24 +141,24 @@ class Estimate:
 
     @property
     def loaded(self) -> int:
-        """Bytes on the device when the rollout engine starts."""
+        """The bytes on the device when the rollout engine starts."""
         return self.weights + self.copies
 
     @property
     def kept(self) -> int:
-        """Bytes beyond `loaded` while responses are sampled, from step 2 on; below 0 if weights leave the device."""
+        """The bytes beyond `loaded` during sampling, from step 2 on; negative if weights leave the device."""
         return self.optimizer - self.leaves_while_sampling
 
     @property
     def certain(self) -> int:
-        """Bytes that an update or a scoring pass needs for any lengths of prompts and responses."""
+        """The bytes that an update or a scoring pass needs whatever the lengths of prompts and responses are."""
         update = self.gradients + self.optimizer + max(self.gathered + self.reducing, self.stepping)
         scoring = self.optimizer - self.leaves_while_scoring + self.gathered + self.swapped
         return self.loaded + max(update, scoring)
 
     @property
     def total(self) -> int:
-        """Bytes with the upper bounds: the larger of an update and of a scoring pass."""
+        """The upper bound of the bytes of an update or a scoring pass, whichever is larger."""
         backward = self.gathered + self.reducing + self.activations + self.features
         update = self.gradients + self.optimizer + max(backward, self.stepping)
         passing = self.gathered + self.swapped + self.scoring + self.features
@@ -183,9 +185,10 @@ def whole_parameters(model: ModelShape, training: TrainingShape) -> int:
 
 
 def bytes_in_4_bits(*, double_quantization: bool) -> float:
-    """Returns the bytes of one weight in 4 bits: half a byte, and its share of a scale for each 64 weights.
+    """Returns the bytes of a 4-bit weight: half a byte, and its share of a scale for every 64 weights.
 
-    A scale is a float32 number, or with double quantization one byte and a share of a float32 number per 256 scales.
+    A scale is a float32 number; with double quantization it is one byte and its share of a float32 number for every 256
+    scales.
     """
     scale = 1 + 4 / 256 if double_quantization else 4
     return 0.5 + scale / 64
@@ -194,14 +197,13 @@ def bytes_in_4_bits(*, double_quantization: bool) -> float:
 def training_memory(model: ModelShape, training: TrainingShape) -> Estimate:
     """Returns the bytes for one trained model on one device.
 
-    - weights: a share of all in the trained type; under LoRA of the base in the compute type and of the adapter in the
-      trained type. A vision tower without gradient is whole, in the compute type, and so are weights in 4 bits.
-    - gathered: what FSDP holds in the compute type: the weights outside the blocks, and two blocks (the current one and
-      the next), or all of them without full sharding. Of weights in 4 bits, the largest one, dequantised for its
-          product.
+    - weights: the device's shard, in the trained type; under LoRA the base in the compute type and the adapter in the
+      trained type. A vision tower without gradient (in the compute type) and 4-bit weights are not sharded.
+    - gathered: in the compute type, the weights outside the blocks and two blocks (the current one and the next), or
+      all blocks without full sharding. Under QLoRA also the largest 4-bit weight, dequantised for its product.
     - gradients: one per trained weight, in the trained type; optimizer: see `optimizer_bytes_per_weight`.
     - reducing: see `reducing_bytes`; stepping: see `stepping_bytes`.
-    - copies: of the trained weights, in float32; swapped: one more of them, while a copy computes.
+    - copies: the trained weights in float32; swapped: the live weights, in the trained type.
     - activations: see `activation_bytes`; scoring: see `scoring_bytes`; features: see `feature_bytes`.
     """
     trained_bytes, compute_bytes = VALUE_BYTES[training.trained_type], VALUE_BYTES[training.compute_type]
@@ -243,7 +245,7 @@ def reducing_bytes(model: ModelShape, training: TrainingShape) -> int:
     """Returns the bytes of gradients that a backward pass through all weights holds before they are sharded.
 
     These are the gradients outside the blocks (embeddings, head) and of one block, in the compute type and in float32
-    for their reduction; the head's own is summed in float32 before that. An adapter's small gradients are not counted.
+    for their reduction. The head's gradient is summed in float32 before that. An adapter's gradients are not counted.
     """
     if training.lora_rank > 0:
         return 0
@@ -255,8 +257,8 @@ def reducing_bytes(model: ModelShape, training: TrainingShape) -> int:
 def stepping_bytes(model: ModelShape, training: TrainingShape) -> int:
     """Returns the bytes of the temporary tensors in an optimizer step.
 
-    torch's AdamW holds the square roots of all second moments at once on a GPU. `adamw_bf16` holds six float32 numbers
-    for each weight of one tensor at a time, of which the embeddings are the largest.
+    torch's AdamW holds the square roots of all second moments at once on a GPU. `adamw_bf16` processes one tensor at a
+    time, of which the embeddings are the largest, and holds six float32 numbers per weight.
     """
     shares = -(-trained_parameters(model, training) // training.devices)
     if training.optimizer == "adamw_bf16":
@@ -270,9 +272,9 @@ def optimizer_bytes_per_weight(trained_type: str, optimizer: str) -> int:
 
 
 def activation_bytes(model: ModelShape, training: TrainingShape) -> int:
-    """Returns an upper bound: every row as long as the settings allow, and every prompt token part of its own image.
+    """Returns an upper bound: every row has the maximum length, and every prompt token belongs to an image.
 
-    Attention scores are not kept (SDPA). The vision tower counts where it is trained.
+    Attention scores are not kept (SDPA). The vision tower counts only if it is trained.
     """
     tokens = training.rows * (training.prompt_tokens + training.response_tokens)
     total = stack_bytes(model.text, tokens, training)
@@ -282,10 +284,10 @@ def activation_bytes(model: ModelShape, training: TrainingShape) -> int:
 
 
 def head_bytes(model: ModelShape, training: TrainingShape, rows: int) -> int:
-    """Returns the bytes that the head holds at once for `rows` of the longest response.
+    """Returns the peak bytes of the head for `rows` responses of maximum length.
 
-    A chunk holds logits in float32 and their gradient in 16 bits. A divergence holds 14 tensors, counted on a CPU:
-    logits and distributions of both models, their mixture, their gradients.
+    A chunk holds logits in float32 and their gradient in 16 bits. A divergence holds 14 float32 tensors, counted on a
+    CPU: logits and distributions of both models, their mixture, their gradients.
     """
     logits = rows * training.response_tokens * model.vocabulary
     return max(
@@ -294,9 +296,9 @@ def head_bytes(model: ModelShape, training: TrainingShape, rows: int) -> int:
 
 
 def scoring_bytes(model: ModelShape, training: TrainingShape) -> int:
-    """Returns an upper bound for a pass without gradient, rows as in `activation_bytes`: one block or the head's chunk.
+    """Returns an upper bound for a pass without gradient, with rows as in `activation_bytes`.
 
-    The vision tower runs before the language model, on every image once.
+    It is the larger of one block and the head's chunk. The vision tower runs before the language model, once per image.
     """
     if training.scoring_rows == 0:
         return 0
@@ -317,7 +319,7 @@ def scoring_bytes(model: ModelShape, training: TrainingShape) -> int:
 def feature_bytes(model: ModelShape, training: TrainingShape) -> int:
     """Returns the bytes of image features kept for a step under a vision tower without gradient.
 
-    These are its inputs to the language model and to three of its layers; every prompt token counts as an image token.
+    These are the inputs for the language model and three of its layers; every prompt token counts as an image token.
     """
     if model.vision is None or not whole_parameters(model, training):
         return 0
@@ -325,11 +327,11 @@ def feature_bytes(model: ModelShape, training: TrainingShape) -> int:
 
 
 def passing_bytes_per_token(layers: Layers, compute_bytes: int) -> int:
-    """Returns the most bytes that one block holds per token in a pass without gradient.
+    """Returns the peak bytes of one block per token in a pass without gradient.
 
-    The model's input, the block's, the residual and its normalised state stay, with the rotations (5 hidden states). In
-    addition there are, one after the other: the norm's float32 copies (3); attention's queries before and after norm
-    and rotation with its output (4), keys and values likewise (5), and the float32 copies of the queries' norm (3); the
+    It always holds the model's and the block's input, the residual, its normalised state and the rotations (5 hidden
+    states), and one after the other: the norm's float32 copies (3); attention's queries before and after norm and
+    rotation with its output (4), keys and values likewise (5), and the float32 copies of the queries' norm (3); the
     MLP's activation, its other branch and their product (3).
     """
     normed = 4 * 3 * layers.hidden
@@ -339,7 +341,7 @@ def passing_bytes_per_token(layers: Layers, compute_bytes: int) -> int:
 
 
 def stack_bytes(layers: Layers, tokens: int, training: TrainingShape) -> int:
-    """Returns the bytes a stack keeps for backward; with checkpointing all inputs and the inside of one block."""
+    """Returns the bytes that a stack keeps for backward; with checkpointing, all inputs and one block's activations."""
     compute_bytes = VALUE_BYTES[training.compute_type]
     inside = tokens * block_bytes_per_token(layers, compute_bytes)
     if not training.gradient_checkpointing:
@@ -348,7 +350,7 @@ def stack_bytes(layers: Layers, tokens: int, training: TrainingShape) -> int:
 
 
 def block_bytes_per_token(layers: Layers, compute_bytes: int) -> int:
-    """Returns the bytes that one block keeps per token, from the count of tensors of each width in the forward pass.
+    """Returns the bytes that one block keeps per token, counted by the widths of the tensors in the forward pass.
 
     - hidden: block input, two normalised states, attention's input to the residual, sum, and the MLP's output (6).
     - queries: before and after norm and rotation, attention's output (4); keys and values likewise (3 + 1, as 5).
@@ -369,7 +371,7 @@ def generator_memory(model: ModelShape, dtype: str, cache_tokens: int) -> int:
 def checkpoint_bytes(
     trained: int, trained_type: str, weight_copies: int, optimizer: str = "adamw", *, weights_only: bool = False
 ) -> int:
-    """Returns the bytes of a checkpoint: trained weights and, unless alone, optimizer state and copies in float32."""
+    """Returns the bytes of a checkpoint: trained weights and, unless `weights_only`, optimizer and float32 copies."""
     if weights_only:
         return trained * VALUE_BYTES[trained_type]
     state = optimizer_bytes_per_weight(trained_type, optimizer)

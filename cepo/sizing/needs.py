@@ -30,7 +30,7 @@ ShapeOf = Callable[[str, bool, Mapping[str, Any], LoraConfig], ModelShape]
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """The memory that a run needs on one device, in bytes, and the checkpoints it writes."""
+    """The bytes that a run needs on one device, and those of a checkpoint."""
 
     model: ModelShape
     actor: Estimate
@@ -45,12 +45,12 @@ class Needs:
 
     @property
     def certain(self) -> int:
-        """Bytes that the trained models need for any lengths; one model works at a time."""
+        """The bytes that the trained models need whatever the lengths are; one model works at a time."""
         return self._loaded + max(each.certain - each.loaded + self._beside(each) for each in self.trained)
 
     @property
     def total(self) -> int:
-        """Bytes that the trained models need, with the upper bounds of the activations."""
+        """The bytes that the trained models need, with the upper bounds of the activations."""
         return self._loaded + max(each.total - each.loaded + self._beside(each) for each in self.trained)
 
     def demand(self, *, with_vllm: bool) -> Demand:
@@ -79,7 +79,7 @@ def estimate_needs(config: RunConfig, *, cpu_engine: bool, shape_of_path: ShapeO
 
     Args:
         cpu_engine: vLLM's KV cache is in host memory.
-        shape_of_path: where models' shapes come from; by default from their configuration files.
+        shape_of_path: returns the shapes of models; by default reads their configuration files.
 
     Raises:
         ConfigError: the model's configuration cannot be read.
@@ -162,7 +162,7 @@ def _lengths(config: RunConfig) -> dict[str, Any]:
 
 
 def _divergence_chunk(config: RunConfig, estimator: Any) -> int:
-    """Returns 0 if the update compares no whole distributions."""
+    """Returns 0 if the update does not compare whole distributions."""
     algorithm = config.algorithm
     over_vocabulary = algorithm.kl_penalty == "full" and not algorithm.disable_kl
     return DIVERGENCE_CHUNK_ELEMENTS_ON_GPU if estimator.distilled_view is not None or over_vocabulary else 0
@@ -180,7 +180,7 @@ def _types(fsdp: FsdpConfig, offload: OffloadConfig) -> dict[str, Any]:
 
 
 def _weight_copies(config: RunConfig, estimator: Any) -> int:
-    """Counts copies of the trained weights: the teacher's, unless it is the actor, and without LoRA the reference's."""
+    """Counts copies of the trained weights: the teacher's, unless it is the actor; without LoRA, the reference's."""
     with_adapter = config.worker.actor.model.lora.rank > 0
     sources = [estimator.teacher.source] if estimator.views else []
     sources += [] if config.algorithm.disable_kl else ["reference"]
@@ -188,10 +188,10 @@ def _weight_copies(config: RunConfig, estimator: Any) -> int:
 
 
 def _cache_tokens(config: RunConfig) -> int:
-    """Returns the tokens of the longest possible request, the smallest KV cache an engine starts with."""
+    """Returns the tokens of the longest possible request: an engine needs at least this KV cache to start."""
     return config.worker.rollout.max_model_len or config.data.max_prompt_length + config.data.max_response_length
 
 
 def _cpu_cache_bytes() -> int:
-    """Returns the bytes that vLLM allocates for the KV cache where there is no GPU."""
+    """Returns the bytes that vLLM allocates for the KV cache without a GPU."""
     return int(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * 2**30)

@@ -1,11 +1,11 @@
-"""Decides whether a step's phases fit on a device beside the rollout engine, and whether the engine has to sleep."""
+"""Decides whether a step's phases fit on a device next to the rollout engine, and whether the engine has to sleep."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 ASLEEP_BYTES = 2 * 2**30
-"""Device memory that a sleeping engine keeps: CUDA graphs and working buffers. An estimate, not yet measured."""
+"""The device memory that a sleeping engine keeps: CUDA graphs and working buffers. An estimate, not yet measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,11 +14,11 @@ class Demand:
 
     Attributes:
         loaded: weights and copies, on the device when the engine starts.
-        kept: what remains beyond `loaded` while responses are sampled, from the second step on.
-        certain: the peak beyond `loaded` during scoring and update, for any lengths.
+        kept: bytes beyond `loaded` that remain during sampling, from the second step on.
+        certain: the peak beyond `loaded` during scoring and update, whatever the lengths are.
         bound: the same with the upper bounds of the activations.
-        engine: the least that the engine needs: its weights and the KV cache of one request.
-        with_vllm: vLLM samples. The weights of another generator stay on the device and are part of the sums above.
+        engine: the minimum that the engine needs: its weights and the KV cache of one request.
+        with_vllm: vLLM samples. The weights of another generator remain on the device and are part of the sums above.
     """
 
     loaded: int
@@ -35,7 +35,7 @@ class Phases:
 
     Attributes:
         sleeps: the engine frees its memory while rows are scored and weights are updated.
-        sampling_left, training_left: free bytes in the two phases, with the upper bounds; below 0 the phase may not fit.
+        sampling_left, training_left: free bytes in the two phases, with the upper bounds; if negative, it may not fit.
         refused: why the run cannot start; None if it can.
     """
 
@@ -60,12 +60,12 @@ class Phases:
 def plan_phases(demand: Demand, *, free: int, share: int, sleep: str) -> Phases:
     """Plans the phases of a step on a device.
 
-    Sampling needs the engine's share and `kept`. Training needs `bound`, beside the engine's share or what a sleeping
-    engine keeps. Sleeping copies the engine's weights over the bus twice per step, so `auto` sleeps only if training
-    would not fit beside the engine's share.
+    Sampling needs the engine's share and `kept`. Training needs `bound`, and either the engine's share or the memory
+    that a sleeping engine keeps. Sleeping copies the engine's weights over the bus twice per step, so `auto` sleeps
+    only if training would not fit next to the engine's share.
 
     Args:
-        free: bytes of the device once the trained models are loaded, before the engine takes its share.
+        free: free bytes of the device after the trained models are loaded, before the engine takes its share.
         share: bytes of vLLM's share of the device; 0 for another generator, which cannot sleep.
         sleep: `worker.rollout.sleep`.
     """
@@ -76,7 +76,7 @@ def plan_phases(demand: Demand, *, free: int, share: int, sleep: str) -> Phases:
         sleeps=sleeps,
         sampling_left=beside - demand.kept,
         training_left=training - demand.bound,
-        # What a sleeping engine keeps is too uncertain to refuse a run for it.
+        # The memory of a sleeping engine is too uncertain to refuse a run because of it.
         refused=_refused(demand, beside=beside, training=free if sleeps else beside, share=share, sleeps=sleeps),
     )
 
@@ -99,5 +99,5 @@ def _refused(demand: Demand, *, beside: int, training: int, share: int, sleeps: 
 
 
 def gib(num_bytes: float) -> str:
-    """Formats bytes as MiB below one GiB, else as GiB."""
+    """Formats bytes in GiB, or in MiB below one GiB."""
     return f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"

@@ -1,4 +1,4 @@
-"""Finds a model's shape from its configuration file, on the meta device: no weight is read or allocated."""
+"""Derives a model's shape from its configuration file on the meta device, without reading or allocating weights."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) 
         text=_text_layers(config.get_text_config()),
         vision=_vision_layers(config.vision_config) if multimodal else None,
         vocabulary=model.get_output_embeddings().weight.shape[0],
-        # Towers without merging, or with other names for it, count as the Qwen-VLs' 2 x 2.
+        # Towers without merging, or with other names for it, count as 2 x 2 like those of Qwen-VL.
         patches_per_token=getattr(config.vision_config, "spatial_merge_size", 2) ** 2 if multimodal else 1,
         vision_outside_blocks=vision - (sum(blocks) - sum(text_blocks)),
         adapts_vision=not in_tower.isdisjoint(adapted),
@@ -78,7 +78,7 @@ def _size(module: Any) -> int:
 
 
 def _adapted(model: Any, lora: LoraConfig) -> list[Any]:
-    """Returns the linear layers that PEFT would adapt under these settings; none where the rank is 0."""
+    """Returns the linear layers that PEFT would adapt under these settings; none if the rank is 0."""
     if lora.rank == 0:
         return []
     targets = [part.strip() for part in lora.target_modules.split(",")]
@@ -97,7 +97,7 @@ def _adapted(model: Any, lora: LoraConfig) -> list[Any]:
 
 
 def _text_layers(config: Any) -> Layers:
-    # Configurations of older families leave out the head's size, or the number of key heads where it is that of all.
+    # Configurations of older families omit the head's size, or the number of key heads if it equals that of all heads.
     heads = config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return Layers(
@@ -110,7 +110,7 @@ def _text_layers(config: Any) -> Layers:
 
 
 def _vision_layers(config: Any) -> Layers | None:
-    """Returns None if the tower's sizes have other names; then only its weights are counted."""
+    """Returns None if the tower's sizes have other names; only its weights are counted then."""
     depth = getattr(config, "depth", None) or getattr(config, "num_hidden_layers", None)
     if depth is None or not hasattr(config, "intermediate_size"):
         return None

@@ -1,4 +1,4 @@
-"""Builds the table of `cepo doctor table=memory`: which cards can train which models in the paper's setting."""
+"""Builds the table of `cepo doctor table=memory`: which GPUs can train which models in the paper's setting."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TRAINED = {
     "all weights": [f"{_LORA}.rank=0"],
 }
 _TAKEN_BY_THE_DRIVER = 500_000_000
-_SCORED_PER_TRAINED = 4  # rows of a scoring pass for each row of an update, as in the defaults
+_SCORED_PER_TRAINED = 4  # rows of a scoring pass per row of an update, as in the defaults
 _MOST_ROWS = 64
 _SHARE = "worker.rollout.gpu_memory_utilization="
 NeedsByRows = Callable[[int], Needs]
@@ -39,7 +39,7 @@ def known_shape(size: str, lora: LoraConfig) -> ModelShape:
 
 
 def shapes_of(size: str) -> ShapeOf:
-    """Returns a look-up, as `estimate_needs` takes it, that answers with one size for every model."""
+    """Returns a `shape_of_path` for `estimate_needs` that gives every model the shape of Qwen3-VL-`size`."""
 
     def shape_of_path(path: str, trust: bool, override: Mapping[str, Any], lora: LoraConfig) -> ModelShape:
         return known_shape(size, lora)
@@ -66,9 +66,11 @@ def memory_table() -> list[str]:
 def cell(config: RunConfig, shapes: ShapeOf, needs: NeedsByRows, gigabytes: float) -> str:
     """Returns whether and how a configuration fits on a card.
 
-    `fits N`: vLLM keeps its memory with the default micro-batches, and an update pass takes up to N rows. `sleeps N`:
-    vLLM frees its memory between the phases, and N is the largest micro-batch then. A share of vLLM is written in front
-    if the default of 0.6 is refused. `refused`: no share fits.
+    - `fits N`: vLLM keeps its memory with the default micro-batches, and an update pass takes up to N rows.
+    - `sleeps N`: vLLM frees its memory between the phases, and N is the largest micro-batch then.
+    - `refused`: no share of vLLM fits.
+
+    If the default share of 0.6 is refused, another one precedes the first two.
     """
     total = int(gigabytes * 1e9)
     free = total - _TAKEN_BY_THE_DRIVER
@@ -87,7 +89,7 @@ def cell(config: RunConfig, shapes: ShapeOf, needs: NeedsByRows, gigabytes: floa
 
 
 def _needs_by_rows(config: RunConfig, shapes: ShapeOf) -> NeedsByRows:
-    """Returns what a run needs by the rows of an update pass, which is computed once for all cards."""
+    """Returns a function from the rows of an update pass to the run's needs, which are computed once for all cards."""
     return cache(lambda rows: estimate_needs(_with_rows(config, rows), cpu_engine=False, shape_of_path=shapes))
 
 

@@ -1,1 +1,1 @@
-"""Sinks for metrics, rollouts and validation samples, and the format of a run folder."""
+"""Records metrics, rollouts and validation samples in sinks, and defines the format of a run folder."""

@@ -1,4 +1,4 @@
-"""Draws a run's numbers for the live view: progress, time left, numbers with their trend, and the last sample."""
+"""Draws the state of a run for the live view: progress, time left, metrics with their trend, and the last sample."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAMPLE_LINES = 3
 
 
 def decimal(value: float) -> str:
-    """Writes three decimals."""
+    """Formats a number with three decimals."""
     return f"{value:.3f}"
 
 
@@ -33,7 +33,7 @@ def _whole(value: float) -> str:
 
 
 def significant(value: float) -> str:
-    """Writes three significant digits."""
+    """Formats a number with three significant digits."""
     return f"{value:.3g}"
 
 
@@ -55,7 +55,7 @@ NUMBERS: Mapping[str, tuple[str, Callable[[float], str]]] = {
 
 
 class Board:
-    """A renderable of rich with the newest values of a run."""
+    """A rich renderable with the latest values of a run."""
 
     def __init__(self, title: str, max_steps: int) -> None:
         self._title, self._max_steps = title, max_steps
@@ -65,13 +65,13 @@ class Board:
         self._sample: Text | None = None
 
     def see_metrics(self, step: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> None:
-        """Takes the metrics after `step`."""
+        """Stores the metrics after `step`."""
         self._step, self._remaining = step, remaining_seconds
         for name in NUMBERS.keys() & values.keys():
             self._values.setdefault(name, deque(maxlen=_TREND_LENGTH)).append(values[name])
 
     def see_sample(self, step: int, *, right: bool, response: str) -> None:
-        """Takes a response; `response` must hold printable characters alone."""
+        """Stores a sample; `response` must consist of printable characters."""
         verdict = Text("right" if right else "wrong", style="green" if right else "red")
         self._sample = Text.assemble(f"sample after step {step}, ", verdict, ": ", (response, "dim"))
 
@@ -97,7 +97,7 @@ class Board:
 
 
 def trend(values: Sequence[float]) -> str:
-    """Returns one character per value, from the lowest of them to the highest; a value that is not finite is a space."""
+    """Draws a line of one block character per value, scaled from the lowest to the highest; a space if not finite."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(_LEVELS) - 1) / (high - low) if high > low else 0.0

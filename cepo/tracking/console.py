@@ -1,4 +1,4 @@
-"""Shows a run as it trains: its numbers in the live view of a terminal, or one line per step in a log."""
+"""Shows the progress of a training run in the live view of a terminal, or as one line per step in a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cepo.tracking.sink import RunDescription, Sink
 from cepo.tracking.trace import GroupRecord
 
 STAGES = ("generate", "reward", "score", "teachers", "estimate", "update", "sync", "validate", "save")
-"""The stages of a step in the order they run; each has a metric `timing_s/<stage>`."""
+"""The stages of a step in the order in which they run; each has a metric `timing_s/<stage>`."""
 _STEPS_FOR_ETA = 20
 _MOST_SAMPLES = 3
 _SAMPLE_CHARACTERS = 100
@@ -26,9 +26,9 @@ _LONGEST_TEXT = 2_000
 
 
 class ConsoleSink(Sink):
-    """Shows the newest numbers in the live view; without one, prints a plain, unwrapped line for every step.
+    """Shows the latest metrics in the live view; without one, prints a plain, unwrapped line per step.
 
-    Validations get a line in both. Texts of models and data are printed without control characters.
+    Validations get a line in both cases. Texts of models and data are printed without control characters.
     """
 
     def __init__(self, run: RunDescription) -> None:
@@ -107,7 +107,7 @@ def step_line(step: int, max_steps: int, values: Mapping[str, float], *, remaini
 
 
 def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> Text:
-    """Returns the line of one validation: accuracy, with its binomial standard error if the number of samples is known."""
+    """Returns the line of a validation: accuracy, with a binomial standard error if the number of samples is known."""
     accuracy = values["val/accuracy"]
     line = _step_label(step, max_steps)
     line.append(f"  validation accuracy {decimal(accuracy)}", style="bold green")
@@ -120,7 +120,7 @@ def validation_line(step: int, max_steps: int, values: Mapping[str, float]) -> T
 
 
 def printable(text: str, encoding: str) -> str:
-    """Returns the beginning of a text on one line, with a replacement for what a terminal would obey or cannot show."""
+    """Returns the beginning of a text on one line, with control and unencodable characters replaced."""
     words = " ".join(text[:_LONGEST_TEXT].split())
     seen = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in words)
     return seen.encode(encoding, "replace").decode(encoding)

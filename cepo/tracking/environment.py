@@ -1,4 +1,4 @@
-"""Describes a run's environment: versions, the code's commit, machine and command."""
+"""Describes the environment of a run: versions, the code's commit, machine and command."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def describe_environment(run: RunDescription) -> dict[str, Any]:
 
 
 def describe_software() -> dict[str, Any]:
-    """Returns what results depend on besides settings: `versions`, and of the `code` the commit; what cannot be found is None."""
+    """Returns the `versions` of packages and the commit of the `code`; None for those that cannot be found."""
     return {
         "versions": {"python": platform.python_version(), "cepo": cepo.__version__}
         | {package: installed_version(package) for package in _PACKAGES},
@@ -54,7 +54,7 @@ def installed_version(package: str) -> str | None:
 def code_version(package_folder: Path) -> dict[str, Any] | None:
     """Returns the commit and whether there are uncommitted changes, or None if the package is not tracked by git.
 
-    A copy installed inside another project's checkout is not tracked there, and that project's commit says nothing.
+    A copy installed inside another project's checkout is not tracked there, and that project's commit would mislead.
     """
     if _git(package_folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None

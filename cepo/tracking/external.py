@@ -1,4 +1,4 @@
-"""Logs to Weights & Biases, SwanLab and MLflow through their own libraries. A resumed run continues its tracker's run.
+"""Logs to Weights & Biases, SwanLab and MLflow through their own libraries; a resumed run continues its tracker's run.
 
 | tracker | without a network or server |
 | --- | --- |
@@ -25,14 +25,14 @@ from cepo.tracking.sink import RunDescription, Sink
 from cepo.tracking.trace import GroupRecord
 
 STEP_NAME = "trainer/step"
-"""The axis of all charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""
+"""The axis of all W&B charts. On W&B's own step axis, a resumed run's values for earlier steps would be dropped."""
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 _LONGEST_PARAMETER = 500
 _PARAMETERS_PER_CALL = 100
 
 
 class WandbSink(Sink):
-    """Logs metrics over `trainer/step`, and rollouts and validation samples as tables, to Weights & Biases."""
+    """Logs to Weights & Biases: metrics over `trainer/step`, rollouts and validation samples as tables."""
 
     def __init__(self, run: RunDescription) -> None:
         import wandb  # pyright: ignore[reportMissingImports]
@@ -79,7 +79,7 @@ class WandbSink(Sink):
 
 
 class SwanlabSink(Sink):
-    """Logs metrics by step, and validation samples as texts, to SwanLab."""
+    """Logs to SwanLab: metrics by step, validation samples as texts."""
 
     def __init__(self, run: RunDescription) -> None:
         import swanlab  # pyright: ignore[reportMissingImports]
@@ -112,9 +112,9 @@ class SwanlabSink(Sink):
 
 
 class MlflowSink(Sink):
-    """Logs metrics by step, settings as parameters, the configuration and validation samples as artifacts, to MLflow.
+    """Logs to MLflow: metrics by step, settings as parameters, the configuration and validation samples as artifacts.
 
-    Characters that MLflow refuses in a metric's name become `_`.
+    Characters that MLflow rejects in a metric's name become `_`.
     """
 
     def __init__(self, run: RunDescription) -> None:
@@ -187,7 +187,7 @@ def config_tree(run: RunDescription) -> dict[str, Any]:
 
 
 def flat_settings(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yields dotted names and values of a nested configuration."""
+    """Yields the dotted names and values of a nested configuration."""
     for key, value in tree.items():
         name = f"{path}{key}"
         if isinstance(value, Mapping):
@@ -197,7 +197,7 @@ def flat_settings(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str
 
 
 def finite_or_nan(value: float) -> float:
-    """Returns NaN in place of an infinity, which some trackers store as the largest float."""
+    """Replaces infinities by NaN, since some trackers store them as the largest float."""
     return float(value) if math.isfinite(value) else math.nan
 
 

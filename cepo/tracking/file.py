@@ -1,4 +1,4 @@
-"""Writes the files of a run folder. All reports read them, so this is the one sink whose failure ends the run."""
+"""Writes the files of a run folder. All reports read them, so this is the only sink whose failure ends the run."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 class FileSink:
     """Writes `metrics.jsonl`, `rollouts/`, `images/`, `generations.jsonl`, `config.yaml` and `environment.json`.
 
-    On resume, rows after the resumed step are dropped first, so that no step appears twice. Metrics logged twice for
-    one step become one row, in which the later value of a name wins.
+    On resume, rows after the resumed step are dropped first, so that no step appears twice. Metrics that are logged in
+    several calls for one step become one row; a later value of the same metric replaces the earlier one.
 
     Raises:
         CepoError: a file cannot be written.
@@ -85,7 +85,7 @@ class FileSink:
                 lines.close()
 
     def _earlier_starts(self) -> list[dict[str, Any]]:
-        """Returns the content of `environment.json`; a damaged file is kept under another name and replaced."""
+        """Returns the content of `environment.json`; a damaged file is renamed."""
         try:
             return read_environment(self._folder)
         except DataError as error:
@@ -101,12 +101,12 @@ class FileSink:
         return file
 
     def _write_config(self, run: RunDescription) -> None:
-        """Writes the configuration. If a resume changed it, the earlier one is kept, named by the last step it applied to."""
+        """Writes the configuration; if a resume changed it, the earlier one is kept, named by its last step."""
         path = run.folder / CONFIG_FILE
         if run.resumed_step is not None and path.exists():
             earlier = path.read_text("utf-8")
             kept = run.folder / f"config_until_step_{run.resumed_step}.yaml"
-            # If it exists, an earlier resume from this step trained nothing that stayed.
+            # If `kept` exists, the results of an earlier resume from this step were discarded.
             if earlier != run.config_text and not kept.exists():
                 write_atomically(kept, earlier, private=True)
         write_atomically(path, run.config_text, private=True)

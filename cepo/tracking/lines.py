@@ -1,4 +1,4 @@
-"""Files of one JSON object per line. A crash leaves at most an incomplete last line, which the next run cuts off."""
+"""Reads and writes JSON lines. A crash leaves at most an incomplete last line, which the next run removes."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def _rows(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
 
 @contextmanager
 def damaged_as(path: Path, problem: str) -> Iterator[None]:
-    """Inside, the file `path` is read and its content is used. `problem` is the rest of the sentence that names the file.
+    """Converts errors from reading and using the file `path` to `DataError`; `problem` follows the path in the message.
 
     Raises:
-        DataError: the file cannot be read, or lacks something, or has it in another form.
+        DataError: the file cannot be read, or its content is incomplete or malformed.
     """
     try:
         yield
@@ -55,13 +55,13 @@ def damaged_as(path: Path, problem: str) -> Iterator[None]:
 
 
 def encode_line(row: Mapping[str, Any]) -> bytes:
-    """Encodes a row as a line of JSON. A lone surrogate, which UTF-8 cannot hold, is escaped and reads back the same."""
+    """Encodes a row as a line of JSON; escapes lone surrogates, which UTF-8 lacks and which then read back the same."""
     text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
 
 def to_disk(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
+    """Flushes a file, or the entries of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -70,7 +70,7 @@ def to_disk(path: Path) -> None:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Returns None for NaN and infinity, which JSON does not have; they are read back as NaN."""
+    """Replaces NaN and infinities, which JSON lacks, by None; readers turn None into NaN."""
     number = float(value)
     return number if math.isfinite(number) else None
 
@@ -78,11 +78,11 @@ def finite_or_none(value: float) -> float | None:
 class LineFile:
     """A file of JSON lines opened for appending. Rows reach the operating system at once, and the disk with `to_disk`.
 
-    Opening it cuts off an incomplete last line and, if `last_step` is given, all rows from the first later step on.
+    Opening removes an incomplete last line and, if `last_step` is given, all rows from the first later step on.
 
     Attributes:
         last: the last row; None in an empty file.
-        num_cut: rows that were cut off.
+        num_cut: number of rows that were removed.
 
     Raises:
         DataError: a line is not a row, or has no `step` although `last_step` is given.
@@ -104,7 +104,7 @@ class LineFile:
         self._file.truncate()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Writes one row at the end."""
+        """Appends a row."""
         self._last_start = self._file.tell()
         self.replace_last(row)
 
@@ -117,7 +117,7 @@ class LineFile:
         self.last = row
 
     def to_disk(self) -> None:
-        """Waits until all rows are on the disk."""
+        """Flushes all rows to the disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 RECORDS_FORMAT = 1
-"""Increased when the files of a run folder change their form; entries of `environment.json` without it have 1."""
+"""The version of the run folder's format; entries of `environment.json` without a version have 1."""
 METRICS_FILE = "metrics.jsonl"
 GENERATIONS_FILE = "generations.jsonl"
 CONFIG_FILE = "config.yaml"
@@ -58,7 +58,7 @@ def png_bytes(image: Image) -> bytes:
 
 
 def metrics_object(row: MetricsRow) -> dict[str, Any]:
-    """Returns the line of `metrics.jsonl`."""
+    """Returns a row as an object for `metrics.jsonl`."""
     return {"step": row.step} | {name: finite_or_none(value) for name, value in row.values.items()}
 
 
@@ -74,12 +74,12 @@ def metrics_row(line: Mapping[str, Any]) -> MetricsRow:
 
 
 def read_metrics(run_folder: Path) -> list[MetricsRow]:
-    """Returns all rows of a run in order; raises `DataError` if the folder or file is missing or a line is broken."""
+    """Returns a run's metrics in order; raises `DataError` if the folder or file is missing or a line is broken."""
     return [metrics_row(line) for line in read_objects(_existing(run_folder, METRICS_FILE))]
 
 
 def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
-    """Yields the recorded validation samples, each with its `step`; none if nothing was recorded.
+    """Yields the recorded validation samples, each with its `step`.
 
     Raises:
         DataError: a sample lacks its step, prompt or accuracy.
@@ -93,11 +93,11 @@ def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_environment(run_folder: Path) -> list[dict[str, Any]]:
-    """Returns one entry per start or resume, none without a record.
+    """Returns the entries of `environment.json`, one per start or resume; none without that file.
 
     Raises:
         DataError: the file is damaged.
-        CepoError: a later version of cepo wrote the records in another form.
+        CepoError: a later version of cepo wrote the records in another format.
     """
     path = run_folder / ENVIRONMENT_FILE
     if not path.exists():
@@ -119,10 +119,10 @@ def read_environment(run_folder: Path) -> list[dict[str, Any]]:
 
 
 def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
-    """Writes a new file and renames it over the old one, so that a reader never sees a part of it.
+    """Writes a new file and renames it to replace the old one, so that a reader never sees a partial file.
 
-    The new file is on the disk before the rename, and so is its name when this returns. `private`: only its owner may
-    read it.
+    The content is on the disk before the rename, and the rename is when this returns. With `private`, only the owner
+    may read the file.
     """
     beside = path.with_name(path.name + ".new")
     beside.unlink(missing_ok=True)

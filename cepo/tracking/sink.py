@@ -1,4 +1,4 @@
-"""The protocol of a sink, the description of a run that sinks receive, and the registry of sinks by name."""
+"""Defines the protocol of a sink, the description of a run that sinks receive, and the registry of sinks."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SINKS = {
     "wandb": ("cepo.tracking.external", "WandbSink"),
 }
 _LIBRARIES = {"mlflow": ("mlflow", "sqlalchemy", "alembic"), "swanlab": ("swanlab",), "wandb": ("wandb",)}
-"""Libraries that a sink needs beyond the package's own dependencies: the extra `trackers`."""
+"""Libraries that a sink needs beyond the package's own dependencies; the extra `trackers` installs them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunDescription:
-    """The description of a run that sinks receive.
+    """The facts about a run that sinks receive.
 
     Attributes:
         folder: the run folder; created if it does not exist.
@@ -39,8 +39,8 @@ class RunDescription:
         experiment: `trainer.experiment_name`, the run's name there.
         config_text: the resolved configuration as YAML.
         max_steps: number of training steps of the whole run.
-        resumed_step: the step of the checkpoint that the run resumes from; None for a new run.
-        max_rollouts_mb: `trainer.rollouts_max_mb`, the bound of the recorded rollouts.
+        resumed_step: the step of the checkpoint from which the run resumes; None for a new run.
+        max_rollouts_mb: `trainer.rollouts_max_mb`, the maximum size of the recorded rollouts.
         device_names: accelerators in use; empty for a run on the CPU.
         console: where the console sink writes; None for standard output.
     """
@@ -58,7 +58,7 @@ class RunDescription:
 
 
 class Sink(Protocol):
-    """A destination of metrics. If a `required` sink fails, the run ends; any other sink is dropped when it fails."""
+    """A destination of metrics and samples. If a `required` sink fails, the run ends; any other sink is dropped."""
 
     required: ClassVar[bool] = False
 
@@ -67,14 +67,14 @@ class Sink(Protocol):
         ...
 
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
-        """Records groups of training rollouts. By default nothing: the file sink has them."""
+        """Records groups of training rollouts. By default does nothing, since the file sink records them."""
 
     def log_generations(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """Records validation samples: one mapping each, with at least `prompt_id`, `response` and `accuracy`."""
         ...
 
     def close(self) -> None:
-        """Writes what is pending and closes files."""
+        """Writes pending data and closes files."""
         ...
 
 
@@ -86,7 +86,7 @@ def build_sink(name: str, run: RunDescription) -> Sink:
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Checks names before anything heavy starts; raises `ConfigError` if one is not registered or lacks its library."""
+    """Checks the names of sinks; raises `ConfigError` if one is not registered or its library is not installed."""
     known = sorted(_SINKS)
     for name in names:
         if name not in _SINKS:
@@ -102,6 +102,6 @@ def check_sinks(names: Sequence[str]) -> None:
 
 
 def _is_installed(library: str) -> bool:
-    """Returns whether a library can be imported; ignores mere folders of its name, such as a run's, in the working directory."""
+    """Returns whether a library can be imported; ignores plain folders of its name in the working directory."""
     spec = importlib.util.find_spec(library)
     return spec is not None and spec.origin is not None

@@ -18,9 +18,9 @@ _ABOVE, _BELOW, _BEYOND = np.array([67, 147, 195]), np.array([214, 96, 77]), 217
 
 
 class TensorboardSink(Sink):
-    """Logs metrics as scalars, samples as text, and a heat map of token advantages for one group of each step.
+    """Logs metrics as scalars, samples as text, and a heat map of token advantages for one group per step.
 
-    On resume, TensorBoard hides the repeated steps.
+    On resume, TensorBoard hides earlier records of the steps that are repeated.
     """
 
     def __init__(self, run: RunDescription) -> None:
@@ -55,10 +55,10 @@ class TensorboardSink(Sink):
 
 
 def advantage_map(group: GroupRecord) -> np.ndarray:
-    """Returns (height, width, 3) bytes: a row per rollout, a cell per token.
+    """Draws a heat map of advantages, (height, width, 3) bytes, with a row per rollout and a cell per token.
 
-    A token is white at advantage 0, blue above and red below it, full at the largest |advantage| of the group; grey is
-    beyond the response. Of long responses the first tokens are shown.
+    White is advantage 0. Positive advantages are blue and negative ones red, with full colour at the group's largest
+    |advantage|. Cells after the end of a response are grey. Only the first 400 tokens of a response are shown.
     """
     longest = min(max(len(rollout.tokens) for rollout in group.rollouts), _MOST_TOKENS)
     cells = np.full((len(group.rollouts), max(longest, 1), 3), _BEYOND, dtype=np.uint8)
@@ -71,5 +71,5 @@ def advantage_map(group: GroupRecord) -> np.ndarray:
 
 
 def _indented(text: str) -> str:
-    """Returns a Markdown code block, so that a model's text is not read as markup."""
+    """Returns a Markdown code block, so that a model's text is not interpreted as markup."""
     return "\n".join("    " + line for line in text.splitlines() or [""])

@@ -1,6 +1,7 @@
-"""The trace of a run: recorded rollouts as Parquet files, one of each step, with images beside them, once by content.
+"""Writes and reads the trace of a run: its recorded rollouts, as one Parquet file per step, and their images.
 
-`pandas.read_parquet("RUN/rollouts")` reads all of it, one row per rollout. `docs/tracking.md` describes the columns.
+`pandas.read_parquet("RUN/rollouts")` reads the whole trace, with one row per rollout. Equal images are stored once.
+`docs/tracking.md` describes the columns.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TRACE_VERSION = 1
 _VERSION_KEY = b"cepo_trace_version"
 _REFERENCE, _LOG_PROBS = "reference_", "log_probs_"
 _MAY_BE_NULL = ("token_ids", "delta", "weight")
-"""The columns that may have no value in a row, besides those of views."""
+"""The columns that may be null, besides those of views."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +41,9 @@ class RolloutRecord:
         token_advantages: A_hat_t, which the update used.
         delta: evidence in nats; None if the method consulted no teacher.
         weight: w_t; None without evidence.
-        log_probs: view -> log P of each token; None where the view is the student's own or was not scored.
-        is_scored: whether the student's log-probs are the trainer's; else they are the rollout engine's.
-        references: view -> the text that this rollout's teacher saw; None if the view was the student's own.
+        log_probs: view -> log P of each token; None if the view is the student's own or was not scored.
+        is_scored: whether the student's log-probs come from the trainer; otherwise they come from the rollout engine.
+        references: view -> the text that this rollout's teacher saw; None if the view is the student's own.
         finished: whether the response ended by itself.
     """
 
@@ -77,7 +78,7 @@ class GroupRecord:
     """The record of all rollouts of one prompt in one step.
 
     Attributes:
-        number: the prompt's place in the step.
+        number: the prompt's index in the step.
         images: the prompt's images, then some frames of its videos, as PNG bytes.
     """
 
@@ -91,13 +92,13 @@ class GroupRecord:
 
 
 class Trace:
-    """Writes a run's trace, and keeps it below a size by halving how often a step is recorded.
+    """Writes a run's trace, and bounds its size by recording fewer steps.
 
-    Every recorded step k has `(k - 1) % stride == 0`. Where files and images exceed `max_bytes`, the stride doubles and
-    the files between are removed, so that what is left is spread evenly over the run.
+    Every recorded step k has `(k - 1) % stride == 0`. If files and images exceed `max_bytes`, the stride doubles and
+    the files of other steps are removed, so that the recorded steps remain evenly spread over the run.
 
     Args:
-        last_step: files of later steps are removed, for a run that resumes there; None keeps all.
+        last_step: the step from which a run resumes; files of later steps are removed. None keeps all.
     """
 
     def __init__(self, run_folder: Path, *, max_bytes: int, last_step: int | None = None) -> None:
@@ -119,7 +120,7 @@ class Trace:
         table = pyarrow.Table.from_pylist(rows, schema=_schema(groups[0].rollouts[0].log_probs))
         self._files.mkdir(exist_ok=True)
         file = self._files / f"step_{groups[0].step:08d}.parquet"
-        beside = file.with_name(f".{file.name}")  # hidden, so that a reader of the folder passes over a part of a file
+        beside = file.with_name(f".{file.name}")  # hidden, so that readers of the folder skip a partial file
         pyarrow.parquet.write_table(table, beside, compression="zstd")
         to_disk(beside)
         self._size += beside.stat().st_size
@@ -184,7 +185,7 @@ class Trace:
 
 
 def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
-    """Yields the recorded groups of a run, oldest first; none if nothing was recorded.
+    """Yields the recorded groups of a run, oldest first.
 
     Raises:
         DataError: a file or an image is damaged, lacks columns, or was written in another version of the format.
@@ -206,7 +207,7 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
 
 
 def _require_columns(table: Any, file: Path) -> None:
-    """Refuses a table that lacks columns, or has them in other types or without values."""
+    """Rejects a table with missing columns, wrong types, or null values where none are allowed."""
     views = [name.removeprefix(_LOG_PROBS) for name in table.column_names if name.startswith(_LOG_PROBS)]
     for column in _schema(views):
         values = table.column(column.name) if column.name in table.column_names else None
@@ -223,7 +224,7 @@ def _require_columns(table: Any, file: Path) -> None:
 
 
 def _image(file: Path, name: str) -> bytes:
-    """Reads an image of the run. Its name is the digest of its content, so no other file of the reader's can be asked for."""
+    """Reads an image of the run. Its name must be the digest of its content, so a trace cannot refer to other files."""
     path = file.parents[1] / IMAGES_FOLDER / name
     content = path.read_bytes() if path.is_file() else b""
     if _image_name(content) != name:
@@ -256,7 +257,7 @@ def _rollout(row: Mapping[str, Any]) -> RolloutRecord:
 
 
 def _schema(views: Collection[str]) -> Any:
-    """Returns the columns: those of every run, and for each view the text that its teacher saw and its log-probs."""
+    """Returns the columns: those of every run, and for each view its log-probs and the text that its teacher saw."""
     number, text, numbers = pyarrow.float64(), pyarrow.string(), pyarrow.list_(pyarrow.float32())
     columns = [
         *((name, pyarrow.int32()) for name in ("step", "group", "rollout")),
@@ -281,5 +282,5 @@ def _steps(run_folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _utf8(text: str) -> str:
-    """Returns a text that UTF-8 can hold: a lone surrogate is written as its escape."""
+    """Escapes lone surrogates, which UTF-8 cannot encode."""
     return text.encode("utf-8", errors="backslashreplace").decode("utf-8")

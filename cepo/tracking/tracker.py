@@ -1,4 +1,4 @@
-"""Passes what the trainer logs to all sinks and isolates their failures from each other."""
+"""Passes the trainer's records to all sinks and isolates their failures from each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cepo.tracking.sink import RunDescription, Sink, build_sink, check_sinks
 from cepo.tracking.trace import IMAGES_FOLDER, ROLLOUTS_FOLDER, GroupRecord
 
 _log = logging.getLogger(__name__)
-# The folders of external trackers hold many runs and stay; only this run's identifiers are set aside.
+# The folders of external trackers may hold several runs, so they remain; only this run's identifiers are moved.
 _RECORDS = (
     METRICS_FILE,
     ROLLOUTS_FOLDER,
@@ -34,7 +34,7 @@ _RECORDS = (
 
 
 class Tracker:
-    """Passes everything to its sinks. A sink that fails is dropped with one warning, unless it is `required`."""
+    """Passes all records to its sinks. A sink that fails is dropped with one warning, unless it is `required`."""
 
     def __init__(self, sinks: Mapping[str, Sink]) -> None:
         self._sinks = dict(sinks)
@@ -70,10 +70,10 @@ class Tracker:
 
 
 def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
-    """Builds the sinks of `trainer.logger`. Sets aside the folder's records of an earlier run unless this run resumes it.
+    """Builds the sinks of `trainer.logger`. A run that does not resume first moves the folder's earlier records away.
 
     Raises:
-        ConfigError: an unknown sink, or one whose library is not installed.
+        ConfigError: a sink is unknown, or its library is not installed.
         CepoError: the run folder cannot be written.
     """
     check_sinks(names)
@@ -91,7 +91,7 @@ def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
 
 
 def set_aside_earlier_records(folder: Path) -> Path | None:
-    """Moves an earlier run's records into a new subfolder `earlier_run_<n>` and returns it, or None without records."""
+    """Moves an earlier run's records into a new subfolder `earlier_run_<n>` and returns it; None without records."""
     present = [folder / name for name in _RECORDS if (folder / name).exists()]
     if not present:
         return None
