@@ -1,1 +1,1 @@
-"""Contains all code that depends on the model family: processors, image tokens, position ids, LoRA targets, attention."""
+"""Contains all code that depends on the model: processors, image tokens, position ids, LoRA targets and attention."""

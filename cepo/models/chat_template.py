@@ -1,4 +1,4 @@
-"""A model's chat template: a stranger's program, run in transformers' sandbox and within a time limit."""
+"""Runs a model's chat template, an untrusted program, in transformers' sandbox and with a time limit."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from cepo.errors import ConfigError, DataError
 
 SECONDS = 10.0
-"""The time limit of one rendering, which takes about a millisecond."""
+"""The time limit of one rendering, which normally takes about a millisecond."""
 MOST_OWN_CHARACTERS = 1_000_000
-"""The most characters that a template may add to the texts of a conversation."""
+"""The maximum number of characters that a template may add to the texts of a conversation."""
 
 
 class ChatTemplate:
@@ -28,10 +28,10 @@ class ChatTemplate:
         self._processor, self._origin, self._is_checked = processor, origin, False
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Returns the conversation as text, with the header of an answer at its end.
+        """Returns the conversation as text that ends with the assistant header.
 
         Raises:
-            ConfigError: the template does not parse, or takes too long, or writes too much.
+            ConfigError: the template does not parse, takes too long, or writes too much.
             DataError: the template refuses the roles, their order, or the content.
         """
         self._require_bounded()
@@ -52,11 +52,11 @@ class ChatTemplate:
         return text.encode("utf-8", errors="replace").decode("utf-8")  # no tokenizer accepts a lone surrogate
 
     def error(self, what: str) -> ConfigError:
-        """Returns the error that says what is wrong with the template."""
+        """Returns an error that names the template and the remedy."""
         return ConfigError(f"{self._origin} {what}; name another template in data.override_chat_template")
 
     def _require_bounded(self) -> None:
-        """Refuses single operations that no time limit can interrupt: powers, products of unknown numbers, `round`."""
+        """Refuses operations that no time limit can interrupt: powers, products of unknown numbers, `round`."""
         if self._is_checked:
             return
         chosen = self._processor.chat_template
@@ -76,7 +76,7 @@ class ChatTemplate:
 
 
 class _Generation(Extension):
-    """The tag around an assistant's text, which transformers accepts too."""
+    """Parses the tag around an assistant's text, which transformers accepts too."""
 
     tags: ClassVar[set[str]] = {"generation"}  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -90,9 +90,9 @@ _ENVIRONMENT = ImmutableSandboxedEnvironment(extensions=[_Generation, loopcontro
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raises `TimeoutError` in this thread, between two of its Python instructions, once the block has taken `seconds`.
+    """Raises `TimeoutError` in this thread, between two Python instructions, if the block takes longer than `seconds`.
 
-    It is raised again every second, because Python drops an exception that comes while it finalises an object.
+    It is raised again every second, because Python drops exceptions that arrive while it finalises an object.
     """
     thread, lock, done = threading.get_ident(), threading.Lock(), threading.Event()
 
@@ -109,5 +109,5 @@ def _within(seconds: float) -> Iterator[None]:
         yield
     finally:
         while not done.is_set():
-            with suppress(TimeoutError), lock:  # one that comes here would leave the thread raising for ever
+            with suppress(TimeoutError), lock:  # if one arrived here, the other thread would raise forever
                 done.set()

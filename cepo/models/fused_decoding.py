@@ -1,6 +1,6 @@
-"""Fast decoding for Qwen3 and Qwen3-VL: few large operations per token, and one KV cache per prompt for all its samples.
+"""Decodes Qwen3 and Qwen3-VL fast: few large operations per token, and one KV cache per prompt for all its samples.
 
-With it a step is 4.6 times as fast as TRL's, and with the model's own forward pass 2.7 times (`benchmarks/peers.py`).
+A step is 4.6 times as fast as TRL's with it, and 2.7 times with the model's own forward pass (`benchmarks/peers.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KeysAndValues = Sequence[tuple[Tensor, Tensor]]
 """The keys and values of a prompt for each layer, both (1, key heads, prompt length, width)."""
 
 _FIRST_ROOM = 64
-"""The initial capacity of a row's KV cache in tokens; it is doubled when it is full."""
+"""The initial capacity of a row's KV cache in tokens, which is doubled when the cache is full."""
 _POSITION_AXES = {"Qwen3Model": 0, "Qwen3VLTextModel": 3}
 """The supported decoders and the number of axes of their position ids, (axes, B, T); 0 means (B, T)."""
 
@@ -27,7 +27,7 @@ _POSITION_AXES = {"Qwen3Model": 0, "Qwen3VLTextModel": 3}
 class _Layer:
     """The weights of one layer, (in, out), with the adapters added.
 
-    `scale` is (heads + key heads, width): the norm weights of queries and keys, those of the queries times 1 / sqrt(width).
+    `scale` is (heads + key heads, width): the norm weights of queries, multiplied by 1 / sqrt(width), and of keys.
     """
 
     norm: Tensor
@@ -40,7 +40,7 @@ class _Layer:
 
 
 class FusedDecoder:
-    """The decoder's weights, fused for decoding. It is a copy, so it has to be rebuilt after the weights have changed."""
+    """Holds a fused copy of the decoder's weights, which must be rebuilt when the weights have changed."""
 
     def __init__(self, text_model: Any, head: Tensor, layers: list[_Layer]) -> None:
         config = text_model.config
@@ -55,8 +55,8 @@ class FusedDecoder:
 def fused_decoder(model: Any) -> FusedDecoder | None:
     """Builds the fused decoder of `model`; None if its architecture, weight type or layers are not supported."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    text_model = getattr(base.model, "language_model", base.model)  # a text model has no such part
-    embedding: Any = getattr(text_model, "embed_tokens", None)  # under another name in other decoders
+    text_model = getattr(base.model, "language_model", base.model)  # text models lack it
+    embedding: Any = getattr(text_model, "embed_tokens", None)  # other decoders use another name
     known = type(text_model).__name__ in _POSITION_AXES and type(embedding) is nn.Embedding
     if not known or embedding.weight.dtype is not torch.float32 or text_model.config.hidden_act != "silu":
         return None
@@ -98,7 +98,7 @@ def _layer(layer: Any) -> _Layer | None:
 
 
 def _weight(module: Any) -> Tensor | None:
-    """The weight (out, in) with the active adapters added; None if the module does more than multiply by a weight."""
+    """Returns the weight (out, in) plus the active adapters; None if the module does more than multiply by a weight."""
     base = module.get_base_layer() if hasattr(module, "get_base_layer") else module
     if type(base) is not nn.Linear or base.bias is not None:
         return None
@@ -114,9 +114,9 @@ def _weight(module: Any) -> Tensor | None:
 
 
 class FusedDecoding:
-    """The state of rows being generated: one KV cache per prompt, and one per row for its response tokens.
+    """Decodes rows with one KV cache per prompt, and one per row for its response tokens.
 
-    Attention scores over a prompt are one product for all of its samples: (samples x heads, width) by (width, prompt).
+    Attention scores over a prompt are one product for all its samples: (samples x heads, width) by (width, prompt).
     """
 
     def __init__(self, decoder: FusedDecoder, prompts: Sequence[KeysAndValues], prompt_of_row: Sequence[int]) -> None:
@@ -170,8 +170,8 @@ class FusedDecoding:
     def _arrange(self) -> None:
         """Assigns each row a slot of its prompt, so that the queries of all prompts form one tensor.
 
-        `_slots` is (rows,), the index of each row among prompts x slots. `_rows` is the row of each slot; an empty slot has an
-        arbitrary row. Both are None if rows and slots are in the same order.
+        `_slots` is (rows,), the index of each row among prompts x slots. `_rows` is the row of each slot, arbitrary for
+        an empty slot. Both are None if rows and slots have the same order.
         """
         counts = torch.bincount(self._group)
         self._num_slots = int(counts.max())
@@ -228,7 +228,7 @@ class FusedDecoding:
         return tensor if self._slots is None else tensor[self._slots]
 
     def _rotation(self, positions: Int64[Tensor, " B"]) -> tuple[Tensor, Tensor]:
-        """Cosine and signed sine, (B, 1, width). Response text has the same position on all axes of M-RoPE."""
+        """Returns cosine and signed sine, (B, 1, width). Response tokens have equal positions on all M-RoPE axes."""
         axes = self._decoder.position_axes
         cosine, sine = self._decoder.rotary(self._own, positions.expand(axes, 1, -1) if axes else positions[None])
         half = self._decoder.width // 2

@@ -1,4 +1,4 @@
-"""Computes token log-probabilities from hidden states: the LM head runs over chunks of tokens."""
+"""Computes token log-probabilities from hidden states, with the LM head applied to chunks of tokens."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from cepo.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _VOCABULARY_BLOCK = 2**22
-"""The number of 16-bit head weights converted to float32 at once on devices without a product that returns float32."""
+"""The number of 16-bit head weights converted to float32 at once on devices whose products cannot return float32."""
 
 KERNEL_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-2}
-"""The largest accepted difference between kernel and torch at the first use on a device, for each supported type. A GPU's
-exponential and logarithm have a relative error of 2e-7, which is about 1e-5 for log-probs of -20."""
+"""The largest accepted difference between kernel and torch at the first use on a device, for each supported type. The
+relative error of a GPU's exponential and logarithm is 2e-7, which is about 1e-5 for log-probs of -20."""
 
 HEAD_CHUNK_ELEMENTS = 2**25
 """The number of logits in memory at once (float32: 128 MiB). A chunk has this many elements / vocabulary tokens."""
 
 HEAD_CHUNK_ELEMENTS_ON_GPU = 2**28
-"""The same on a GPU: 1 GiB, or 1,766 tokens of Qwen3-VL's vocabulary, so that products are not bound by reading the weights."""
+"""The same on a GPU: 1 GiB, or 1,766 tokens of Qwen3-VL's vocabulary; reading the weights is then no bottleneck."""
 
 DIVERGENCE_CHUNK_ELEMENTS = 9 * 2**20
-"""The same for a divergence, which holds both distributions, their mixture and their gradients at once. A chunk exceeds 32 MiB,
-because glibc keeps freed blocks up to that size on its heap, where they would add up to the memory of a dense computation."""
+"""The same for a divergence, which holds both distributions, their mixture and their gradients at once. A chunk exceeds
+32 MiB: glibc keeps freed blocks up to that size on its heap, where they would add up to a dense computation's memory."""
 
 DIVERGENCE_CHUNK_ELEMENTS_ON_GPU = 2**26
 """The same for a divergence on a GPU: 441 tokens; a chunk holds up to 14 tensors of this size (3.5 GiB)."""
 
 
 class Float32LogitsHead(nn.Linear):
-    """An LM head whose logits are float32, whatever the type of its weight and of the hidden states.
+    """Computes float32 logits from a weight and hidden states of any type.
 
-    `z = W h + b` is accumulated in float32 and never rounded to 16 bits. The product of two bf16 or two fp16 numbers is exact
-    in float32, so devices differ only in the order of the sums. In bf16, logits from 16 to 32 would be rounded to multiples
-    of 0.125, and the log-probs would carry that error.
+    `z = W h + b` is accumulated in float32 and never rounded to 16 bits. The product of two bf16 or two fp16 numbers is
+    exact in float32, so devices differ only in the order of summation. In bf16, logits from 16 to 32 would be rounded
+    to multiples of 0.125, an error that the log-probs would inherit.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -72,12 +72,12 @@ def use_float32_logits(model: Any) -> None:
 
 
 def with_weight(head: nn.Module, weight: Tensor) -> Tensor | Callable[[Tensor], Tensor]:
-    """Returns a head with `weight` (V, H) in place of its own, for `cepo.losses.divergence`; the logits keep their type."""
+    """Returns a head with `weight` (V, H) instead of its own, for `cepo.losses.divergence`; keeps the logits' type."""
     return partial(float32_logits, weight=weight) if isinstance(head, Float32LogitsHead) else weight
 
 
 def float32_logits(hidden: Float[Tensor, "*N H"], weight: Float[Tensor, "V H"]) -> Float[Tensor, "*N V"]:
-    """Computes `hidden @ weight.T` in float32, differentiably; both operands are float32, bf16 or fp16."""
+    """Computes a differentiable `hidden @ weight.T` in float32; both operands are float32, bf16 or fp16."""
     if weight.dtype is torch.float32:
         return linear(hidden, weight)
     logits: Any = _Float32Product.apply(hidden.reshape(-1, hidden.shape[-1]), weight)
@@ -123,13 +123,13 @@ def target_log_probs(
 ) -> Float[Tensor, " N"]:
     """Computes the log-probabilities of `targets`: `z_n[y_n] - logsumexp(z_n)` with `z_n = head(h_n) / temperature`.
 
-    The result is float32, from logits of the head's own type. `chunk_tokens` tokens are computed at a time, and no tensor of
-    tokens x vocabulary outlives its chunk, forward or backward.
+    The result is float32, from logits of the head's own type. `chunk_tokens` tokens are computed at a time, and no
+    tensor of tokens x vocabulary outlives its chunk, forward or backward.
 
-    The gradient of a log-prob in its hidden state is `W^T (onehot(y_n) - P_n) / temperature` times the incoming gradient. Under
-    a frozen head it is computed in the forward pass, up to that factor, so the backward pass needs no product with the
-    vocabulary. A trained head's gradient is a sum over tokens weighted by those factors, so each chunk's logits are
-    recomputed and the sum is taken in float32.
+    The gradient of a log-prob with respect to its hidden state is `W^T (onehot(y_n) - P_n) / temperature` times the
+    incoming gradient. Under a frozen head it is computed in the forward pass, up to that factor, so the backward pass
+    needs no product with the vocabulary. A trained head's gradient is a sum over tokens weighted by those factors.
+    Therefore each chunk's logits are recomputed and the sum is taken in float32.
     """
     weight: Any = head.weight
     if type(head) not in (nn.Linear, Float32LogitsHead) or head.bias is not None:
@@ -140,7 +140,7 @@ def target_log_probs(
 
 
 class _LogProbs(torch.autograd.Function):
-    """`product` computes the logits; with `ahead` the forward pass prepares the gradient in the hidden states."""
+    """`product` computes the logits; with `ahead` the forward pass prepares the gradient of the hidden states."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -219,7 +219,7 @@ def _kernel() -> Callable[..., Tensor]:
 
 @cache
 def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the kernel agrees with torch on a small input on this device."""
+    """Returns whether the kernel agrees with torch on a small input on this device."""
     if device.type != "cuda" or dtype not in KERNEL_TOLERANCE or find_spec("triton") is None:
         return False
     logits = torch.linspace(-9.0, 9.0, 3 * 5000, device=device).view(3, 5000).sin_().mul_(8.0).to(dtype)
@@ -242,7 +242,7 @@ def _kernel_works(device: torch.device, dtype: torch.dtype) -> bool:
 def _by_recomputation(
     hidden: Tensor, head: nn.Module, targets: Tensor, temperature: float, chunk_tokens: int
 ) -> Tensor:
-    """Computes `target_log_probs` for other heads, such as one with an adapter, and recomputes chunks in the backward pass."""
+    """Computes `target_log_probs` for other heads, such as one with an adapter; the backward pass recomputes chunks."""
 
     def chunk(part: Tensor, wanted: Tensor) -> Tensor:
         log_p = (head(part).float() / temperature).log_softmax(dim=1)

@@ -1,7 +1,7 @@
-"""A Triton kernel that computes log-probabilities from logits in one read.
+"""Computes log-probabilities from logits in one read by a Triton kernel.
 
-Torch's operations convert 16-bit logits to float32 and read and write them several times, about 26 bytes for each logit.
-The kernel reads each logit once without gradient; with gradient it reads each twice and writes it once.
+Torch's operations convert 16-bit logits to float32 and read and write them several times, about 26 bytes for each
+logit. The kernel reads each logit once; with gradient it reads each logit twice and writes it once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WARPS = 8
 
 
 def log_probs_in_place(logits: Tensor, targets: Tensor, temperature: float, *, with_direction: bool) -> Tensor:
-    """See `cepo.models.head.log_probs_in_place`. One program computes one row of `logits`, whose entries are contiguous."""
+    """See `cepo.models.head.log_probs_in_place`. One program computes one row of `logits`, which must be contiguous."""
     if logits.stride(1) != 1:
         raise ValueError(f"the kernel needs contiguous logits in each row, but their stride is {logits.stride(1)}")
     log_probs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)

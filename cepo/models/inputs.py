@@ -1,4 +1,4 @@
-"""The types of a model's inputs: conversation turns, images, videos and encoded prompts."""
+"""Defines the types of a model's inputs: conversation turns, images, videos and encoded prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Turn:
-    """One message: `role` is system, user or assistant; `text` has one `<image>` per image and one `<video>` per video."""
+    """One message: `role` is system, user or assistant; `text` has an `<image>` per image and a `<video>` per video."""
 
     role: str
     text: str
@@ -44,11 +44,11 @@ class Video:
         return width, height
 
     def some_frames(self, most: int = 4) -> list[Image.Image]:
-        """Returns at most so many frames as images, evenly spread from the first on."""
+        """Returns at most `most` evenly spaced frames as images, starting with the first."""
         return [Image.fromarray(frame) for frame in self.frames[:: -(-len(self.frames) // most)]]
 
     def metadata(self) -> dict[str, Any]:
-        """Returns the metadata that the processors of transformers and vLLM need beside the frames."""
+        """Returns the metadata that the processors of transformers and vLLM need with the frames."""
         width, height = self.size
         return {
             "fps": self.source_fps,
@@ -61,7 +61,7 @@ class Video:
         }
 
     def times(self, temporal_patch_size: int) -> tuple[float, ...]:
-        """Returns each temporal patch's seconds, the mean of its first and last frame. The last frame fills the last patch."""
+        """Returns each temporal patch's time in seconds (mean of first and last frame); the last frame fills the last patch."""
         missing = -len(self.frame_numbers) % temporal_patch_size
         seconds = [number / self.source_fps for number in (*self.frame_numbers, *self.frame_numbers[-1:] * missing)]
         return tuple(
@@ -72,7 +72,7 @@ class Video:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSource:
-    """The place from which a prompt's images can be read again: a dataset, named as in `data.train_files`, and its row."""
+    """The row of a dataset, named as in `data.train_files`, from which a prompt's images can be read again."""
 
     data: str
     row: int
@@ -82,17 +82,18 @@ class ImageSource:
 class ImageInputs:
     """The images of a prompt as inputs of the vision tower; compared by identity.
 
-    Families with a patch grid (`cepo.models.families.grid`) treat each image separately. A video is then a sequence of images,
-    one per temporal patch, because the tower attends only within each patch. They follow the prompt's own images. The
-    other families (`cepo.models.families.processed`) keep all images of a prompt together, as their processor returns them.
+    Families with a patch grid (`cepo.models.families.grid`) treat each image separately. A video is then a sequence of
+    images, one per temporal patch, because the tower attends only within each patch. Video images follow the prompt's
+    own images. Other families (`cepo.models.families.processed`) keep all images of a prompt together, as their
+    processor returns them.
 
     Attributes:
-        pixel_values: with a grid (patches, channels x temporal patch x patch x patch), float32; else the processor's tensor.
+        pixel_values: with a grid (patches, channels x temporal patch x patch x patch), float32; else as processed.
         grid_thw: (images, 3), patches along time, height and width; None without a grid.
         frame_times: for each video the times of its temporal patches in seconds.
-        source: where the images can be read again, so that a reference can be sent instead of pixels; None if nowhere.
+        source: where the images can be read again, so that it can be sent instead of pixels; None if nowhere.
         more_tensors: the vision tower's further inputs, by the processor's names; empty with a grid.
-        expansions: for each image the token ids that replace its placeholder; empty with a grid, from which they follow.
+        expansions: for each image the token ids that replace its placeholder; empty with a grid, which determines them.
     """
 
     pixel_values: Tensor = field(repr=False)
@@ -110,7 +111,7 @@ class ImageInputs:
 
     @property
     def num_units(self) -> int:
-        """The number of units with features of their own: images and temporal patches with a grid, else 1 per prompt."""
+        """The number of units with separate features: images and temporal patches with a grid, else 1 per prompt."""
         return 1 if self.grid_thw is None else len(self.grid_thw)
 
     @property
@@ -133,7 +134,7 @@ class ImageInputs:
 
     @cached_property
     def content_key(self) -> str:
-        """A hash of the images' content: equal images have equal keys, also in different processes."""
+        """A hash of the images' content, equal for equal images in all processes."""
         digest = hashlib.blake2b(digest_size=16)
         grid = {} if self.grid_thw is None else {"grid_thw": self.grid_thw}
         for name, tensor in (grid | dict(self.more_tensors) | {"pixel_values": self.pixel_values}).items():

@@ -21,9 +21,9 @@ def context_positions(
 ) -> Int64[Tensor, "3 L"]:
     """Returns the M-RoPE positions of a context by Qwen3-VL's rule.
 
-    Text advances all three axes by one per token. An image of (h, w) merged patches that starts at position p has time p,
-    height p + row and width p + column; the text after it continues at p + max(h, w). Each temporal patch of a video is such
-    an image, preceded by its time as text.
+    Text advances all three axes by one per token. An image of (h, w) merged patches that starts at position p has time
+    p, height p + row and width p + column. The text after it continues at p + max(h, w). Each temporal patch of a video
+    is such an image, preceded by its time as text.
     """
     grids = images.grid.tolist()
     remaining = {image_token_id: iter(grids[: images.num_images])}
@@ -52,6 +52,6 @@ def context_positions(
 
 
 def sequence_positions(context: Int64[Tensor, "3 C"], num_response_tokens: int) -> Int64[Tensor, "3 L"]:
-    """Appends the response's positions, which continue from the context's largest position on all axes."""
+    """Appends the response's positions, which continue after the context's largest position on all axes."""
     start = int(context.max()) + 1
     return torch.cat([context, torch.arange(start, start + num_response_tokens).expand(3, -1)], dim=1)

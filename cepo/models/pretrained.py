@@ -1,4 +1,4 @@
-"""Loads checkpoints and prepares any loaded model for training: sharded blocks, the vision tower, packed rows."""
+"""Loads checkpoints and prepares models for training: sharded blocks, the vision tower, packed rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def read_config(path: str, *, trust_remote_code: bool, section: str = "worker.actor.model") -> Any:
-    """Returns the configuration of a model folder or hub name; raises `ConfigError` if none can be read there."""
+    """Returns the configuration of a model folder or hub name; raises `ConfigError` if none can be read."""
     import transformers
 
     try:
@@ -49,13 +49,13 @@ def load_model(
 ) -> nn.Module:
     """Loads the checkpoint's vision-language or text model, with scaled-dot-product attention.
 
-    `section` names the settings in errors. Without weights the parameters are on the meta device and the buffers are real.
+    `section` names the settings in errors. Without weights, parameters are on the meta device and buffers are real.
     `quantization` quantises the language model's linear layers to 4 bits while they are loaded.
 
     Raises:
         ConfigError: nothing can be loaded from `path`, its architecture is not supported, its weights are already
             quantised, or `override_config` names an unknown entry.
-        EngineError: its weights are missing or damaged.
+        EngineError: the weights are missing or damaged.
     """
     import transformers
     from safetensors import SafetensorError
@@ -90,7 +90,7 @@ def load_model(
 
 
 def _without_weights(auto: Any, config: Any, options: Mapping[str, Any]) -> nn.Module:
-    """Builds the model on the meta device, with real buffers (such as rotary frequencies), which no checkpoint holds."""
+    """Builds the model on the meta device, with real buffers (rotary frequencies etc.), which no checkpoint holds."""
     from accelerate import init_empty_weights
     from transformers.initialization import no_init_weights
 
@@ -101,10 +101,10 @@ def _without_weights(auto: Any, config: Any, options: Mapping[str, Any]) -> nn.M
 
 
 def sharded_blocks(model: Any, *, without: Sequence[nn.Module] = ()) -> list[nn.Module]:
-    """Returns the repeated blocks that FSDP gathers one at a time: decoder layers and vision blocks, except those in `without`.
+    """Returns the blocks that FSDP gathers one at a time: decoder layers and vision blocks, except those in `without`.
 
-    They are the elements of module lists that contain a module of `_no_split_modules`, which transformers would not split over
-    devices; in some vision towers such a module is only part of a block.
+    They are the elements of module lists that contain a module of `_no_split_modules`, which transformers would not
+    split over devices. In some vision towers such a module is only part of a block.
     """
     names = set(model._no_split_modules or ())
     excluded = {inner for module in without for inner in module.modules()}
@@ -130,7 +130,7 @@ def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> N
 
 
 def frozen_vision_parts(model: Any) -> list[nn.Module]:
-    """Returns the modules of the vision tower if nothing that image features depend on is trained; else an empty list."""
+    """Returns the modules of the vision tower, or an empty list if any parameter of image features is trained."""
     family = family_of(model.config)
     parts = family.vision_parts(model)
     depends_on = [*family.loose_parameters(model), *(weight for part in parts for weight in part.parameters())]
@@ -138,9 +138,9 @@ def frozen_vision_parts(model: Any) -> list[nn.Module]:
 
 
 def excluded_from_adapter(lora: LoraConfig, config: Any) -> str | None:
-    """Returns the regular expression of the modules that get no adapter.
+    """Returns a regular expression for the modules without an adapter.
 
-    The default setting excludes the vision tower, whatever its name in the model, and nothing in a text model.
+    The default setting excludes the vision tower, whatever its name in the model. In a text model it excludes nothing.
     """
     if lora.exclude_modules != LoraConfig().exclude_modules:
         return lora.exclude_modules
@@ -152,8 +152,8 @@ def share_segments(model: Any) -> str | None:
     """Enables packed rows in the language model (`cepo.models.segments`); other calls are unchanged.
 
     Returns:
-        None, or the reason why the model cannot, and then nothing is changed. Packed rows need full causal attention in
-        every layer, because otherwise a token's result depends on more than the tokens that it sees.
+        None, or the reason why the model does not support them; it is then unchanged. Packed rows need full causal
+        attention in every layer, because otherwise a token's result depends on more than the tokens that it sees.
     """
     from transformers import AttentionInterface
 
@@ -161,7 +161,7 @@ def share_segments(model: Any) -> str | None:
     if not family.packs:
         return family.why_padded
     config = model.get_decoder().config
-    # Only models with several kinds of layers list them, and only some have a window at all.
+    # Only models with several kinds of layers list them, and only some have a window.
     kinds = set(getattr(config, "layer_types", None) or ())
     sliding = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     if kinds - {"full_attention"} or sliding:

@@ -1,4 +1,4 @@
-"""Tokenises prompts: chat template, image placeholders and pixels; also lists the tokens that are never sampled."""
+"""Tokenises prompts (chat template, image placeholders, pixels) and lists the tokens that are never sampled."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from cepo.models.families import ImageReader, family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn, Video
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
-"""The marks in a dataset's text at the place of an image or a video, as in EasyR1."""
+"""The marks that stand for an image or a video in a dataset's text, as in EasyR1."""
 MARKS = (IMAGE_MARK, VIDEO_MARK)
 _TEXT_SLOT = "CEPO-TEXT-SLOT-"
 
 
 class Processing:
-    """The tokenizer, chat template and image processor of a model folder or hub name.
+    """Combines the tokenizer, chat template and image processor of a model folder or hub name.
 
-    Text from datasets or models never yields special tokens: `<|im_end|>` in a problem or a reference is tokenised as
+    Text from datasets or models never produces special tokens: `<|im_end|>` in a problem or a reference is tokenised as
     plain characters.
 
     Raises:
@@ -45,7 +45,7 @@ class Processing:
             self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
         except ConfigError:
             raise
-        except ImportError as error:  # some processors need another package, which the error names
+        except ImportError as error:  # some processors need a further package, which the error names
             raise ConfigError(f"worker.actor.model.model_path '{path}': {str(error).strip()}") from error
         except (OSError, ValueError) as error:
             raise ConfigError(
@@ -90,8 +90,8 @@ class Processing:
     def banned_token_ids(self) -> tuple[int, ...]:
         """The tokens that are never sampled: control and vision tokens except end tokens, and ids without a token.
 
-        A sampled placeholder without an image would make every later forward pass over the response fail. Embeddings are
-        padded beyond the tokenizer's last id, and sampled ids in that range cannot be decoded.
+        A sampled placeholder without an image would make every later forward pass over the response fail. Embeddings
+        are padded beyond the tokenizer's last id, and sampled ids in that range cannot be decoded.
         """
         special = {index for index, token in self.tokenizer.added_tokens_decoder.items() if token.special} | set(
             self.tokenizer.all_special_ids
@@ -103,7 +103,7 @@ class Processing:
         return tuple(sorted((special | unused) - set(self.eos_token_ids)))
 
     def load_images(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs | None:
-        """Preprocesses a prompt's images; `source` is where they were read from. Returns None without images."""
+        """Preprocesses a prompt's images, which were read from `source`. Returns None without images."""
         if not images:
             return None
         return self.reader.read(images, source)
@@ -111,7 +111,7 @@ class Processing:
     def load_visuals(
         self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None = None
     ) -> ImageInputs | None:
-        """Preprocesses a prompt's images and videos; `source` is that of the images. Returns None without either."""
+        """Preprocesses a prompt's images, which were read from `source`, and videos. Returns None without either."""
         return self.reader.read_visuals(images, videos, source) if videos else self.load_images(images, source)
 
     @property
@@ -119,7 +119,7 @@ class Processing:
         """The image reader of a model that reads images.
 
         Raises:
-            DataError: the model reads none.
+            DataError: the model does not read images.
         """
         if self.images is None:
             raise DataError("the row has images, but the model's folder has no image processor: it reads text only")
@@ -133,7 +133,7 @@ class Processing:
         history: Sequence[Turn] = (),
         assistant_prefix: str = "",
     ) -> EncodedPrompt:
-        """Tokenises `history`, the user turn `text` with its image marks, the assistant header and `assistant_prefix`."""
+        """Tokenises `history`, the user turn `text` with its marks, the assistant header and `assistant_prefix`."""
         with_videos = images is not None and bool(images.frame_times)
         engine_ids = self.template_ids(text, with_videos=with_videos, history=history)
         prefix = self.encode_text(assistant_prefix)
@@ -141,7 +141,7 @@ class Processing:
         return EncodedPrompt(token_ids=(*expanded, *prefix), engine_ids=(*engine_ids, *prefix), images=images)
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs | None) -> list[int]:
-        """Replaces each image's placeholder by one per image token, and a video's by its frames, each after its time."""
+        """Replaces an image's placeholder by one per image token, and a video's by its frames, each after its time."""
         return list(engine_ids) if images is None else self.reader.expand(engine_ids, images)
 
     def positions(self, context: EncodedPrompt) -> Int64[Tensor, "3 L"]:
@@ -153,11 +153,11 @@ class Processing:
     def template_ids(self, text: str, *, with_videos: bool = False, history: Sequence[Turn] = ()) -> list[int]:
         """Renders `history`, the user turn and the assistant header to tokens, with one placeholder per `<image>`.
 
-        `<video>` is a placeholder if there are videos, else plain text. The rendered conversation is tokenised as a whole, as
-        in the model's training, unless that would turn somebody's text into a special token.
+        `<video>` is a placeholder if there are videos, else plain text. The rendered conversation is tokenised as a
+        whole, as in the model's training, unless that would turn text of a turn into a special token.
 
         Raises:
-            ConfigError: the chat template loses or repeats texts or placeholders, or see `ChatTemplate.render`.
+            ConfigError: the chat template loses or repeats texts or placeholders; also see `ChatTemplate.render`.
             DataError: the chat template refuses the roles or their order.
         """
         turns = [Turn(turn.role, _encodable(turn.text)) for turn in (*history, Turn("user", text))]
@@ -175,7 +175,7 @@ class Processing:
         return token_ids
 
     def _ids_in_pieces(self, turns: Sequence[Turn], marks: Sequence[str]) -> list[int]:
-        """Tokenises the texts apart from the template, so that no special token can arise in them."""
+        """Tokenises the texts separately from the template, so that they cannot produce special tokens."""
         texts: list[str] = []
         messages = [{"role": turn.role, "content": self._content(turn.text, marks, texts)} for turn in turns]
         rendered = self._template.render(messages)
@@ -210,9 +210,9 @@ class Processing:
         )
 
     def tokens_of(self, token_ids: Sequence[int], start: int, stop: int, *, skip_special_tokens: bool) -> slice:
-        """Returns the tokens that hold the characters `start` to `stop` of the text that `decode` gives.
+        """Returns the range of tokens that contain the characters `start` to `stop` of the decoded text.
 
-        They are found by bisection over decoded beginnings, because a token may be a part of a character.
+        It is found by bisection over decoded prefixes, because a token may be part of a character.
         """
         text = self.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
@@ -232,7 +232,7 @@ class Processing:
         self._processor.save_pretrained(folder)
 
     def _content(self, text: str, marks: Sequence[str], slots: list[str] | None = None) -> Any:
-        """Returns a message's content. With `slots`, texts are appended to it and replaced by slot names in the content."""
+        """Returns a message's content. With `slots`, texts are moved there and replaced by their slots' names."""
         pieces = re.split(f"({'|'.join(marks)})", text)
         parts: list[dict[str, str]] = []
         for piece in pieces:
@@ -243,7 +243,7 @@ class Processing:
                 if slots is not None:
                     slots.append(piece)
         if self.images is None and len(pieces) == 1:
-            return "".join(part["text"] for part in parts)  # templates of text models take a string
+            return "".join(part["text"] for part in parts)  # text models' templates take a string
         return parts
 
 
@@ -262,7 +262,7 @@ def _encodable(text: str) -> str:
 
 
 def _eos_token_ids(path: str, config: Any, tokenizer: Any, trust_remote_code: bool) -> tuple[int, ...]:
-    """Returns the tokens that end a response: those of the generation config, if there is one, and the tokenizer's."""
+    """Returns the tokens that end a response, from the generation config, if there is one, and the tokenizer."""
     from transformers import GenerationConfig
 
     try:

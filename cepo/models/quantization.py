@@ -1,4 +1,4 @@
-"""QLoRA: a frozen 4-bit base model under a trained adapter (arXiv 2305.14314), by bitsandbytes through transformers."""
+"""Supports QLoRA, a trained adapter on a frozen 4-bit base (arXiv 2305.14314), with bitsandbytes in transformers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from cepo.models.families import Family
 
 QUANTIZATION_CONFIG = "quantization_config.json"
-"""The file beside an adapter trained on a 4-bit base, with the arguments of transformers' `BitsAndBytesConfig`."""
+"""The file stored with an adapter for a 4-bit base, with the arguments of transformers' `BitsAndBytesConfig`."""
 
 logger = logging.getLogger(__name__)
-# PEFT imports it wherever it is installed, and it warns that a kernel is missing which is not used here (`prepare_quantised`).
+# PEFT imports bitsandbytes if installed, which warns of a missing kernel that is not used here (`prepare_quantised`).
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def quantization_of(lora: LoraConfig, *, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    """Returns the quantisation settings for loading the base; None without quantisation. Products are computed in `dtype`."""
+    """Returns the quantisation settings of the base, with products in `dtype`; None without quantisation."""
     from transformers import BitsAndBytesConfig
 
     if lora.quantization is None:
@@ -45,18 +45,18 @@ def quantization_of(lora: LoraConfig, *, dtype: torch.dtype) -> BitsAndBytesConf
 def kept_modules(family: Family) -> list[str]:
     """Returns the modules that are not quantised: the LM head and everything that image features depend on.
 
-    An error in the head affects all logits of every token, and a tied head is the embeddings, which are not linear layers.
-    The vision tower has a small share of the weights, and its features are computed once per image.
+    An error in the head affects all logits of every token, and a tied head is the embeddings, which are not linear
+    layers. The vision tower has a small share of the weights, and its features are computed once per image.
     """
     return ["lm_head", *(f"model.{name}" for name in family.vision_modules)]
 
 
 def prepare_quantised(model: Any) -> None:
-    """Makes 4-bit layers compute alike with and without gradient, and removes their scales from state dicts.
+    """Makes 4-bit layers compute the same with and without gradient, and removes their scales from state dicts.
 
-    On a CPU with AVX512-BF16, bitsandbytes would repack a weight at the first pass without gradient, for a kernel that
-    rounds activations to bf16 and has no backward pass. A layer's other tensors (scales, the code of the 4-bit type) are
-    not saved in checkpoints, because the base is quantised again when it is loaded.
+    On a CPU with AVX512-BF16, bitsandbytes would repack a weight in the first pass without gradient, for a kernel that
+    rounds activations to bf16 and has no backward pass. A layer's other tensors (scales, the code of the 4-bit type)
+    are not saved in checkpoints, because the base is quantised again when it is loaded.
     """
     # Most modules have no weight of their own.
     layers = [layer for layer in model.modules() if is_quantised(getattr(layer, "weight", None))]
@@ -69,7 +69,7 @@ def prepare_quantised(model: Any) -> None:
 
 
 def is_quantised(weight: Any) -> bool:
-    """Whether the parameter holds packed 4-bit numbers, which cannot be sharded and of which no norm can be computed."""
+    """Returns whether the parameter holds packed 4-bit numbers, which cannot be sharded and have no meaningful norm."""
     return getattr(weight, "quant_state", None) is not None  # an attribute of bitsandbytes' parameters alone
 
 
@@ -79,14 +79,14 @@ def quantised_weights(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def dequantised(weight: Any) -> Tensor:
-    """Returns the packed weight as (out, in) in the compute type: the values that a forward pass uses."""
+    """Returns the packed weight as (out, in) in the compute type, with the values that a forward pass uses."""
     from bitsandbytes.functional import dequantize_4bit
 
     return dequantize_4bit(weight.data, weight.quant_state)
 
 
 def write_quantization(model: Any, folder: Path) -> None:
-    """Writes the quantisation settings of the base beside its adapter; writes nothing if the base is not quantised."""
+    """Writes the base's quantisation settings to its adapter's folder; writes nothing if the base is not quantised."""
     settings = getattr(model.config, "quantization_config", None)  # an entry of quantised models alone
     if settings is not None:
         text = json.dumps(settings.to_dict(), indent=2, default=str)
@@ -97,7 +97,7 @@ def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
     """Reads the settings written by `write_quantization`; returns None if there are none.
 
     Raises:
-        CheckpointError: the file cannot be read as such settings, or bitsandbytes is not installed.
+        CheckpointError: the file has no valid settings, or bitsandbytes is not installed.
     """
     path = folder / QUANTIZATION_CONFIG
     if not path.is_file():

@@ -1,8 +1,8 @@
-"""Attention over a packed row of segments, where each segment attends only to its ancestors and, causally, to itself.
+"""Computes attention over a packed row of segments. A segment attends to its ancestors and, causally, to itself.
 
 The segments of a pass follow each other depth first in a row of batch size 1. Operations on single tokens (embeddings,
-norms, linear layers, adapters) do not depend on the layout. Only attention receives it, as the keyword argument `segments`
-that transformers forwards to its attention function; a recomputed layer receives it again.
+norms, linear layers, adapters) do not depend on the layout. Only attention receives it, as the keyword argument
+`segments`, which transformers forwards to its attention function. A recomputed layer receives it again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 ATTENTION_NAME = "shared_segments"
-"""The name of this attention in transformers, which builds no mask for it because no mask function has this name."""
+"""The name of this attention in transformers, which builds no mask because no mask function has this name."""
 
 BLOCK_SIZE = 128
 """The side of a FlexAttention block in tokens."""
@@ -30,7 +30,7 @@ _BY_FORMULA = ContextVar("by_formula", default=False)
 
 
 class Part(NamedTuple):
-    """A range of queries that attends to a range of keys; `first` if no earlier part has these queries."""
+    """A range of queries that attends to a range of keys. `first`: no earlier part has these queries."""
 
     queries: slice
     keys: slice
@@ -39,9 +39,9 @@ class Part(NamedTuple):
 
 
 class SegmentLayout:
-    """The positions and parents of the segments in a packed row.
+    """Describes the positions and parents of the segments in a packed row.
 
-    It is not a dataclass, because FSDP rebuilds dataclass arguments at every layer and would drop the cached values.
+    It is not a dataclass, because FSDP rebuilds dataclass arguments at every layer, which would lose the cached values.
 
     Args:
         starts: first token of each segment, followed by the row's length.
@@ -74,7 +74,7 @@ class SegmentLayout:
 
     @cached_property
     def branch_end_of_token(self) -> Int64[Tensor, " L"]:
-        """The end of each token's branch: the token is visible to itself and to the tokens after it up to there."""
+        """The end of each token's branch: only the token itself and later tokens before that end see it."""
         return torch.repeat_interleave(torch.tensor(self.branch_ends), torch.tensor(self.starts).diff())
 
     def filled_to(self, multiple: int) -> SegmentLayout:
@@ -100,8 +100,8 @@ def segment_attention(
 ) -> tuple[Float[Tensor, "1 L H D"], None]:
     """Computes attention for transformers: packed attention with `segments`, else `sdpa` or `attend_by_formula`.
 
-    Packed attention is flash attention part by part on a CPU and FlexAttention on other devices. `attend_by_formula` is used
-    inside `attention_by_formula`.
+    Packed attention is flash attention part by part on a CPU and FlexAttention on other devices. `attend_by_formula` is
+    used inside `attention_by_formula`.
     """
     if segments is None and _BY_FORMULA.get() and attention_mask is None:
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -121,7 +121,7 @@ def segment_attention(
 
 @contextmanager
 def attention_by_formula() -> Iterator[None]:
-    """Makes rows without a layout use `attend_by_formula` inside the context, which rounds the same values differently."""
+    """Makes rows without a layout use `attend_by_formula`, which rounds differently, inside this context."""
     token = _BY_FORMULA.set(True)
     try:
         yield
@@ -132,7 +132,7 @@ def attention_by_formula() -> Iterator[None]:
 def attend_by_formula(
     query: Float[Tensor, "R H L D"], key: Float[Tensor, "R K L D"], value: Float[Tensor, "R K L D"], scale: float
 ) -> Float[Tensor, "R H L D"]:
-    """Computes causal softmax attention in float32, some queries at a time, and returns it in the query's type."""
+    """Computes causal softmax attention in float32 for some queries at a time and returns it in the query's type."""
     rows, heads, length, _ = query.shape
     grouped = query.unflatten(1, (key.shape[1], -1))
     keys, values = key.float().unsqueeze(2), value.float().unsqueeze(2)
@@ -156,9 +156,9 @@ def attend_by_parts(
 ) -> Float[Tensor, "1 H L D"]:
     """Computes packed softmax attention by merging flash attention over each of `layout.parts()`.
 
-    With `o_p` and `l_p` the output and the log of the softmax's denominator of part p for a token, `l = logsumexp_p l_p` and
-    `o = sum_p exp(l_p - l) o_p`. No key is copied and no mask is built. In the backward pass each part's kernel gets the
-    merged `o` and `l`, and so returns exactly its share of the gradient.
+    For a token, let `o_p` be the output of part p and `l_p` the log of its softmax denominator. Then
+    `l = logsumexp_p l_p` and `o = sum_p exp(l_p - l) o_p`. No key is copied and no mask is built. In the backward pass
+    each part's kernel gets the merged `o` and `l`, so it returns exactly its share of the gradient.
     """
     result: Any = _AttentionByParts.apply(query, key, value, layout, scale)
     return result
@@ -227,8 +227,7 @@ def attend_by_blocks(
     It is compiled on a GPU. On a CPU it is a dense computation without gradient, used to test the mask.
 
     Raises:
-        RuntimeError: the device's compiler cannot build the forward and backward kernels. If the first call is without
-            gradient, this is raised before any gradient is computed with them.
+        RuntimeError: the device's compiler cannot build both kernels, which a first call without gradient tests too.
     """
     if query.device not in layout.block_masks:
         layout.block_masks[query.device] = block_mask(layout, query.device)
@@ -251,20 +250,19 @@ def attend_to_mask(query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: 
 def attend_blocks_to_mask(
     query: Float[Tensor, "1 H N 128 D"], key: Float[Tensor, "1 K N 128 D"], value: Tensor, mask: Any, scale: float
 ) -> Float[Tensor, "1 H L D"]:
-    """Runs `attend_to_mask` on whole blocks, so that the compiler knows the length L = 128 N to be a multiple of 128."""
+    """Runs `attend_to_mask` on whole blocks, so the compiler knows that the length L = 128 N is a multiple of 128."""
     return attend_to_mask(query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3), mask, scale)
 
 
 @cache
 def compiled(backend: Any) -> Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]:
-    """Returns `attend_to_mask` compiled once for rows of any number of whole blocks.
+    """Returns `attend_to_mask` compiled for rows of any number of whole blocks.
 
-    The tokens are passed as blocks, because for an arbitrary length the kernels would check each block against the row's end.
-
-    The first call compiles for its own sizes and the second one for all others. `dynamic=True` would make even the scale a
-    variable, but the kernel templates need a constant; `specialize_float` keeps it constant when two models differ in it.
-    Beyond the recompilation limit, or where compilation fails, the compiler would fall back to a dense tokens x tokens
-    computation. `fullgraph` makes that an error, and the limit leaves room for two models, types and modes.
+    The tokens are passed as blocks, because for an arbitrary length the kernels would compare each block with the row's
+    end. The first call compiles for its own sizes, the second one for all others. `dynamic=True` would make even the
+    scale a variable, but the kernel templates need a constant; `specialize_float` keeps it constant if two models have
+    different scales. Beyond the recompilation limit, or if compilation fails, the compiler would fall back to a dense
+    tokens x tokens computation. `fullgraph` makes that an error; the limit suffices for two models, types and modes.
     """
     attend: Any = torch.compile(attend_blocks_to_mask, fullgraph=True, backend=backend)
 
@@ -280,7 +278,7 @@ def compiled(backend: Any) -> Callable[[Tensor, Tensor, Tensor, Any, float], Ten
 def _require_gradients(
     device: torch.device, dtype: torch.dtype, heads: int, key_heads: int, width: int, scale: float
 ) -> None:
-    """Runs forward and backward on two blocks, so that a kernel too large for the device fails here and not in an update."""
+    """Runs forward and backward on two blocks, so that a kernel too large for the device fails before the update."""
     layout = SegmentLayout(starts=(0, 2 * BLOCK_SIZE), parents=(-1,), branch_ends=(2 * BLOCK_SIZE,))
     shapes = [(1, number, layout.num_tokens, width) for number in (heads, key_heads, key_heads)]
     with torch.enable_grad():
@@ -290,7 +288,10 @@ def _require_gradients(
 
 
 def block_mask(layout: SegmentLayout, device: torch.device) -> Any:
-    """Builds FlexAttention's mask from two numbers per block: a token sees itself and earlier tokens in whose branch it is."""
+    """Builds FlexAttention's mask, in which a token sees itself and the earlier tokens whose branch it belongs to.
+
+    The kind of each pair of blocks follows from the smallest and largest branch end in the block of keys.
+    """
     from torch.nn.attention.flex_attention import BlockMask
 
     ends = layout.branch_end_of_token
@@ -320,6 +321,6 @@ def block_mask(layout: SegmentLayout, device: torch.device) -> Any:
 
 
 def _listed(table: Bool[Tensor, "Q K"], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns for each row the number of set entries and the columns, those of set entries first."""
+    """Returns for each row the number of set entries, and the columns with set entries first."""
     columns = table.int().argsort(dim=1, descending=True, stable=True)
     return table.sum(dim=1)[None, None].int().to(device), columns[None, None].int().to(device)

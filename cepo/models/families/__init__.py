@@ -1,4 +1,4 @@
-"""The supported model families, found by a checkpoint's `model_type`. Only this package distinguishes families."""
+"""Finds the model family of a checkpoint by its `model_type`. Only this package distinguishes families."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _BY_TYPE: dict[str, Family] = {model_type: family for family in FAMILIES for mod
 
 
 def is_multimodal(config: Any) -> bool:
-    """Whether the checkpoint has a vision tower."""
+    """Returns whether the checkpoint has a vision tower."""
     return getattr(config, "vision_config", None) is not None  # text models' configurations lack the entry
 
 
@@ -60,7 +60,7 @@ def family_of(config: Any, *, section: str = "worker.actor.model", trust_remote_
 
     Args:
         section: the settings that the error names.
-        trust_remote_code: whether Python code that comes with the model may run.
+        trust_remote_code: whether Python code from the checkpoint may run.
 
     Raises:
         ConfigError: the architecture is not supported; the message names those that are.
@@ -84,7 +84,7 @@ def family_of(config: Any, *, section: str = "worker.actor.model", trust_remote_
                 )
                 return _BY_TYPE[config.model_type]
             reason = f"its log-probs are not those of a plain head on its last layer (they differ by {gap:.1e} nats)"
-    # A configuration that no checkpoint brought has no architectures.
+    # A configuration that was not read from a checkpoint has no architectures.
     architecture = ", ".join(getattr(config, "architectures", None) or ()) or "no named architecture"
     raise ConfigError(
         f"{section}.model_path is a checkpoint of model_type '{config.model_type}' ({architecture}), which is not supported: "
@@ -93,7 +93,7 @@ def family_of(config: Any, *, section: str = "worker.actor.model", trust_remote_
 
 
 def family_lines() -> list[str]:
-    """Returns the Markdown table of families for docs/models.md and the reason of each family that needs padded rows."""
+    """Returns the Markdown table of families for docs/models.md and the reasons why some families need padded rows."""
     lines = ["| model | `model_type` | images | videos | path |", "| --- | --- | --- | --- | --- |"]
     reasons: dict[str, list[str]] = {}
     for family in FAMILIES:

@@ -1,7 +1,7 @@
-"""The interface of a model family: everything about an architecture that the trainer has to know.
+"""Defines the interface of a model family: everything that the trainer must know about an architecture.
 
-A family is found by the checkpoint's `model_type` (`cepo.models.families.family_of`). It defines how images become tokens and
-positions, which modules compute their features, whether rows can be packed, and which modules LoRA excludes.
+A family is found by the checkpoint's `model_type` (`cepo.models.families.family_of`). It defines how images become
+tokens and positions, which modules compute their features, whether rows can be packed, and which modules LoRA excludes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class ImageFeatures:
     """The vision features of one unit (`ImageInputs.num_units`), as inputs of the language model.
 
     Attributes:
-        embeddings: replace the placeholders' embeddings; (image tokens, H), or blocks for the model's own merging, whose
+        embeddings: (image tokens, H), replace the placeholders' embeddings. Or blocks that the model merges, whose
             first axes together are the image tokens.
-        levels: (image tokens, H) each, added after the first decoder layers; only some families have them.
+        levels: each (image tokens, H), added after the first decoder layers; only some families have them.
     """
 
     embeddings: Tensor
@@ -43,9 +43,9 @@ class EngineUse:
     """The intended use of vLLM, for `Family.why_not_vllm`.
 
     Attributes:
-        on_gpu: whether it is the GPU build.
+        on_gpu: whether vLLM is a GPU build.
         dtype: "bf16", "fp16" or "fp32".
-        with_adapter: whether it serves LoRA adapters.
+        with_adapter: whether vLLM serves LoRA adapters.
         most_images: the largest number of images in a prompt.
     """
 
@@ -70,10 +70,10 @@ class ImageReader(ABC):
 
     @abstractmethod
     def read(self, images: Sequence[Image], source: ImageSource | None = None) -> ImageInputs:
-        """Preprocesses a prompt's images (at least one); `source` is where they were read from."""
+        """Preprocesses a prompt's images (at least one), which were read from `source`."""
 
     def read_visuals(self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None) -> ImageInputs:
-        """Preprocesses images and at least one video, in a family that reads videos; `source` is that of the images."""
+        """Preprocesses images, which were read from `source`, and at least one video, if the family reads videos."""
         raise NotImplementedError
 
     @abstractmethod
@@ -86,10 +86,10 @@ class ImageReader(ABC):
 
     @property
     def video_factor(self) -> int:
-        """The factor that divides the width and height of a video's frames.
+        """The number of which the width and height of a video's frames must be multiples.
 
         Raises:
-            DataError: the family reads no videos.
+            DataError: the family does not read videos.
         """
         raise DataError("the row has videos, but the model reads none")
 
@@ -107,18 +107,18 @@ class ImageReader(ABC):
 
     @abstractmethod
     def smallest(self) -> tuple[tuple[int, ...], ImageInputs]:
-        """Returns a black image with the fewest tokens, for passes that must run the vision tower but have no image."""
+        """Returns a black image with as few tokens as possible, for passes that must run the tower without an image."""
 
 
 class Family:
-    """A family of text models, and the base class of families with a vision tower.
+    """Describes a family of text models; base class of families with a vision tower.
 
     Attributes:
         title: its name in tables and messages.
-        model_types: the `model_type` values of its checkpoints' config.json.
-        packs: whether rows can be packed, provided that each layer is full causal attention.
+        model_types: the `model_type` values in its checkpoints' config.json.
+        packs: whether rows can be packed, provided that every layer uses full causal attention.
         why_padded: the reason if `packs` is False.
-        reads_videos: whether a prompt may have videos beside images.
+        reads_videos: whether a prompt may have videos in addition to images.
         num_position_axes: 3 with M-RoPE (time, height, width), else 1.
         fused_decoding: whether the transformers generator can fuse the decoder's layers (`cepo.models.fused_decoding`).
         vision_modules: names under `model.model` of the modules that compute image features and nothing else.
@@ -141,8 +141,8 @@ class Family:
         return bool(self.vision_modules)
 
     def reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader | None:
-        """Returns the image reader; None for text models, and if the folder has no image processor."""
-        # A tokenizer alone has no image processor.
+        """Returns the image reader; None for text models and for folders without an image processor."""
+        # A plain tokenizer has no image processor.
         reads = self.reads_images and getattr(processor, "image_processor", None) is not None
         return self.image_reader(processor, config, encode_text) if reads else None
 
@@ -167,16 +167,16 @@ class Family:
         raise NotImplementedError
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
-        """Returns the forward pass's arguments for units in the order of their placeholders; `is_frame` marks video frames."""
+        """Returns the forward pass's arguments for units in placeholder order; `is_frame` marks video frames."""
         joined = SimpleNamespace(pooler_output=_concatenated([one.embeddings for one in features]))
         return {"mm_encoder_outputs": {"image": joined}}
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """Returns why vLLM cannot sample from this family or would differ from the trainer's log-probs; None if it can."""
+        """Returns why vLLM cannot sample this family with the trainer's log-probs; None if it can."""
         return None
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
-        """Converts a weight of transformers' model to its name and shape in published checkpoints, which vLLM reads too."""
+        """Converts a weight of transformers' model to its name and shape in published checkpoints and in vLLM."""
         return name, weight
 
     def vision_parts(self, model: Any) -> list[nn.Module]:
@@ -189,13 +189,13 @@ class Family:
 
     @property
     def vision_pattern(self) -> str:
-        """A regular expression that matches the whole name of each module in the vision parts, under any wrapper."""
+        """A regular expression that matches the full name of each module in the vision parts, within any wrapper."""
         names = "|".join(self.vision_modules)
         return f".*{names}.*" if len(self.vision_modules) == 1 else f".*(?:{names}).*"
 
 
 def experts_unserved(use: EngineUse) -> str | None:
-    """Returns why vLLM cannot serve a mixture of experts: with an adapter, its CPU build uses kernels that need a GPU."""
+    """Returns why vLLM cannot serve a mixture of experts: for adapters its CPU build uses kernels that need a GPU."""
     return "vLLM serves experts with an adapter only on GPUs" if use.with_adapter and not use.on_gpu else None
 
 

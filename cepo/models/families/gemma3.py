@@ -1,4 +1,4 @@
-"""Gemma 3: attention is bidirectional among an image's tokens, and most layers use sliding windows."""
+"""Supports Gemma 3, with bidirectional attention among an image's tokens and sliding windows in most layers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cepo.models.families.processed import ProcessedFamily, ProcessedReader, wit
 from cepo.models.inputs import ImageInputs
 
 _JOINED_LINES = (("\n", "\n\n", "\n\n\n"), ("\n\n", "\n", "\n\n\n"), ("\n\n", "\n\n", "\n\n\n\n"))
-"""Pairs of line-break tokens and the single token that the tokenizer makes of them in a whole text."""
+"""Pairs of line-break tokens with the single token that the tokenizer produces for them within a text."""
 
 
 class Gemma3Reader(ProcessedReader):
-    """Reads Gemma 3's images, whose empty lines before and after merge with adjacent line breaks into one token."""
+    """Reads Gemma 3's images. The empty lines around an image merge with adjacent line breaks into one token."""
 
     def __init__(self, processor: Any, config: Any) -> None:
         super().__init__(processor, config, placeholder=processor.boi_token, tower_inputs=())
@@ -26,7 +26,7 @@ class Gemma3Reader(ProcessedReader):
         self._rules = [(one, two, both) for one, two, both in rules if None not in (one, two, both)]
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """See `ImageReader.expand`; adjacent line breaks are then merged as in a text tokenised whole, and as in vLLM."""
+        """See `ImageReader.expand`. Adjacent line breaks are then merged, as the tokenizer and vLLM do within a text."""
         expanded = super().expand(engine_ids, images)
         for one, two, both in self._rules:
             joined: list[int] = []
@@ -40,7 +40,7 @@ class Gemma3Reader(ProcessedReader):
 
 
 class Gemma3(ProcessedFamily):
-    """Gemma 3 with a vision tower."""
+    """Supports Gemma 3 with a vision tower."""
 
     title = "Gemma 3"
     model_types = ("gemma3",)
@@ -59,7 +59,7 @@ class Gemma3(ProcessedFamily):
         return config.boi_token_id, None
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """On a CPU vLLM's attention is causal among an image's tokens too, which changes log-probs by 0.1 nats."""
+        """On a CPU, vLLM's attention is causal even among an image's tokens, which changes log-probs by 0.1 nats."""
         if use.on_gpu or not use.most_images:
             return None
         return "vLLM on a CPU masks later tokens of the same image, to which this model attends"

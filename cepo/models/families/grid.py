@@ -1,7 +1,7 @@
-"""The common code of the Qwen-VL families: images on a patch grid with M-RoPE positions.
+"""Implements what Qwen-VL families share: images on a patch grid with M-RoPE positions.
 
-The placeholder of an image of (h, w) patches is replaced by h w / merge^2 tokens, and each image has its own features. So
-equal images are encoded once, and rows that share an image can be packed.
+The placeholder of an image of (h, w) patches is replaced by h w / merge^2 tokens, and each image has its own features.
+Therefore equal images are encoded once, and rows that share an image can be packed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cepo.models.positions import context_positions
 
 
 class GridReader(ImageReader):
-    """Reads images as patches on a grid and, with `reads_videos`, videos as images that follow their times."""
+    """Reads images as patches on a grid and, with `reads_videos`, videos as images preceded by their times."""
 
     def __init__(self, processor: Any, config: Any, encode_text: EncodeText, *, reads_videos: bool) -> None:
         self._images: Any = processor.image_processor
@@ -39,7 +39,7 @@ class GridReader(ImageReader):
         return ImageInputs(pixel_values=values["pixel_values"], grid_thw=values["image_grid_thw"], source=source)
 
     def read_visuals(self, images: Sequence[Image], videos: Sequence[Video], source: ImageSource | None) -> ImageInputs:
-        """See `ImageReader.read_visuals`. A video becomes a sequence of images, one per temporal patch, after the images."""
+        """See `ImageReader.read_visuals`. A video becomes images, one per temporal patch, after the other images."""
         reader = self._video_reader
         own = self.read(images, source) if images else None
         values = reader(
@@ -75,7 +75,7 @@ class GridReader(ImageReader):
         return self._video_reader.patch_size * self._video_reader.merge_size
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """Replaces each image's placeholder by one per image token, and a video's by its frames, each after its time."""
+        """Replaces an image's placeholder by one per image token, and a video's by its frames, each after its time."""
         counts = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
         stills, frames = iter(counts[: images.num_images]), iter(counts[images.num_images :])
         videos = iter(images.frame_times)
@@ -102,7 +102,7 @@ class GridReader(ImageReader):
         )
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
-        """Returns images and then video frames whose last placeholder is in [start, stop)."""
+        """Returns the images and then the video frames whose last placeholder is in [start, stop)."""
         sizes = [int(grid.prod()) // self.merge_size**2 for grid in images.grid]
         found: list[int] = []
         kinds = ((self.image_token_id, 0, images.num_images), (self.video_token_id, images.num_images, None))
@@ -130,7 +130,7 @@ class GridReader(ImageReader):
 
 
 class GridFamily(Family):
-    """A family whose vision tower takes patches on a grid and returns separate features for each image."""
+    """Implements families whose vision tower encodes patches on a grid and returns separate features per image."""
 
     num_position_axes = 3
     vision_modules = ("visual",)
@@ -168,7 +168,7 @@ class GridFamily(Family):
         return [[next(found) for _ in range(one.num_units)] for one in images]
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:
-        """See `Family.feature_inputs`; video frames are a separate entry beside the images."""
+        """See `Family.feature_inputs`; images and video frames are separate entries."""
         found: dict[str, Any] = {}
         for kind, wanted in (("image", False), ("video", True)):
             chosen = [one for one, flag in zip(features, is_frame, strict=True) if flag == wanted]

@@ -1,4 +1,4 @@
-"""InternVL 2.5 and 3 in the transformers format (checkpoints whose names end in -hf)."""
+"""Supports InternVL 2.5 and 3 in the transformers format (checkpoints whose names end in -hf)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cepo.models.families.processed import ProcessedFamily
 
 
 class InternVL(ProcessedFamily):
-    """InternVL3, which cuts a large image into tiles with equal numbers of tokens between `<img>` and `</img>`."""
+    """Supports InternVL3, which cuts a large image into tiles of equally many tokens between `<img>` and `</img>`."""
 
     title = "InternVL3"
     model_types = ("internvl",)

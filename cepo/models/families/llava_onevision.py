@@ -1,4 +1,4 @@
-"""LLaVA-OneVision, which tiles an image at its own aspect ratio and appends a learnt vector to each row of tiles."""
+"""Supports LLaVA-OneVision, which tiles an image in its own aspect ratio and ends each row with a learnt vector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cepo.models.families.processed import ProcessedFamily, with_tower_named
 
 
 class LlavaOneVision(ProcessedFamily):
-    """LLaVA-OneVision. Only a prompt's sole image is cut into tiles; `batch_num_images` tells the model."""
+    """Supports LLaVA-OneVision. An image is tiled only if it is the prompt's sole image (see `batch_num_images`)."""
 
     title = "LLaVA-OneVision"
     model_types = ("llava_onevision",)
@@ -27,7 +27,7 @@ class LlavaOneVision(ProcessedFamily):
         return torch.cat(list(embeddings))
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """vLLM serves no adapters for this architecture and cuts images into tiles even if a prompt has several."""
+        """vLLM serves no adapters for this architecture, and tiles images even if a prompt has several."""
         if use.with_adapter:
             return "vLLM serves no LoRA adapters on LLaVA-OneVision"
         if use.most_images > 1:

@@ -1,7 +1,7 @@
-"""The generic family: images by the model's processor, features by its `get_image_features`, padded rows.
+"""Supports families generically, by the model's own processor and `get_image_features`, with padded rows.
 
-Each placeholder is replaced by the tokens that the processor writes for it. All images of a prompt are one unit: they are
-preprocessed and encoded together, as in a separate call of the processor and the model.
+Each placeholder is replaced by the tokens that the processor writes for it. All images of a prompt are one unit: they
+are preprocessed and encoded together, as in a separate call of the processor and the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cepo.models.families.family import EncodeText, Family, ImageFeatures, Image
 from cepo.models.inputs import ImageInputs, ImageSource
 
 _SIZES_KEPT = 4096
-"""The number of image sizes whose token counts are cached; each takes a call of the processor with an image."""
+"""The number of image sizes whose token counts are cached; each count needs a call of the processor with an image."""
 
 
 class ProcessedReader(ImageReader):
@@ -59,7 +59,7 @@ class ProcessedReader(ImageReader):
         )
 
     def num_tokens(self, size: tuple[int, int]) -> int:
-        """See `ImageReader.num_tokens`, for a single image; several in a prompt may have fewer tokens each, never more."""
+        """See `ImageReader.num_tokens`. Each of several images in a prompt may have fewer tokens, but never more."""
         return self._tokens_of_size(size)
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
@@ -102,7 +102,7 @@ _SMALLEST_SIDES = (32, 32)
 
 
 class ProcessedFamily(Family):
-    """A family that uses its own processor and forward pass, with padded rows."""
+    """Implements families that use their own processor and forward pass, with padded rows."""
 
     packs = False
     why_padded = "the family's own processor and forward pass require padded rows"
@@ -140,5 +140,5 @@ class ProcessedFamily(Family):
 
 
 def with_tower_named(name: str) -> str:
-    """Inserts the level `vision_model` into the names of a SigLIP tower, as in published checkpoints; transformers omits it."""
+    """Inserts `vision_model` into the names of a SigLIP tower, as in published checkpoints; transformers omits it."""
     return re.sub(r"^(model\.)?vision_tower\.(?!vision_model\.)", r"\1vision_tower.vision_model.", name)

@@ -1,7 +1,7 @@
-"""Qwen2-VL and Qwen2.5-VL: M-RoPE positions and one feature vector per image token.
+"""Supports Qwen2-VL and Qwen2.5-VL, with M-RoPE positions and one feature vector per image token.
 
-Videos are not supported: the text after a video continues after the frame's sides in transformers, but after the last
-temporal position in vLLM, so that sampled and trained log-probs would disagree.
+Videos are not supported: the positions of text after a video continue after the frame's sides in transformers, but
+after the last temporal position in vLLM, so sampled and trained log-probs would disagree.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from cepo.models.families.grid import GridFamily
 
 
 class Qwen2VL(GridFamily):
-    """Qwen2-VL."""
+    """Supports Qwen2-VL."""
 
     title = "Qwen2-VL"
     model_types = ("qwen2_vl",)
 
 
 class Qwen25VL(GridFamily):
-    """Qwen2.5-VL, the model of most of EasyR1's scripts."""
+    """Supports Qwen2.5-VL, the model of most of EasyR1's scripts."""
 
     title = "Qwen2.5-VL"
     model_types = ("qwen2_5_vl",)

@@ -1,4 +1,4 @@
-"""Qwen3.5's vision models, in which three of four layers carry a recurrent state from token to token."""
+"""Supports Qwen3.5's vision models, in which three of four layers are recurrent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cepo.models.families.grid import GridFamily
 
 
 class Qwen35(GridFamily):
-    """Qwen3.5."""
+    """Supports Qwen3.5."""
 
     title = "Qwen3.5"
     model_types = ("qwen3_5",)
@@ -26,11 +26,11 @@ class Qwen35(GridFamily):
 
 
 class Qwen35Moe(Qwen35):
-    """Qwen3.5 with a mixture of experts: LoRA adapts attention and the expert that all tokens share."""
+    """Supports Qwen3.5 with a mixture of experts. LoRA adapts attention and the expert that all tokens share."""
 
     title = "Qwen3.5-MoE"
     model_types = ("qwen3_5_moe",)
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """Returns the reason of the dense models, else that of every mixture of experts."""
+        """Returns the reason that holds for dense models, else the one for every mixture of experts."""
         return super().why_not_vllm(use) or experts_unserved(use)

@@ -1,4 +1,4 @@
-"""Qwen3-VL and its mixture of experts: M-RoPE, and image features that are also added after the first decoder layers."""
+"""Supports Qwen3-VL and its mixture of experts, with M-RoPE and image features added after the first decoder layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PUBLISHED_SIZES = tuple(_TEXT)
 
 
 class Qwen3VL(GridFamily):
-    """Qwen3-VL; each frame of a video follows its time as text."""
+    """Supports Qwen3-VL. Each frame of a video is preceded by its time as text."""
 
     title = "Qwen3-VL"
     model_types = ("qwen3_vl",)
@@ -31,7 +31,7 @@ class Qwen3VL(GridFamily):
 
 
 class Qwen3VLMoe(GridFamily):
-    """Qwen3-VL with a mixture of experts. The experts are not linear layers, so LoRA adapts only attention."""
+    """Supports Qwen3-VL with a mixture of experts. The experts are not linear layers, so LoRA adapts only attention."""
 
     title = "Qwen3-VL-MoE"
     model_types = ("qwen3_vl_moe",)
@@ -42,12 +42,12 @@ class Qwen3VLMoe(GridFamily):
         return experts_unserved(use)
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
-        """Transposes experts from (experts, out, in) in transformers' model to (experts, in, out) in published checkpoints."""
+        """Transposes experts from transformers' (experts, out, in) to published checkpoints' (experts, in, out)."""
         return name, weight.transpose(-1, -2) if name.endswith(_EXPERTS) else weight
 
 
 def published_config(size: str) -> Any:
-    """Returns the configuration of a dense model, with the sizes of its published file; no file is read."""
+    """Returns the configuration of a dense model, with its published sizes; no file is read."""
     from transformers import Qwen3VLConfig
 
     tied = size != "8B"

@@ -1,4 +1,4 @@
-"""SmolVLM, SmolVLM2 and Idefics3, which cut an image into rows and columns of tiles with position tokens between them."""
+"""Supports SmolVLM, SmolVLM2 and Idefics3, which cut an image into a grid of tiles separated by position tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cepo.models.families.processed import ProcessedFamily
 
 
 class SmolVLM(ProcessedFamily):
-    """SmolVLM2 and Idefics3. Features are blocks of one tile each, (tiles, tokens of a tile, H), which the model merges."""
+    """Supports SmolVLM2 and Idefics3. Features are (tiles, tokens per tile, H), which the model merges."""
 
     title = "SmolVLM2, Idefics3"
     model_types = ("smolvlm", "idefics3")

@@ -1,4 +1,4 @@
-"""Text models whose logits are a plain LM head on the last hidden state."""
+"""Supports text models whose logits are a plain LM head on the last hidden state."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cepo.models.families.family import EngineUse, Family, experts_unserved
 
 
 class Qwen3(Family):
-    """Qwen3."""
+    """Supports Qwen3."""
 
     title = "Qwen3"
     model_types = ("qwen3",)
@@ -14,14 +14,14 @@ class Qwen3(Family):
 
 
 class TextModel(Family):
-    """Causal language models of transformers that do not scale or cap their logits."""
+    """Supports causal language models of transformers that do not scale or cap their logits."""
 
     title = "Qwen2, Qwen2.5, Llama, Mistral, SmolLM3, OLMo 2, Phi-3"
     model_types = ("qwen2", "llama", "mistral", "smollm3", "olmo2", "phi3")
 
 
 class TextMoe(Family):
-    """Text models with a mixture of experts. The experts are not linear layers, so LoRA adapts only attention."""
+    """Supports text models with a mixture of experts. Experts are not linear layers, so LoRA adapts only attention."""
 
     title = "Qwen2-MoE, Qwen3-MoE"
     model_types = ("qwen2_moe", "qwen3_moe")

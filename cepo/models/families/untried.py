@@ -1,4 +1,4 @@
-"""Support for unlisted text models: one pass of a tiny model decides whether their log-probs are computed correctly."""
+"""Supports unlisted text models: a pass of a tiny model decides whether their log-probs would be correct."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from cepo.errors import ConfigError
 from cepo.models.families.family import Family
 
 LARGEST_GAP = 1e-5
-"""The largest accepted gap in nats between the model's own float32 log-probs and a plain head on its last hidden states."""
+"""The largest accepted gap in nats between the model's own float32 log-probs and those of a plain head."""
 
 _LAYERS, _VOCABULARY, _TOKENS = 2, 1024, 8
 
 
 class UntriedText(Family):
-    """An unlisted text model whose log-probs equal those of a plain head on its last hidden states."""
+    """Supports an unlisted text model whose log-probs equal those of a plain head on its last hidden states."""
 
     title = "text model"
     model_types = ()
 
 
 def plain_head_gap(config: Any, *, trust_remote_code: bool = False) -> float:
-    """Returns the largest log-prob gap between the scoring path and the model's forward pass.
+    """Returns the largest gap between the log-probs of a plain head and those of the model's own forward pass.
 
-    The model has two layers, a small vocabulary and random weights. Scaled or capped logits, or a last layer that is not the
-    head, show as a gap.
+    The model has two layers, a small vocabulary and random weights. A gap reveals scaled or capped logits, or a last
+    layer that is not the head.
 
     Raises:
         ConfigError: such a model cannot be built or run.
