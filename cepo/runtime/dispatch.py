@@ -1,4 +1,4 @@
-"""Assigns rows to ranks and merges the ranks' results. Pure: this module starts no process."""
+"""Assigns rows to ranks and merges the ranks' results; all functions here are pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Result = TypeVar("Result")
 Batch = TypeVar("Batch", OptimizerBatch, CriticBatch)
 
 Places = Sequence[Sequence[int]]
-"""For each rank, the indices of its rows in ascending order."""
+"""Indices of each rank's rows, in ascending order."""
 
 
 class Assignment:
-    """Assigns the prompts of one step to ranks. The first pass decides, and all later passes follow it.
+    """Assigns the prompts of one step to ranks, in the first pass with a prompt and for all later passes.
 
-    All rows of a prompt then share their prefix and images on one device, and an update finds the hidden states that an
-    earlier pass kept there. Tokens are balanced within each optimizer step's prompts, since ranks wait there.
+    All rows of a prompt thus share their prefix and images on one device, and an update finds the hidden states that an
+    earlier pass kept there. Tokens are balanced among the prompts of each optimizer step, at whose end ranks wait.
 
     Args:
         prompts_per_update: prompts per optimizer step; prompt `p` belongs to step `p // prompts_per_update`.
@@ -33,7 +33,7 @@ class Assignment:
         self._loads = [0] * num_ranks
 
     def places(self, rows: Sequence[ScoringRow]) -> Places:
-        """Returns the indices of `rows` for each rank. Prompts not seen before are assigned by their token counts."""
+        """Returns the indices of `rows` for each rank, assigning new prompts by their token counts."""
         self._assign(rows)
         places: list[list[int]] = [[] for _ in range(self._num_ranks)]
         for index, row in enumerate(rows):
@@ -60,12 +60,12 @@ class Assignment:
 
 
 def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Returns the indices of the groups for each rank, in ascending order, with balanced total costs.
+    """Returns the indices of each rank's groups, in ascending order, with balanced total costs.
 
-    Longest processing time first: groups are taken by falling cost, and each goes to the rank with the least load so
-    far. Equal loads go to the rank with fewer groups, then to the lower rank. The result depends only on the arguments.
-    The largest load is at most `(4/3 - 1 / (3 num_ranks))` of the smallest possible one, and at most
-    `mean load + (1 - 1 / num_ranks) max cost`. Groups are never split; with fewer groups than ranks some get none.
+    Longest processing time first: in order of falling cost, each group goes to the rank with the least load so far.
+    Ties go to the rank with fewer groups, then to the lower rank. The result depends only on the arguments. The largest
+    load is at most `(4/3 - 1 / (3 num_ranks))` times the smallest possible one, and at most `mean load + (1 - 1 /
+    num_ranks) max cost`. Groups are never split; with fewer groups than ranks some get none.
 
     Args:
         costs: the cost of each group, for example its tokens; not negative.
@@ -83,18 +83,18 @@ def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
 
 
 def request_places(requests: Sequence[GenerationRequest], settings: SamplingSettings, num_ranks: int) -> Places:
-    """Returns the indices of the requests for each rank, balanced by the largest number of tokens each may reach."""
+    """Returns the indices of each rank's requests, balanced by the largest number of tokens that each may reach."""
     longest = settings.max_response_length * settings.num_samples
     return balance_groups([request.num_prompt_tokens + longest for request in requests], num_ranks)
 
 
 def take(items: Sequence[Result], places: Places) -> list[list[Result]]:
-    """Returns the items of each rank."""
+    """Returns each rank's items."""
     return [[items[index] for index in indices] for indices in places]
 
 
 def in_order(parts: Sequence[Sequence[Result]], places: Places) -> list[Result]:
-    """Merges the ranks' results into the order of the items."""
+    """Merges the ranks' results and restores the original order of the items."""
     found = {
         index: result
         for indices, part in zip(places, parts, strict=True)
@@ -104,9 +104,9 @@ def in_order(parts: Sequence[Sequence[Result]], places: Places) -> list[Result]:
 
 
 def split_batches(batches: Sequence[Batch], assignment: Assignment, num_ranks: int) -> list[list[Batch]]:
-    """Returns each rank's part of every batch; denominators stay totals over all ranks.
+    """Returns each rank's part of every batch, with denominators that remain totals over all ranks.
 
-    A batch that repeats in another epoch is split once.
+    A batch that is repeated in another epoch is split once.
     """
     split: dict[int, list[Batch]] = {}
     for batch in batches:

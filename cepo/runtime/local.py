@@ -1,4 +1,4 @@
-"""The backend of one device: its worker runs in this process, so that a debugger can step into it."""
+"""Implements the backend for one device: its worker runs in this process, so that a debugger can step into it."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from cepo.workers.worker import Worker
 
 
 class LocalBackend(Worker):
-    """Implements `cepo.trainer.protocol.Backend` with one worker in this process; its failure ends the trainer too."""
+    """The backend with one worker in this process, whose failure ends the trainer too."""

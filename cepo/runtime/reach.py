@@ -1,4 +1,4 @@
-"""Tests whether a Ray cluster answers at an address, without Ray, which would wait minutes for a missing one."""
+"""Tests whether a Ray cluster answers at an address, without Ray, which would wait minutes if there is none."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ ANSWER_SECONDS = 3.0
 _ADDRESS = re.compile(r"(?:ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
 _SETTINGS = 4
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
-"""The greeting of an HTTP/2 client (RFC 9113, section 3.4): a fixed text and an empty frame of settings."""
+"""The preface of an HTTP/2 client (RFC 9113, section 3.4): a fixed text and an empty SETTINGS frame."""
 
 
 def why_no_answer(address: str) -> str | None:
-    """Returns why no Ray cluster can be at `host:port` or `ray://host:port`; None if one can, or for another form.
+    """Returns the reason why no Ray cluster can be at an address, or None if there may be one.
 
-    Ray's ports speak gRPC, whose server answers a greeting with a frame of settings (three bytes of length, then the
-    frame's type). Under TLS only the connection is tested.
+    Addresses of the forms `host:port` and `ray://host:port` are tested; for others the result is None. Ray's ports use
+    gRPC, whose server answers the preface with a SETTINGS frame (three bytes of length, then the frame's type). With
+    TLS only the connection is tested.
     """
     found = _ADDRESS.fullmatch(address)
     if found is None:

@@ -1,4 +1,4 @@
-"""Serialises messages between the trainer and a worker. Images travel at most once per step, or as a reference only."""
+"""Serialises messages between the trainer and a worker; images are sent at most once per step, or only by reference."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cepo.rollout.generator import GenerationRequest
 
 
 class Sender:
-    """Encodes messages for one receiver and remembers which images it has received, until `forget`.
+    """Encodes messages for one receiver, and remembers until `forget` which images the receiver has.
 
     Args:
-        by_source: the receiver reads images itself where an image names its source.
+        by_source: the receiver itself reads the images that name their source.
     """
 
     def __init__(self, *, by_source: bool) -> None:
@@ -28,12 +28,12 @@ class Sender:
         self._forgets = False
 
     def forget(self) -> None:
-        """Begins a new step; with the next message the receiver forgets its images too."""
+        """Begins a new step; the next message makes the receiver forget its images too."""
         self._sent.clear()
         self._forgets = True
 
     def encode(self, value: Any) -> bytes:
-        """Returns `value` as bytes for `Receiver.decode`."""
+        """Encodes `value` as bytes for `Receiver.decode`."""
         buffer = io.BytesIO()
         _Pickler(buffer, self._by_source, self._sent).dump((self._forgets, value))
         self._forgets = False
@@ -48,25 +48,25 @@ class Receiver:
         self._received: dict[int, ImageInputs] = {}
 
     def decode(self, message: bytes) -> Any:
-        """Returns the value that was sent. Images of a step are the same objects in all of its messages.
+        """Decodes a message. An image is the same object in all messages of a step.
 
         Raises:
-            ConfigError, DataError: an image that was sent as a reference cannot be read here.
+            ConfigError, DataError: an image that was sent by reference cannot be read here.
         """
         unpickler = _Unpickler(io.BytesIO(message), self._store, self._received)
         forgets, value = unpickler.load()
-        if forgets:  # `value` keeps the message's own images; later messages of the step only refer to them
+        if forgets:  # keeps the images of this message, to which later messages of the step only refer
             unpickler.keep_only_new()
         return value
 
 
 def encode(value: Any) -> bytes:
-    """Encodes a worker's answer, which has no images, as bytes for `decode`."""
+    """Encodes a worker's answer, which contains no images, as bytes for `decode`."""
     return Sender(by_source=False).encode(value)
 
 
 def decode(message: bytes) -> Any:
-    """Decodes what `encode` encoded."""
+    """Decodes an answer encoded by `encode`."""
     _, value = pickle.loads(message)
     return value
 
@@ -84,14 +84,14 @@ class _Pickler(pickle.Pickler):
             key = id(obj)
             if key in self._sent:
                 return ("sent", key)
-            self._sent[key] = obj  # keeps the image alive, so that no other object gets its id
+            self._sent[key] = obj  # keeps the image alive, so that no other object can get its id
             return ("new", key, {each.name: getattr(obj, each.name) for each in dataclasses.fields(obj)})
         if isinstance(obj, GenerationRequest) and self._by_source and obj.images and obj.image_source is not None:
             return ("request", dataclasses.replace(obj, images=()))
         return None
 
     def reducer_override(self, obj: Any) -> Any:
-        """Pickles only a tensor's own elements; by default a slice would bring the whole storage it was cut from."""
+        """Pickles only a tensor's own elements; by default a slice would carry the whole storage of its source."""
         if isinstance(obj, Tensor):
             flat = obj.detach().cpu().contiguous().reshape(-1)
             return _tensor, (flat.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape))

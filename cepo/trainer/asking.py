@@ -1,4 +1,4 @@
-"""Turns prompts into rewarded rollouts for training, validation and evaluation: sampling, rewards, verdicts."""
+"""Samples and rewards rollouts for training, validation and evaluation, and judges whether each is correct."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cepo.rollout.generator import Generation, GenerationRequest, Sampler, Sampl
 from cepo.trainer.health import StageClock
 
 VALIDATION_STEP = -1
-"""The step in the sampling seeds of validation: the same at every validation, and never a training step's."""
+"""Step number in the sampling seeds of validation. It is the same at every validation and no training step has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +33,12 @@ class Rollouts:
     """Prompts and their rewarded responses. Row `b` of every tensor is response `b % G` to prompt `b // G`.
 
     Attributes:
-        responses: decoded texts, row by row.
-        scores: the reward function's fields, row by row.
-        correct: (B,) the verdict on each response.
+        responses: the decoded text of each row.
+        scores: the reward function's fields for each row.
+        correct: (B,) whether each response is right.
         num_raised, num_timed_out, num_ungraded: responses whose reward failed; see `RewardOutcome`.
-        reward_baselines: (B,) the greedy response's reward, for methods that compare with it.
-        metrics: how online filtering chose the prompts.
+        reward_baselines: (B,) the reward of the prompt's greedy response, for methods with this baseline.
+        metrics: of online filtering.
     """
 
     step: int
@@ -56,7 +56,7 @@ class Rollouts:
 
     @property
     def group_size(self) -> int:
-        """G, rollouts per prompt."""
+        """G, the number of rollouts per prompt."""
         return len(self.generations) // len(self.problems)
 
     @cached_property
@@ -66,7 +66,7 @@ class Rollouts:
 
     @cached_property
     def group_ids(self) -> Tensor:
-        """(B,) the number of each row's prompt."""
+        """(B,) the prompt number of each row."""
         return torch.arange(len(self.problems)).repeat_interleave(self.group_size)
 
     @cached_property
@@ -93,13 +93,13 @@ class Rollouts:
         return range(number * self.group_size, (number + 1) * self.group_size)
 
     def padded(self, rows: Sequence[Tensor] | Sequence[Sequence[float]]) -> Tensor:
-        """Returns (B, T) from one value per response token and row, 0 on padding."""
+        """Returns each row's values, one per response token, as a (B, T) tensor with 0 on padding."""
         result = torch.zeros(self.response_mask.shape)
         result[self.response_mask] = torch.cat([torch.as_tensor(row, dtype=torch.float32) for row in rows])
         return result
 
     def scoring_row(self, row: int, context: EncodedPrompt | None = None, *, view: str = OWN_VIEW) -> ScoringRow:
-        """Returns row `row` after the student's prompt, or after the context of a view."""
+        """Returns the row to score: its response after the student's prompt, or after the context of a view."""
         number = row // self.group_size
         return ScoringRow(
             context=context or self.prompts[number],
@@ -111,11 +111,11 @@ class Rollouts:
 
 
 class Asker:
-    """Samples responses to problems, and has each rewarded and judged as soon as its group is finished.
+    """Samples responses to problems, and rewards and judges each group as soon as it is finished.
 
     Args:
-        config: the sections `data`, `worker.rollout`, `worker.reward` and `algorithm` apply.
-        clock: times the stages "generate" and "reward"; None: they are not timed.
+        config: its sections `data`, `worker.rollout`, `worker.reward` and `algorithm` are read.
+        clock: times the stages "generate" and "reward"; with None they are not timed.
     """
 
     def __init__(
@@ -138,14 +138,14 @@ class Asker:
         step: int,
         attempt: int = 0,
     ) -> Rollouts:
-        """Returns responses with rewards, in the problems' order; a failed or late reward affects only its response.
+        """Samples and rewards responses in the problems' order; a failed or late reward affects only its response.
 
-        Finished groups are rewarded while others are still sampled, so the stage "reward" measures only the time that
-        generation does not cover.
+        Finished groups are rewarded while others are still being sampled, so the stage "reward" measures only the time
+        that generation does not cover.
 
         Raises:
             DataError: a prompt is too long.
-            RewardError: no response has got a score, in this round and all before it.
+            RewardError: no response of this round or any earlier one got a score.
         """
         responses: dict[int, list[str]] = {}
         with self._rewards.stream() as stream:
@@ -163,7 +163,7 @@ class Asker:
             self._clock.count_tokens("generate", sum(len(generation.response_ids) for generation in generations))
             with self._clock.stage("reward"):
                 for index, group in enumerate(groups):
-                    if index not in stream:  # a backend may leave out reporting finished groups
+                    if index not in stream:  # a backend need not report finished groups
                         begin(index, group)
                 outcome = stream.outcome()
                 self._rewards.require_a_score(outcome)
@@ -183,21 +183,22 @@ class Asker:
         )
 
     def with_baselines(self, rollouts: Rollouts, engine: Sampler, settings: SamplingSettings) -> Rollouts:
-        """Returns the rollouts with the reward of a greedy response to each prompt; raises as `ask`."""
+        """Returns the rollouts with each prompt's greedy response rewarded as a baseline; raises as `ask` does."""
         greedy = dataclasses.replace(settings, num_samples=1, temperature=0.0)
         answered = self.ask(rollouts.problems, engine, greedy, step=rollouts.step)
         return dataclasses.replace(rollouts, reward_baselines=answered.rewards.repeat_interleave(rollouts.group_size))
 
     def answers(self, rollouts: Rollouts) -> list[str | None]:
-        """Returns the final answer of each response, None where there is none."""
+        """Returns the final answer of each response, or None if it has none."""
         return self._rewards.extracted_answers(rollouts.responses)
 
     def answer_tokens(self, rollouts: Rollouts, row: int, answer: str) -> slice | None:
-        """Returns which tokens of response `row` state its final answer, or None if its text does not stand there.
+        """Returns the tokens of response `row` that state its final answer, or None if the answer's text is not found.
 
-        That is the place where `extract_answer` finds it, and the last one of its text with an `answer_function`.
+        They are where `extract_answer` finds it or, with an `answer_function`, the last occurrence of the answer's
+        text.
         """
-        from cepo.rewards.answers import answer_span  # imports sympy, which this side does without otherwise
+        from cepo.rewards.answers import answer_span  # imports sympy, which this process does not need otherwise
 
         reward, response, ids = (
             self._config.worker.reward,
@@ -214,9 +215,9 @@ class Asker:
     def _requests(
         self, problems: Sequence[Problem], prompts: Sequence[EncodedPrompt], *, step: int, attempt: int
     ) -> list[GenerationRequest]:
-        """Returns the engine's requests; a request's noise depends only on (seed, step, attempt, problem, copy).
+        """Returns the engine's requests, whose sampling seeds depend only on (seed, step, attempt, problem, copy).
 
-        The copy counts earlier occurrences of the same problem in this call.
+        The copy is the number of earlier occurrences of the same problem in this call.
         """
         seed = self._config.worker.rollout.seed
         asked: Counter[str] = Counter()
@@ -237,7 +238,7 @@ class Asker:
         return requests
 
     def decoded(self, response_ids: Sequence[int]) -> str:
-        """Returns a response as the reward function reads it."""
+        """Decodes a response to the text that the reward function reads."""
         skip = self._config.worker.reward.skip_special_tokens
         return self._processing.decode(response_ids, skip_special_tokens=skip)
 
@@ -248,7 +249,7 @@ def training_settings(config: RunConfig) -> SamplingSettings:
 
 
 def validation_settings(config: RunConfig) -> SamplingSettings:
-    """Returns the sampling settings of `worker.rollout` with `val_override_config` on top."""
+    """Returns the sampling settings of `worker.rollout`, overridden by `val_override_config`."""
     return _settings(config, config.worker.rollout.val_override_config)
 
 
@@ -277,10 +278,10 @@ def reward_input(problem: Problem, response: str, response_length: int) -> dict[
 
 
 def correctness(scores: Sequence[Mapping[str, float]], key: str, threshold: float) -> Tensor:
-    """Returns (B,) whether each response is right; the total reward decides only if the scores have no field `key`.
+    """Returns (B,) whether field `key` of each score, or the total reward without such a field, reaches `threshold`.
 
     Raises:
-        RewardError: some scores have the field and others do not.
+        RewardError: only some of the scores have the field.
     """
     present = [key in score for score in scores]
     if any(present) and not all(present):

@@ -1,4 +1,4 @@
-"""Writes and finds a run's checkpoints: written beside and renamed, so that a crash leaves the previous one whole."""
+"""Writes and finds a run's checkpoints; a new one has a temporary name until complete, so a crash harms no other."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _WEIGHTS_ONLY = "weights_only"
 _FORMAT = "format"
 _SETTINGS = "settings"
 FORMAT_VERSION = 1
-"""Increased when a checkpoint's layout changes; a checkpoint without it was written before there was a number."""
+"""Version of a checkpoint's layout; a checkpoint that names none is read as the current version."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class TrainerState:
-    """The trainer's part of a checkpoint: its state beside the weights. Everything else is a function of the step.
+    """The trainer's own part of a checkpoint. All its other state is a function of the step.
 
     Attributes:
-        step: training steps done.
-        rounds: batches of problems taken from the data so far; more than `step` if online filtering asks again.
-        kl_coefficient: the weight of the KL in the reward, which an adaptive controller changes.
+        step: number of training steps done.
+        rounds: number of batches of problems taken from the data; exceeds `step` if online filtering repeats rounds.
+        kl_coefficient: weight of the KL in the reward, which an adaptive controller changes.
     """
 
     step: int = 0
@@ -57,11 +57,11 @@ class CheckpointStore:
     the highest validation reward.
 
     Args:
-        identity: what a run that resumes must have in common with the checkpoint.
-        settings: what else decides what is trained, for `changes`.
-        keep: how many checkpoints stay: the last, the best and the most recent others; with 1 the best stays beside the
-            last one. -1 for all.
-        weights_only: the backend writes only weights, so that no run can continue from the checkpoints.
+        identity: values that a resuming run must share with the checkpoint.
+        settings: other settings that decide what is trained; `changes` compares them.
+        keep: number of checkpoints to keep: the last, the best and the most recent others. With 1, both the last and
+            the best are kept. -1 keeps all.
+        weights_only: the backend writes only weights, so no run can continue from the checkpoints.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class CheckpointStore:
         self._settings: dict[str, Any] = json.loads(json.dumps(settings or {}))
 
     def save(self, state: TrainerState, backend: Backend, *, val_reward_score: float | None = None) -> Path:
-        """Writes the state after `state.step` steps and then deletes the oldest checkpoints beyond `keep`.
+        """Saves a checkpoint after `state.step` steps, then deletes the oldest checkpoints beyond `keep`.
 
-        `val_reward_score` is the mean reward of a validation of these very weights; None if there was none.
+        `val_reward_score` is the mean reward of a validation of exactly these weights; None if there was none.
 
         Raises:
-            CheckpointError: it cannot be written, for lack of room or rights. Earlier checkpoints are unchanged.
+            CheckpointError: it cannot be written, for lack of space or permission. Earlier checkpoints are unchanged.
         """
         step = state.step
         target = self._write(f"global_step_{step}", state, backend, val_reward_score)
@@ -96,7 +96,7 @@ class CheckpointStore:
         }
         try:
             write_atomically(self.folder / TRACKER_FILE, json.dumps(tracker, indent=2) + "\n")
-        except OSError as error:  # nothing resumes from it; the checkpoint itself is whole
+        except OSError as error:  # resuming does not read this file, and the checkpoint itself is complete
             logger.warning(
                 "%s could not be updated after the checkpoint of step %d: %s", self.folder / TRACKER_FILE, step, error
             )
@@ -104,7 +104,7 @@ class CheckpointStore:
         return target
 
     def save_aside(self, state: TrainerState, backend: Backend) -> Path:
-        """Writes the state to `untrained_step_<N>`, where `find_last` does not look; raises as `save` does."""
+        """Saves a checkpoint in `untrained_step_<N>`, which `find_last` ignores; raises as `save` does."""
         return self._write(f"untrained_step_{state.step}", state, backend, None)
 
     def _write(self, name: str, state: TrainerState, backend: Backend, val_reward_score: float | None) -> Path:
@@ -119,10 +119,10 @@ class CheckpointStore:
             backend.save(partial)
             (partial / STATE_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
             (partial / FILES_FILE).write_text(json.dumps(written_files(partial), indent=2) + "\n", encoding="utf-8")
-            for path in (*partial.rglob("*"), partial):  # no rename may come before what is renamed
+            for path in (*partial.rglob("*"), partial):  # the content must be on disk before the rename
                 to_disk(path)
         except (OSError, CheckpointError) as error:
-            shutil.rmtree(partial, ignore_errors=True)  # on a full disk it would take the room of the next attempt
+            shutil.rmtree(partial, ignore_errors=True)  # on a full disk the next attempt needs its space
             raise CheckpointError(
                 f"the checkpoint of step {step} cannot be written to {self.folder}: {error}"
             ) from error
@@ -132,9 +132,9 @@ class CheckpointStore:
         return target
 
     def find_last(self, *, after: int = -1) -> Path | None:
-        """Returns the newest whole checkpoint of this run folder, None if there is none of a step later than `after`.
+        """Returns the run folder's last intact checkpoint, or None if it has none of a step later than `after`.
 
-        A checkpoint whose files have changed since they were written is passed over with a warning.
+        Skips checkpoints whose files have changed since they were written, with a warning.
         """
         for step, path in sorted(self._whole().items(), reverse=True):
             if step <= after:
@@ -146,11 +146,11 @@ class CheckpointStore:
         return None
 
     def read(self, folder: Path) -> TrainerState:
-        """Reads the trainer's part of a checkpoint and checks it before any model is loaded.
+        """Reads the trainer's part of a checkpoint and checks all of the checkpoint before any model is loaded.
 
         Raises:
-            CheckpointError: it is incomplete or damaged, holds only weights, or was written by a run with other
-                settings.
+            CheckpointError: the checkpoint is incomplete or damaged, holds only weights, has a newer format, or was
+                written by a run with another `identity`.
         """
         try:
             state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
@@ -191,7 +191,7 @@ class CheckpointStore:
             ) from error
 
     def changes(self, folder: Path) -> list[str]:
-        """Returns a line for each setting that this run and the run that wrote a checkpoint both have, with other values."""
+        """Lists the settings, among those that this run and the checkpoint's run both have, whose values differ."""
         recorded = json.loads((folder / STATE_FILE).read_text(encoding="utf-8")).get(_SETTINGS)
         written: dict[str, Any] = recorded if is_dict(recorded) else {}
         both = [key for key in self._settings if key in written]
@@ -202,10 +202,10 @@ class CheckpointStore:
         ]
 
     def require_writable(self) -> None:
-        """Makes the run folder.
+        """Creates the run folder and checks that it is writable.
 
         Raises:
-            CheckpointError: nothing can be written there.
+            CheckpointError: it is not.
         """
         probe = self.folder / f".writable.{os.getpid()}"
         try:
@@ -218,11 +218,11 @@ class CheckpointStore:
             ) from error
 
     def set_aside(self, *, after: int, folder: Path | None) -> None:
-        """Moves checkpoints of later steps, which another run wrote here, so that nothing resumes from them by mistake.
+        """Moves later steps' checkpoints, left here by an earlier run, so that no run resumes from them by mistake.
 
         Args:
-            after: the step this run starts from.
-            folder: the folder of that run's records; None: a new folder `earlier_run_<N>`.
+            after: the step from which this run starts.
+            folder: the folder with the earlier run's records; None creates a folder `earlier_run_<N>`.
         """
         later = [path for step, path in self._folders().items() if step > after]
         if not later:
@@ -244,7 +244,6 @@ class CheckpointStore:
         return {int(number): path for number, path in numbered if number.isdecimal()}
 
     def _scores(self) -> dict[int, float]:
-        """Returns the validation reward by step, read from the checkpoints that have one."""
         scores: dict[int, float] = {}
         for step, path in self._whole().items():
             try:
@@ -267,9 +266,9 @@ class CheckpointStore:
 
 
 def written_files(folder: Path) -> dict[str, list[int]]:
-    """Returns size and CRC-32 of every file below `folder`, by its path within it."""
+    """Returns the size and CRC-32 of every file below `folder`, by relative path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    with ThreadPoolExecutor(max_workers=8) as pool:  # zlib releases Python's lock
+    with ThreadPoolExecutor(max_workers=8) as pool:  # zlib releases the GIL
         sums = list(pool.map(_checksum, files))
     return {
         str(path.relative_to(folder)): [path.stat().st_size, number] for path, number in zip(files, sums, strict=True)
@@ -277,7 +276,7 @@ def written_files(folder: Path) -> dict[str, list[int]]:
 
 
 def damaged_file(folder: Path) -> str | None:
-    """Describes the first file that differs from what was written; None for a whole checkpoint."""
+    """Describes the first file of a checkpoint that differs from what was written, or returns None if none differs."""
     try:
         expected = json.loads((folder / FILES_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -297,7 +296,7 @@ def damaged_file(folder: Path) -> str | None:
 
 
 def _lists_files(content: object) -> bool:
-    """Returns whether `content` has a size and a sum for each name, and at least for the trainer's state."""
+    """Returns whether `content` maps each file name, including the trainer's state, to a size and a checksum."""
     return (
         is_dict(content)
         and STATE_FILE in content

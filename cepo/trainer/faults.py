@@ -1,4 +1,4 @@
-"""Finds numbers that are not finite and signs of collapse in a step, counts them, and acts as `trainer.on_fault` says."""
+"""Detects non-finite numbers and signs of collapse in each step, reports them, and applies `trainer.on_fault`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _SHORTEST_REPETITION = 4
 
 
 class FaultWatch:
-    """Watches the steps of a run.
+    """Watches the steps of a run for faults.
 
-    Numbers that are not finite and an engine gap above `trainer.max_log_prob_gap` are faults at once. Empty responses,
-    responses that repeat one token, and equal rewards are faults after `trainer.collapse_steps` consecutive steps.
+    Non-finite numbers, and a log-prob gap of the engine above `trainer.max_log_prob_gap`, are faults at once. Empty
+    responses, responses that repeat one token, and equal rewards are faults after `trainer.collapse_steps` steps in a
+    row.
 
     Attributes:
         metrics: the counts of the last step; see `before_update`.
@@ -41,12 +42,12 @@ class FaultWatch:
         self.metrics: Metrics = {}
 
     def before_update(self, batch: ScoredBatch, signal: TokenSignal) -> bool:
-        """Looks at a step before its update; returns whether it may be updated.
+        """Checks a step before its update, and returns whether the update may be made.
 
-        `health/nonfinite_log_probs`: response tokens whose log-prob by engine, student or a teacher is not finite.
-        `health/nonfinite_rewards`, `health/nonfinite_advantages`: tokens. `health/repeated_fraction`,
-        `health/empty_fraction`: shares of the responses. `health/equal_reward_steps`: consecutive steps up to this one in
-        which all responses got the same reward.
+        `health/nonfinite_log_probs` counts response tokens whose log-prob by the engine, the student or a teacher is
+        not finite; `health/nonfinite_rewards` and `health/nonfinite_advantages` count tokens too.
+        `health/repeated_fraction` and `health/empty_fraction` are shares of the responses. `health/equal_reward_steps`
+        is the number of consecutive steps up to this one in which all responses got the same reward.
         """
         rollouts = batch.rollouts
         log_probs = [rollouts.sampled_log_probs, batch.old_log_probs, *batch.teacher_log_probs.values()]
@@ -77,10 +78,10 @@ class FaultWatch:
         return not self._found or self._settings.on_fault == "warn"
 
     def after_update(self, step: int, values: Mapping[str, float]) -> None:
-        """Looks at the metrics of the 1-based `step`, which has been recorded.
+        """Checks the metrics of the 1-based `step` after they have been recorded.
 
         Raises:
-            EngineError: the step has a fault, and `trainer.on_fault` is stop.
+            EngineError: the step has a fault and `trainer.on_fault` is stop.
         """
         gap, most = values.get(LOG_PROB_GAP, 0.0), self._settings.max_log_prob_gap
         if not gap <= most:
@@ -109,19 +110,17 @@ class FaultWatch:
         return {name: words[name] for name, number in self._in_a_row.items() if number >= steps}
 
     def _tell(self, step: int) -> None:
-        """Warns of faults that the step before did not have."""
         for name in self._found.keys() - self._told:
             logger.warning("step %d: %s (trainer.on_fault=%s)", step, self._found[name], self._settings.on_fault)
         self._told |= self._found.keys()
 
 
 def _num_not_finite(tensors: Iterable[Tensor], mask: Tensor) -> int:
-    """Returns at how many positions of the mask one of the (B, T) tensors is not finite."""
     broken = torch.stack([~torch.isfinite(each) for each in tensors]).any(dim=0)
     return int((broken & mask).sum())
 
 
 def _repeats_one_token(ids: tuple[int, ...]) -> bool:
-    """Returns whether the second half of a response, without its last token, is one token `_SHORTEST_REPETITION` times."""
+    """Returns whether the second half of a response, without its last token, repeats one token often enough."""
     half = ids[len(ids) // 2 : -1]
     return len(half) >= _SHORTEST_REPETITION and len(set(half)) == 1

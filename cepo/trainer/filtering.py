@@ -1,4 +1,4 @@
-"""Online filtering (DAPO): drops groups that teach nothing and samples other problems in their place."""
+"""Implements online filtering (DAPO): drops groups without a learning signal and samples other problems instead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 PASSES_WITHOUT_GAIN = 3
-"""Passes over the data without a kept group after which a step without a limit on its rounds stops filtering."""
+"""Number of passes over the data without a kept group after which filtering without `max_rounds` gives up."""
 
 
 def ask_until_enough(
@@ -28,14 +28,14 @@ def ask_until_enough(
     max_rounds: int,
     rounds_per_pass: int,
 ) -> Rollouts:
-    """Asks in rounds until `num_groups` groups have `filter_low < mean(filter_key) < filter_high`.
+    """Samples rounds of problems until `num_groups` groups have `filter_low < mean(filter_key) < filter_high`.
 
-    A round without any such group does not stop this. After `max_rounds` the batch is filled with dropped groups, with
-    a warning: they have little or no gradient, but the step counts. With `max_rounds` of 0 or less that happens after
-    three passes over the data, of `rounds_per_pass` rounds each, without a kept group: otherwise it would never end.
+    A round may yield no such group. After `max_rounds` rounds a warning is logged and dropped groups fill the batch:
+    they have little or no gradient, but the step counts. If `max_rounds` is 0 or less, this happens after three passes
+    over the data, of `rounds_per_pass` rounds each, without a kept group; otherwise the loop might never end.
 
     Args:
-        next_round: returns rollouts of the next problems; gets the number of earlier rounds in this step.
+        next_round: returns rollouts of the next problems, given the number of earlier rounds in this step.
     """
     kept: list[Rollouts] = []
     left_out: list[Rollouts] = []
@@ -77,7 +77,7 @@ def group_mean(group: Rollouts, key: str) -> float:
     """Returns the mean of a reward field over a group.
 
     Raises:
-        RewardError: the reward function does not return that field for every response.
+        RewardError: the reward function did not return the field for every response.
     """
     missing = sum(key not in score for score in group.scores)
     if missing:

@@ -1,4 +1,4 @@
-"""Monitors a run: the time of each stage, rewards that teach nothing, and skipped updates."""
+"""Monitors a run: times its stages, and warns of equal rewards, missing answers and skipped updates."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from cepo.progress import Progress
 logger = logging.getLogger(__name__)
 
 FIRST_STEPS = 3
-"""Number of first steps after which a run warns if all their rewards were the same number."""
+"""Number of first steps after which a run warns if all their rewards were equal."""
 
 
 class StageClock:
-    """Adds up wall seconds and tokens by stage name between two calls of `drain`."""
+    """Sums wall-clock seconds and tokens of each stage between two calls of `drain`."""
 
     def __init__(self) -> None:
         self._metrics: Metrics = {}
 
     @contextmanager
     def stage(self, name: str) -> Generator[None]:
-        """Times the body as part of stage `name`; stages may repeat, but not nest within themselves."""
+        """Times the body as part of stage `name`. Stages may repeat, but a stage must not contain itself."""
         start = time.perf_counter()
         try:
             with Progress(name, None):
@@ -36,7 +36,7 @@ class StageClock:
             self._add(f"timing_s/{name}", time.perf_counter() - start)
 
     def count_tokens(self, name: str, tokens: int) -> None:
-        """Counts tokens that stage `name` processed, including contexts where they were computed."""
+        """Counts tokens that stage `name` processed, including those of contexts if it computed them."""
         self._add(f"tokens/{name}", tokens)
 
     def drain(self) -> Metrics:
@@ -50,7 +50,7 @@ class StageClock:
 
 
 class EqualRewards:
-    """Checks the rewards of a run's first steps, and warns once if all of them are the same number."""
+    """Warns once if all rewards of a run's first steps are equal."""
 
     def __init__(self) -> None:
         self._steps, self._responses = 0, 0
@@ -76,13 +76,13 @@ class EqualRewards:
 
 
 class MissingAnswers:
-    """Warns once, at the first step in which most responses have no final answer that could be a reference."""
+    """Warns once, at the first step in which most responses have no final answer to use as a reference."""
 
     def __init__(self) -> None:
         self._has_warned = False
 
     def see(self, num_missing: int, num_responses: int) -> None:
-        """Takes the number of a step's responses, and how many of them have no answer."""
+        """Takes the number of responses of a step, and the number of those without an answer."""
         if self._has_warned or 2 * num_missing <= num_responses:
             return
         self._has_warned = True
@@ -101,7 +101,7 @@ class SkippedUpdates:
     """Counts consecutive steps in which every update of the actor was skipped.
 
     Args:
-        most: the run ends after this many; -1: never.
+        most: the run ends after this many such steps; -1 for never.
     """
 
     def __init__(self, most: int) -> None:
@@ -110,7 +110,7 @@ class SkippedUpdates:
     def see(
         self, step: int, num_skipped: float, num_updates: int, *, reason: str = "their gradients are not finite"
     ) -> None:
-        """Takes the updates of the 1-based `step`; a step without any is ignored."""
+        """Takes the number of updates and skipped updates of the 1-based `step`; a step without updates is ignored."""
         if num_updates == 0:
             return
         if num_skipped < num_updates:
@@ -132,10 +132,10 @@ class SkippedUpdates:
             )
 
     def require_an_update(self, folder: object) -> None:
-        """Stops the run after too many consecutive steps without an update.
+        """Checks that updates have not been skipped in too many consecutive steps.
 
         Raises:
-            EngineError: with the run folder, whose checkpoints are from steps that trained.
+            EngineError: they have. The message names the run folder, whose checkpoints are from before those steps.
         """
         if 0 < self._most <= self.steps_in_a_row:
             raise EngineError(
@@ -145,7 +145,7 @@ class SkippedUpdates:
             )
 
     def refuse_as_last(self, folder: object) -> None:
-        """Raises the `EngineError` of a run whose last steps trained nothing; `folder` holds their weights."""
+        """Raises the `EngineError` of a run whose last steps trained nothing; `folder` has the last step's weights."""
         raise EngineError(
             f"the run's last {self.steps_in_a_row} steps trained nothing: all their updates were skipped, because "
             f"{self._reason}. Its checkpoints were written before them. The weights after the last step are in {folder}; "

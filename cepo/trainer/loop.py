@@ -50,9 +50,9 @@ _SKIPPED = "actor/skipped_updates"
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Trains one run. Steps are 0-based inside and 1-based in everything written: step k is recorded after its update.
+    """Trains one run. Steps are 0-based in the code and 1-based in all output: step k is recorded after its update.
 
-    `restarts` counts how often this run's workers were lost so far.
+    `restarts` is the number of times that this run's workers have been lost so far.
     """
 
     config: RunConfig
@@ -83,7 +83,7 @@ class Trainer:
         self._is_save_missing = False
 
     def fit(self) -> None:
-        """Trains from `state.step` to `total_steps`, validating and saving on the way and at the end."""
+        """Trains from `state.step` to `total_steps`, with validations and checkpoints at set steps and at the end."""
         settings = self.config.trainer
         with phase("handing the weights to the rollout engine"):
             self.backend.synchronise_rollout()
@@ -107,7 +107,7 @@ class Trainer:
             self.save_last()
 
     def train_step(self, step: int) -> None:
-        """Runs one step of the algorithm."""
+        """Runs one training step through all its stages."""
         with self.clock.stage("step"):
             rollouts = self.ask(step)
             plan = self.plan(rollouts)
@@ -119,7 +119,7 @@ class Trainer:
         self.record(batch, signal, updated)
 
     def ask(self, step: int) -> Rollouts:
-        """Samples and rewards responses to `rollout_batch_size` problems; online filtering repeats this in rounds."""
+        """Samples and rewards responses to `rollout_batch_size` problems, in several rounds with online filtering."""
         algorithm, settings = self.config.algorithm, training_settings(self.config)
 
         def next_round(attempt: int) -> Rollouts:
@@ -141,7 +141,7 @@ class Trainer:
         return rollouts
 
     def _next_problems(self) -> Sequence[Problem]:
-        """Returns the next round's problems, a function of the seed and of the number of earlier rounds."""
+        """Returns the next round's problems, which depend only on the seed and the number of earlier rounds."""
         indices = self.problems.indices(self.state.rounds, self._problems_per_round)
         self.state.rounds += 1
         return [self.problems[index] for index in indices]
@@ -153,7 +153,7 @@ class Trainer:
         return asked_in_parts or data.rollout_batch_size
 
     def plan(self, rollouts: Rollouts) -> ScoringPlan:
-        """Decides which rows learn, what their teachers read, and which rows the student has to score."""
+        """Decides which rows learn, what their teachers read, and which rows the student must score."""
         groups = []
         if self.estimator.needs_teacher(step=rollouts.step):
             groups = rollout_groups(
@@ -176,7 +176,7 @@ class Trainer:
         )
 
     def _on_policy_rows(self, rollouts: Rollouts) -> Tensor:
-        """Returns (B,) the rows of the step's first optimizer batch, or none if there are several epochs."""
+        """Returns (B,) True on the rows of the step's first optimizer batch; on none if there are several epochs."""
         actor = self.config.worker.actor
         first = actor.global_batch_size * rollouts.group_size if actor.ppo_epochs == 1 else 0
         return torch.arange(len(rollouts.generations)) < first
@@ -184,9 +184,9 @@ class Trainer:
     def score(self, plan: ScoringPlan) -> ScoredBatch:
         """Computes log-probs of the planned rows by the student and every teacher, before the update.
 
-        Live teachers have the student's weights: their views are scored in the same pass, which computes the shared
-        beginning of a prompt's contexts once. Other teachers take a pass of their own. The critic's values and the
-        log-probs of a KL's reference are computed here too.
+        Teachers with the student's live weights are scored in the student's pass, which computes the shared beginning
+        of a prompt's contexts once. Other teachers need a separate pass. The critic's values and the reference
+        log-probs of a KL are computed here too.
         """
         rollouts, temperature = plan.rollouts, self.config.worker.rollout.temperature
         student, teachers = list(plan.student.values()), [row for view in plan.views for row in view.rows.values()]
@@ -218,7 +218,7 @@ class Trainer:
         )
 
     def _log_probs(self, rows: Sequence[ScoringRow], *, as_teacher: bool = False) -> dict[RowName, Tensor]:
-        """Scores rows in one pass; keeps the hidden states of the view that the update distils from."""
+        """Scores rows in one pass, and keeps the hidden states of the view from which the update distils."""
         distilled = self.estimator.distilled_view
         keep = distilled if any(row.view == distilled for row in rows) else None
         with self.clock.stage("teachers" if as_teacher else "score"):
@@ -228,7 +228,7 @@ class Trainer:
     def _reference(
         self, rollouts: Rollouts, rows: Sequence[ScoringRow], old_log_probs: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns (B, T) log-probs under the initial weights, and each token's KL. With a KL `rows` are all rows."""
+        """Returns (B, T) log-probs under the initial weights, and each token's KL; `rows` must be all rows."""
         penalty = self.config.algorithm.kl_penalty
         with self.clock.stage("score"):
             log_probs = rollouts.padded(self.backend.score_reference(rows, keep_states=penalty == "full"))
@@ -257,7 +257,7 @@ class Trainer:
             return restricted(signal, batch.rollouts, batch.plan.live, batch.entropies, self.config.algorithm)
 
     def update(self, batch: ScoredBatch, signal: TokenSignal) -> Metrics:
-        """Updates the critic and, once it is warm, the actor; then refreshes teachers and rollout weights."""
+        """Updates the critic and, after its warm-up, the actor; then refreshes teachers and rollout weights."""
         actor, longest, step = self.config.worker.actor, self.config.data.max_response_length, batch.rollouts.step
         metrics: Metrics = {}
         with self.clock.stage("update"):
@@ -317,7 +317,7 @@ class Trainer:
         self._faults.after_update(rollouts.step + 1, values)
 
     def validate(self, done: int) -> None:
-        """Measures the accuracy on held-out problems after `done` steps."""
+        """Validates after `done` steps on the held-out problems; does nothing if this has been done."""
         if self.validator is None or self._last_validated == done:
             return
         logger.info("validation after step %d: %d responses", done, self.validator.num_responses)
@@ -331,9 +331,9 @@ class Trainer:
         self.tracker.log_generations(done, rows)
 
     def save_if_possible(self, done: int) -> None:
-        """Saves a checkpoint during training; if that fails, the run continues and tries again after the next step.
+        """Saves a checkpoint during training; on failure the run continues and retries after the next step.
 
-        No checkpoint is written while updates fail, so that earlier good ones are not pruned for it.
+        While updates are being skipped nothing is written, so that no earlier good checkpoint is pruned.
         """
         if self._skipped_updates.steps_in_a_row:
             self._is_save_missing = True
@@ -349,7 +349,7 @@ class Trainer:
         """Saves the checkpoint of the last step.
 
         Raises:
-            EngineError: the last steps trained nothing. Their weights are set aside, where no run resumes from them.
+            EngineError: the last steps trained nothing. Their weights were saved where no run resumes from them.
         """
         if self._skipped_updates.steps_in_a_row:
             self._skipped_updates.refuse_as_last(self.checkpoints.save_aside(self.state, self.backend))

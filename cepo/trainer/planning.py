@@ -1,4 +1,4 @@
-"""Plans which rows of a step need which pass: live rows, the teachers' contexts, rows that the student scores."""
+"""Plans a step's passes: which rows learn, what the teachers read, and which rows the student scores."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from cepo.trainer.token_masks import finished_rows
 from cepo.types import Reference, Rollout, RolloutGroup
 
 WITHOUT_IMAGES = "(without images)"
-"""Recorded as the reference of a teacher that reads the student's own prompt without its images."""
+"""Recorded as the reference of a teacher that reads the student's prompt without its images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The contexts that the teachers of one of a method's views read.
+    """What the teachers of one view read.
 
     Attributes:
-        references: the text shown to the teacher of each row, None if the view is the student's own.
-        rows: row -> its response behind the teacher's context, for live rows with a reference; only they get a pass.
-        num_chosen: live rows for which the method chose a reference.
-        num_empty, num_without_room: chosen references that sanitising emptied, or that did not fit into the context.
-        num_cut: rows whose reference was cut, by its cap or for lack of room.
+        references: the text shown to the teacher of each row; None if it reads the student's own prompt.
+        rows: row -> its response after the teacher's context, for live rows with a reference; only these get a pass.
+        num_chosen: number of live rows for which the method chose a reference.
+        num_empty, num_without_room: how many of these references sanitising emptied, or did not fit into the context.
+        num_cut: number of `rows` whose reference was cut, by its cap or to fit into the context.
     """
 
     name: str
@@ -57,11 +57,11 @@ class ScoringPlan:
     """The rows of the rollouts that need each pass.
 
     Attributes:
-        live: (B,) rows whose signal can be non-zero; the others get no pass.
-        on_policy: (B,) rows whose optimizer step starts from the weights that sampled them.
-        student: row -> its response behind the student's prompt, for rows whose student log-probs are read.
-        views: the views of the method's teachers at this step; empty if it asks no teacher.
-        answers: the final answer of each row, None where there is none; empty if no teacher is asked.
+        live: (B,) True on rows whose signal can be non-zero; the others get no pass.
+        on_policy: (B,) True on rows whose optimizer step starts from the weights that sampled them.
+        student: row -> its response after the student's prompt, for rows whose student log-probs are needed.
+        views: one per view of the method; empty if this step uses no teacher.
+        answers: the final answer of each row, None where there is none; empty if this step uses no teacher.
     """
 
     rollouts: Rollouts
@@ -83,9 +83,9 @@ def make_plan(
     with_kl: bool,
     overlong_filter: bool = False,
 ) -> ScoringPlan:
-    """Plans a step; the teachers' references come from `groups`, and without groups no teacher is asked.
+    """Plans a step. The teachers' references come from `groups`; without groups no teacher is used.
 
-    `overlong_filter` takes the signal from rows that were cut. A KL penalty (`with_kl`) gives every row a signal.
+    With `overlong_filter`, truncated rows have no signal. With a KL penalty (`with_kl`), every row has one.
     """
     live = estimator.live_rows(rollouts.rewards, rollouts.group_ids)
     if overlong_filter:
@@ -116,12 +116,13 @@ def make_plan(
 def rollout_groups(
     rollouts: Rollouts, pool: RewardPool, processing: Processing, *, seed: int, with_values: bool = False
 ) -> list[RolloutGroup]:
-    """Returns the rollouts' groups with extracted answers; the grader compares wrong ones with the ground truth.
+    """Returns the rollouts' groups with their final answers, from which methods choose references.
 
-    A rounding of the ground truth, which the reward refuses, must not be shown to a teacher as wrong.
+    The grader compares answers of wrong responses with the ground truth. If the reward rejects a rounding of the truth,
+    for example, that answer must not be shown to a teacher as wrong.
 
-    Answers are sanitised here already, so that one that becomes empty is no candidate for a reference. `with_values`:
-    wrong answers get their value, by which `negative.select=most_frequent` counts them.
+    Answers are sanitised here, so that one that becomes empty is no candidate for a reference. With `with_values`,
+    answers of wrong responses get the value by which `negative.select=most_frequent` counts them.
     """
     extracted = pool.extracted_answers(rollouts.responses)
     answers = [sanitise_reference(answer or "", processing.special_texts) or None for answer in extracted]
@@ -159,7 +160,7 @@ def rollout_groups(
 def plan_views(
     rollouts: Rollouts, live: Tensor, groups: Sequence[RolloutGroup], estimator: Estimator, contexts: ContextBuilder
 ) -> list[View]:
-    """Builds the teacher rows of each view, from the method's references that can be shown."""
+    """Builds the teacher rows of each view from those of the method's references that can be shown."""
     chosen = [estimator.references(group) for group in groups]
     shown = _ReferenceContexts(rollouts, live, contexts)
     references = {name: [one for group in chosen for one in group[name]] for name in estimator.views}
@@ -190,11 +191,11 @@ def plan_views(
 def student_rows(
     live: Tensor, on_policy: Tensor, estimator: Estimator, views: Sequence[View], *, every: bool
 ) -> list[int]:
-    """Returns live rows whose student log-probs are read.
+    """Returns the live rows that the student must score; with `every` these are all live rows.
 
-    In an on-policy optimizer step they are the update's own. Here they are needed only if the method's signal reads
-    them, or if it compares a teacher's view with a view that is the student's own. If all of a row's views are the
-    student's own, they are equal in any case.
+    On-policy rows get their old log-probs from the update itself. They need a scoring pass only if the method's signal
+    reads old log-probs, or if one view of the row has a reference and another has none, so that its teacher is the
+    student. If no view of a row has a reference, all its views are equal in any case.
     """
     has_reference = torch.zeros(len(live), dtype=torch.bool)
     lacks_reference = has_reference.clone()
@@ -209,11 +210,10 @@ def student_rows(
 
 
 def reference_metrics(views: Sequence[View], num_live: int) -> Metrics:
-    """Returns how many references of each view were used, empty, without room, or cut.
+    """Returns the shares of each view's references that were used, empty, too long, or cut.
 
-    `references/<view>_used` is a share of the rows that learn. `_empty` and `_without_room` are shares of the
-    references chosen for live rows: those that sanitising emptied, and those that did not fit into the context. `_cut`
-    is a share of the references shown.
+    `references/<view>_used` is a share of the live rows, `_cut` of the references shown. `_empty` (emptied by
+    sanitising) and `_without_room` (too long for the context) are shares of the references chosen for live rows.
     """
     metrics: Metrics = {}
     for view in views:
@@ -230,7 +230,7 @@ def num_without_answer(groups: Sequence[RolloutGroup]) -> int:
 
 
 def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -> Metrics:
-    """Counts groups without a wrong rollout, and groups whose wrong rollouts give no `negative` reference."""
+    """Returns the shares of groups without a wrong rollout, and of groups whose wrong rollouts yield no reference."""
     wrong = [group for group in groups if wrong_rollouts(group)]
     unextractable = [group for group in wrong if wrong_reference(group, negative) is None]
     return {
@@ -241,7 +241,7 @@ def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -
 
 @dataclass(frozen=True, kw_only=True)
 class _Placed:
-    """A row's reference as its teacher reads it: `text` is None if it reads none."""
+    """A row's reference as shown to its teacher; `text` is None if none is shown."""
 
     text: str | None = None
     context: EncodedPrompt | None = None
@@ -251,7 +251,7 @@ class _Placed:
 
 
 class _ReferenceContexts:
-    """Builds texts and teacher contexts once for all rollouts that share them; contexts for live rows only."""
+    """Builds reference texts, and teacher contexts for live rows, once for all rollouts that share them."""
 
     def __init__(self, rollouts: Rollouts, live: Tensor, contexts: ContextBuilder) -> None:
         self._rollouts, self._live, self._contexts = rollouts, live, contexts
@@ -281,7 +281,7 @@ class _ReferenceContexts:
         if not is_live:
             return _Placed(text=text, is_cut=is_cut)
         key = (prompt, text, reference.is_answer)
-        if key not in self._fitted:  # references with the same text share one context, and so their rows' passes
+        if key not in self._fitted:  # references with the same text share one context, so passes compute it once
             self._fitted[key] = self._contexts.fitted(
                 rollouts.problems[prompt], rollouts.prompts[prompt], text, is_answer=reference.is_answer
             )

@@ -1,4 +1,4 @@
-"""The protocol between the trainer and its devices."""
+"""Defines the protocol between the trainer and its devices."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cepo.rollout.generator import Sampler
 
 
 class Backend(Sampler, Protocol):
-    """Generates, scores, updates and keeps the policy's state, on one device or on many.
+    """Samples, scores and updates on one device or many, and holds the weights.
 
-    `generate` samples from the weights of the last synchronisation.
+    `generate` samples with the weights of the last synchronisation.
     """
 
     generator_name: str
@@ -29,31 +29,31 @@ class Backend(Sampler, Protocol):
         keep_states: str | None = None,
         temperature: float | None = None,
     ) -> list[Tensor]:
-        """Returns log P of each row's response tokens under its context, with the actor's or the teacher's weights.
+        """Returns the log-probs of each row's response tokens after its context, by the actor or the teacher.
 
-        `keep_states` names the view whose rows' hidden states are kept until `finish_step`, for an update that distils
-        from them. `temperature` replaces the rollout temperature.
+        Hidden states of the rows of view `keep_states` are kept until `finish_step`, for an update that distils from
+        them. `temperature` replaces the rollout temperature.
         """
         ...
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
-        """Scores as `score` does, with the initial weights, for a KL penalty."""
+        """Returns log-probs under the initial weights, for a KL penalty."""
         ...
 
     def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns the KL over the vocabulary from the reference states that were kept for these rows."""
+        """Returns the KL over the vocabulary from the reference's hidden states that were kept for these rows."""
         ...
 
     def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns the entropy in nats of the distribution that each of the rows' response tokens was drawn from."""
+        """Returns, for each response token of each row, the entropy in nats of the distribution it was drawn from."""
         ...
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """Takes one optimizer step per batch at the 0-based training step."""
+        """Takes one optimizer step of the actor per batch, at the 0-based training step."""
         ...
 
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns the critic's value before each of the rows' response tokens."""
+        """Returns the critic's value before each response token of each row."""
         ...
 
     def update_critic(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
@@ -61,7 +61,7 @@ class Backend(Sampler, Protocol):
         ...
 
     def forget_work(self) -> None:
-        """Excludes the work since the last update, done for a validation, from the next step's `work/*`."""
+        """Excludes the work since the last update, such as a validation's, from the next step's `work/*` metrics."""
         ...
 
     def finish_step(self, step: int) -> None:
@@ -69,11 +69,11 @@ class Backend(Sampler, Protocol):
         ...
 
     def synchronise_rollout(self) -> None:
-        """Gives the rollout engine the actor's current weights."""
+        """Copies the actor's current weights to the rollout engine."""
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes weights, optimizer, teacher weights and random state into `folder/actor`, a critic's into `folder/critic`."""
+        """Saves weights, optimizer, teacher weights and random state in `folder/actor`, a critic in `folder/critic`."""
         ...
 
     def load(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Records a step: metrics that no method needs, and some of its groups for the trace."""
+"""Computes the metrics of a step that are common to all methods, and its groups for the trace."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal
 
 RESPONSES_SEARCHED = 256
-"""The most responses per step of which the answer's tokens are found, at some milliseconds for a thousand tokens."""
+"""Maximum number of responses per step whose answer tokens are located; 1000 tokens take some milliseconds."""
 
 
 def reward_metrics(rollouts: Rollouts) -> Metrics:
-    """Returns rewards by field, response lengths in tokens, and how many responses the length limit cut."""
+    """Returns metrics of rewards by field, lengths in tokens, and the share of responses cut by the length limit."""
     lengths = rollouts.response_mask.sum(dim=1)
     truncated = sum(not generation.finished for generation in rollouts.generations)
     metrics: Metrics = {
@@ -45,12 +45,12 @@ def reward_metrics(rollouts: Rollouts) -> Metrics:
 
 
 def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
-    """Returns the shares of rows with any pass and with a scoring pass, and how engine and trainer agree.
+    """Returns the shares of live and of scored rows, and how well the log-probs of engine and trainer agree.
 
-    `rollout/entropy`: the mean of -log P over all sampled tokens, at temperature 1 and by the engine. All rows count,
-    so that it can be compared between methods, unlike `actor/live_entropy` over the rows of an update.
+    `rollout/entropy` is the engine's mean of -log P at temperature 1 over all sampled tokens. Because all rows count,
+    methods can be compared by it, unlike by `actor/live_entropy`, which covers only the rows of an update.
 
-    Rows of an on-policy optimizer batch are compared when they are updated.
+    On-policy rows are left out of the agreement here; the update compares them.
     """
     rollouts, plan = batch.rollouts, batch.plan
     scored = torch.tensor([row in plan.student for row in range(len(plan.live))])
@@ -63,9 +63,9 @@ def work_metrics(batch: ScoredBatch, temperature: float) -> Metrics:
 
 
 def answer_metrics(batch: ScoredBatch, signal: TokenSignal, asker: Asker) -> Metrics:
-    """Returns the mean of delta and of |delta| over the tokens of final answers and over the others of the same responses.
+    """Returns the means of delta and |delta| over final-answer tokens and over the other tokens of the same responses.
 
-    Tokens without an advantage do not count. At most `RESPONSES_SEARCHED` responses are searched for their answer.
+    Tokens with advantage 0 do not count. At most `RESPONSES_SEARCHED` responses are searched for their answer.
     """
     delta, answers = signal.diagnostics.get("delta"), batch.plan.answers
     if delta is None:
@@ -88,10 +88,10 @@ def answer_metrics(batch: ScoredBatch, signal: TokenSignal, asker: Asker) -> Met
 def group_records(
     batch: ScoredBatch, signal: TokenSignal, processing: Processing, views: Sequence[str], num_groups: int
 ) -> list[GroupRecord]:
-    """Returns the first `num_groups` groups, those with right and wrong rollouts before the others.
+    """Returns records of `num_groups` groups, preferring groups with both right and wrong rollouts.
 
     Args:
-        views: the method's, whether or not its teachers were asked at this step.
+        views: all views of the method, even if this step used no teacher.
     """
     rollouts = batch.rollouts
     size, numbers = rollouts.group_size, range(len(rollouts.problems))

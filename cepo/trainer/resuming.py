@@ -1,4 +1,4 @@
-"""Decides from which checkpoint a run continues, and keeps the history of one command over restarts of its workers."""
+"""Selects the checkpoint from which a run continues, and tracks one command's progress over restarts of its workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TRAINED = (
     ),
     *(f"trainer.{name}" for name in ("seed", "critic_warmup", "plugins", "max_try_make_batch")),
 )
-"""What begins so decides what is trained, unless it ends with one of `_FREE`: speed, memory and validation."""
+"""Prefixes of the settings that decide what is trained, unless a suffix is in `_FREE` (speed, memory, validation)."""
 _FREE = (
     "data.val_files",
     "data.val_batch_size",
@@ -48,7 +48,7 @@ _FREE = (
 
 
 class RunFinishedError(CepoError):
-    """The run to resume has no step left. The command ends without an error."""
+    """The run to resume has no steps left. The command ends without an error."""
 
 
 @dataclasses.dataclass
@@ -56,11 +56,11 @@ class RunHistory:
     """The progress of one command over the restarts of its workers.
 
     Attributes:
-        restarts: how often workers were lost and started again.
-        first_step: the step that the command began with; None until its records are open.
-        first_checkpoint: the checkpoint that it began from.
-        trainer_state: of the trainer that ran last, None before the first one.
-        lock: of the run folder, held by the command; None: each trainer takes its own.
+        restarts: number of times that workers were lost and restarted.
+        first_step: the step from which the command started; None until its records are open.
+        first_checkpoint: the checkpoint from which the command started, if any.
+        trainer_state: state of the last trainer; None before the first one.
+        lock: lock of the run folder, held by the command; with None each trainer acquires its own.
     """
 
     restarts: int = 0
@@ -70,11 +70,11 @@ class RunHistory:
     lock: RunLock | None = None
 
     def step_to_resume(self, state: TrainerState, checkpoint: Path | None) -> int | None:
-        """Returns the step after which records continue; None for a new start, which sets older ones aside."""
+        """Returns the step after which records continue; None for a new run, which moves older records aside."""
         return None if checkpoint is None and self.first_step is None else state.step
 
     def begun(self, state: TrainerState, checkpoint: Path | None) -> None:
-        """Notes that a trainer's records are open and that it continues from `state`."""
+        """Notes that a trainer has opened its records and continues from `state`."""
         self.trainer_state = state
         if self.first_step is None:
             self.first_step, self.first_checkpoint = state.step, checkpoint
@@ -93,7 +93,7 @@ def checkpoint_store(config: RunConfig, *, data: str = "") -> CheckpointStore:
 
 
 def trained_settings(config: RunConfig) -> dict[str, Any]:
-    """Returns the settings that decide what is trained, by dotted key, as records show them; empty mappings set nothing."""
+    """Returns the recorded settings that decide what is trained, by dotted key, without empty mappings."""
     return {
         key: value
         for key, value in leaves(record_tree(config))
@@ -108,8 +108,8 @@ def check_continuation(
 
     Raises:
         RunFinishedError: all steps are done.
-        CheckpointError: settings have changed that decide what is trained, without `trainer.accept_changes`, or where no
-            step is left that could use them.
+        CheckpointError: settings that decide what is trained have changed without `trainer.accept_changes`, or when no
+            steps are left.
     """
     changes = store.changes(checkpoint)
     listed = "".join(f"\n  {change}" for change in changes)
@@ -133,10 +133,10 @@ def check_continuation(
 
 
 def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHistory | None = None) -> Path | None:
-    """Returns the checkpoint to start from: the one the run names, else its folder's last; None for a start at step 1.
+    """Returns the checkpoint to start from: the configured one, else the run folder's last; None for a start at step 1.
 
-    After a restart of its workers a run continues from its own last checkpoint. If its checkpoints hold only weights,
-    it starts again where the command began.
+    After a restart of its workers a run continues from the last checkpoint that it wrote itself. If its checkpoints
+    hold only weights, it starts again from where the command started.
     """
     if history is not None and history.first_step is not None:
         if config.trainer.save_model_only:
@@ -153,7 +153,6 @@ def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHi
 
 
 def _identity(config: RunConfig) -> dict[str, Any]:
-    """Returns the settings that a checkpoint and the run resuming it must share for the result to be the same run."""
     model, lora = config.worker.actor.model, config.worker.actor.model.lora
     return {
         "adv_estimator": config.algorithm.adv_estimator,

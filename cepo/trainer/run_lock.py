@@ -1,4 +1,4 @@
-"""Allows one run per run folder: a lock that ends with its process and names its holder."""
+"""Locks a run folder, so that only one run uses it at a time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _HELD = (errno.EACCES, errno.EAGAIN)
 
 
 class RunLock:
-    """Holds `<run folder>/run.lock` from `acquire` until `release` or the death of the process, even by kill -9.
+    """Holds `<run folder>/run.lock` from `acquire` until `release` or until the process ends, even by kill -9.
 
-    It is a POSIX record lock, which child processes do not inherit and which network file systems share between
-    machines. The file's text names the holder in the error of a refused run. On a file system without locks only that
-    text decides: a holder on this machine that no longer runs loses the lock, one on another machine does not.
+    It is a POSIX record lock, which child processes do not inherit and which works across machines on network file
+    systems. The file's text names the holder, for the error of a refused run. On a file system without locks, only this
+    text decides: a holder that no longer runs on this machine loses the lock, a holder on another machine does not.
 
-    As a context it acquires the lock only if the folder exists already, so that a refused run leaves no folder.
+    As a context manager it acquires the lock only if the folder exists, so that a refused run leaves no folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -46,7 +46,7 @@ class RunLock:
         self.release()
 
     def acquire(self) -> None:
-        """Takes the lock; does nothing if this object holds it.
+        """Acquires the lock; does nothing if this object already holds it.
 
         Raises:
             CheckpointError: another run holds it, or the file cannot be written.
@@ -67,15 +67,15 @@ class RunLock:
                 raise
             if self._is_in_place(descriptor):
                 self._descriptor = descriptor
-            else:  # its last holder removed it between our two calls
+            else:  # its last holder removed the file between our open and our lock
                 os.close(descriptor)
         self._sign(self._descriptor)
 
     def release(self) -> None:
-        """Removes the file and with it the lock."""
+        """Removes the lock file and releases the lock."""
         if self._descriptor is None:
             return
-        with contextlib.suppress(FileNotFoundError):  # somebody has removed the folder
+        with contextlib.suppress(FileNotFoundError):  # the folder was removed
             self._path.unlink()
         os.close(self._descriptor)
         self._descriptor = None
@@ -119,12 +119,12 @@ class RunLock:
         try:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, text.encode("utf-8"), 0)
-        except OSError as error:  # a full disk: the lock holds all the same
+        except OSError as error:  # for example a full disk; the lock is held nevertheless
             logger.warning("%s cannot name this run: %s", self._path, error)
 
 
 def _holder(descriptor: int) -> dict[str, Any]:
-    """Returns who wrote the file; empty if nobody did, or if it is unreadable."""
+    """Returns the holder recorded in the file, or an empty dict if it is empty or unreadable."""
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
     except ValueError:
@@ -133,7 +133,7 @@ def _holder(descriptor: int) -> dict[str, Any]:
 
 
 def _may_live(holder: dict[str, Any]) -> bool:
-    """Returns whether the holder may be running, as far as this machine knows."""
+    """Returns whether the holder may still be running; a holder on another machine always may."""
     if not holder:
         return False
     if holder.get("host") != socket.gethostname() or not isinstance(holder.get("pid"), int):

@@ -1,4 +1,4 @@
-"""Holds a step's rollouts with all log-probs of its signal, and cuts them into optimizer batches."""
+"""Holds the log-probs of a step's rollouts, and splits them into optimizer batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cepo.trainer.protocol import Backend
 from cepo.types import TokenBatch, TokenSignal
 
 PROMPTS_COMPARED = 8
-"""Prompts per step of which one response is scored at temperature 1, if the rollout temperature differs."""
+"""Prompts per step whose first response is scored at temperature 1 too, if the rollout temperature differs."""
 
 LogProbs = Mapping[RowName, Tensor]
 """Maps (view, row) to log-probs, (response length,)."""
@@ -32,13 +32,13 @@ class ScoredBatch:
     """The data of a step that the estimator and the update read.
 
     Attributes:
-        old_log_probs: (B, T) of the student; rows that were not scored hold the rollout engine's own.
-        teacher_log_probs: view -> (B, T); rows without a pass hold the student's own.
+        old_log_probs: (B, T) of the student; rows that were not scored have those of the rollout engine.
+        teacher_log_probs: view -> (B, T); rows without a teacher pass have those of the student.
         token_level_rewards: (B, T) the outcome reward at the last response token, minus a KL in the reward.
-        reference_log_probs: (B, T) of the initial weights, None without a KL.
-        values: (B, T) the critic's value before each token, None for methods without a critic.
-        entropies: (B, T) of the student's distribution before each token of live rows, in nats; None where none is read.
-        metrics: how far the trainer's log-probs agree with the engine's, and the KL.
+        reference_log_probs: (B, T) under the initial weights; None without a KL.
+        values: (B, T) the critic's value before each token; None for methods without a critic.
+        entropies: (B, T) in nats, of the student's distribution before each token of live rows; None if not needed.
+        metrics: agreement of the trainer's log-probs with the engine's, and the KL.
     """
 
     plan: ScoringPlan
@@ -72,7 +72,7 @@ class ScoredBatch:
 
 
 def with_scored(log_probs: Tensor, scored: LogProbs, view: str = OWN_VIEW) -> Tensor:
-    """Returns (B, T) `log_probs` with the scored rows of the view replaced."""
+    """Returns (B, T) `log_probs`, with the scored rows of the view replaced."""
     result = log_probs.clone()
     for (name, row), values in scored.items():
         if name == view and row is not None:
@@ -81,9 +81,9 @@ def with_scored(log_probs: Tensor, scored: LogProbs, view: str = OWN_VIEW) -> Te
 
 
 def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
-    """Compares the engine's log-probs, which are at temperature 1, with the trainer's if the rollout temperature differs.
+    """Compares log-probs of engine and trainer at temperature 1, for runs with another rollout temperature.
 
-    The first response to each of `PROMPTS_COMPARED` prompts is scored once more, at temperature 1.
+    The engine's have temperature 1, so the first response to each of `PROMPTS_COMPARED` prompts is scored again at 1.
     """
     first = range(0, len(rollouts.generations), rollouts.group_size)[:PROMPTS_COMPARED]
     scored = backend.score([rollouts.scoring_row(row) for row in first], temperature=1.0)
@@ -95,10 +95,10 @@ def gap_at_temperature_1(rollouts: Rollouts, backend: Backend) -> Metrics:
 def penalise(
     rewards: Tensor, penalties: Tensor, response_mask: Tensor, algorithm: AlgorithmConfig, state: TrainerState
 ) -> tuple[Tensor, Metrics]:
-    """Returns the token rewards minus the KL of each token, and metrics; all tensors (B, T).
+    """Subtracts each token's KL from its reward, and returns the rewards and metrics; all tensors are (B, T).
 
-    `r_t <- r_t - coefficient * KL_t` with the coefficient before this batch, which is then adapted. If the KL is a term
-    of the loss, the rewards stay unchanged.
+    `r_t <- r_t - coefficient * KL_t`, where `state` holds the coefficient, which is adapted afterwards. If the KL is a
+    term of the loss, the rewards are unchanged.
     """
     measured = mean_of(penalties, response_mask)
     metrics: Metrics = {"critic/kl": measured}
@@ -114,7 +114,7 @@ def penalise(
 def actor_batches(
     batch: ScoredBatch, signal: TokenSignal, *, num_prompts: int, epochs: int, max_response_length: int
 ) -> list[OptimizerBatch]:
-    """Returns batches of `num_prompts` prompts per optimizer step, `epochs` times; rows without gradient only count."""
+    """Returns the actor's batches of `num_prompts` prompts, `epochs` times: live rows, but denominators of all rows."""
     rollouts, plan, distillation = batch.rollouts, batch.plan, signal.distillation
     parts: list[OptimizerBatch] = []
     for rows, denominators in _cuts(rollouts, num_prompts, max_response_length):
@@ -146,7 +146,7 @@ def actor_batches(
 def critic_batches(
     batch: ScoredBatch, signal: TokenSignal, *, num_prompts: int, epochs: int, max_response_length: int
 ) -> list[CriticBatch]:
-    """Returns the batches of `actor_batches` for the critic, in which every row has a target."""
+    """Returns the critic's optimizer batches, split like `actor_batches` but with all rows, since each has a target."""
     assert batch.values is not None and signal.returns is not None, "a method with needs_values returns the targets"
     parts = [
         CriticBatch(

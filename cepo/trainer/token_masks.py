@@ -1,4 +1,4 @@
-"""Restricts which tokens learn, whatever the method: not those of cut responses, and only those of high entropy."""
+"""Restricts, for any method, which tokens learn: none of cut responses, and only those with the highest entropy."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from cepo.types import TokenSignal
 
 
 def finished_rows(rollouts: Rollouts) -> Tensor:
-    """Returns (B,) the rows whose response was not cut by the length limit."""
+    """Returns (B,) True on rows whose response was not cut by the length limit."""
     return torch.tensor([generation.finished for generation in rollouts.generations])
 
 
 def restricted(
     signal: TokenSignal, rollouts: Rollouts, live: Tensor, entropies: Tensor | None, algorithm: AlgorithmConfig
 ) -> TokenSignal:
-    """Returns the signal without the tokens that `algorithm.overlong_filter` and `algorithm.top_entropy` leave out.
+    """Removes from the signal the tokens that `algorithm.overlong_filter` and `algorithm.top_entropy` exclude.
 
-    `top_entropy` keeps the share of live rows' tokens whose next-token distribution had the highest entropy before they
-    were drawn; ties at the threshold are kept. Denominators of the loss still count all tokens. Sources: DAPO (Yu et al.
-    2025) for cut responses, Wang et al. 2025 (arXiv 2506.01939) for entropy, without its averaging over kept tokens alone.
+    `top_entropy` is the share to keep of the live rows' tokens: those drawn from the distributions with the highest
+    entropy. Ties at the threshold are kept. Denominators of the loss still count all tokens. Sources: DAPO (Yu et al.
+    2025) for cut responses; Wang et al. 2025 (arXiv 2506.01939) for entropy, who average over kept tokens alone.
 
     Args:
-        live: (B,) rows that learn.
+        live: (B,) True on rows that learn.
         entropies: (B, T) in nats; None without `top_entropy`.
     """
     kept = rollouts.response_mask

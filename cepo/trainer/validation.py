@@ -1,4 +1,4 @@
-"""Measures accuracy on held-out problems, with the same sampling noise every time, and runs the leak probe on them."""
+"""Validates on held-out problems with the same sampling seeds every time, and probes them for leaks of the hint."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ MENTIONS = re.compile(
     r"|\b(?:answer|solution)\s+(?:is\s+)?(?:given|provided|stated)\b|\bthe\s+hint\b",
     re.IGNORECASE,
 )
-"""Matches words by which a response refers to an answer that its prompt does not hold."""
+"""Matches phrases in which a response refers to a given answer."""
 
 
 class Validator:
-    """Samples `n` responses to each held-out problem and scores finished groups while others are still sampled.
+    """Samples and rewards `n` responses to each held-out problem.
 
-    With `trainer.val_greedy` one greedy response to each problem is asked for too.
-
-    With `trainer.val_max_samples` it uses a part of the problems, the same at every validation.
+    Finished groups are rewarded while others are still being sampled. With `trainer.val_greedy` each problem also gets
+    one greedy response. With `trainer.val_max_samples` a subset of the problems is used, the same at every validation.
 
     Args:
-        config: `worker.rollout` with `val_override_config` on top defines the sampling.
+        config: its `worker.rollout`, overridden by `val_override_config`, defines the sampling.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class Validator:
         return len(self._asked) * (self._settings.num_samples + self._config.trainer.val_greedy)
 
     def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, Any]]]:
-        """Returns metrics `val/*` (means over all samples) and the recorded responses."""
+        """Runs a validation and returns its metrics, means over all samples, and the responses to record."""
         parts: list[Metrics] = []
         rows: list[Mapping[str, Any]] = []
         for start, problems in self._batches():
@@ -114,19 +113,19 @@ class Validator:
 
 
 def leak_metrics(rollouts: Rollouts, num_rows: int, contexts: ContextBuilder, backend: Backend) -> Metrics:
-    """Tests whether the student behaves without any hint as if it had one, over the first `num_rows` responses.
+    """Measures on the first `num_rows` responses whether the student without a hint behaves as if it had one.
 
     The responses were sampled from plain prompts of held-out problems.
 
-    `leak/mention_fraction`: responses that refer to a given answer although none was given. `leak/hint_gap_right`,
-    `leak/hint_gap_wrong`: mean over tokens of log P(y_t | x, right answer) - log P(y_t | x) in nats, separately for
-    right and wrong responses. If a student has absorbed the hint's effect, the gap shrinks towards 0 on wrong responses
-    too: it no longer needs the hint to respond that way. `leak/log_likelihood_gap`: the gap summed over each response,
-    mean over responses.
+    `leak/mention_fraction`: share of responses that refer to a given answer although none was given.
+    `leak/hint_gap_right`, `leak/hint_gap_wrong`: mean over tokens of log P(y_t | x, right answer) - log P(y_t | x) in
+    nats, over right and wrong responses separately. If the student has absorbed the hint's effect, the gap shrinks
+    towards 0 on wrong responses too: it no longer needs the hint to respond that way. `leak/log_likelihood_gap`: the
+    gap summed over each response, averaged over responses.
     """
     rows, size = range(num_rows), rollouts.group_size
     probed = zip(rollouts.problems[: -(-num_rows // size)], rollouts.prompts, strict=False)
-    hinted = [  # also beyond the prompt's limit: nothing is trained on it
+    hinted = [  # may exceed the prompt's limit, because nothing is trained on it
         contexts.teacher(problem, prompt, contexts.reference_text(Reference(text=problem.ground_truth)))
         for problem, prompt in probed
     ]

@@ -1,1 +1,1 @@
-"""The work of one device with torch.distributed, FSDP2 and PEFT: loading, scoring, updates, weight sync, checkpoints."""
+"""Implements the work of one device with FSDP2 and PEFT: loading, scoring, updates, weight transfer, checkpoints."""

@@ -1,4 +1,4 @@
-"""The policy on this device: scores rows, is updated, serves as teacher and provides weights to the rollout engine."""
+"""Implements the policy on one device: it scores rows, is updated, acts as teacher, and feeds the rollout engine."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ FULL_KL = DivergenceConfig(kind="reverse_kl")
 class Actor:
     """The trained policy under FSDP2 (also with one process), with LoRA or full fine-tuning.
 
-    Each rank has one. All ranks call the same methods in the same order, each with its own rows or none; a prompt's rows
-    stay on one rank within a step. Updates and merged metrics equal those of one rank with all rows.
+    Each rank has one. All ranks call the same methods in the same order, each with its own rows or none. Within a step,
+    all rows of a prompt are on one rank. Updates and merged metrics equal those of one rank with all rows.
 
     Args:
         config: `worker.actor`.
@@ -51,7 +51,7 @@ class Actor:
         with_reference: whether the initial weights are needed for a KL penalty.
         total_steps: length of the learning-rate schedule.
         seed: for the adapter's initial weights.
-        longest_row: tokens of the longest prompt with the longest response, the unit of `dynamic_batching`.
+        longest_row: number of tokens of the longest prompt and response together, the unit of `dynamic_batching`.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Actor:
         keep_states: str | None = None,
         temperature: float | None = None,
     ) -> list[Tensor]:
-        """Returns the log-probs of each row's response tokens, (response length,) float32 on the CPU, in the order of `rows`.
+        """Returns each row's log-probs, (response length,) float32 on the CPU, in the order of `rows`.
 
-        `as_teacher` runs with the teacher's weights. `keep_states` names a view whose rows' hidden states are kept until the
+        `as_teacher` selects the teacher's weights. Hidden states of the rows of view `keep_states` are kept until the
         end of the step, for an update that distils from them. `temperature` replaces the rollout temperature.
         """
         self.offload.weights_here()
@@ -116,20 +116,20 @@ class Actor:
             return self._pass(rows, keep=keep_states)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
-        """Scores with the initial weights (LoRA: without the adapter); `keep_states` for a KL over the vocabulary."""
+        """Scores with the initial weights (LoRA: without the adapter); a KL over the vocabulary needs `keep_states`."""
         assert self.reference_weights is not None, "no KL penalty was announced"
         self.offload.weights_here()
         with self.reference_weights.active():
             return self._pass(rows, keep=OWN_VIEW if keep_states else None)
 
     def reference_divergence(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns KL(P_student || P_reference) over the vocabulary per token, in nats, for rows with kept reference states."""
+        """Returns each token's KL(P_student || P_reference) over the vocabulary in nats, from kept reference states."""
         self.offload.weights_here()
         self.kept.require(OWN_VIEW, rows)
         return self._pass(rows, beside=OWN_VIEW)
 
     def entropies(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns the entropy of the distribution that each response token was drawn from, in nats.
+        """Returns the entropy in nats of the distribution from which each response token was drawn.
 
         It is `log V - KL(P || uniform)`. A teacher whose hidden states are 0 is uniform, since the head has no bias.
         """
@@ -147,9 +147,9 @@ class Actor:
         beside: str | None = None,
         beside_uniform: bool = False,
     ) -> list[Tensor]:
-        """Returns each row's log-probs, or its divergence from the kept states of view `beside` or from the uniform distribution.
+        """Returns each row's log-probs, or its divergence from the kept states of view `beside` or from uniform.
 
-        States are kept for view `keep`.
+        Keeps the hidden states of view `keep`.
         """
         self.module.eval()
         results: dict[int, Tensor] = {}
@@ -175,7 +175,7 @@ class Actor:
         return [results[index] for index in range(len(rows))]
 
     def update(self, batches: Sequence[OptimizerBatch], *, step: int) -> Metrics:
-        """Runs one optimizer step per batch at the 0-based step's learning rate; denominators are totals over all ranks."""
+        """Takes one optimizer step per batch at the 0-based step's learning rate; denominators span all ranks."""
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
         self.offload.weights_here()
         self.offload.optimizer_here()
@@ -187,7 +187,7 @@ class Actor:
         return merge_metrics([*parts, self.passes.metrics(), images, common])
 
     def gradients(self, batch: OptimizerBatch) -> list[Tensor]:
-        """Returns the gradient of the batch's loss for each trained weight, whole, on the CPU; updates nothing."""
+        """Returns the unsharded gradient of the batch's loss for each trained weight, on the CPU; updates nothing."""
         self.offload.weights_here()
         self._accumulate(batch)
         trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -196,19 +196,19 @@ class Actor:
         return found
 
     def forget_work(self) -> None:
-        """Discards the counts of tokens and images since the last update, so that validation counts for no step."""
+        """Discards the counts of tokens and images since the last update, so that no step counts a validation's."""
         self.passes.metrics()
         self.module.encoder.forget()
         self.module.encoder.drain_count()
 
     def finish_step(self, step: int) -> None:
-        """Refreshes the teacher's weights after the update of the 0-based step and frees the step's caches."""
+        """Frees the step's caches and refreshes the teacher's weights after the update of the 0-based step."""
         self.kept.forget()
         self.module.encoder.forget()
         self.teacher_weights.after_update(step)
 
     def forget_gradients(self) -> None:
-        """Frees the gradients until the next update, so that they do not take memory from the rollout engine."""
+        """Frees the gradients, so that they take no memory from the rollout engine."""
         self.optimizer.zero_grad(set_to_none=True)
 
     def rest(self) -> None:
@@ -216,10 +216,10 @@ class Actor:
         self.offload.weights_away()
 
     def rollout_weights(self) -> Weights:
-        """Returns the current weights under the rollout engine's names: only the adapter under LoRA, else all weights.
+        """Returns the current weights under the rollout engine's names: under LoRA only the adapter, else all weights.
 
-        Every rank gets all of them. An adapter is returned whole. Full weights are gathered one at a time as they are read,
-        which all ranks do together before their next call. The same holds for merged weights, used if the engine cannot
+        Every rank gets the whole adapter. Full weights are gathered one at a time as they are read, which all ranks
+        must do together before their next call. The same holds for merged weights, which are used if the engine cannot
         serve the adapter on its base (`served_adapter_rank`).
         """
         lora = self._config.model.lora
@@ -235,7 +235,7 @@ class Actor:
         return self._config.model.lora.rank > 0
 
     def adapter_weights(self) -> AdapterWeights:
-        """Returns the adapter in PEFT's format, whole on every rank; collective. The model must have one."""
+        """Returns the whole adapter in PEFT's format on every rank. Collective; the model must have an adapter."""
         from peft import get_peft_model_state_dict
 
         peft_model: Any = self.module.model
@@ -253,7 +253,7 @@ class Actor:
         return merge_metrics(parts)
 
     def _accumulate(self, batch: OptimizerBatch) -> list[Metrics]:
-        """Leaves the gradient of the batch's loss in the weights."""
+        """Computes the gradient of the batch's loss and leaves it in the weights' `grad`."""
         self.module.eval()
         self._check(batch.rows)
         self.module.train()
@@ -302,7 +302,7 @@ class Actor:
         return metrics
 
     def _teachers(self, own: OptimizerBatch, rows: Sequence[ScoringRow]) -> dict[str, TeacherStates]:
-        """Returns the kept states for the divergences of `rows`: the rows of `own` and possibly a filler."""
+        """Returns the kept states of `rows`, which are the rows of `own` and possibly a filler."""
         found = {"reference": self.kept.states_for(OWN_VIEW, rows, FULL_KL)}
         if own.distillation is not None:
             view, weights = own.distillation.view, own.distillation.token_weight

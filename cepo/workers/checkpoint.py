@@ -31,10 +31,10 @@ ADAPTER = "lora_adapter"
 
 
 def save_actor(actor: Actor, folder: Path, *, weights_only: bool = False) -> None:
-    """Writes sharded trainable weights, optimizer state and teacher weights, the random state and, under LoRA, the adapter.
+    """Saves sharded trainable weights, optimizer and teacher weights, the random state and, under LoRA, the adapter.
 
-    With `weights_only`, only the trainable weights and the adapter are written, and no run can resume from them. All ranks
-    call it with one folder on shared storage, which is complete once all have returned.
+    With `weights_only`, only the trainable weights and the adapter are written, and no run can resume from them.
+    Collective: all ranks write to one folder on shared storage, which is complete when all have returned.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dcp.save(_weights(actor) if weights_only else _state(actor), checkpoint_id=str(folder / SHARDS))
@@ -71,7 +71,7 @@ def load_actor(actor: Actor, folder: Path) -> None:
 
 
 def load_weights(actor: Actor, folder: Path) -> None:
-    """Restores the trained weights alone, from a checkpoint of any method, also one written with `weights_only`.
+    """Restores only the trained weights, from a checkpoint of any method, also one written with `weights_only`.
 
     Raises:
         CheckpointError: files are missing, would run code, or belong to another model or adapter.
@@ -84,7 +84,7 @@ def load_weights(actor: Actor, folder: Path) -> None:
 
 
 def save_critic(critic: Critic, folder: Path, *, weights_only: bool = False) -> None:
-    """Writes sharded trainable weights and, unless `weights_only`, optimizer state; the random state is the actor's."""
+    """Saves sharded trainable weights and, unless `weights_only`, the optimizer state; no random state."""
     folder.mkdir(parents=True, exist_ok=True)
     dcp.save(_weights(critic) if weights_only else _trained_state(critic), checkpoint_id=str(folder / SHARDS))
     critic.offload.optimizer_away()
@@ -124,7 +124,7 @@ def _restore(worker: Actor | Critic, state: dict[str, Any]) -> None:
         optim_state_dict=state["optimizer"],
         options=StateDictOptions(strict=False, ignore_frozen_params=True),
     )
-    # The moments come from the checkpoint, but their settings come from the resumed run, as its learning rate does.
+    # The moments come from the checkpoint; their settings and the learning rate come from the resumed run.
     for group in worker.optimizer.param_groups:
         group.update({name: worker.optimizer.defaults[name] for name in ("betas", "weight_decay")})
     worker.offload.optimizer_away()

@@ -1,4 +1,4 @@
-"""AdamW with Kahan compensation for bf16 weights, whose rounding would lose most updates."""
+"""Implements AdamW with Kahan compensation for bf16 weights, whose rounding would lose most updates."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch.optim import Optimizer
 
 
 class CompensatedAdamW(Optimizer):
-    """AdamW with Kahan-compensated updates and a bf16 momentum.
+    """AdamW with Kahan-compensated updates and bf16 momentum.
 
         m <- b1 m + (1 - b1) g
         v <- b2 v + (1 - b2) g^2
         update = -lr (weight_decay w + (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps))
         c <- c + update;   w' = round(w + c);   c <- c - (w' - w);   w <- w'
 
-    A bf16 weight has 8 significant bits, so adding an update below w / 512 changes nothing; `c` carries the rounding error to
-    the next step. `m` and `c` are bf16 and `v` is float32, because a decay of 0.1 % is below the rounding of bf16, in which
-    `v` would never decrease. Weights of a finer type are updated in that type, and `c` stays near 0. EasyR1's `adamw_bf16`
-    keeps all states in bf16.
+    A bf16 weight has 8 significant bits, so adding an update below w / 512 changes nothing; `c` carries the rounding
+    error to the next step. `m` and `c` are bf16. `v` is float32: its decay of 0.1 % per step is below the rounding of
+    bf16, in which it would never decrease. Weights of a finer type are updated in that type, and `c` remains near 0.
+    EasyR1's `adamw_bf16` keeps all states in bf16.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The critic on this device: predicts the value before each response token and is trained on returns."""
+"""Implements the critic on one device: it predicts the value before each response token and is trained on returns."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from cepo.workers.passes import Passes
 
 
 class Critic:
-    """A separate value model under FSDP2 with all weights trained. Each rank has one and calls it like `Actor`.
+    """A separate value model under FSDP2, with all weights trained. Each rank has one and calls it like `Actor`.
 
     Args:
         config: `worker.critic` with its nulls resolved (`cepo.config.resolved_critic`).
-        processing: that of the actor; the critic reads the same tokens.
+        processing: the actor's, because the critic reads the same tokens.
         total_steps: length of the learning-rate schedule.
         seed: for the value head's initial weights.
         longest_row: see `Actor`.
@@ -63,7 +63,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, rows: Sequence[ScoringRow]) -> list[Tensor]:
-        """Returns the value before each response token, (response length,) float32 on the CPU, in the order of `rows`."""
+        """Returns each row's values before its response tokens, (response length,) float32 on the CPU."""
         self.offload.weights_here()
         self.module.eval()
         results: dict[int, Tensor] = {}
@@ -78,7 +78,7 @@ class Critic:
         return [results[index] for index in range(len(rows))]
 
     def update(self, batches: Sequence[CriticBatch], *, step: int) -> Metrics:
-        """Runs one optimizer step per batch at the learning rate of the 0-based training step."""
+        """Takes one optimizer step per batch at the learning rate of the 0-based training step."""
         learning_rate = set_learning_rate(self.optimizer, self._config.optim, step=step, total_steps=self._total_steps)
         self.offload.weights_here()
         self.offload.optimizer_here()
@@ -120,6 +120,6 @@ class Critic:
         loss = (value_loss(values, old_values, returns, clip) * weight).sum()
         loss.backward()
         metrics = value_metrics(values.detach(), old_values, returns, mask, clip)
-        # The weights of a batch's micro-batches sum to 1, so that merging gives the mean loss of the optimizer steps.
+        # The weights of a batch's micro-batches sum to 1, so merging gives the mean loss of the optimizer steps.
         metrics["critic/vf_loss"] = fraction(float(loss.detach()), len(indices) / batch.denominators.num_sequences)
         return metrics

@@ -1,4 +1,4 @@
-"""Sets up the process group and the device mesh, also for a single process, so that all runs share one code path."""
+"""Sets up the process group and device mesh, also for a single process, so that all runs share one code path."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def this_device() -> torch.device:
 
 
 def process_group_backend(device: torch.device) -> str:
-    """Returns the backend for `dist.init_process_group`: tensors in host memory need gloo besides nccl."""
+    """Returns the backend for `dist.init_process_group`; with GPUs, tensors in host memory need gloo besides NCCL."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def stay_on_loopback() -> None:
-    """Makes gloo listen on loopback alone, for processes of one machine; a network that the user names is kept.
+    """Makes gloo listen only on the loopback interface, for processes on one machine; a user's choice takes precedence.
 
-    Otherwise gloo listens at the address of the machine's name, where anyone in its network can connect.
+    Otherwise gloo would listen on the address of the host name, to which anyone in the network can connect.
     """
     addresses = psutil.net_if_addrs()
     loopback = next(name for name in addresses if any(one.address == "127.0.0.1" for one in addresses[name]))
@@ -35,10 +35,10 @@ def stay_on_loopback() -> None:
 
 
 def data_parallel_mesh(fsdp_size: int) -> DeviceMesh:
-    """Returns the device mesh of all processes; starts a process group of one process if there is none.
+    """Returns the device mesh of all processes; without a process group, starts one with a single process.
 
-    Weights are sharded over one axis. If `fsdp_size` is positive and below the number of processes, which is a multiple of it,
-    there are two axes: replicas of the weights, each sharded over `fsdp_size` neighbouring processes.
+    Weights are sharded over one axis. If `fsdp_size` is positive and below the number of processes, which must be a
+    multiple of it, there are two axes: replicas of the weights, each sharded over `fsdp_size` neighbouring processes.
     """
     device = this_device()
     if not dist.is_initialized():
@@ -51,15 +51,15 @@ def data_parallel_mesh(fsdp_size: int) -> DeviceMesh:
 
 
 def on_first_rank(metrics: Metrics) -> Metrics:
-    """Returns `metrics` on rank 0 and none elsewhere, so that values equal on all ranks are counted once."""
+    """Returns `metrics` on rank 0 and none on other ranks, so that values equal on all ranks count once."""
     return metrics if dist.get_rank() == 0 else {}
 
 
 def reshard(module: nn.Module) -> None:
     """Frees all gathered weights, so that `module.parameters()` are the shards that are trained and saved.
 
-    After a pass without gradient, the root and blocks without resharding after forward stay gathered. A write to a gathered
-    parameter would be lost at the next reshard.
+    After a pass without gradient, the root is still gathered, and so are blocks that are not resharded after forward. A
+    write to a gathered parameter would be lost at the next reshard.
     """
     for part in module.modules():
         if isinstance(part, FSDPModule):

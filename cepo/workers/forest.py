@@ -1,8 +1,8 @@
-"""Plans which tokens of a pass are computed once for several rows, from token ids alone.
+"""Plans, from token ids alone, which tokens of a pass are computed once for several rows.
 
-The contexts of a prompt share a prefix, and its responses share a context. Rows become a forest in which a token's ancestors
-are exactly the tokens before it in its row. So a causal model that runs each segment once, after its ancestors, gives
-every row the same results as by itself.
+The contexts of a prompt share a prefix, and its responses share a context. Rows form a forest in which a token's
+ancestors are exactly the tokens before it in its row. A causal model that runs each segment once, after its ancestors,
+therefore computes for each row the same results as from the row alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 MIN_SHARED_TOKENS = 16
-"""The shortest shared prefix; a shorter one is repeated, because one more segment in attention costs more than it saves."""
+"""Minimum length of a shared prefix; sharing a shorter one saves less than another segment in attention costs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,8 @@ class TokenRow:
 
     Attributes:
         context, response: token ids, neither empty.
-        images: a key of the images' content. Rows with different keys share no tokens, because the placeholder tokens of
-            different images are equal.
+        images: a key of the images' content; rows with different keys share no tokens, because their placeholders are
+            equal.
     """
 
     context: tuple[int, ...]
@@ -34,8 +34,8 @@ class Segment:
     """Tokens `start` to `stop` of row `row` (context, then response), computed once for all rows that contain them.
 
     Attributes:
-        parent: the index of the preceding segment, -1 for none. Parents come before their children.
-        num_descendants: the number of all descendants, which follow the segment directly.
+        parent: index of the preceding segment, -1 for none. Parents come before their children.
+        num_descendants: number of all descendants, which follow the segment directly.
     """
 
     row: int
@@ -55,9 +55,9 @@ class TokenForest:
     The last token of a response predicts nothing and is omitted.
 
     Attributes:
-        segments: the segments, depth first.
-        context_ends: for each row the segment that ends with its context's last token.
-        leaves: for each row the segment with its response, -1 for a response of one token.
+        segments: all segments, depth first.
+        context_ends: for each row, the segment that ends with the last token of its context.
+        leaves: for each row, the segment with its response, or -1 for a response of one token.
     """
 
     segments: tuple[Segment, ...]
@@ -73,10 +73,10 @@ class TokenForest:
 def plan_forest(
     rows: Sequence[TokenRow], *, placeholders: Collection[int] = (), min_shared: int = MIN_SHARED_TOKENS
 ) -> TokenForest:
-    """Plans a forest that shares each common prefix of at least `min_shared` tokens and each context among its responses.
+    """Plans a forest that shares common prefixes of at least `min_shared` tokens, and each context among its responses.
 
     Args:
-        placeholders: the placeholder tokens of images; no segment ends inside a run of them.
+        placeholders: placeholder tokens of images; no segment ends inside a run of them.
     """
     return _Planner(rows, frozenset(placeholders), min_shared).plan()
 
@@ -161,7 +161,7 @@ class _Planner:
 
 
 def _num_common(sequences: Sequence[tuple[int, ...]]) -> int:
-    """Returns the length of the common prefix; the lexicographically smallest and largest sequences differ first."""
+    """Returns the length of the common prefix, at which the lexicographically smallest and largest sequences differ."""
     first, last = min(sequences), max(sequences)
     return next((index for index, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
 
@@ -174,8 +174,8 @@ def families(forest: TokenForest) -> list[list[int]]:
 def pack_rows(forest: TokenForest, *, budget: int) -> list[list[int]]:
     """Returns the row indices of passes of at most `budget` computed tokens, packed by first-fit decreasing.
 
-    Rows that share tokens stay together unless they exceed the budget. Then the largest branches that fit stay whole, and
-    every pass repeats the tokens before its branches. A single row above the budget gets its own pass.
+    Rows that share tokens remain together unless they exceed the budget. In that case the largest branches that fit
+    remain whole, and each pass repeats the tokens before its branches. A single row above the budget gets its own pass.
     """
     pieces = _Cutter(forest, budget).pieces()
     order = sorted(range(len(pieces)), key=lambda index: (-pieces[index].num_tokens, index))

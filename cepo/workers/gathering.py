@@ -15,20 +15,20 @@ _BASE, _ADAPTER = ".base_layer.", "default"
 
 
 def whole_tensor(tensor: Any) -> Tensor:
-    """Gathers a sharded tensor (collective); returns a tensor that is not sharded unchanged."""
+    """Gathers a sharded tensor (collective), or returns an unsharded tensor unchanged."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class GatheredWeights(Mapping[str, Tensor]):
     """A module's weights by name, each gathered when it is read and freed when the reader drops it.
 
-    One whole weight exists at a time, so no second copy of the model is needed. Collective: all ranks read the same names in
-    the same order, as iteration does. A tensor may be the trained weight itself, so readers copy what they keep.
+    Only one whole weight exists at a time, so no second copy of the model is needed. Collective: all ranks must read
+    the same names in the same order, as iteration does. Readers must copy what they keep: it may be the trained weight.
 
     Args:
         module: the model, sharded or not.
         prefix: the prefix to remove from each name.
-        device: where a weight is gathered.
+        device: the device on which a weight is gathered.
     """
 
     def __init__(self, module: nn.Module, *, prefix: str, device: torch.device) -> None:
@@ -59,16 +59,16 @@ def trained_weights(module: nn.Module, *, prefix: str, device: torch.device) -> 
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """The weights of an adapted model, merged as they are read, under the base model's names; collective.
+    """The weights of an adapted model under the base model's names, each merged when it is read. Collective.
 
-    LoRA (arXiv 2106.09685): `W + s B A` with the scale `s = alpha / rank`. DoRA (arXiv 2402.09353): that sum V, each row scaled
-    to the trained magnitude, `m V / |V|`, with the norm over a row's inputs. Sums are float32 and rounded once to W's type.
-    For a 4-bit base, W is the dequantised weight in the compute type.
+    LoRA (arXiv 2106.09685): `V = W + s B A` with the scale `s = alpha / rank`. DoRA (arXiv 2402.09353): `m V / |V|`,
+    each row of V scaled to its trained magnitude m, with the norm over the row's inputs. Sums are computed in float32
+    and rounded once to W's type. For a 4-bit base, W is the dequantised weight in the compute type.
 
     Args:
         module: a module whose `model` is a PEFT model, sharded or not.
         scale: alpha / rank.
-        device: where a weight is gathered.
+        device: the device on which a weight is gathered.
     """
 
     def __init__(self, module: nn.Module, *, scale: float, device: torch.device) -> None:
@@ -79,7 +79,7 @@ class MergedWeights(Mapping[str, Tensor]):
         self._names = {
             name.replace(_BASE, "."): name
             for name in self._gathered
-            if ".lora_" not in name  # A, B and the magnitude of DoRA
+            if ".lora_" not in name  # A, B and DoRA's magnitude
         }
 
     @torch.no_grad()

@@ -24,16 +24,16 @@ class _KeptView:
 class KeptStates:
     """Hidden states by view and row, on the CPU: tokens x hidden size, which is smaller than tokens x vocabulary.
 
-    The teacher is the one of the scoring pass, even if the step's updates change its weights, so a trained head is kept
-    with the states. Each rank keeps the states of the rows that it scored and distils the same rows, because within a step
-    a prompt's rows go to one rank.
+    The update distils from the teacher of the scoring pass, even if the step's updates change its weights; a trained
+    head is therefore kept with the states. Each rank distils the rows whose states it keeps, because within a step all
+    rows of a prompt go to one rank.
     """
 
     def __init__(self) -> None:
         self._views: dict[str, _KeptView] = {}
 
     def keep(self, view: str, states: Mapping[int, Tensor], module: ScoringModel) -> None:
-        """Keeps one (response length, H) tensor per row and, if the head of `module` is trained, a copy of it."""
+        """Keeps one (response length, H) tensor per row and, if the head of `module` is trained, a copy of the head."""
         weight: Any = module.base.lm_head.weight
         head = whole_tensor(weight).detach().clone() if weight.requires_grad else None
         self._views[view] = _KeptView(states, head)
@@ -49,7 +49,7 @@ class KeptStates:
         assert not missing, f"no hidden states of the view '{view}' are kept here for the rows {missing}"
 
     def states_for(self, view: str, rows: Sequence[ScoringRow], divergence: DivergenceConfig) -> TeacherStates | None:
-        """Concatenates the rows' states, with zeros for rows without any (their weight is 0); None if the view has none."""
+        """Concatenates the rows' states, with zeros for rows without any (of weight 0); None if the view has none."""
         kept = self._views.get(view)
         if kept is None or not kept.states:
             return None

@@ -1,4 +1,4 @@
-"""Builds the trained models: loads weights, adds an adapter or value head, enables gradient checkpointing and shards."""
+"""Builds the trained models: loads weights, adds an adapter or value head, sets gradient checkpointing, and shards."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def build_value_model(
 
 
 def _require_vocabulary(model: Any, processing: Processing, *, key: str, path: str) -> None:
-    """Raises ConfigError if the model's image token or vocabulary size does not fit the tokens of `processing`."""
+    """Raises ConfigError unless the model's image token and vocabulary size fit the tokens of `processing`."""
     image_token_id, _ = family_of(model.config).placeholders(model.config)
     size, needed = model.get_input_embeddings().weight.shape[0], len(processing.tokenizer)
     if image_token_id != processing.placeholders[0] or size < needed:
@@ -148,7 +148,7 @@ def add_adapter(model: nn.Module, lora: LoraConfig, *, dtype: torch.dtype, seed:
 
 
 def check_adapter_targets(config: ActorConfig) -> None:
-    """Checks that the model has the layers named by the adapter's settings, without reading weights.
+    """Checks, without reading weights, that the model has the layers that the adapter's settings name.
 
     Raises:
         ConfigError: see `add_adapter`.
@@ -183,9 +183,9 @@ def _distribute(
 ) -> None:
     """Shards the model; if only the first rank has read the weights, it broadcasts them.
 
-    Parts in `exact` compute in their storage type. A vision tower without gradient is kept whole on every device in its
-    compute type, so that passes through it need no other rank and each rank caches the features of its own images. Packed
-    4-bit weights, whose scales are separate, are whole on every device too, and each rank reads its own.
+    Parts in `exact` compute in their storage type. A vision tower without gradient is replicated on every device in its
+    compute type: its passes then need no other rank, and each rank caches the features of its own images. Packed 4-bit
+    weights are replicated too, because their scales are separate; each rank reads them itself.
     """
     packed = quantised_weights(root).values()
     from_first_rank = fsdp.enable_rank0_init and not packed
@@ -200,7 +200,7 @@ def _distribute(
         if dist.get_rank() != 0:
             _materialise(root, home)
         else:
-            for part in whole_tower:  # to the device of the shards, because a broadcast needs one kind of device
+            for part in whole_tower:  # to the device of the shards, because a broadcast needs one device type
                 part.to(home)
         set_model_state_dict(root, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
     for part in whole_tower:
@@ -208,7 +208,7 @@ def _distribute(
 
 
 def _materialise(root: nn.Module, device: torch.device) -> None:
-    """Allocates memory for weights on the meta device and keeps the values of the buffers."""
+    """Allocates memory for weights that are on the meta device, and preserves the values of the buffers."""
     buffers = {name: buffer.clone() for name, buffer in root.named_buffers()}
     root.to_empty(device=device)
     for name, buffer in root.named_buffers():
@@ -224,10 +224,11 @@ def _shard(
     exact: Sequence[nn.Module],
     ignored: set[nn.Parameter],
 ) -> None:
-    """Applies FSDP2: one group per repeated block, the rest (embeddings, merger, head) in the root; `ignored` stays whole.
+    """Applies FSDP2: one group per repeated block, and the rest (embeddings, merger, head) in the root.
 
-    Each group moves to the mesh's device as it is sharded, so that no device holds the whole model. The ranks' gradients are
-    summed instead of averaged (FSDP's default), because each rank's loss is its share of a sum with global denominators.
+    Parameters in `ignored` remain whole. Each group moves to the mesh's device when it is sharded, so no device holds
+    the whole model. Gradients are summed over ranks, not averaged (FSDP's default), because each rank's loss is its
+    share of a sum with global denominators.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=pretrained.torch_dtype(fsdp.mp_param_dtype),

@@ -13,7 +13,7 @@ from cepo.models.families import ImageReader
 from cepo.models.inputs import EncodedPrompt, ImageInputs
 
 _ANY_TOKEN = 0
-"""The token of fillers, which every vocabulary has."""
+"""The token of fillers; every vocabulary has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,9 @@ class RankPass:
     """This rank's part of a pass that all ranks run together.
 
     Attributes:
-        indices: the indices of its rows; may be empty.
-        filler: a row after them whose results are dropped and whose loss has weight 0; None if the rank's own rows already
-            use every block that another rank uses.
+        indices: indices of its rows; may be empty.
+        filler: an additional last row whose results are dropped and whose loss has weight 0; None if the rank's own
+            rows use every block that other ranks use.
     """
 
     indices: list[int]
@@ -38,13 +38,12 @@ class RankPass:
 class Lockstep:
     """Makes all ranks agree on the passes of a call.
 
-    FSDP gathers weights and reduces gradients of each block in every pass, so all ranks must take part. All ranks run as many
-    passes as the one with the most, and if any rank has images in a pass, every rank sends an image through a sharded
-    vision tower.
+    FSDP gathers weights and reduces gradients of each block in every pass, so all ranks must take part. Each rank runs
+    as many passes as the rank with the most. If any rank has images in a pass, all ranks run a sharded vision tower.
 
     Args:
-        reader: the image reader; None for text models and if each rank has the whole vision tower.
-        device: the device of messages between ranks.
+        reader: the image reader; None for text models, or if each rank has the whole vision tower.
+        device: the device of tensors that ranks exchange.
     """
 
     def __init__(self, *, reader: ImageReader | None, device: torch.device) -> None:
@@ -57,7 +56,7 @@ class Lockstep:
             self._image = ScoringRow(context=context, response_ids=(_ANY_TOKEN,))
 
     def passes(self, rows: Sequence[ScoringRow], micro_batches: Sequence[list[int]]) -> list[RankPass]:
-        """Returns as many passes as the rank with the most has. Collective: every rank calls it, also without rows."""
+        """Returns this rank's part of each pass. Collective: every rank must call it, also without rows."""
         (count,) = self._largest([len(micro_batches)])
         own = [*micro_batches, *([] for _ in range(count - len(micro_batches)))]
         if self._image is None:

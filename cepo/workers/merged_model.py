@@ -1,4 +1,4 @@
-"""Merges a checkpoint into a Hugging Face model folder, which transformers, vLLM and cepo can load."""
+"""Merges a checkpoint into a Hugging Face model folder that transformers, vLLM and cepo can load."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class BaseModel:
 
     Attributes:
         path: folder or hub name.
-        tokenizer_path: path of tokenizer and processor; None: `path`.
-        chat_template: replaces the tokenizer's template; None: keeps it.
+        tokenizer_path: folder or hub name of tokenizer and processor; None for `path`.
+        chat_template: replaces the tokenizer's template; None keeps it.
         override_config: entries that replaced those of the model configuration.
-        trust_remote_code: whether Python code that comes with the model may run.
+        trust_remote_code: whether Python code shipped with the model may run.
     """
 
     path: str
@@ -56,7 +56,7 @@ def actor_folder(checkpoint: Path) -> Path:
     """Returns the folder with the policy's weights: `actor` in a `global_step_<N>`, or `checkpoint` itself.
 
     Raises:
-        CheckpointError: there is neither an adapter nor a folder of shards.
+        CheckpointError: neither folder has an adapter or shards.
     """
     for folder in (checkpoint / "actor", checkpoint):
         if _has_adapter(folder) or (folder / SHARDS / METADATA).is_file():
@@ -76,7 +76,7 @@ def actor_folder(checkpoint: Path) -> Path:
 
 
 def adapter_base(folder: Path) -> str | None:
-    """Returns the base model that the adapter in an actor's folder names; None without an adapter or a name."""
+    """Returns the base model named by the adapter in an actor's folder; None without an adapter or a name."""
     if not _has_adapter(folder):
         return None
     path = folder / ADAPTER / ADAPTER_CONFIG
@@ -89,15 +89,15 @@ def adapter_base(folder: Path) -> str | None:
 def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatType | None = None) -> torch.dtype:
     """Writes the trained model with tokenizer, processor, chat template and generation config.
 
-    Under LoRA the weight is `W + scale B A`, summed in float32 and rounded once; else it is that of the shards. For a 4-bit
-    base, W is the dequantised weight, because the adapter was trained on it. The base's generation config is copied byte for
-    byte, because its end tokens decide where responses stop. The folder appears only when it is complete. Memory: the
-    model in float32.
+    Under LoRA the weights are `W + scale B A`, summed in float32 and rounded once; otherwise they are those of the
+    shards. For a 4-bit base, W is the dequantised weight, because the adapter was trained on it. The base's generation
+    config is copied byte for byte, because its end tokens decide where responses stop. The folder appears only when it
+    is complete. Memory needed: the model in float32.
 
     Args:
         actor: the result of `actor_folder`.
         out: a folder that does not exist or is empty.
-        dtype: the type of the written weights; None: that of the base.
+        dtype: the type of the written weights; None for the base's.
 
     Returns:
         The type of the written weights.
@@ -150,7 +150,7 @@ def _declared_dtype(base: BaseModel) -> torch.dtype:
     import transformers
 
     config: Any = transformers.AutoConfig.from_pretrained(base.path, trust_remote_code=base.trust_remote_code)
-    # Older checkpoints declare the type in their text part alone, or nowhere.
+    # Older checkpoints declare the type only in their text part, or not at all.
     declared = getattr(config, "dtype", None) or getattr(getattr(config, "text_config", None), "dtype", None)
     if isinstance(declared, str):
         declared = getattr(torch, declared)
@@ -175,14 +175,13 @@ def _with_adapter_merged(model: Any, folder: Path) -> Any:
     _require_none(result.unexpected_keys, f"the adapter {folder} has weights for layers that the base model lacks")
     _require_none(absent, f"the adapter {folder} lacks weights")
     tied = [name for name in tensors if "lm_head" in name or "embed_tokens" in name]
-    if getattr(model.config, "tie_word_embeddings", False):  # an entry of the text part alone in some families
+    if getattr(model.config, "tie_word_embeddings", False):  # in some families only the text part has this entry
         _require_none(tied, f"the adapter {folder} changes one of two tied weights, which a merge cannot keep apart")
     logger.info("adding %d tensors of the adapter %s", len(tensors), folder)
     return wrapped.merge_and_unload()
 
 
 def _load_shards(model: Any, folder: Path) -> None:
-    """Loads the trained weights into the base, whatever number of devices wrote them."""
     own = {_TRAINED + name: tensor for name, tensor in model.state_dict().items()}
     entries: Any = ShardReader(folder).read_metadata().state_dict_metadata
     saved = {name: entry for name, entry in entries.items() if name.startswith(_WEIGHTS)}
@@ -205,7 +204,7 @@ def _load_shards(model: Any, folder: Path) -> None:
 
 
 def _untrained(model: Any, own: Mapping[str, torch.Tensor], saved: Mapping[str, Any]) -> set[str]:
-    """Returns the weights missing in the shards that are neither tied to a saved one nor in a frozen vision tower."""
+    """Returns the weights missing from the shards, except those tied to a saved weight or in a frozen vision tower."""
     places = {own[name].data_ptr() for name in saved}
     missing = {name for name, tensor in own.items() if name not in saved and tensor.data_ptr() not in places}
     parts = tuple(f"{_TRAINED}model.{name}." for name in family_of(model.config).vision_modules)

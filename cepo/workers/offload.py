@@ -1,6 +1,6 @@
-"""Offloads weights and optimizer state to host memory, either by FSDP block by block or between the phases of a step.
+"""Offloads weights and optimizer state to host memory, block by block (by FSDP) or between the phases of a step.
 
-With `fsdp.enable_cpu_offload` nothing remains to be offloaded between phases. On a CPU offloading does nothing.
+With `fsdp.enable_cpu_offload` nothing is left to offload between phases. On a CPU, offloading does nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOST = torch.device("cpu")
 
 
 def offload_policy(fsdp: FsdpConfig, device: torch.device) -> OffloadPolicy:
-    """Returns FSDP's offload policy: with offloading, shards are in host memory and loaded to the device block by block."""
+    """Returns FSDP's offload policy: with offloading, shards are in host memory and loaded block by block."""
     if not fsdp.enable_cpu_offload:
         return OffloadPolicy()
     if device.type == "cpu":
@@ -35,13 +35,13 @@ def offload_policy(fsdp: FsdpConfig, device: torch.device) -> OffloadPolicy:
 class PhaseOffload:
     """Moves a worker's weights and optimizer state between its device and host memory.
 
-    `weights_here` and `optimizer_here` load them again if needed; both are called before each use.
+    `weights_here` or `optimizer_here` must be called before each use; they load what was offloaded.
 
     Args:
         module: the sharded model.
         optimizer: the optimizer of its weights.
         config: what to offload.
-        fsdp: with its `enable_cpu_offload` everything is in host memory anyway.
+        fsdp: with `enable_cpu_offload`, everything is in host memory anyway and nothing moves.
         device: the worker's device.
     """
 
@@ -88,7 +88,7 @@ class PhaseOffload:
 
 
 def move_state(optimizer: Optimizer, device: torch.device) -> None:
-    """Moves Adam's moments to `device`; the step count is not moved."""
+    """Moves Adam's moments to `device`, but not the step count."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if isinstance(value, DTensor) or (isinstance(value, torch.Tensor) and value.dim() > 0):

@@ -1,4 +1,4 @@
-"""The optimizer step of every trained model: micro-batches, gradients, clipping and learning rate."""
+"""Implements the optimizer step of the trained models: micro-batches, gradients, clipping and learning rate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def set_learning_rate(optimizer: Optimizer, optim: OptimConfig, *, step: int, to
 
 
 def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
-    """Returns the number of warm-up steps: the absolute number if set, else the ratio of all steps."""
+    """Returns the number of warm-up steps: `lr_warmup_steps` if set, else `lr_warmup_ratio` of all steps."""
     if optim.lr_warmup_steps is not None:
         return optim.lr_warmup_steps
     return int(optim.lr_warmup_ratio * total_steps)
@@ -46,8 +46,9 @@ def warmup_steps(optim: OptimConfig, total_steps: int) -> int:
 def learning_rate_factor(step: int, optim: OptimConfig, total_steps: int) -> float:
     """Returns the learning rate at the 0-based training step as a factor of the peak learning rate.
 
-    Warm-up: `(step + 1) / warmup`, so that the first step trains. Then 1 (`constant`), `floor + (1 - floor) (1 + cos(pi p)) / 2`
-    (`cosine`) or `floor + (1 - floor) (1 - p)` (`linear`) with p the finished share of the steps after warm-up.
+    Warm-up: `(step + 1) / warmup`, so that the first step trains. Afterwards it is 1 (`constant`),
+    `floor + (1 - floor) (1 + cos(pi p)) / 2` (`cosine`) or `floor + (1 - floor) (1 - p)` (`linear`), where p is the
+    finished share of the steps after warm-up.
     """
     warmup = warmup_steps(optim, total_steps)
     if step < warmup:
@@ -61,16 +62,16 @@ def learning_rate_factor(step: int, optim: OptimConfig, total_steps: int) -> flo
 
 
 def micro_batches(rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
-    """Returns micro-batches of row indices, sorted by length so that little padding is needed."""
+    """Returns micro-batches of `size` row indices, sorted by length so that little padding is needed."""
     order = sorted(range(len(rows)), key=lambda index: (-rows[index].num_tokens, index))
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def zero_gradients(optimizer: Optimizer) -> None:
-    """Sets every weight's gradient to zero, so that Adam has a state for all weights from the first step on.
+    """Sets every weight's gradient to zero, so that Adam has state for all weights from the first step on.
 
-    Adam moves weights on zero gradients too. A batch without a live row, or without an image for the vision tower, still
-    counts as a step, also directly after a resume, when no gradient exists yet.
+    Adam moves weights even on zero gradients. A batch without live rows, or without images for the vision tower, thus
+    counts as a step, even directly after a resume, when no gradients exist yet.
     """
     for parameter in _weights(optimizer):
         if parameter.grad is None:
@@ -80,13 +81,13 @@ def zero_gradients(optimizer: Optimizer) -> None:
 
 
 def clipped_step(optimizer: Optimizer, *, max_grad_norm: float, worker: str) -> Metrics:
-    """Clips the gradient to `max_grad_norm` and steps the optimizer; skips and counts a non-finite gradient.
+    """Clips the gradient to `max_grad_norm` and steps the optimizer; a step with a non-finite gradient is skipped.
 
-    The norm is that of the whole gradient, so either all ranks step or none does.
+    The norm is that of the whole gradient, so either all ranks step or none.
 
     Returns:
-        On rank 0 `<worker>/grad_norm` (before clipping) and its maximum, both absent for a skipped step, and
-        `<worker>/skipped_updates`; nothing on other ranks.
+        On rank 0, `<worker>/skipped_updates` and, unless skipped, `<worker>/grad_norm` (before clipping) and its
+        maximum; nothing on other ranks.
     """
     norm = torch.nn.utils.clip_grad_norm_(_weights(optimizer), max_grad_norm)
     grad_norm = float(whole_tensor(norm))

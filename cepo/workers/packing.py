@@ -1,4 +1,4 @@
-"""Packs rows into one row of segments without padding, in which shared tokens and images occur once."""
+"""Packs rows into one row of segments without padding, in which shared tokens and images occur only once."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def collate_packed(
 ) -> CollatedRows:
     """Collates the rows' forest into one packed row on `device`.
 
-    Every segment has the position ids that its tokens have in their own rows.
+    Tokens keep the position ids that they have in their own rows.
 
     Args:
-        multiple_of: the row's length is padded to a multiple of this; by default the attention's block size on GPUs, so
-            that kernels get whole blocks, and 1 on CPUs.
+        multiple_of: the row's length is padded to a multiple of this. The default is the attention's block size on
+            GPUs, so that kernels get whole blocks, and 1 on CPUs.
     """
     forest = forest_of(rows, processing)
     layout = _layout(forest).filled_to(multiple_of or (1 if device.type == "cpu" else BLOCK_SIZE))
@@ -94,7 +94,7 @@ def _layout(forest: TokenForest) -> SegmentLayout:
 
 
 def _response_index(rows: Sequence[ScoringRow], forest: TokenForest, layout: SegmentLayout) -> Tensor:
-    """Indexes the hidden states before response tokens: the context's last token, then the response's own."""
+    """Returns the indices of the hidden states before response tokens: the context's last, then the response's own."""
     places: list[Tensor] = []
     for row, end, leaf in zip(rows, forest.context_ends, forest.leaves, strict=True):
         places.append(torch.tensor([layout.starts[end + 1] - 1]))

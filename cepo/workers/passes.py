@@ -1,4 +1,4 @@
-"""Divides rows into passes of packed or padded rows, and checks that both forms give the same results."""
+"""Divides rows into passes, which are packed or padded, and checks that both forms give the same results."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from cepo.workers.scoring_model import CollatedRows, collate
 logger = logging.getLogger(__name__)
 
 ROWS_OF_A_CHECK = 8
-"""The number of checked rows in each of two families (rows that share tokens)."""
+"""Number of rows checked in each of two families of rows that share tokens."""
 
 GAPS = ("mean", "99th percentile", "largest")
 FLOAT32_LIMIT = 1e-4
-"""The largest accepted gap in nats between packed and padded rows in float32."""
+"""Largest gap in nats between packed and padded rows that is allowed in float32."""
 
 TIMES_THE_NOISE = 3.0
 NOISE_MARGIN = 1e-3
-"""The limits in 16-bit types: mean and 99th percentile of the gaps are at most `TIMES_THE_NOISE` times those of the rounding
-noise plus `NOISE_MARGIN` nats. The noise depends on model and device, so it is measured: it is the gap between padded rows
-and the same rows padded in another layout with another attention algorithm."""
+"""Limits in 16-bit types: the mean and 99th percentile of the gaps may be `TIMES_THE_NOISE` times those of the rounding
+noise, plus `NOISE_MARGIN` nats. The noise depends on model and device, so it is measured, as the gap between padded
+rows and the same rows padded in another layout with another attention algorithm."""
 
 COARSE_LIMIT = 0.2
-"""The largest accepted mean gap in nats, however large the noise; a wrong mask gives more."""
+"""Largest mean gap in nats that is allowed, however large the noise; a wrong mask causes more."""
 
 
 class Passes:
     """Divides rows into passes and collates the rows of a pass into tensors.
 
     Args:
-        config: `worker.actor` or `worker.critic`; the micro-batch size is given with each call.
+        config: `worker.actor` or `worker.critic`; each call gives the micro-batch size.
         lockstep: aligns the passes of all ranks.
-        why_padded: why the model cannot compute packed rows; None if it can.
-        longest_row: tokens of the longest prompt with the longest response; with `dynamic_batching` a pass has at most the
-            micro-batch size times this many tokens. None: a pass has the micro-batch size of rows.
+        why_padded: the reason why the model cannot compute packed rows; None if it can.
+        longest_row: number of tokens of the longest prompt and response together. With `dynamic_batching` a pass has at
+            most the micro-batch size times this number of tokens. With None, the micro-batch size counts rows.
 
     Attributes:
         tokens_computed: tokens of all passes so far, including padding.
-        tokens_asked: tokens of all rows in these passes.
+        tokens_asked: tokens of all rows in these passes, with shared tokens counted for each row.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Passes:
             self._pad(why_padded)
 
     def cut(self, rows: Sequence[ScoringRow], size: int) -> list[RankPass]:
-        """Divides `rows` into passes, aligned with those of the other ranks. Collective."""
+        """Divides `rows` into passes that are aligned with those of the other ranks. Collective."""
         return self._lockstep.passes(rows, self._own_passes(rows, size))
 
     def _own_passes(self, rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
@@ -90,7 +90,7 @@ class Passes:
         return packs(rows, processing=self._processing, budget=budget) if self.packed else padded_batches(rows, budget)
 
     def collate(self, rows: Sequence[ScoringRow]) -> CollatedRows:
-        """Collates the rows of one pass on the device."""
+        """Collates the rows of one pass into tensors on the device."""
         form = collate_packed if self.packed else collate
         batch = form(rows, processing=self._processing, device=self._device)
         self.tokens_computed += batch.input_ids.numel()
@@ -134,7 +134,7 @@ class Passes:
         self._judge(packed - padded, noise)
 
     def metrics(self) -> Metrics:
-        """Returns the tokens computed since the last call (with padding and fillers; `_max`: over ranks) and the share saved."""
+        """Returns the tokens computed since the last call (with padding; `_max`: over ranks), and the share saved."""
         computed, asked = self.tokens_computed - self._reported[0], self.tokens_asked - self._reported[1]
         self._reported = (self.tokens_computed, self.tokens_asked)
         return {
@@ -151,7 +151,6 @@ class Passes:
         return sample
 
     def _judge(self, gaps: Tensor, noise: Tensor | None) -> None:
-        """Compares the gaps with their limits, which depend on the noise if it is given; all ranks reach the same verdict."""
         found = _summary(gaps)
         of_noise = torch.zeros_like(found) if noise is None else _summary(noise)
         verdict = torch.cat([found, of_noise, (~_allowed(found, None if noise is None else of_noise)).double()])
@@ -175,13 +174,12 @@ class Passes:
 
 
 def _summary(gaps: Tensor) -> Tensor:
-    """Returns mean, 99th percentile and maximum of the absolute gaps."""
     sizes = gaps.abs()
     return torch.stack([sizes.mean(), sizes.quantile(0.99), sizes.max()]).cpu()
 
 
 def _allowed(gaps: Tensor, noise: Tensor | None) -> Tensor:
-    """Returns (1,) whether the gaps' summary is within the limits; False if one of them is NaN."""
+    """Returns (1,) whether the gaps' summary is within the limits; False if any gap is NaN."""
     if noise is None:
         return (gaps <= FLOAT32_LIMIT).all().unsqueeze(0)
     relative = (gaps <= TIMES_THE_NOISE * noise + NOISE_MARGIN)[:2].all()

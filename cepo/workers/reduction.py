@@ -16,7 +16,7 @@ from cepo.workers.lockstep import RankPass
 
 
 class GradientReduction:
-    """Runs the passes of an optimizer step and lets FSDP reduce gradients only as often as needed.
+    """Runs the passes of an optimizer step, and has FSDP reduce gradients after every pass or only after the last.
 
     In both cases the shards get the sum over ranks and passes; only the order of its terms differs.
 
@@ -27,24 +27,24 @@ class GradientReduction:
         same_blocks: whether every pass uses all trained weights.
 
     Attributes:
-        once: whether each rank sums its own passes first, and the sums are reduced over ranks in the last pass.
+        once: whether each rank first sums its own passes, and the last pass reduces these sums over ranks.
     """
 
     def __init__(self, module: nn.Module, fsdp: FsdpConfig, *, has_adapter: bool, same_blocks: bool) -> None:
         assert isinstance(module, FSDPModule), "gradients are reduced by FSDP"
         self._module = module
-        # With `once` a rank holds whole gradients of all trained weights until the last pass. They are small for an adapter,
-        # but for all weights they would undo the sharding. FSDP then sums passes in the reduce type, where a 16-bit type loses
-        # small terms; otherwise it sums in the type of the shards. It fails on blocks that no pass has used, and on weights
-        # that only the last pass uses.
+        # With `once`, a rank holds unsharded gradients of all trained weights until the last pass. For an adapter they
+        # are small; for all weights they would undo the sharding. FSDP then sums passes in the reduce type, of which a
+        # 16-bit type loses small terms, instead of the shards' type. It fails on blocks that no pass used, and on
+        # weights that only the last pass uses.
         self.once = has_adapter and same_blocks and fsdp.mp_reduce_dtype == "fp32" and dist.get_world_size() > 1
         self._holds = False
 
     def over(self, passes: Sequence[RankPass], accumulate: Callable[[RankPass], Metrics]) -> list[Metrics]:
-        """Calls `accumulate`, which runs a backward pass, for each of `passes`; the gradients are reduced afterwards.
+        """Calls `accumulate`, which runs a backward pass, for each of `passes`; afterwards the gradients are reduced.
 
         Raises:
-            EngineError: an earlier call was interrupted, so that FSDP holds gradients that the next reduction would add.
+            EngineError: an earlier call was interrupted, so FSDP holds gradients that the next reduction would add.
         """
         if self._holds:
             raise EngineError(

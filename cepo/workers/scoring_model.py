@@ -1,4 +1,4 @@
-"""Computes log-probabilities for student, reference and teachers, with or without gradient, and a critic's values."""
+"""Computes log-probabilities for student, reference and teachers, and a critic's values, with or without gradient."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cepo.models.segments import SegmentLayout
 from cepo.types import DivergenceConfig
 
 HEAD_SCALE = 0.01
-"""The standard deviation of untrained values for hidden states of unit size; initial values are close to 0."""
+"""Standard deviation of untrained values for hidden states of unit size, so that initial values are close to 0."""
 
 
 class DistinctImages:
     """The distinct images of a batch by content, indexed in units (`ImageInputs.num_units`).
 
-    It is not a dataclass, because FSDP rebuilds dataclass arguments of its modules and casts every float in them.
+    This is no dataclass, because FSDP rebuilds dataclass arguments of its modules and casts every float in them.
     """
 
     def __init__(self) -> None:
@@ -63,9 +63,10 @@ class CollatedRows:
     Attributes:
         input_ids: (R, L).
         position_ids: (3, R, L).
-        response_index: (N,) indices into the flattened (R * L) hidden states that predict the N response tokens, row by row.
+        response_index: (N,) indices, into the flattened (R * L) hidden states, of those that predict the N response
+            tokens, row by row.
         targets: (N,) the response tokens.
-        images: the batch's images; None without any.
+        images: the batch's images; None if there are none.
         image_order: for each unit of images in the input, row by row, its index among `images`.
         segments: the layout of a packed row; None for padded rows.
     """
@@ -80,7 +81,7 @@ class CollatedRows:
 
 
 def collate(rows: Sequence[ScoringRow], *, processing: Processing, device: torch.device) -> CollatedRows:
-    """Collates rows into padded tensors on `device`; contexts and images shared by rows are processed once."""
+    """Collates rows into padded tensors on `device`, processing contexts and images that rows share only once."""
     longest = max(row.num_tokens for row in rows)
     input_ids = torch.full((len(rows), longest), processing.pad_token_id)
     position_ids = torch.zeros(3, len(rows), longest, dtype=torch.long)
@@ -123,10 +124,10 @@ class ImageEncoder:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Neither counts nor keeps images encoded inside the context, for a check that runs once.
+        """Discards the counts and features of images encoded inside the context, for a check that runs once.
 
-        The last bits of features depend on the images encoded with them. Without this, the first step of a resumed run, which
-        contains the check, would not be bit-identical to the same step of an uninterrupted run.
+        The last bits of features depend on which images are encoded together. If the check's features were kept, the
+        first step of a resumed run, which contains the check, would not be bit-identical to that of an unbroken run.
         """
         known, encoded = dict(self._known), self._encoded
         yield
@@ -174,7 +175,7 @@ def response_states(base: Any, batch: CollatedRows, encoder: ImageEncoder) -> Fl
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherStates:
-    """The teacher's part of a divergence.
+    """The teacher's inputs to a divergence.
 
     Attributes:
         hidden: (N, H) the teacher's last hidden states before the N response tokens.
@@ -190,14 +191,13 @@ class TeacherStates:
 class ScoringModel(nn.Module):
     """Computes the log-probability of each response token.
 
-    It is the root of the sharded model, so that the head's weight is whole inside `forward`.
-    `log_probs_n = z_n[y_n] - logsumexp(z_n)` with `z_n = W h_n / temperature` in float32, W the LM head and h_n the last
-    hidden state before token y_n. The head runs only on response positions, in chunks, so no tensor of tokens x vocabulary
-    outlives its chunk.
+    `log_probs_n = z_n[y_n] - logsumexp(z_n)` with `z_n = W h_n / temperature` in float32, W the LM head and h_n the
+    last hidden state before token y_n. The head runs only on response positions, in chunks, so no tensor of tokens x
+    vocabulary outlives its chunk. As this is the root of the sharded model, the head is whole inside `forward`.
 
     Args:
         encoder: the image encoder.
-        why_padded: why a batch may not be a packed row; None if it may.
+        why_padded: the reason why a batch must not be a packed row; None if it may be.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class ScoringModel(nn.Module):
     ) -> tuple[Float[Tensor, " N"], tuple[Tensor, ...]]:
         """Returns (log-probs, extras) of all response tokens, row by row.
 
-        Without teachers the extras are the hidden states (N, H), else one divergence (N,) per teacher.
+        Without teachers, the extras are the hidden states (N, H), otherwise one divergence (N,) per teacher.
         """
         hidden = response_states(self.base, batch, self.encoder)
         if not teachers:
@@ -265,8 +265,8 @@ class ScoringModel(nn.Module):
 class ValueModel(nn.Module):
     """Computes the value before each response token. It is the root of the sharded model.
 
-    `V_n = w . h_n + b` in float32, with h_n the last hidden state before token n. `w` is drawn from `seed` and `b` starts at
-    0; both are float32 whatever the body's type. For `encoder` and `why_padded` see `ScoringModel`.
+    `V_n = w . h_n + b` in float32, with h_n the last hidden state before token n. `w` is drawn from `seed` and `b` is
+    initially 0; both are float32 whatever the body's type. For `encoder` and `why_padded` see `ScoringModel`.
     """
 
     def __init__(self, model: Any, *, seed: int, encoder: ImageEncoder, why_padded: str | None = None) -> None:

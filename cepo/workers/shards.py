@@ -1,7 +1,7 @@
 """Reads checkpoint shards of torch.distributed.checkpoint and other checkpoint files without running code in them.
 
-Torch's reader unpickles `.metadata`, and its planner unpickles entries that are not tensors, without restricting names, so
-a malicious file could run any code. Checksums do not help, because the attacker writes them too.
+Torch's reader unpickles `.metadata`, and its planner unpickles entries that are not tensors. Neither restricts names,
+so a malicious file could run any code. Checksums do not help, because the attacker writes them too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _METADATA_NAMES = {
     ("pathlib._local", "PosixPath"),
     ("pathlib._local", "WindowsPath"),
 }
-"""The names that a genuine `.metadata` refers to, besides torch's dtypes."""
+"""The names to which a genuine `.metadata` refers, besides torch's dtypes."""
 _REFUSED_NAME = re.compile(r"(?:GLOBAL|global|class|function) ([\w.]+(?: [\w.]+)?)")
 
 
@@ -54,7 +54,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 class ShardReader(dcp.FileSystemReader):
-    """Torch's shard reader, restricted to the known names in `.metadata` and to shards in its own folder."""
+    """Torch's shard reader, restricted to known names in `.metadata` and to shards in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder))
@@ -66,7 +66,7 @@ class ShardReader(dcp.FileSystemReader):
         Raises:
             CheckpointError: the file is missing, damaged, or refers to names that do not describe shards.
         """
-        path = self._folder / METADATA  # the file of all ranks; torch would try a rank's own file if it cannot be read
+        path = self._folder / METADATA  # common to all ranks; if unreadable, torch would try a rank's own file
         try:
             with path.open("rb") as file:
                 metadata = _MetadataUnpickler(file).load()
@@ -87,7 +87,7 @@ class ShardReader(dcp.FileSystemReader):
 
 
 class _PlainValues(DefaultLoadPlanner):
-    """Loads entries that are not tensors with torch's restricted unpickler: numbers, strings, lists, mappings."""
+    """Loads entries that are not tensors (numbers, strings, lists, mappings) with torch's restricted unpickler."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Manages the weights of teacher passes: the actor's current ones, the initial ones, a snapshot or a moving average."""
+"""Manages the weights of teacher passes: the actor's current or initial weights, a snapshot or a moving average."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cepo.workers.distributed import reshard
 class TeacherWeights:
     """Copies of the trainable weights that can replace the actor's weights during a pass.
 
-    `actor` keeps no copy. `reference` keeps the initial weights or, under LoRA, disables the adapter. `snapshot` is refreshed
-    after every update whose 1-based step is divisible by `sync_every`. `ema` is `c <- decay c + (1 - decay) theta` after
-    every update, in float32 whatever the model's type; under LoRA it averages the factors, not their product.
-    Each rank keeps copies of its own shards.
+    The source `actor` needs no copy. `reference` keeps the initial weights or, under LoRA, disables the adapter.
+    `snapshot` is refreshed after every update whose 1-based step is divisible by `sync_every`. `ema` computes
+    `c <- decay c + (1 - decay) theta` after every update, in float32 whatever the model's type; under LoRA it averages
+    the factors, not their product. Each rank keeps copies of its own shards.
     """
 
     def __init__(self, module: nn.Module, config: TeacherConfig) -> None:
@@ -42,7 +42,7 @@ class TeacherWeights:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Runs the body with the teacher's weights and then restores the actor's weights bit for bit."""
+        """Runs the body with the teacher's weights, then restores the actor's weights bit for bit."""
         if not self._adapter_off and not self._copies:
             yield
             return
@@ -54,7 +54,7 @@ class TeacherWeights:
                 finally:
                     reshard(
                         self._module
-                    )  # PEFT turns gradients off and on again: for the shards, not for gathered copies
+                    )  # PEFT switches gradients off and on again, which must affect the shards, not gathered copies
             return
         live = {name: _local(parameter).clone() for name, parameter in self._trainable()}
         try:
@@ -64,7 +64,7 @@ class TeacherWeights:
             self._load(live)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns the copies for a checkpoint, each placed in the whole weight like the trained weight's shard."""
+        """Returns the copies for a checkpoint, each placed in the whole weight like the shard of the trained weight."""
         if not self._copies:
             return {}
         reshard(self._module)

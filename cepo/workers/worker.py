@@ -1,4 +1,4 @@
-"""The worker process of one device: policy, optional critic, and rollout engine."""
+"""Implements the worker process of one device: policy, optional critic, and rollout engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WorkerFacts:
         teacher: the source of the weights of teacher passes.
         needs_values: whether the method uses a critic.
         total_steps: length of the learning-rate schedules.
-        most_visuals: the largest numbers of images and of videos in a prompt.
+        most_visuals: maximum numbers of images and of videos in a prompt.
         demand: the GPU memory that the trained models need; None if no GPU can be in use.
     """
 
@@ -67,8 +67,8 @@ class WorkerFacts:
 class Worker:
     """The part of `cepo.trainer.protocol.Backend` that runs on each device, with this rank's own rows.
 
-    With several ranks each worker has its own process, in which torch.distributed is already initialised. All ranks call the
-    same methods in the same order, also without rows; loss denominators are totals over all ranks.
+    With several ranks each worker has its own process, in which torch.distributed is already initialised. All ranks
+    must call the same methods in the same order, even without rows. Loss denominators are totals over all ranks.
 
     Raises:
         ConfigError, EngineError: a model cannot be loaded, or the rollout engine does not start.
@@ -109,7 +109,7 @@ class Worker:
         settings: SamplingSettings,
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
-        """Generates responses to this rank's requests; trained models may be offloaded meanwhile."""
+        """Samples responses to this rank's requests, with the trained models offloaded meanwhile if so configured."""
         self.actor.rest()
         if self.critic is not None:
             self.critic.rest()
@@ -189,7 +189,7 @@ class Worker:
         except CheckpointException as error:  # a rank's write error, raised on all ranks; not an `Exception`
             pass_interruption_on(error)
             causes = dict.fromkeys(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values())
-            # Torch's writer hides the system's error behind its own.
+            # Torch's writer replaces the system's error by its own.
             raise CheckpointError(f"{'; '.join(causes)} (is the disk full?)") from error
 
     def load(self, folder: Path) -> None:
@@ -226,7 +226,7 @@ def objective_settings(config: RunConfig) -> ObjectiveSettings:
 
 
 def memory_metrics() -> Metrics:
-    """EasyR1's `perf/*` in GiB: this process's memory now and, on a GPU, torch's highest marks; ranks report the largest."""
+    """Returns EasyR1's `perf/*` in GiB: this process's memory now and, on a GPU, torch's peaks; maxima over ranks."""
     metrics = {"perf/cpu_memory_used_gb": max_value(psutil.Process().memory_info().rss / 2**30)}
     device = this_device()
     if device.type == "cuda":
@@ -279,7 +279,7 @@ def _sleeps(config: RunConfig, facts: WorkerFacts) -> bool:
 
 
 def _phases(config: RunConfig, facts: WorkerFacts, *, is_loaded: bool) -> Phases | None:
-    """Plans the memory of a step's phases from this device's free memory; None without a GPU."""
+    """Plans the memory of a step's phases from this device's free memory; returns None without a GPU."""
     device, rollout = this_device(), config.worker.rollout
     if device.type != "cuda" or facts.demand is None:
         return None

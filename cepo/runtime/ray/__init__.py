@@ -1,4 +1,4 @@
-"""Runs one worker process per device under Ray, on one or many machines; the trainer stays in the driver process."""
+"""Runs one worker process per device under Ray, on one or many machines; the trainer remains in the driver process."""
 
 from cepo.runtime.ray.ray_backend import RayBackend
 

@@ -27,12 +27,12 @@ _SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _SAY_AGAIN_SECONDS = 15.0
 
 _own: OwnCluster | None = None
-"""The cluster that this process has started, if any."""
+"""The cluster that this process started, if any."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """The CPUs and GPUs that one worker takes."""
+    """The CPUs and GPUs reserved for one worker."""
 
     cpus: float
     gpus: int
@@ -40,7 +40,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Reservation:
-    """The reserved devices of a run, one bundle per machine; worker `rank` is in bundle `rank // devices per machine`."""
+    """A run's reserved devices, one bundle per machine; worker `rank` is in bundle `rank // devices per machine`."""
 
     group: PlacementGroup
     share: Share
@@ -53,7 +53,7 @@ class Reservation:
 def connect(trainer: TrainerConfig) -> None:
     """Joins the cluster at `trainer.ray_address` or RAY_ADDRESS, or starts one here that ends with this process.
 
-    An existing connection is kept, unless this process's own cluster has lost a process: then a new cluster is started.
+    An existing connection is kept. If this process's own cluster has lost a process, a new cluster is started instead.
 
     Raises:
         ConfigError: no cluster answers at the address.
@@ -66,7 +66,7 @@ def connect(trainer: TrainerConfig) -> None:
 
 
 def is_alive() -> bool:
-    """Returns whether the cluster answers; a joined cluster is assumed to."""
+    """Returns whether all processes of this process's own cluster run; a joined cluster is assumed to be alive."""
     try:
         require_alive()
     except WorkerLostError:
@@ -75,7 +75,7 @@ def is_alive() -> bool:
 
 
 def require_alive() -> None:
-    """Checks that the cluster that this process has started still runs.
+    """Checks that the cluster started by this process, if any, still runs.
 
     Raises:
         WorkerLostError: one of its processes has ended.
@@ -120,7 +120,7 @@ def _join(address: str, common: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _signals_left_alone() -> Iterator[None]:
-    """Keeps the run's own handler of SIGTERM, which says how to resume; Ray would install another one."""
+    """Restores the run's own SIGTERM handler, which says how to resume, after Ray has installed another one."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -130,10 +130,10 @@ def _signals_left_alone() -> Iterator[None]:
 
 
 def reserve(trainer: TrainerConfig) -> Reservation:
-    """Waits until every machine of the run has its devices free, and reserves them.
+    """Waits until the run's devices are free on every machine, and reserves them.
 
     Raises:
-        EngineError: they were not free within `trainer.start_timeout_seconds`; the message lists the cluster's resources.
+        EngineError: they were not free within `trainer.start_timeout_seconds`; the message lists all resources.
     """
     machines, devices = trainer.nnodes, trainer.n_gpus_per_node
     share = _share(devices)
@@ -158,7 +158,7 @@ def reserve(trainer: TrainerConfig) -> Reservation:
 
 
 def worker_environment(devices_per_machine: int) -> dict[str, str]:
-    """Returns the environment variables that workers inherit. Secrets are left out: give those to `ray start`."""
+    """Returns the environment variables that workers inherit, without secrets, which belong to `ray start`."""
     passed = {
         name: value
         for name, value in os.environ.items()
@@ -173,7 +173,7 @@ def worker_environment(devices_per_machine: int) -> dict[str, str]:
 
 
 def _share(devices_per_machine: int) -> Share:
-    """Returns a whole core per worker if every machine has enough cores, else an equal part of them."""
+    """Returns a whole core per worker if every machine has enough cores, else an equal share of them."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     with_gpus = [resources for resources in nodes if resources.get("GPU", 0) > 0]
     fewest = min((resources.get("CPU", 0.0) for resources in with_gpus or nodes), default=1.0)
@@ -182,7 +182,7 @@ def _share(devices_per_machine: int) -> Share:
 
 
 def _never_fits(machines: int, bundle: dict[str, float], trainer: TrainerConfig) -> bool:
-    """Returns whether waiting is useless: a cluster that was started here never gets another machine."""
+    """Returns whether waiting is useless: a cluster started here is too small, and never gets another machine."""
     joined = trainer.ray_address or os.environ.get("RAY_ADDRESS")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     fitting = [node for node in nodes if all(node.get(name, 0.0) >= amount - 1e-6 for name, amount in bundle.items())]

@@ -1,4 +1,4 @@
-"""Starts a Ray cluster for one run: on this machine only, reachable through loopback only, protected by a token."""
+"""Starts a Ray cluster for one run, on this machine, on the loopback interface only, and protected by a token."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 
 _SHUTDOWN_SECONDS = 20.0
 _MOST_RECORDED_CALLS = 1000
-"""Ray's head keeps a record of 4 kB of each call, of 100,000 calls by default; nothing of ours reads them."""
-# Ray's switch for laptops: at 0, all servers of a cluster listen on loopback. ray.init has no argument for this.
+"""Ray's head keeps a record of 4 kB of each of the last 100,000 calls by default. We read none of them."""
+# Ray's switch for laptops: with 0, all servers of a cluster listen on loopback. ray.init has no argument for this.
 _REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
 class OwnCluster:
     """A Ray cluster that this process starts, and that ends with it.
 
-    Other users of the machine can reach a port on loopback, but cannot run anything: the token's file has mode 0600. A user's
-    own RAY_AUTH_MODE, RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH are left unchanged.
+    Other users of the machine can reach its loopback ports, but cannot run anything, since only this user can read the
+    token's file (mode 0600). A user's own RAY_AUTH_MODE, RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH are left unchanged.
 
     Args:
         options: further arguments of `ray.init`.
@@ -67,10 +67,10 @@ class OwnCluster:
         logger.info("started Ray on this machine, its files in %s", self._folder.path)
 
     def require_alive(self) -> None:
-        """Checks that the cluster's own processes run.
+        """Checks that all processes of the cluster run.
 
         Raises:
-            WorkerLostError: one has ended. Ray's calls would wait for it forever, and Ray would end this process later.
+            WorkerLostError: one has ended. Ray's calls would wait for it forever, and Ray would later end this process.
         """
         for process, name in self._processes.items():
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
@@ -98,7 +98,7 @@ class OwnCluster:
 
 
 def _ask_for_token(file: Path) -> dict[str, str]:
-    """Sets the variables that give Ray's processes and this one the token; returns those that were not set before."""
+    """Creates a token and the variables that announce it to Ray; returns these, or none if the user has set any."""
     settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
     if any(name in os.environ for name in (*settings, "RAY_AUTH_TOKEN")):
         return {}
@@ -110,7 +110,7 @@ def _ask_for_token(file: Path) -> dict[str, str]:
 
 
 def _read_token_settings() -> None:
-    """Makes Ray's library read the variables again; it reads them at import and keeps an earlier cluster's token."""
+    """Makes Ray's library read the variables again: it reads them at import, and caches an earlier cluster's token."""
     library: Any = ray._raylet  # compiled, without type information
     library.Config.initialize("")
     library.AuthenticationTokenLoader.instance().reset_cache()
@@ -118,7 +118,7 @@ def _read_token_settings() -> None:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Makes Ray's servers that start inside this context listen on loopback."""
+    """Makes Ray servers that are started in this context listen on the loopback interface."""
     before = os.environ.get(_REACHABLE)
     os.environ[_REACHABLE] = "0"
     constants: Any = sys.modules["ray._private.ray_constants"]
@@ -135,7 +135,7 @@ def _on_loopback() -> Iterator[None]:
 
 
 def _shut_down() -> bool:
-    """Returns whether Ray's library left the cluster in time; it waits without a limit for stopped processes."""
+    """Returns whether Ray's library left the cluster in time; it waits indefinitely for stopped processes."""
     leaving = threading.Thread(target=ray.shutdown, daemon=True)
     leaving.start()
     leaving.join(_SHUTDOWN_SECONDS)

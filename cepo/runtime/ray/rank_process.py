@@ -1,4 +1,4 @@
-"""The Ray actor of one device: starts torch.distributed, builds a worker, and calls its methods by name."""
+"""Implements the Ray actor of one device: it starts torch.distributed, builds a worker and calls its methods."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """The address and rank numbers with which the ranks start torch.distributed."""
+    """The address and rank numbers for starting torch.distributed."""
 
     rank: int
     num_ranks: int
@@ -50,7 +50,7 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An exception that a call raised. `error` is the exception itself if it is meant for the user."""
+    """An exception raised by a call; `error` is the exception itself if it is meant for the user."""
 
     message: str
     details: str = field(repr=False)
@@ -58,11 +58,11 @@ class Failure:
 
 
 class RankProcess:
-    """The process of one device, started by Ray. It answers with bytes of `cepo.runtime.wire`: a result or a `Failure`.
+    """The process of one device, started by Ray. It answers with a result or a `Failure`, encoded by `runtime.wire`.
 
     Args:
         folder: the driver's working directory, to which relative paths of the configuration refer.
-        log_file: file for the output of the process, including that of its libraries.
+        log_file: file for all output of the process, including that of libraries.
     """
 
     def __init__(self, folder: str, log_file: str) -> None:
@@ -73,12 +73,12 @@ class RankProcess:
         self._receiver: Receiver | None = None
 
     def place(self) -> Place:
-        """Returns this process's machine and process number."""
+        """Returns the machine and process number of this process."""
         context = ray.get_runtime_context()
         return Place(machine=ray.util.get_node_ip_address(), node_id=context.get_node_id(), process=os.getpid())
 
     def free_port(self) -> int:
-        """Returns a port of this machine that nothing listens on."""
+        """Returns a port of this machine on which nothing listens."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return probe.getsockname()[1]
@@ -88,16 +88,16 @@ class RankProcess:
         return os.path.isfile(file)
 
     def build(self, content: bytes, meeting: Meeting) -> bytes:
-        """Joins the other ranks and builds the worker; answers the generator's name and if it can read the data."""
+        """Joins the other ranks and builds the worker; answers with its generator's name and if it can read images."""
         return self._answered(lambda: self._build(content, meeting))
 
     def call(self, method: str, message: bytes) -> bytes:
-        """Calls the worker's method with the arguments in `message`."""
+        """Calls a method of the worker with the arguments in `message`."""
         return self._answered(lambda: self._call(method, message))
 
     def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
         self._speak_into_log()
-        require_wanted_device()  # before the ranks meet: if this fails later, the others would wait
+        require_wanted_device()  # before the ranks meet, because after that the others would wait for a failed rank
         config, facts, probe = decode(content)
         _meet(meeting)
         _hide_loading_bars()
@@ -147,7 +147,7 @@ def _meet(meeting: Meeting) -> None:
     try:
         if ip_address(meeting.address).is_loopback:
             stay_on_loopback()
-            if is_first:  # by itself torch listens on all networks
+            if is_first:  # by default torch listens on all interfaces
                 listener = socket.create_server((meeting.address, meeting.port)).detach()
         store = dist.TCPStore(
             meeting.address, meeting.port, meeting.num_ranks, is_first, timeout, master_listen_fd=listener
@@ -167,18 +167,18 @@ def _meet(meeting: Meeting) -> None:
 
 
 def _hide_loading_bars() -> None:
-    """Turns off progress bars of libraries, so that the end of a log file shows the last messages."""
+    """Turns off libraries' progress bars, so that a log file ends with the last messages."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
 
 
 def _receiver(config: RunConfig, probe: Any, processing: Any) -> tuple[Receiver, bool]:
-    """Returns the decoder of messages and whether it can read the run's images; `probe` is one of them."""
+    """Returns the decoder of messages, and whether it can read the run's images, of which `probe` is one."""
     store = ImageStore(config.data, processing)
     try:
         reads = probe is not None and store.images(probe) is not None
-    except Exception as error:  # whatever the reason is, images are then sent
+    except Exception as error:  # for any reason: images are then sent
         logging.getLogger("cepo").warning(
             "%s cannot be read on this machine (%s), so images are sent to it", probe, error
         )

@@ -1,4 +1,4 @@
-"""Starts, calls, watches and ends the processes of all ranks together."""
+"""Starts, calls, monitors and ends the processes of all ranks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from cepo.runtime.wire import decode
 logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 20.0
-"""Time after one rank's exception in which the death of another rank may show as its cause."""
+"""Time to wait after one rank's exception for the death of another rank, which may be its cause."""
 _STORAGE_SECONDS = 60.0
-"""Time that a network file system may take to show a new file."""
+"""Time allowed for a new file to appear on a network file system."""
 _LOOK_SECONDS = 5.0
 """Interval between checks that the cluster itself still runs."""
 _LAST_LINES = 8
@@ -37,7 +37,7 @@ class Ranks:
     """The worker processes of a reservation, one per device.
 
     Args:
-        run_folder: on storage that all machines share; logs of the processes go to `logs/rank_<N>.log` in it.
+        run_folder: a folder on storage that all machines share; processes log to `logs/rank_<N>.log` in it.
 
     Raises:
         EngineError: a process does not start, or does not see the run folder.
@@ -80,7 +80,7 @@ class Ranks:
         return self._places
 
     def build(self, contents: Sequence[bytes]) -> list[Any]:
-        """Connects the ranks, builds their workers and returns each rank's answer."""
+        """Connects the ranks, builds their workers, and returns each rank's answer."""
         address = self._places[0].machine
         (port,) = ray.get([self._processes[0].free_port.remote()], timeout=self._trainer.start_timeout_seconds)
         meetings = [
@@ -89,7 +89,7 @@ class Ranks:
                 num_ranks=self.number,
                 address=address,
                 port=port,
-                # Longer than the driver waits, because only the driver's error names the rank that hangs.
+                # Longer than the driver's timeout, because only the driver's error names the rank that hangs.
                 timeout_seconds=self._trainer.stage_timeout_seconds + _GRACE_SECONDS,
             )
             for rank in range(self.number)
@@ -114,7 +114,7 @@ class Ranks:
 
         Raises:
             WorkerLostError: a process died, or did not finish within `trainer.stage_timeout_seconds`.
-            CepoError: what the method raised.
+            CepoError: the method raised an exception.
         """
         calls = [
             process.call.remote(method, message) for process, message in zip(self._processes, messages, strict=True)
@@ -122,7 +122,7 @@ class Ranks:
         return self._answers(calls, what=what, seconds=self._trainer.stage_timeout_seconds, arrived=arrived)
 
     def end(self) -> None:
-        """Kills all processes, including hung ones, waits until they are gone, and releases the devices."""
+        """Kills all processes, even hung ones, waits until they are gone, and releases the devices."""
         if is_alive():
             for process in self._processes:
                 ray.kill(process, no_restart=True)
@@ -159,7 +159,7 @@ class Ranks:
                     raise self._lost(rank, what, error) from error
                 if isinstance(answer, Failure):
                     failures[rank] = answer
-                    # The exception may be caused by the death of another rank, which Ray reports a little later.
+                    # The death of another rank may have caused the exception, and Ray reports it a little later.
                     deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
                 else:
                     results[rank] = answer
@@ -176,9 +176,10 @@ class Ranks:
         return [results[rank] for rank in range(self.number)]
 
     def _failed(self, failures: dict[int, Failure], what: str, *, waiting: Sequence[int]) -> CepoError:
-        """Chooses the exception to raise for failures of living ranks: the user's own error first, then one common to all.
+        """Chooses the exception to raise if calls failed on living ranks.
 
-        If `waiting` ranks still wait for the failed ones, the run cannot go on.
+        A user's error comes first, but after `build` only if no rank still waits (`waiting`) for the failed ones. A
+        failure of all ranks that concerns no connection is an `EngineError`, any other a `WorkerLostError`.
         """
         for failure in failures.values():
             if failure.error is not None and (not waiting or not self._is_built):
@@ -244,7 +245,7 @@ class Ranks:
 
 
 def _kill(place: Place) -> None:
-    """Kills a process with SIGKILL, which also ends a stopped or hung one, and waits until it is gone."""
+    """Kills a process by SIGKILL, which ends even stopped or hung processes, and waits until it is gone."""
     if place.node_id == ray.get_runtime_context().get_node_id():
         _kill_here(place.process)
         return
@@ -257,7 +258,7 @@ def _kill(place: Place) -> None:
 
 
 def _kill_here(process: int) -> None:
-    """Waits for the process, which Ray has asked to end, and kills it if it is still there after 2 seconds."""
+    """Waits for a process that Ray has asked to end, and kills it if it still runs after 2 seconds."""
     for number in range(150):
         try:
             os.kill(process, 0 if number < 20 else signal.SIGKILL)

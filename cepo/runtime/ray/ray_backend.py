@@ -1,4 +1,4 @@
-"""The backend of many devices: distributes the trainer's calls over the ranks and merges the results."""
+"""Implements the backend for many devices: it distributes the trainer's calls over ranks and merges the results."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 class RayBackend:
-    """Implements `cepo.trainer.protocol.Backend` with one worker process per device.
+    """The backend with one worker process per device.
 
     Args:
         image_probe: one row of the training set; ranks that can read it read all images themselves. None: no data set.
 
     Raises:
-        ConfigError, EngineError: no cluster, too few devices, no common storage, or a worker that cannot be built.
-        WorkerLostError: a worker process died while it was built.
+        ConfigError, EngineError: there is no cluster, too few devices or no common storage, or a worker is not built.
+        WorkerLostError: a process died while its worker was built.
     """
 
     def __init__(self, config: RunConfig, facts: WorkerFacts, image_probe: ImageSource | None) -> None:
@@ -128,7 +128,7 @@ class RayBackend:
         self.ranks.end()
 
     def _begin_step(self) -> None:
-        """Forgets the last step's assignment and images, because prompts are numbered anew in each step."""
+        """Forgets the last step's assignment and images, because each step numbers its prompts from 0."""
         number = self.ranks.number
         self._assignment = dispatch.Assignment(number, prompts_per_update=self._prompts_per_update)
         for sender in self._senders:
@@ -156,7 +156,7 @@ class RayBackend:
         self._bytes = [sent + len(message) for sent, message in zip(self._bytes, messages, strict=True)]
         try:
             return self.ranks.call(method, messages, what=_STAGES.get(method, method), arrived=arrived)
-        except BaseException:  # the ranks' state is unknown: no further call is made
+        except BaseException:  # the ranks are in an unknown state, so `close` must not call them
             self._is_whole = False
             raise
 
