@@ -134,7 +134,7 @@ class HindsightConfig(GroupAdvantageConfig):
     def _rewards_differ(self) -> Self:
         if self.reward_high <= self.reward_low:
             raise ValueError(
-                f"reward_high {self.reward_high} is not above reward_low {self.reward_low}; a right response earns more"
+                f"reward_high {self.reward_high} is not above reward_low {self.reward_low}; a right response must earn more"
             )
         return self
 
@@ -200,8 +200,8 @@ class ContrastiveConfig(EvidenceConfig):
     def _the_baseline_keeps_its_side(self) -> Self:
         if self.baseline == "hindsight" and self.negative.fallback == "neutral":
             raise ValueError(
-                "negative.fallback neutral leaves rollouts without a right side, which baseline hindsight reads; "
-                "accepted beside it: student"
+                "negative.fallback neutral leaves rollouts without a right side, which baseline hindsight needs; "
+                "accepted with that baseline: student"
             )
         return self
 

@@ -82,7 +82,7 @@ class Plan:
 
         settings = validation_settings(self.config)
         yield f"model: {self.config.worker.actor.model.model_path}"
-        yield f"trained weights: {self.actor or 'the model as it is'}"
+        yield f"trained weights: {self.actor or 'none (the model unchanged)'}"
         yield f"data: {', '.join(self.sources)}"
         yield f"format prompt: {self.config.data.format_prompt}"
         yield (
@@ -151,7 +151,7 @@ def make_plan(own: Mapping[str, str], settings: Sequence[str]) -> Plan:
     config, actor = config_of_checkpoint(checkpoint, settings)
     override = config.worker.rollout.val_override_config
     if override.get("temperature") == 0 and override.get("n", config.worker.rollout.n) > 1:
-        raise ConfigError("temperature=0 gives one and the same response n times; set n=1")
+        raise ConfigError("temperature=0 samples the same response n times; set n=1")
     sources = [name for name in (own.get("data") or config.data.val_files or "").split(",") if name]
     if not sources:
         raise ConfigError("there is nothing to evaluate on: give data=SOURCE; data.val_files is null")

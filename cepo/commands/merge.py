@@ -60,7 +60,7 @@ def _merge(arguments: argparse.Namespace, console: Console) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
     if arguments.public and arguments.upload is None:
-        raise ConfigError("--public says how --upload publishes; give --upload ORG/NAME too, or leave it out")
+        raise ConfigError("--public applies only to --upload; add --upload ORG/NAME, or leave --public out")
     actor = actor_folder(arguments.checkpoint)
     base = find_base(
         actor,
@@ -97,7 +97,7 @@ def prepare_repository(name: str, *, private: bool) -> None:
         raise ConfigError(f"--upload '{name}' is not a repository name of the hub; give ORG/NAME")
     if huggingface_hub.get_token() is None:
         raise ConfigError(
-            f"--upload {name} needs a token that may write there, and there is none: run `hf auth login`, or set HF_TOKEN"
+            f"--upload {name} needs a token with write access, and none is set: run `hf auth login`, or set HF_TOKEN"
         )
     with _hub_errors(f"--upload {name}: nothing was merged yet"):
         huggingface_hub.create_repo(name, private=private, exist_ok=True)
@@ -180,6 +180,6 @@ def _template_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"the chat template {file} cannot be read ({error}); the model was trained with it, so put it there again, or give "
-            "its place with --chat-template"
+            f"the chat template {file} cannot be read ({error}); the model was trained with it, so restore the file, or give "
+            "its path with --chat-template"
         ) from error

@@ -60,7 +60,7 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
     for key, name in named:
         if not _is_shipped(split_function(name)[0]):
             raise ConfigError(
-                f"{places.get(key, file)}: the run was rewarded by {name}, a file that is no part of cepo and would run "
+                f"{places.get(key, file)}: the run was rewarded by {name}, a file that is not part of cepo and would run "
                 f"here. If you trust it, give {key}={name}, or config={file} for the whole configuration"
             )
     _require_own_template(kept, file, f"{CHAT_TEMPLATE}=")
@@ -77,7 +77,7 @@ def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any
     tree = _tree(kept)
     model = without_interpolation(OmegaConf.to_container(OmegaConf.create(OmegaConf.select(tree, MODEL) or {})))
     if not is_dict(model) or not model:
-        raise ConfigError(f"{file} is not the configuration of a run: {MODEL} is no section")
+        raise ConfigError(f"{file} is not the configuration of a run: {MODEL} is not a section")
     _require_own_template(kept, file, "--chat-template ")
     return model, without_interpolation(kept.get(CHAT_TEMPLATE))
 
@@ -108,7 +108,7 @@ def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[d
         if key == _REMOTE_CODE:
             if value:
                 logger.warning(
-                    "%s: %s is not taken from a run's own record; if its model needs it and you trust it, say so yourself",
+                    "%s: %s is not taken from a run's own record; if its model needs it and you trust it, set it yourself",
                     source.origins.place_of(key),
                     key,
                 )

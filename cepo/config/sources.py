@@ -108,7 +108,7 @@ def read_file(path: Path) -> tuple[Source, Path | None]:
         raise ConfigError(f"{path}: cannot be read as a YAML file: {error}.") from error
     if not isinstance(tree, DictConfig) or not isinstance(root, yaml.MappingNode | None):
         raise ConfigError(
-            f"{path}: a config file holds sections with keys (`data:`, `worker:`, ...), got a list or a text."
+            f"{path}: a config file must have sections with keys (`data:`, `worker:`, ...), got a list or a text."
         )
     places: dict[str, str] = {}
     if root is not None:

@@ -42,12 +42,12 @@ def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> Non
         other = [key for key in sorted({*flat, *before}) if flat.get(key) != before.get(key)]
         if other:
             raise ConfigError(
-                f"out={folder} holds a measurement with other settings: {', '.join(other[:5])}; give the same ones to go on, "
+                f"out={folder} holds a measurement with other settings: {', '.join(other[:5])}; give the same settings to resume it, "
                 "or a new folder"
             )
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"out={folder} holds something else than a measurement; give a new folder")
+        raise ConfigError(f"out={folder} does not hold a measurement; give a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(flat, indent=1) + "\n")
 

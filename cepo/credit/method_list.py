@@ -67,7 +67,7 @@ def read_methods(line: str, sections: Mapping[str, Mapping[str, Any]]) -> list[M
         estimator = build_estimator(cls.name, OmegaConf.to_container(OmegaConf.merge(tree, own)))  # type: ignore[arg-type]
         _require_advantages(text, estimator)
         if text in (method.label for method in methods):
-            raise ConfigError(f"methods: '{text}' stands twice in '{line}'; name each method with its settings once")
+            raise ConfigError(f"methods: '{text}' is given twice in '{line}'; name each method with its settings once")
         methods.append(MeasuredMethod(label=text, estimator=estimator))
     return methods
 

@@ -29,7 +29,7 @@ class ContextBuilder:
     def __init__(self, processing: Processing, teacher: TeacherConfig, *, max_context_length: int) -> None:
         self._processing, self._teacher = processing, teacher
         if not teacher.with_images:
-            logger.warning("teacher.with_images is false: teachers judge answers about images they do not see")
+            logger.warning("teacher.with_images is false: teachers score answers about images that they do not see")
         self._template = HintTemplate(teacher.placement, teacher.template)
         self._special_texts = processing.special_texts
         self._max_context_length = max_context_length

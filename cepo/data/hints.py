@@ -46,7 +46,7 @@ class HintTemplate:
         self._template = UserTemplate(source, origin, keep_trailing_newline=True)
         used = self._template.variables
         if "reference" not in used:
-            raise ConfigError(f"{origin} never uses the variable reference, so that teachers would see no hint")
+            raise ConfigError(f"{origin} never uses the variable reference, so teachers would see no hint")
         if unknown := sorted(used - {"prompt", "reference"}):
             raise ConfigError(f"{origin} uses {', '.join(unknown)}; accepted variables: prompt, reference")
         self._origin = origin

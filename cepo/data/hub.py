@@ -51,7 +51,7 @@ def require_hub_names(models: Iterable[tuple[str, str | None]], data: Iterable[t
                 "folder or file, or connect this machine: HF_ENDPOINT names a mirror, HTTPS_PROXY a proxy"
             )
     if os.environ.get("HF_HUB_OFFLINE", "").lower() not in _TRUE:
-        logger.warning("%s: what earlier downloads left in %s is used", why, _cache())
+        logger.warning("%s: using earlier downloads in %s", why, _cache())
         _go_offline()
 
 

@@ -107,7 +107,7 @@ def local_files(source: str) -> tuple[list[Path], str]:
     if path.is_file():
         files = [path]
         if wanted["name"] != "train":
-            raise ConfigError(f"data files '{source}': a file has the one split train, got '{wanted['name']}'")
+            raise ConfigError(f"data files '{source}': a single file has only the split train, got '{wanted['name']}'")
     else:
         found = [file for file in sorted(path.rglob("*")) if file.suffix in FORMATS and file.name not in _BESIDE_ARROW]
         files = [file for file in found if _belongs_to(file, path, wanted["name"])]

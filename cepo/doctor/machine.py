@@ -139,7 +139,7 @@ def machine_findings(machine: Machine) -> list[Finding]:
 def _shared_memory(machine: Machine) -> Finding:
     subject = str(SHARED_MEMORY)
     if machine.shared_total is None or machine.shared_free is None:
-        return Finding(SECTION, subject, "info", "there is none on this system")
+        return Finding(SECTION, subject, "info", "this system has none")
     found = f"{gib(machine.shared_free)} free of {gib(machine.shared_total)}"
     if machine.shared_free >= _SMALLEST_SHARED_MEMORY:
         return Finding(SECTION, subject, "ok", found)
@@ -156,7 +156,7 @@ def _torch_build(machine: Machine) -> Finding:
             )
             found = f"for CPUs, but there is an NVIDIA GPU (driver {machine.driver}), which it cannot use"
             if machine.environment_free is not None:
-                remedy += f" ({gib(machine.environment_free)} are free beside this environment)"
+                remedy += f" ({gib(machine.environment_free)} are free on its disk)"
             return Finding(SECTION, subject, "warn", found, remedy=remedy)
         found = "for CPUs, with SDPA's own attention kernel: suitable only for trying small models"
         if machine.mismatched:
@@ -178,7 +178,7 @@ def driver_finding(driver: str, cuda: str) -> Finding:
     if problem is not None:
         return Finding(SECTION, "driver", "fail", problem.found, remedy=problem.remedy)
     if smallest is None:
-        return Finding(SECTION, "driver", "info", f"{driver}; no rule known for CUDA {cuda}")
+        return Finding(SECTION, "driver", "info", f"{driver}; the driver that CUDA {cuda} needs is not known")
     found = f"{driver}; CUDA {cuda} needs at least {smallest}"
     return Finding(SECTION, "driver", "ok", found)
 
@@ -240,17 +240,17 @@ def tool_findings(tools: BuildTools, *, with_vllm: bool, flashinfer_first: bool)
     use = "Triton compiles the launchers of its kernels with it"
     without = "vLLM cannot start" if with_vllm else "packed rows and the language head take slower paths"
     findings = [
-        _tool("C compiler", tools.c_compiler, needed, f"{use}; without, {without}", "apt-get install -y gcc"),
+        _tool("C compiler", tools.c_compiler, needed, f"{use}; without it {without}", "apt-get install -y gcc"),
         _tool(
-            "Python headers", tools.python_headers, needed, f"Python.h, likewise: without, {without}",
+            "Python headers", tools.python_headers, needed, f"Python.h; {use}; without it {without}",
             f"apt-get install -y {_PYTHON}-dev",
         ),
     ]  # fmt: skip
     if tools.flashinfer_kernels:
         return [*findings, _tool("FlashInfer's kernels", "flashinfer-jit-cache is installed", "ok", "", "")]
-    why = "FlashInfer would compile its attention with it; without, FLASH_ATTN stands in"
+    why = "FlashInfer would compile its attention with it; without it vLLM uses FLASH_ATTN"
     if not flashinfer_first:
-        why = "not needed: no kernel of FlashInfer is used on the chosen path"
+        why = "not needed: the chosen attention backend uses no FlashInfer kernel"
     return [
         *findings,
         _tool("ninja", tools.ninja, "info", why, "pip install ninja" if flashinfer_first else ""),

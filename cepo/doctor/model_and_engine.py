@@ -97,6 +97,4 @@ def _attention(start: EngineMachine) -> str:
     asked = attention_backend(start)
     if asked is None:
         return "vLLM's own choice"
-    return (
-        f"{asked}, asked for: FlashInfer, vLLM's own choice, has no compiled kernels here and nothing to compile them"
-    )
+    return f"{asked}: FlashInfer, which vLLM would choose, has no compiled kernels on this machine and nothing to compile them"

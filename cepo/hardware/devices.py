@@ -50,8 +50,8 @@ def driver_problem(driver: str, cuda: str) -> Problem | None:
     if smallest is None or int(driver.split(".")[0]) >= smallest:
         return None
     return Problem(
-        found=f"driver {driver}, but torch's CUDA {cuda} wants at least {smallest}",
-        remedy=f"install driver {smallest} or later, or a torch for the CUDA that `nvidia-smi` names",
+        found=f"driver {driver}, but torch's CUDA {cuda} needs at least {smallest}",
+        remedy=f"install driver {smallest} or later, or a torch build for the CUDA version that `nvidia-smi` shows",
     )
 
 

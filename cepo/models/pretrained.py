@@ -68,7 +68,7 @@ def load_model(
         setattr(config, key, value)
     if getattr(config, "quantization_config", None) is not None:  # an entry of quantised checkpoints alone
         raise ConfigError(
-            f"{section}.model_path '{path}' holds quantised weights, which are not trained here. Name the checkpoint they "
+            f"{section}.model_path '{path}' holds quantised weights, which cannot be trained. Give the checkpoint they "
             "were made from; worker.actor.model.lora.quantization=nf4 quantises it as it is loaded"
         )
     auto: Any = transformers.AutoModelForImageTextToText if family.reads_images else transformers.AutoModelForCausalLM

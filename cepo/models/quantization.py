@@ -65,7 +65,7 @@ def prepare_quantised(model: Any) -> None:
         layer.register_state_dict_post_hook(_without_scales)
     weights = sum(layer.in_features * layer.out_features for layer in layers)
     rest = sum(weight.numel() for weight in model.parameters() if not is_quantised(weight))
-    logger.info("%d linear layers with %d weights are in 4 bits, %d weights are not", len(layers), weights, rest)
+    logger.info("%d linear layers with %d weights are stored in 4 bits, %d weights are not", len(layers), weights, rest)
 
 
 def is_quantised(weight: Any) -> bool:
@@ -104,7 +104,7 @@ def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
         return None
     if importlib.util.find_spec("bitsandbytes") is None:
         raise CheckpointError(
-            f"{folder} was trained on a base in 4 bits, which takes bitsandbytes to make again: {INSTALL_BITSANDBYTES}"
+            f"{folder} was trained on a base in 4 bits, and needs bitsandbytes to load it: {INSTALL_BITSANDBYTES}"
         )
     from transformers import BitsAndBytesConfig
 

@@ -166,7 +166,7 @@ def write_table(table: ScoreTable, path: Path) -> None:
         ".json": lambda: json.dumps(table.as_json(), indent=2, ensure_ascii=False) + "\n",
     }
     if path.suffix not in forms:
-        raise ConfigError(f"{path}: its ending names no form of a table; accepted: {', '.join(forms)}")
+        raise ConfigError(f"{path}: its suffix is not a table format; accepted: {', '.join(forms)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, forms[path.suffix]())
 

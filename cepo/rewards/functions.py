@@ -209,7 +209,7 @@ def require_imports(path: Path) -> None:
     line, name = missing[0]
     if (path.parent / name).is_dir() or (path.parent / f"{name}.py").is_file():
         raise RewardError(
-            f"{path}, line {line} imports '{name}', which lies beside it but not on Python's path. Put the folder there: "
+            f"{path}, line {line} imports '{name}', which is in the same folder but not on Python's path. Add the folder: "
             f"PYTHONPATH={path.parent}"
         )
     packages = " ".join(dict.fromkeys(_PACKAGES.get(module, module) for _, module in missing))

@@ -261,7 +261,7 @@ class RewardPool:
         if any(not any(isinstance(verdicts[index], _Fault) for index in batch) for batch in batches):
             self._samples_together = max(1, self._samples_together // 2)
             logger.warning(
-                "A batch of rewards took more than %g s though each sample alone did not: from now on at most %d together.",
+                "A batch of rewards took more than %g s although no single sample did: from now on at most %d are scored together.",
                 self._timeout_seconds,
                 self._samples_together,
             )
@@ -352,7 +352,7 @@ class RewardPool:
     def _note_overdue(self, overdue: bool) -> None:
         self._num_overdue += overdue
         if overdue and self._num_overdue == _FULL_TIMEOUTS:
-            message = "%d samples of a batch ran past %g s; the rest of the batch gets %g s a sample."
+            message = "%d samples of a batch took more than %g s; the rest of the batch gets %g s per sample."
             logger.warning(message, _FULL_TIMEOUTS, self._timeout_seconds, self._timeout_seconds / 10)
 
     def _replace_idle(self, position: int) -> WorkerProcess:
@@ -378,8 +378,8 @@ def _warn_of_faults(faults: Mapping[int, _Fault], num_samples: int, consequence:
     ungraded = sum(fault.kind == "ungraded" for fault in faults.values())
     if ungraded:
         logger.warning(
-            "%d of %d samples were not graded, since %d before them had used up the limit: they took more than the tenth of "
-            "it that they had (reward/num_ungraded)",
+            "%d of %d samples were not graded: after %d timeouts in the batch the limit is one tenth, and they took "
+            "longer (reward/num_ungraded)",
             ungraded,
             num_samples,
             _FULL_TIMEOUTS,

@@ -46,7 +46,7 @@ def what_would_fit(
     found = settings_that_fit(config, free=free, total=total, with_vllm=with_vllm, shape_of_path=shape_of_path)
     if found:
         return f"what would fit: {found}"
-    return "take more devices (trainer.n_gpus_per_node), a device with more memory, or a smaller worker.actor.model.model_path"
+    return "use more devices (trainer.n_gpus_per_node), a device with more memory, or a smaller worker.actor.model.model_path"
 
 
 def _alternatives(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:

@@ -83,10 +83,10 @@ def plan_phases(demand: Demand, *, free: int, share: int, sleep: str) -> Phases:
 
 def _refused(demand: Demand, *, beside: int, training: int, share: int, sleeps: bool) -> str | None:
     if 0 < share < demand.engine:
-        return f"vLLM's share is {gib(share)}, and its weights with one request need {gib(demand.engine)}"
+        return f"vLLM's share is {gib(share)}, but its weights and one request need {gib(demand.engine)}"
     if demand.kept > beside:
         return (
-            f"while responses are sampled, {gib(demand.loaded + demand.kept)} of the trainer stay beside vLLM's share of "
+            f"while responses are sampled, the trainer keeps {gib(demand.loaded + demand.kept)} beside vLLM's share of "
             f"{gib(share)}: {gib(demand.kept - beside)} too much"
         )
     if demand.certain > training:

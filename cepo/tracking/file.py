@@ -53,7 +53,7 @@ class FileSink:
             )
             self._trace = Trace(run.folder, max_bytes=run.max_rollouts_mb * 1_000_000, last_step=run.resumed_step)
         if self._metrics.last is None and run.resumed_step:
-            _log.warning("%s has no row of the %d steps before", run.folder / METRICS_FILE, run.resumed_step)
+            _log.warning("%s has no row of the %d earlier steps", run.folder / METRICS_FILE, run.resumed_step)
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         last = None if self._metrics.last is None else metrics_row(self._metrics.last)
@@ -91,7 +91,7 @@ class FileSink:
         except DataError as error:
             beside = self._folder / f"{ENVIRONMENT_FILE}.damaged"
             (self._folder / ENVIRONMENT_FILE).replace(beside)
-            _log.warning("%s; it now lies in %s, and a new one is begun", error, beside.name)
+            _log.warning("%s; it was moved to %s, and a new file is started", error, beside.name)
             return []
 
     def _opened(self, name: str, resumed_step: int | None) -> LineFile:

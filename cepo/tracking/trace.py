@@ -197,7 +197,7 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
             raise DataError(f"{file} cannot be read as Parquet: {error}. Remove it to read the rest") from error
         version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
         if version != str(TRACE_VERSION):
-            raise DataError(f"{file} has version {version} of the trace; this cepo reads version {TRACE_VERSION}")
+            raise DataError(f"{file} has trace version {version}, but this cepo reads version {TRACE_VERSION}")
         _require_columns(table, file)
         by_group: dict[int, list[dict[str, Any]]] = {}
         for row in table.to_pylist():

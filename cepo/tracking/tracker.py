@@ -102,7 +102,7 @@ def set_aside_earlier_records(folder: Path) -> Path | None:
     aside.mkdir()
     for path in present:
         os.replace(path, aside / path.name)
-    _log.info("records of an earlier run in %s now lie in %s", folder, aside.name)
+    _log.info("records of an earlier run in %s were moved to %s", folder, aside.name)
     return aside
 
 

@@ -153,17 +153,17 @@ def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
     listed = "\n".join(f"  {key} ({origins.place_of(key)})" for key in found)
     message = f"These are keys of the CEPO authors' fork of EasyR1, which this package replaces:\n{listed}\n"
     if not settings:
-        raise ConfigError(f"{message}Remove them; nothing has to take their place.")
+        raise ConfigError(f"{message}Remove them; they need no replacement.")
     nested: Tree = {}
     for key, value in settings.items():
         _put(nested, key, value)
     message += (
-        f"Remove them. In a YAML file, write instead (each line in place of one of the same key):\n\n"
+        f"Remove them. In a YAML file, write instead (replacing lines with the same key):\n\n"
         f"{yaml.safe_dump(nested, sort_keys=False)}\nOn the command line:\n\n"
         f"{' '.join(f'{key}={written(value)}' for key, value in settings.items())}\n"
     )
     without = [key for key in found if key not in TABLE.fork]
-    raise ConfigError(f"{message}\nNothing takes the place of {', '.join(without)}." if without else message)
+    raise ConfigError(f"{message}\nThese have no replacement: {', '.join(without)}." if without else message)
 
 
 def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
