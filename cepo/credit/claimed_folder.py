@@ -42,8 +42,8 @@ def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> Non
         other = [key for key in sorted({*flat, *before}) if flat.get(key) != before.get(key)]
         if other:
             raise ConfigError(
-                f"out={folder} holds a measurement with other settings: {', '.join(other[:5])}; give the same settings to resume it, "
-                "or a new folder"
+                f"out={folder} holds a measurement with other settings: {', '.join(other[:5])}; give the same settings "
+                "to resume it, or a new folder"
             )
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -261,7 +261,7 @@ class RewardPool:
         if any(not any(isinstance(verdicts[index], _Fault) for index in batch) for batch in batches):
             self._samples_together = max(1, self._samples_together // 2)
             logger.warning(
-                "A batch of rewards took more than %g s although no single sample did: from now on at most %d are scored together.",
+                "A batch of rewards took more than %g s although no single sample did: from now on at most %d together.",
                 self._timeout_seconds,
                 self._samples_together,
             )

@@ -265,7 +265,7 @@ def test_a_group_of_one_rollout_is_an_error() -> None:
     ("settings", "said"),
     [
         ({"reward_low": 1.0}, "reward_high 1.0 is not above reward_low 1.0"),
-        ({"baseline": "hindsight", "negative": {"fallback": "neutral"}}, "accepted beside it: student"),
+        ({"baseline": "hindsight", "negative": {"fallback": "neutral"}}, "accepted with that baseline: student"),
     ],
 )
 def test_settings_that_leave_no_baseline_are_refused(settings: dict[str, object], said: str) -> None:

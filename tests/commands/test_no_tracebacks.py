@@ -115,7 +115,7 @@ def test_a_damaged_environment_is_put_aside_on_resume(
     assert len(read_environment(tmp_path)) == 1
     assert (tmp_path / "environment.json.damaged").read_text() == content
     assert "environment.json is damaged" in caplog.text
-    assert "metrics.jsonl has no row of the 2 steps before" in caplog.text
+    assert "metrics.jsonl has no row of the 2 earlier steps" in caplog.text
 
 
 @pytest.mark.parametrize("row", ["{}", '{"a": 1}', '{"step": "x"}', '{"step": null}'])

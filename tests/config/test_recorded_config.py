@@ -72,7 +72,7 @@ def test_a_recorded_reward_file_needs_the_users_word(
     checkpoint = stranger(tmp_path / "run", f"{key}={function}")
     assert dry_run(checkpoint)[0] == 2
     message = capsys.readouterr().err
-    assert f"rewarded by {function}, a file that is no part of cepo and would run here" in message
+    assert f"rewarded by {function}, a file that is not part of cepo and would run here" in message
     assert f"give {key}={function}, or config={tmp_path / 'run' / 'config.yaml'}" in message
     for word in (f"{key}={function}", f"config={tmp_path / 'run' / 'config.yaml'}"):
         code, text = dry_run(checkpoint, word)
@@ -160,4 +160,4 @@ def test_merge_says_what_is_no_configuration(tmp_path: Path, capsys: pytest.Capt
     checkpoint = stranger(tmp_path / "run")
     (tmp_path / "run" / "config.yaml").write_text("worker: 5\n", encoding="utf-8")
     assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "out")]) == 2
-    assert "worker.actor.model is no section" in capsys.readouterr().err
+    assert "worker.actor.model is not a section" in capsys.readouterr().err

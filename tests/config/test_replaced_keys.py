@@ -83,10 +83,10 @@ def test_a_switch_that_is_on_is_answered_by_what_it_turned_on(
 
 def test_keys_that_said_nothing_are_to_be_removed() -> None:
     message = message_of(["algorithm.use_cepo=false", "algorithm.cepo_histogram_freq=5"])
-    assert "nothing has to take their place" in message
+    assert "they need no replacement" in message
     assert "algorithm.cepo_histogram_freq (argument" in message
     message = message_of(["algorithm.use_cepo=true", "algorithm.cepo_histogram_freq=5"])
-    assert "Nothing takes the place of algorithm.cepo_histogram_freq." in message
+    assert "These have no replacement: algorithm.cepo_histogram_freq." in message
 
 
 def test_12_keys_are_replaced_and_none_is_a_setting_here() -> None:

@@ -43,7 +43,7 @@ def test_the_reference_is_the_reward_less_that_of_the_others() -> None:
         ("cepo(lambda_init=2)", "at most 1"),
         ("cepo(=1)", "cepo"),
         ("cepo(a.=1)", "cepo"),
-        ("cepo, cepo", "stands twice"),
+        ("cepo, cepo", "is given twice"),
         ("opsd", "no advantages"),
         ("gae", "needs a critic"),
         ("rlsd(teacher.source=ema)", "teacher.source=ema"),

@@ -90,7 +90,7 @@ def test_earlier_downloads_are_used_without_asking_again(hub_home: Path, caplog:
     (hub_home / "hub" / "models--org--model").mkdir(parents=True)
     (hub_home / "datasets" / "org___problems").mkdir(parents=True)
     require_hub_names([MODEL], [DATA])
-    assert "what earlier downloads left" in caplog.text
+    assert "using earlier downloads" in caplog.text
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     assert huggingface_hub.constants.HF_HUB_OFFLINE
 

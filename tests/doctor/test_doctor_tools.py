@@ -70,7 +70,7 @@ def test_ninja_and_nvcc_matter_only_for_flashinfer(missing: str, line: str) -> N
     preferred, other = marks(missing, flashinfer_first=True), marks(missing)
     assert (preferred.mark, other.mark) == ("info", "info")
     assert line in preferred.remedy
-    assert "FLASH_ATTN stands in" in preferred.found
+    assert "vLLM uses FLASH_ATTN" in preferred.found
     assert other.remedy == ""
     assert "not needed" in other.found
     kernels = dataclasses.replace(ALL_TOOLS, ninja=None, nvcc=None, flashinfer_kernels=True)
@@ -89,7 +89,7 @@ def test_tools_are_checked_on_machines_with_a_gpu_alone() -> None:
     blackwell = Gpu(name="B200", capability=(10, 0), total=180 * GIB, free=180 * GIB)
     assert "nvcc" not in of()
     assert "not needed" in of(hopper)["nvcc"].found
-    assert "FLASH_ATTN stands in" in of(hopper, blackwell)["nvcc"].found
+    assert "vLLM uses FLASH_ATTN" in of(hopper, blackwell)["nvcc"].found
 
 
 def test_doctor_and_scripts_state_the_same_install_size() -> None:

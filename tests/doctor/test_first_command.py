@@ -91,7 +91,7 @@ def golden(name: str) -> str:
     ("name", "attention", "asked"),
     [
         ("h100", "vLLM's own choice", False),
-        ("b200", "FLASH_ATTN, asked for", True),
+        ("b200", "FLASH_ATTN: FlashInfer, which vLLM would choose", True),
         ("rtx_pro_6000", "vLLM's own choice", False),
     ],
 )

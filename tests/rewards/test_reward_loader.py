@@ -201,5 +201,5 @@ def test_a_module_beside_the_file_is_no_package_to_install(tmp_path: Path) -> No
     (tmp_path / "my_grader.py").touch()
     path = tmp_path / "reward.py"
     path.write_text("import my_grader\n")
-    with pytest.raises(RewardError, match=f"lies beside it .* PYTHONPATH={tmp_path}"):
+    with pytest.raises(RewardError, match=f"is in the same folder .* PYTHONPATH={tmp_path}"):
         require_imports(path)

@@ -216,7 +216,7 @@ def test_a_split_is_the_files_or_folder_named_after_it(tmp_path: Path) -> None:
     assert numbers(f"{plain / 'first.json'}@train[:50%]") == [0, 1]
     for source, words in (
         (f"{hub_like}@validation", "no file there is named 'validation'.*test-00000-of-00001.parquet"),
-        (f"{plain / 'first.json'}@test", "a file has the one split train, got 'test'"),
+        (f"{plain / 'first.json'}@test", "a single file has only the split train, got 'test'"),
         (f"{plain}@train[", r"the split 'train\[' is neither"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -174,7 +174,7 @@ def test_the_same_command_gives_the_same_table(measured: Path, credit_command: l
         ("continuations=95", "holds a measurement with other settings: num_continuations"),
         ("worker.rollout.top_k=3", "holds a measurement with other settings: worker.rollout.top_k"),
         ("worker.reward.reward_function={reward}", "have equal rewards"),
-        ("out={tmp_path}", "holds something else than a measurement"),
+        ("out={tmp_path}", "does not hold a measurement"),
         ("responses=0", "responses=0: give a whole number of at least 1"),
         ("gradient=perhaps", "gradient=perhaps: give true or false"),
         ("worker.rollout.n=1", "groups of at least 2"),

@@ -206,7 +206,7 @@ def test_a_checkpoint_is_evaluated_as_a_merged_model(
 def test_a_checkpoint_that_is_quantised_already_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
     settings = BitsAndBytesConfig(load_in_4bit=True, llm_int8_skip_modules=["lm_head", "model.visual"])
     plain_base(tiny_model_folder, settings).save_pretrained(tmp_path / "packed")
-    with pytest.raises(ConfigError, match="holds quantised weights, which are not trained here"):
+    with pytest.raises(ConfigError, match="holds quantised weights, which cannot be trained"):
         pretrained.load_model(
             str(tmp_path / "packed"), dtype=torch.float32, trust_remote_code=False, override_config={}
         )

@@ -36,7 +36,7 @@ def test_training_on_a_gpu_of_40_mb_ends_with_code_2(tmp_path: Path) -> None:
     message = done.stderr.splitlines()[-1]
     assert "the run does not fit on this GPU (37 MiB of 38 MiB are free)" in message
     assert "while responses are sampled" in message
-    assert "take more devices (trainer.n_gpus_per_node)" in message
+    assert "use more devices (trainer.n_gpus_per_node)" in message
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 

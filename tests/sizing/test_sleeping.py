@@ -35,7 +35,7 @@ def test_what_stays_must_fit_beside_the_waking_engine() -> None:
     assert phases(42 * GIB).in_words == "sleeps"
     late = phases(42 * GIB - 1)
     assert late.refused is not None
-    assert "while responses are sampled, 7.0 GiB of the trainer stay beside vLLM's share of 40.0 GiB" in late.refused
+    assert "while responses are sampled, the trainer keeps 7.0 GiB beside vLLM's share of 40.0 GiB" in late.refused
     assert phases(42 * GIB, kept=2 * GIB + 1).refused
     assert phases(41 * GIB, kept=-3 * GIB).refused is None, "weights that leave the device make room"
 
@@ -59,7 +59,7 @@ def test_a_certain_excess_is_refused_and_a_bound_is_tight() -> None:
 
 def test_a_share_below_the_engines_weights_is_refused() -> None:
     assert phases(80 * GIB, share=6 * GIB).refused is None
-    assert "its weights with one request need 6.0 GiB" in (phases(80 * GIB, share=6 * GIB - 1).refused or "")
+    assert "its weights and one request need 6.0 GiB" in (phases(80 * GIB, share=6 * GIB - 1).refused or "")
 
 
 @pytest.mark.parametrize(("scoring", "total"), [(28, 1797), (2000, 500 + 1000 + 60 + 200 + 8 + 2000)])
