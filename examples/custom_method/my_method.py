@@ -17,7 +17,7 @@ class MyMethod(GroupRelativeEstimator):
     """
 
     class Config:
-        clip_radius: float = Field(default=0.3, ge=0, lt=1, description="r.")
+        clip_radius: float = Field(default=0.3, ge=0, lt=1, description="Clip range r of the weight.")
         teacher: TeacherConfig = TeacherConfig()
 
     views = ("blamed",)
