@@ -1,9 +1,9 @@
 """Looks for known vulnerabilities of the pinned packages: `python3 scripts/audit.py` (needs `pip install pip-audit`).
 
-pip-audit asks a database on the network about each package of `constraints/*.txt`. Where that cannot be reached it skips packages
-and still reports success, so this script counts what was really looked up.
+pip-audit queries a database on the network for each package of `constraints/*.txt`. If the database cannot be reached,
+it skips packages and still reports success, so this script counts the packages that were really looked up.
 
-Exit codes: 0 none is known, 1 some are known, 3 not every package could be looked up.
+Exit codes: 0 no vulnerability is known, 1 some are known, 3 not every package could be looked up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NOT_SCANNED = 3
 
 
 def verdict(dependencies: list[dict[str, Any]]) -> tuple[int, str]:
-    """Returns the exit code and what to say about the dependencies of a report of pip-audit."""
+    """Returns the exit code and the message for the dependencies in a report of pip-audit."""
     skipped = [each["name"] for each in dependencies if "skip_reason" in each]
     known = [(each, one["id"]) for each in dependencies for one in each.get("vulns", ())]
     looked_up = len(dependencies) - len(skipped)
@@ -31,7 +31,7 @@ def verdict(dependencies: list[dict[str, Any]]) -> tuple[int, str]:
 
 
 def main() -> int:
-    """Prints what is known; see the exit codes above."""
+    """Runs pip-audit and prints the known vulnerabilities; returns the exit code."""
     files = [option for file in sorted(CONSTRAINTS.glob("*.txt")) for option in ("-r", str(file))]
     command = [sys.executable, "-m", "pip_audit", "--no-deps", "--disable-pip", "--format", "json", *files]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

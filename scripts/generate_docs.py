@@ -43,13 +43,13 @@ folder.
 
 
 def rows(settings: Iterable[Setting]) -> Iterator[str]:
-    """Table rows of settings with their meaning."""
+    """Yields table rows of settings with their meaning."""
     for one in settings:
         yield f"| `{one.key}` | {_default(one)} | {_cell(one.accepted)} | {_cell(one.help)} |"
 
 
 def document() -> str:
-    """The whole page."""
+    """Returns the whole page on settings."""
     parts = [HEAD, "## Settings\n", "| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
     parts += rows(settings_of())
     parts.append("\n## Methods\n\nEach method reads its own section; [methods.md](methods.md) has the equations.\n")
@@ -67,7 +67,7 @@ def document() -> str:
 
 
 def easyr1_rows() -> Iterator[str]:
-    """Table rows of EasyR1's keys: its defaults, and what becomes of the key here."""
+    """Yields table rows of EasyR1's keys with its defaults and the effect of the key here."""
     ours = {setting.key: setting.default for setting in settings_of()}
     for name, key in EASYR1_KEYS.items():
         shipped = f"`{written(key.shipped[0])}`" if key.shipped else ""
@@ -87,7 +87,7 @@ def easyr1_rows() -> Iterator[str]:
 
 
 def replaced_rows() -> Iterator[str]:
-    """Table rows of the fork's keys and of what is written in their place; V stands for the value."""
+    """Yields table rows of the fork's keys and their replacements; V stands for the value."""
     for name, replacement in TABLE.fork.items():
         settings = replacement.settings(True if replacement.if_true else "V")
         assignments = ", ".join(f"`{key}={written(value)}`" for key, value in settings.items())
@@ -95,7 +95,7 @@ def replaced_rows() -> Iterator[str]:
 
 
 def easyr1_tables() -> dict[str, list[str]]:
-    """The blocks of the page of those who come from EasyR1."""
+    """Returns the generated blocks of the page for users of EasyR1."""
     return {
         "keys": [
             "| key | EasyR1's default | in its `config.yaml` | here |",
@@ -108,7 +108,7 @@ def easyr1_tables() -> dict[str, list[str]]:
 
 
 def with_tables(page: Path, blocks: Mapping[str, Sequence[str]]) -> str:
-    """The page with each block between two markers replaced by its rows."""
+    """Returns the page with each block between two markers replaced by its rows."""
     text = page.read_text(encoding="utf-8")
     for name, lines in blocks.items():
         begin, end = f"<!-- {name}: begin, generated -->", f"<!-- {name}: end -->"
@@ -119,7 +119,7 @@ def with_tables(page: Path, blocks: Mapping[str, Sequence[str]]) -> str:
 
 
 def wrapped(line: str) -> str:
-    """A line of prose or of a list within 100 columns; a table's row stays one line."""
+    """Wraps a line of prose or of a list at 100 columns; leaves table rows unchanged."""
     if line.startswith("|"):
         return line
     indent = "  " if line.startswith("- ") else ""
@@ -139,7 +139,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    """Writes the pages, or with --check says whether they are up to date (exit code 1 if not)."""
+    """Writes the pages; with --check, returns 1 instead if they are out of date."""
     moving, memory, models = DOCS / "from-easyr1.md", DOCS / "memory.md", DOCS / "models.md"
     pages = {
         DOCS / "configuration.md": document(),

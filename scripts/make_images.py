@@ -1,7 +1,7 @@
-"""Draws the credit view in docs/images: `make_images.py [--check]`. It needs Chromium and playwright.
+"""Draws the images of the credit view in docs/images: `make_images.py [--check]`. Needs Chromium and playwright.
 
-`docs/images/run` has the trace of `cepo show microgeo:model microgeo:validation --problems 2` under quickstart.yaml, and
-`made_from.txt` has the digest of the code and the run that the images were drawn from; a test compares it.
+`docs/images/run` has the trace of `cepo show microgeo:model microgeo:validation --problems 2` with quickstart.yaml.
+`made_from.txt` has the digest of the code and the run from which the images were drawn; a test compares it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEMES = {"credit": "light", "credit_dark": "dark"}
 
 
 def digest() -> str:
-    """The digest of what the images show: the page's templates, style and script, and the run."""
+    """Returns the digest of everything that the images show: the page's templates, style and script, and the run."""
     files = list((REPOSITORY / "cepo" / "report" / "assets").iterdir())
     found = hashlib.sha256()
     for file in sorted([*files, *(path for path in RUN.rglob("*") if path.is_file())]):
@@ -31,7 +31,7 @@ def digest() -> str:
 
 
 def draw() -> None:
-    """Writes the page of the run and photographs its credit view."""
+    """Writes the page of the run and saves screenshots of its credit view."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
@@ -46,7 +46,7 @@ def draw() -> None:
 
 
 def main() -> int:
-    """Draws the images, or with --check says whether they are up to date (exit code 1 if not)."""
+    """Draws the images; with --check, returns 1 instead if they are out of date."""
     made_from = IMAGES / "made_from.txt"
     if "--check" in sys.argv[1:]:
         return 0 if made_from.read_text(encoding="utf-8").strip() == digest() else 1

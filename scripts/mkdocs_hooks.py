@@ -1,7 +1,7 @@
-"""Hooks of the documentation site: pages from the repository's root, and links that leave docs/.
+"""Adds the pages of the repository's root to the documentation site and rewrites links that leave docs/.
 
-The pages in docs/ link to one another by file name, and to files beside docs/ by `../`. On the site the four pages of the
-root stand beside those of docs/, and files that are no pages (scripts, examples) are named by their path in the repository.
+The pages in docs/ link to each other by file name, and to files outside docs/ by `../`. On the site, the four pages of
+the root are next to those of docs/. Links to other files (scripts, examples) become their paths in the repository.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links out of docs/ become links between pages of the site, or the path in the repository."""
+    """Converts links out of docs/ to links between pages of the site, or to paths in the repository."""
     return _LINK.sub(
         lambda match: _on_site(*match.groups(), at_root=page.file.src_uri in ROOT_PAGES.values()), markdown
     )

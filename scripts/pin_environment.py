@@ -1,11 +1,11 @@
 """Writes constraints/<extra>.txt and docs/licences.md from an environment: `pin_environment.py [EXTRA | EXTRA=REPORT ...]`.
 
-Run it in the environment that a release was tested in (scripts/test.sh makes it). Each file pins every package that
-`cepo[EXTRA]` brings, directly or through another package, to the version that is installed. Without arguments the extras of
-scripts/test.sh are written.
+Run it in the environment in which a release was tested (scripts/test.sh creates it). Each file pins every package that
+`cepo[EXTRA]` requires, directly or indirectly, to the installed version. The default is the extras of scripts/test.sh.
 
-REPORT is for an extra that this environment does not have: `pip install --dry-run --ignore-installed --report REPORT '.[EXTRA]'`
-resolves its versions without installing them, and the file's head says that nothing of it was run.
+REPORT is for an extra that this environment does not have. It is written by
+`pip install --dry-run --ignore-installed --report REPORT '.[EXTRA]'`, which resolves the versions without installing
+them. The head of the constraints file then says that its packages were not tested.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CONSTRAINTS = REPOSITORY / "constraints"
 LICENCES = REPOSITORY / "docs" / "licences.md"
 EXTRAS = ("cpu", "qlora", "video", "dev", "docs")
 WITHOUT_LICENCES = {"gpu"}
-"""Extras that docs/licences.md does not cover: docs/licences-gpu.md does."""
+"""Extras that docs/licences-gpu.md covers instead of docs/licences.md."""
 NAMES_OF_LICENCES = {
     "apache": "Apache-2.0",
     "mit": "MIT",
@@ -41,7 +41,7 @@ NAMES_OF_LICENCES = {
     "intel end user": "Intel EULA",
     "unlicense": "Unlicense",
 }
-"""Beginnings by which a licence is known in metadata without an SPDX expression."""
+"""Words that identify a licence in metadata without an SPDX expression."""
 
 HEAD = """# Licences of dependencies
 
@@ -60,18 +60,18 @@ and that each other pinned package has a row.
 
 
 def requirements_of(extra: str) -> list[Requirement]:
-    """What pyproject.toml asks for with this extra; the engine of a machine without a GPU stands for either."""
+    """Returns the requirements in pyproject.toml with this extra."""
     with (REPOSITORY / "pyproject.toml").open("rb") as file:
         project = tomllib.load(file)["project"]
     return [Requirement(text) for text in project["dependencies"] + project["optional-dependencies"][extra]]
 
 
 def pins_of(extra: str) -> dict[str, str]:
-    """Version of every package that `cepo[extra]` brings, by canonical name.
+    """Returns the version of every package that `cepo[extra]` requires, by canonical name.
 
     Raises:
-        metadata.PackageNotFoundError: if a required package is not installed.
-        ValueError: if one is installed in a version that another package does not accept.
+        metadata.PackageNotFoundError: a required package is not installed.
+        ValueError: a package is installed in a version that another package does not accept.
     """
     pins: dict[str, str] = {}
     waiting = [(requirement, "") for requirement in requirements_of(extra)]
@@ -95,10 +95,10 @@ def pins_of(extra: str) -> dict[str, str]:
 
 
 def licence_of(name: str) -> str:
-    """SPDX expression of an installed package's licence, or the licence that older metadata or its licence file name.
+    """Returns an installed package's licence as an SPDX expression, or as older metadata or its licence file name it.
 
     Raises:
-        ValueError: if the metadata name no licence that this script knows.
+        ValueError: the licence is not known to this script.
     """
     fields = metadata.metadata(name)
     return _licence(
@@ -123,7 +123,7 @@ def _licence(name: str, expression: str | None, every_classifier: list[str], tex
 
 
 def _heading_of_licence_file(name: str) -> str:
-    """First line with text of the package's licence file, "" without such a file."""
+    """Returns the first non-empty line of the package's licence file, "" without such a file."""
     for path in metadata.files(name) or ():
         if path.name.upper().startswith("LICENSE"):
             return next(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
@@ -131,14 +131,14 @@ def _heading_of_licence_file(name: str) -> str:
 
 
 def resolved(report: Path, *, with_licences: bool) -> dict[str, tuple[str, str]]:
-    """Version and licence of every package in pip's report, by canonical name, without this package itself."""
+    """Returns version and licence of every package in pip's report except this one, by canonical name."""
     found: dict[str, tuple[str, str]] = {}
     for each in json.loads(report.read_text(encoding="utf-8"))["install"]:
         fields = each["metadata"]
         name = canonicalize_name(fields["name"])
         if name == "cepo":
             continue
-        text = fields.get("license") or ("MIT" if name == "setuptools" else None)  # which has a licence file alone
+        text = fields.get("license") or ("MIT" if name == "setuptools" else None)  # it has only a licence file
         licence = ""
         if with_licences:
             licence = _licence(name, fields.get("license_expression"), fields.get("classifier", []), text)

@@ -1,4 +1,4 @@
-"""`cepo microgeo`, or `python3 -m cepo.microgeo`: builds the embedded world, and may make its model the shipped one."""
+"""Implements `cepo microgeo` (also `python3 -m cepo.microgeo`): builds an embedded world, and can ship its model."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""The second embedded world: a beetle's walk along a ruler, in 5 to 12 steps that depend on each other.
+"""Generates the problems of the chain world: a beetle's walk along a ruler, in 6 to 12 steps that depend on each other.
 
-The image shows rows of figures. Each figure moves the beetle, and the answer is its place after each row:
+The image shows rows of figures. Each figure moves the beetle, and the answer is its position after each row:
 
-- a filled triangle moves it right, a filled square left, by lengths that the text gives; the ends of the ruler stop it;
-- a filled circle mirrors its place in the middle of the ruler;
-- a filled diamond brings it back to where it started;
-- a hollow figure is a distractor and leaves it where it is.
+- A filled triangle moves it right, a filled square left, by lengths that the text states. The ruler's ends stop it.
+- A filled circle reflects its position about the middle of the ruler.
+- A filled diamond returns it to its start.
+- A hollow figure is a distractor without effect.
 
-A mistake goes on through all later steps. It is fatal once a row has ended, because the row's place is part of the
-answer. Before that, a correction, a diamond or an end of the ruler can repair it.
+A mistake affects all later steps. At the end of its row it is fatal, because the row's position is part of the answer.
+Before that, a correction, a diamond or an end of the ruler can repair it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _SHARES = {"t": 0.36, "s": 0.36, "c": 0.14, "d": 0.14}
 
 @dataclass(frozen=True)
 class Distribution:
-    """What the problems of a split look like. `held_out_starts`: multiples of 7, which no other split starts at."""
+    """The distribution of a split's problems. `held_out_starts`: starts are multiples of 7, as in no other split."""
 
     num_figures: tuple[int, int] = (6, 9)
     hollow: float = 0.25
     held_out_starts: bool = False
-    unseen_shapes: bool = False  # smaller figures, turned further than any in training
+    unseen_shapes: bool = False  # figures are smaller and rotated further than any in training
     specks: bool = False
 
 
@@ -45,14 +45,14 @@ DISTRIBUTIONS = {
     "longer": Distribution(num_figures=(10, 12)),
     "distractors": Distribution(hollow=0.5, specks=True),
 }
-"""The held-out splits by stream; all other streams have the training distribution."""
+"""The distributions of the held-out splits by stream; all other streams have the training distribution."""
 WARM_START, NUM_NAMINGS = "warmstart", 12800
-"""The warm start begins with this many images whose figures are only named: on walks alone it learns to see much later."""
+"""The warm start begins with this many images whose figures are only named: on walks alone, it learns to see later."""
 
 
 @dataclass(frozen=True)
 class ChainProblem(Problem):
-    """A walk: `seen` has the figures row by row, `numbers` the start, the length to the right and the length to the left."""
+    """A walk: `seen` has the figures by row, `numbers` the start and the lengths to the right and to the left."""
 
     @property
     def question(self) -> str:
@@ -68,7 +68,7 @@ class ChainProblem(Problem):
         return self.seen.split("/")
 
     def places(self) -> list[list[int]]:
-        """The right place after each figure, row by row."""
+        """Returns the correct position after each figure, by row."""
         place, found = self.numbers[0], list[list[int]]()
         for row in self.rows:
             found.append([])
@@ -78,7 +78,7 @@ class ChainProblem(Problem):
         return found
 
     def cells(self) -> Iterator[tuple[str, str, int | None]]:
-        """Each figure's label (A to L by its place in the image), its letter, and the number of the row that it ends."""
+        """Yields each figure's label (A to L by its cell in the image), its letter, and the row that it ends if any."""
         for number, row in enumerate(self.rows):
             for column, figure in enumerate(row):
                 label = ascii_uppercase[number * COLUMNS + column]
@@ -86,7 +86,7 @@ class ChainProblem(Problem):
 
 
 class Naming(ChainProblem):
-    """An image whose figures are to be named; only the warm start has it."""
+    """An image whose figures are to be named; used in the warm start only."""
 
     @property
     def question(self) -> str:
@@ -94,7 +94,7 @@ class Naming(ChainProblem):
 
 
 def generate_chain_problem(seed: int, index: int, *, stream: str = "train") -> ChainProblem:
-    """Returns the problem number `index` of a stream, a pure function of its arguments."""
+    """Returns problem number `index` of a stream, a pure function of the arguments."""
     rng = random.Random(f"chain/{stream}/{seed}/{index}")
     kind = DISTRIBUTIONS.get(stream, Distribution())
     start = rng.choice([start for start in range(3, 18) if (start % 7 == 0) == kind.held_out_starts])
@@ -113,10 +113,10 @@ def generate_chain_problem(seed: int, index: int, *, stream: str = "train") -> C
 def step(
     figure: str, place: int, numbers: Numbers, *, misconceived: bool = False, slip: Slip = no_slip
 ) -> tuple[str, int]:
-    """Returns a step's text up to its result, and the result: the place behind `figure` for a beetle at `place`.
+    """Returns a step's text up to its result, and the result: the position after `figure` for a beetle at `place`.
 
-    `misconceived` makes the typical mistake of figures that have one: a circle doubles the place, a diamond leads to 0,
-    a hollow square counts. `slip` is applied to what is computed.
+    `misconceived` makes the typical mistake of figures that have one: a circle doubles the position, a diamond leads to
+    0, a hollow square counts. `slip` is applied to computed results.
     """
     start, right, left = numbers
     name = name_of(figure)
@@ -139,12 +139,12 @@ def name_of(figure: str) -> str:
 
 
 def answer_text(places: list[int]) -> str:
-    """Returns the places after the rows as the box has them."""
+    """Returns the positions after the rows in the format of the box."""
     return f"({','.join(map(str, places))})"
 
 
 def chain_solution(problem: ChainProblem) -> str:
-    """Returns the right response in its plainest wording."""
+    """Returns the correct response in its plainest wording."""
     parts, place, ends = list[str](), problem.numbers[0], list[int]()
     for label, figure, ended_row in problem.cells():
         text, place = step(figure, place, problem.numbers)

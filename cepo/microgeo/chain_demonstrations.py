@@ -1,4 +1,4 @@
-"""Makes the chain world's demonstrations: walks with mistakes, corrections, varied wording, and hints."""
+"""Generates the chain world's demonstrations: walks with mistakes, corrections, varied wording, and hints."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _CONNECTIVES = ("Then", "Now", "Next", "So")
 
 @dataclass(frozen=True)
 class ChainNoise:
-    """Probabilities per step, except `hinted`, `bends` and `ignores`, which are per demonstration; the latter two if hinted.
+    """Probabilities per step, except `hinted`, and of hinted ones `bends` and `ignores`, which are per demonstration.
 
-    `corrects` is that of taking back a wrong step, `doubts` that of repeating a right one. `connective` is the share of
-    steps that begin with a word without meaning.
+    `corrects` is the probability of correcting a wrong step, `doubts` that of repeating a correct one. `connective` is
+    the share of steps that begin with a word without meaning.
     """
 
     misread: float = 0.015
@@ -35,8 +35,8 @@ class ChainNoise:
 def demonstrate_chain(problem: ChainProblem, *, seed: int, rates: ChainNoise | None = None) -> Demonstration:
     """Returns a noisy solution of `problem`, a pure function of the problem, the rates and the seed.
 
-    A hint states the demonstration's own answer. One that bends the results has random places, and the last figure of
-    each row is made to lead to the row's; an ignored one changes nothing.
+    A hint usually states the demonstration's own answer. A hint that bends the results has random positions, and the
+    last figure of each row is made to lead to them. An ignored hint is wrong and changes nothing.
     """
     rates = rates or ChainNoise()
     rng = random.Random(f"chain demonstration/{seed}/{problem.id}")
@@ -54,7 +54,7 @@ def demonstrate_chain(problem: ChainProblem, *, seed: int, rates: ChainNoise | N
 
 
 def _names(problem: Naming, ends: list[int] | None) -> Demonstration:
-    """Names the figures; a hint's places are repeated at the ends of their rows, which is how the model learns to read it."""
+    """Names the figures and repeats a hint's positions at the ends of their rows: so the model learns to read it."""
     parts = list[str]()
     for label, figure, ended_row in problem.cells():
         parts.append(f"{label} {name_of(figure)}")
@@ -66,7 +66,7 @@ def _names(problem: Naming, ends: list[int] | None) -> Demonstration:
 def _walk(
     problem: ChainProblem, rng: random.Random, rates: ChainNoise, bent: list[int] | None
 ) -> tuple[str, list[int]]:
-    """Returns a response and its places after the rows, which are `bent` if that is given."""
+    """Returns a response and its positions after the rows, which are `bent` if that is given."""
     parts, ends, place = list[str](), list[int](), problem.numbers[0]
     for label, figure, ended_row in problem.cells():
         right = step(figure, place, problem.numbers)

@@ -1,6 +1,7 @@
-"""Draws the chain world's images: one figure in each cell of 32x32 pixels, so that a cell is one image token.
+"""Draws the chain world's images, with one figure in each cell of 32x32 pixels, so that a cell is one image token.
 
-Colours, sizes, places and turns within a cell are random and mean nothing, as do the specks of the split `distractors`.
+Colours, sizes, positions and rotations within a cell are random and have no meaning, like the specks of the split
+`distractors`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _draw_figure(
     *,
     unseen: bool,
 ) -> None:
-    """Draws a figure about the centre of its cell, given in cells; a hollow one is a ring around paper."""
+    """Draws a figure near the centre of its cell, given in cells; a hollow figure has the paper's colour inside."""
     scale = CELL * _OVERSAMPLING
     x, y = (scale * middle + _OVERSAMPLING * rng.uniform(-1.5, 1.5) for middle in cell)
     radius = _OVERSAMPLING * (rng.uniform(9, 10) if unseen else rng.uniform(11.5, 13))

@@ -1,9 +1,9 @@
-"""Makes the demonstrations for the embedded model's warm start: noisy solutions, with hints that may be right or wrong.
+"""Generates demonstrations for the embedded model's warm start: noisy solutions, some with a correct or wrong hint.
 
-The noise gives the model its difficulty: sometimes a demonstration misreads the image, sometimes a computed result is
-off, and each family has a systematic mistake with its own rate. The hints teach the model what `Here is a sample
-answer` means. They mostly state the demonstration's own answer, so a right hint makes the right reading of the image
-more likely and a wrong hint makes it less likely.
+The noise makes the model imperfect: a demonstration may misread the image or compute a wrong result, and each family
+has a systematic mistake with its own rate. The hints teach the model what `Here is a sample answer` means. They mostly
+state the demonstration's own answer, so a correct hint makes the correct reading of the image more likely and a wrong
+hint makes it less likely.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cepo.microgeo.problems import FAMILIES, Problem, Slip, response_text
 
 @dataclass(frozen=True)
 class NoiseRates:
-    """Probabilities of the mistakes: per demonstration, except `slip`, which is per computed result.
+    """Probabilities of the mistakes per demonstration, or of `slip` per computed result.
 
-    Hinted demonstrations misread more often, which teaches the model that a hint tells what was seen.
+    Hinted demonstrations misread more often, which teaches the model that a hint says what was seen.
     """
 
     misread: float = 0.12
@@ -34,7 +34,7 @@ class NoiseRates:
 
 @dataclass(frozen=True)
 class Demonstration:
-    """The response that the model learns for a problem, and the hint it is shown (None: no hint)."""
+    """The response that the model learns for a problem, and the hint that it is shown, if any."""
 
     problem: Problem
     response: str

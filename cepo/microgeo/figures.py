@@ -1,7 +1,7 @@
 """Draws the 64x64 images: thick solid shapes with small random rotations, readable by a vision tower of two layers.
 
-Everything irrelevant to the answer (colours, place, rotation, size) is random. The shape shows the quantity that the
-text leaves out.
+The shape shows the quantity that the text omits. Colours, position, rotation and size are irrelevant to the answer and
+random.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _draw_ticked_bar(draw: ImageDraw.ImageDraw, rng: random.Random, count: int, 
 
 
 def _draw_open_fence(draw: ImageDraw.ImageDraw, rng: random.Random, seen: str, ink: tuple, fill: tuple) -> None:
-    """Draws a yard with a fence on three sides; the open one is a width (top or bottom) or a height (left or right)."""
+    """Draws a yard with a fence on three sides; the open one is a width (top or bottom) or height (left or right)."""
     left, top = 8 + rng.uniform(-2, 2), 8 + rng.uniform(-2, 2)
     right, bottom = 56 + rng.uniform(-2, 2), 56 + rng.uniform(-2, 2)
     open_side = rng.choice(("top", "bottom") if seen == "width" else ("left", "right"))

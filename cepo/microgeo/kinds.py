@@ -1,4 +1,4 @@
-"""The embedded worlds by name: how each draws its problems, images and demonstrations, and where its weights are."""
+"""Defines the embedded worlds by name: their problems, images and demonstrations, and the place of their weights."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorldKind:
-    """What sets one embedded world apart. Its problems are `ChainProblem` or `Problem`, hence `Any`.
+    """The definition of an embedded world. Its problems are `ChainProblem` or `Problem`, hence `Any`.
 
     Attributes:
-        name: as `cepo microgeo --world` takes it.
+        name: the argument of `cepo microgeo --world`.
         prefix: of its parts' names: `microgeo:` + prefix + `train`, `validation`, `model` or a held-out split.
         generate: `generate(seed, index, stream=...)` returns a problem.
-        response: a response that has all of the world's words, for the tokenizer.
-        solution: the right response, where the data set has it as a column.
-        seen_words: the response's words that state what is seen; none: its first token does.
-        held_out: further splits, each from a distribution of its own.
+        response: returns a response for the tokenizer's training; together they have all of the world's words.
+        solution: returns the correct response for the column `solution` of the data set; None without that column.
+        seen_words: the response's words that state what is seen; if empty, its first token does.
+        held_out: further splits, each with its own distribution.
         warm_start: settings of the warm start.
     """
 

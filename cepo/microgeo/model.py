@@ -1,4 +1,4 @@
-"""Builds the embedded model: a real `Qwen3VLForConditionalGeneration` checkpoint of 1.2 million parameters."""
+"""Builds the embedded model, a `Qwen3VLForConditionalGeneration` checkpoint with 1.3 million parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_IMAGE_TOKENS = 700
 def build_untrained_model(folder: Path, *, kind: WorldKind = SHAPES, seed: int = 0) -> Path:
     """Writes a checkpoint folder with random weights, the tokenizer, the processor and the generation config.
 
-    `AutoProcessor`, `Qwen3VLForConditionalGeneration` and vLLM can read the folder. The same seed gives the same files.
+    transformers and vLLM can read the folder. The same seed gives the same files.
     """
     import torch
     from transformers import GenerationConfig, Qwen3VLForConditionalGeneration
@@ -46,7 +46,7 @@ def build_untrained_model(folder: Path, *, kind: WorldKind = SHAPES, seed: int =
 
 
 def model_config(tokenizer: Qwen2Tokenizer) -> Qwen3VLConfig:
-    """Returns the architecture, with the tokenizer's size and special ids."""
+    """Returns the model's configuration, with the tokenizer's size and special ids."""
     from transformers import Qwen3VLConfig
 
     def token_id(token: str) -> int:
@@ -99,7 +99,7 @@ def model_config(tokenizer: Qwen2Tokenizer) -> Qwen3VLConfig:
 
 
 def build_processor(tokenizer: Qwen2Tokenizer) -> Qwen3VLProcessor:
-    """Joins tokenizer and image processor: a 64x64 image becomes 4 image tokens, no image more than 700."""
+    """Builds the processor from the tokenizer: a 64x64 image becomes 4 image tokens, and no image more than 700."""
     from transformers import Qwen2VLImageProcessor, Qwen3VLProcessor, Qwen3VLVideoProcessor
 
     geometry: dict[str, Any] = {"patch_size": PATCH_SIZE, "merge_size": MERGE_SIZE, "temporal_patch_size": 2}

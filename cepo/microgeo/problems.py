@@ -1,7 +1,7 @@
-"""Geometry problems whose answer needs one quantity that only the image shows.
+"""Generates geometry problems whose answer needs a quantity that only the image shows.
 
-A problem is a pure function of (seed, stream, index). The numbers in the text are independent of the quantity shown, so
-the text alone says nothing about it.
+A problem is a pure function of (seed, stream, index). The numbers in the text are independent of the quantity in the
+image, so the text alone does not reveal it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 FORMAT_PROMPT = "{{ content | trim }} Answer in \\boxed{}."
 TEACHER_PROMPT = "{{ prompt }}\nHere is a sample answer: {{ reference }}"
-"""The same text as `configs/format_prompt/microgeo.jinja` with `configs/teacher/user_suffix.jinja`, outside the package."""
+"""Both equal the files `configs/format_prompt/microgeo.jinja` and `configs/teacher/user_suffix.jinja`."""
 
 Numbers = tuple[int, ...]
 Slip = Callable[[int], int]
@@ -22,10 +22,10 @@ Steps = list[tuple[str, int]]
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of problem.
+    """A kind of problem.
 
-    `solve(seen, numbers, misconceived, slip)` returns the reasoning as steps `(text up to the result, result)`. It
-    applies `slip` to every computed result; the last result is the answer. `misconceived` makes the family's typical
+    `solve(seen, numbers, misconceived, slip)` returns the reasoning as steps `(text up to the result, result)`. The
+    last result is the answer. It applies `slip` to every computed result. `misconceived` makes the family's typical
     systematic mistake.
     """
 
@@ -38,7 +38,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem without its image: `seen` is what the image must show, `numbers` is what the text says."""
+    """A problem without its image: `seen` is the quantity in the image, `numbers` are those in the text."""
 
     family: str
     seen: str
@@ -140,7 +140,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def generate_problem(seed: int, index: int, *, stream: str = "train", family: str | None = None) -> Problem:
-    """Returns the problem number `index` of a stream; families alternate unless `family` is given."""
+    """Returns problem number `index` of a stream; families alternate unless `family` is given."""
     rng = random.Random(f"{stream}/{seed}/{index}")
     name = family if family is not None else tuple(FAMILIES)[index % len(FAMILIES)]
     kind = FAMILIES[name]
@@ -154,12 +154,12 @@ def response_text(steps: Steps) -> str:
 
 
 def right_response(problem: Problem) -> str:
-    """Returns the solution without a slip or a misconception."""
+    """Returns the solution without mistakes."""
     return response_text(FAMILIES[problem.family].solve(problem.seen, problem.numbers, False, no_slip))
 
 
 def user_text(question: str, reference: str | None = None) -> str:
-    """Returns the text part of the user turn; with `reference`, that of the teacher."""
+    """Returns the text of the user turn; with `reference`, that of the teacher's."""
     text = FORMAT_PROMPT.replace("{{ content | trim }}", question.strip())
     if reference is None:
         return text
@@ -167,6 +167,6 @@ def user_text(question: str, reference: str | None = None) -> str:
 
 
 def user_messages(question: str, reference: str | None = None) -> list[dict[str, Any]]:
-    """Returns one user turn as the chat template takes it: the image, then the text."""
+    """Returns a user turn with the image and then the text, in the format of chat templates."""
     content = [{"type": "image"}, {"type": "text", "text": user_text(question, reference)}]
     return [{"role": "user", "content": content}]

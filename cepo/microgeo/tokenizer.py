@@ -1,7 +1,7 @@
-"""The embedded model's byte-level BPE tokenizer: Qwen's pre-tokenisation and special tokens, and about 500 tokens.
+"""Builds the embedded model's byte-level BPE tokenizer with Qwen's pre-tokenisation and special tokens.
 
-It can encode any text, because all 256 bytes are in the vocabulary. The words of the embedded world are single tokens;
-every digit and every operator between digits is a token of its own.
+It has about 500 tokens, with all 256 bytes, so it can encode any text. The words of the embedded world are single
+tokens. Every digit and every operator between digits is a separate token.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(kind: WorldKind = SHAPES) -> Qwen2Tokenizer:
-    """Trains the tokenizer on the embedded world's own texts. Takes about a second and gives the same result each time."""
+    """Trains the tokenizer on the embedded world's texts, which takes about a second and is deterministic."""
     from tokenizers import Tokenizer, models, trainers
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Tokenizer
@@ -94,8 +94,8 @@ def _corpus(kind: WorldKind) -> Iterable[str]:
     for index in range(_CORPUS_PROBLEMS):
         problem: Problem = kind.generate(0, index, stream="tokenizer")
         yield user_text(problem.question)
-        # The hint's line is separate, so that no merge joins its newline to the text before it: the student's
-        # and the teachers' prompts then share every token up to that newline.
+        # The hint's line is a separate text, so that no merge joins its newline to the text before it. The
+        # student's and the teachers' prompts then share all tokens up to that newline.
         yield user_text(problem.question, problem.answer).removeprefix(user_text(problem.question))
         yield "user\n"
         yield "assistant\n"

@@ -1,4 +1,4 @@
-"""Supervised warm start of the embedded model on noisy demonstrations."""
+"""Fine-tunes the embedded model on noisy demonstrations (the warm start)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _END_OF_TURN = "<|im_end|>"
 class WarmStartSettings:
     """Settings of AdamW with warm-up and cosine decay.
 
-    `seen_weight` is the loss weight of the tokens that state what is seen; at weight 1 the model learns to guess them
-    and ignores the image. The learning rate reaches 0 after `cosine_steps`; None: at the end. `num_chunks` splits a
-    batch by length and changes results only by rounding, as `num_threads` does. Without `bfloat16` all arithmetic is in
-    float32, which is faster for small batches.
+    `seen_weight` is the loss weight of the tokens that state what is seen; with weight 1 the model learns to guess them
+    and ignores the image. The learning rate reaches 0 after `cosine_steps`, or at the end if that is None. `num_chunks`
+    splits a batch by length; like `num_threads`, it changes results only by rounding. Without `bfloat16` all arithmetic
+    is in float32, which is faster for small batches.
     """
 
     num_steps: int = 400
@@ -52,7 +52,7 @@ class WarmStartSettings:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Some sequences of a batch, right-padded to the longest: model inputs, and (rows, columns) of the response tokens."""
+    """Some right-padded sequences of a batch: model inputs, and the (rows, columns) of the response tokens."""
 
     inputs: dict[str, Tensor]
     rows: Tensor
@@ -70,8 +70,8 @@ def warm_start(
 ) -> list[float]:
     """Trains the checkpoint in `folder` in place and returns the loss of each step.
 
-    The same folder content, settings and seed give the same weights bit for bit on one machine, because the number of
-    threads is fixed during training.
+    On one machine, the same folder content, settings and seed give bitwise equal weights, because the number of threads
+    is fixed during training.
     """
     from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
@@ -178,10 +178,10 @@ def _chunk(processor: Any, kind: WorldKind, demonstrations: list[Demonstration],
 
 @contextmanager
 def batched_vision_attention(model: Qwen3VLForConditionalGeneration) -> Iterator[None]:
-    """Makes the vision tower attend to images of equal size in one call; mixed sizes use the original code.
+    """Makes the vision tower compute attention for images of equal size in one call; mixed sizes use the original code.
 
-    transformers attends image by image, which for hundreds of 64x64 images costs more than the arithmetic. The numbers
-    are the same up to float rounding.
+    transformers computes it image by image, which for hundreds of 64x64 images costs more than the arithmetic. The
+    results are equal up to float rounding.
     """
     attentions = [block.attn for block in model.model.visual.blocks]
     for attention in attentions:

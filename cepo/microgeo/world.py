@@ -1,4 +1,4 @@
-"""Builds an embedded world: a checkpoint folder and a parquet file for each split in Geo3k's format."""
+"""Builds an embedded world: a checkpoint folder, and for each split a Parquet file in Geo3k's format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MANIFEST = "world.json"
 
 @dataclass(frozen=True)
 class World:
-    """The paths of the built parts."""
+    """The paths of a built world."""
 
     folder: Path
 
@@ -71,22 +71,21 @@ def build_world(
     settings: WarmStartSettings | None = None,
     progress: Progress | None = None,
 ) -> World:
-    """Builds the world in `folder`, or reuses one built there with the same arguments and the same code.
+    """Builds the world in `folder`, or reuses one that was built there with the same arguments and code.
+
+    The world is built in a temporary folder and then renamed, so an interrupted build leaves no partial world.
 
     Args:
         kind: which world.
-        folder: default `microgeo-<fingerprint>` in the user's cache folder (`$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`).
-        num_validation: the problems of the validation split, and of each held-out split.
-        seed: of the problems, and with `retrain` of the weights too. The shipped weights are those of seed 0.
+        folder: by default `microgeo-<prefix><fingerprint>` in `$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`.
+        num_validation: number of problems of the validation split and of each held-out split.
+        seed: of the problems, and with `retrain` also of the weights. The shipped weights have seed 0.
         retrain: train the weights here (minutes) instead of copying the shipped ones (seconds).
-        settings: of the warm start; only with `retrain`.
+        settings: of the warm start; used only with `retrain`.
         progress: called as `progress(stage, done, total)`.
 
-    The parts are written beside the folder and put in place by one rename, so an interrupted build leaves no partial
-    world.
-
     Raises:
-        DataError: the folder holds something else, a count is not positive, or weights were not shipped.
+        DataError: the folder holds something else, a count is not positive, or no weights are shipped.
     """
     if num_train < 1 or num_validation < 1:
         raise DataError(
@@ -119,7 +118,7 @@ def _user_cache_folder() -> Path:
 
 
 def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKind = SHAPES) -> list[list[Problem]]:
-    """Returns the problems of `kind.splits`, each from the stream of its name; none has a training problem's image and text."""
+    """Returns each split's problems, from the stream of its name; none repeats a training problem's image and text."""
     train = [kind.generate(seed, index, stream="train") for index in range(num_train)]
     known = {(problem.question, kind.draw(problem).tobytes()) for problem in train}
 
@@ -131,7 +130,7 @@ def split_problems(seed: int, num_train: int, num_validation: int, kind: WorldKi
 
 
 def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SHAPES) -> None:
-    """Writes a parquet file with the columns images, problem, answer (as Geo3k), id, family, and solution if there is one."""
+    """Writes a Parquet file with the columns images, problem, answer (as in Geo3k), id, family, and solution if any."""
     from datasets import Dataset, Features, Image, List, Value
 
     columns: dict[str, list[Any]] = {"images": [], "problem": [], "answer": [], "id": [], "family": []}
@@ -178,7 +177,7 @@ def _build(folder: Path, plan: _Plan, fingerprint: str, progress: Progress | Non
 
 @contextmanager
 def _without_library_bars() -> Iterator[None]:
-    """Keeps the progress bars of datasets and transformers from writing into the caller's own."""
+    """Disables the progress bars of datasets and transformers, which would disturb the caller's."""
     import datasets
     from transformers.utils import logging as transformers_logging
 
@@ -196,7 +195,7 @@ def _without_library_bars() -> Iterator[None]:
 
 
 def _put_in_place(building: Path, folder: Path, fingerprint: str) -> None:
-    """Renames the finished world into place; replaces an older world but nothing else."""
+    """Renames the finished world to its final name, replacing an older world if there is one."""
     if folder.exists():
         if _built_fingerprint(folder) == fingerprint:
             return
@@ -222,7 +221,7 @@ def _built_fingerprint(folder: Path) -> str | None:
 
 
 def _fingerprint(plan: _Plan) -> str:
-    """Hashes all that determines the world: the arguments, this package's code, and the shipped weights if used."""
+    """Hashes everything that determines the world: arguments, this package's code, and the shipped weights if used."""
     digest = hashlib.sha256()
     settings = asdict(plan.settings) if plan.settings is not None else None
     arguments = (plan.kind.name, plan.seed, plan.num_train, plan.num_validation, plan.retrain, settings)
@@ -235,7 +234,7 @@ def _fingerprint(plan: _Plan) -> str:
 
 
 def with_embedded_world(config: RunConfig) -> RunConfig:
-    """Replaces `microgeo:*` by the paths of the embedded worlds, which are built if they are not in the cache."""
+    """Replaces `microgeo:*` names by paths of the embedded worlds, which are built if they are not in the cache."""
     data, model, critic = config.data, config.worker.actor.model, config.worker.critic
     names = {*data.train_sources, data.val_files or "", model.model_path, critic.model.model_path or ""}
     places: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""A method in one file: a wrong response's tokens carry the more blame, the more its own wrong answer explains them."""
+"""Defines a method in one file: the more a wrong response's answer explains a token, the more blame the token gets."""
 
 from pydantic import Field
 
@@ -12,8 +12,9 @@ from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 class MyMethod(GroupRelativeEstimator):
     """`A_hat_t = A * clip(exp(log P_blamed(y_t) - log P_student(y_t)), 1 - r, 1 + r)` where A < 0, and A elsewhere.
 
-    `P_blamed` is the policy after it has read the response's own wrong answer as a sample answer. Degenerate cases, each
-    exactly GRPO: r = 0, right responses, wrong ones without an extractable answer. Source: this repository, as an example.
+    `P_blamed` is the policy with the response's own wrong answer in its prompt as a sample answer. Degenerate cases,
+    each exactly GRPO: r = 0; correct responses; wrong responses without an extractable answer. Source: an example of
+    this repository.
     """
 
     class Config:

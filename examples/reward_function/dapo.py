@@ -1,4 +1,4 @@
-"""+1 or -1 for the answer, and a penalty that grows over the last tokens before the length limit."""
+"""Rewards the answer with +1 or -1, minus a penalty that grows over the last tokens before the length limit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def compute_score(
     overlong_buffer_length: int,
     overlong_penalty_factor: float = 1.0,
 ) -> list[dict[str, float]]:
-    """`overall = accuracy + overlong`, one score per sample; `accuracy` is +1 for the right answer and -1 for any other.
+    """Returns `overall = accuracy + overlong` and its parts for each sample.
 
-    With L the response's tokens and `free = max_response_length - overlong_buffer_length`:
-    `overlong = -overlong_penalty_factor * clamp((L - free) / overlong_buffer_length, 0, 1)`, which is 0 up to `free` tokens
-    and the whole factor at the limit. `accuracy` tells right from wrong, whatever the length costs; `accuracy_normalized` is
-    the same as 1 and 0, for `algorithm.filter_key`.
+    With L the number of response tokens and `free = max_response_length - overlong_buffer_length`:
+    `overlong = -overlong_penalty_factor * clamp((L - free) / overlong_buffer_length, 0, 1)`, which is 0 up to `free`
+    tokens and the negative factor at the limit. `accuracy` is +1 for the correct answer and -1 for any other, whatever
+    the length; `accuracy_normalized` is 1 and 0 instead, for `algorithm.filter_key`.
 
     Raises:
         ConfigError: the buffer is not within 1 .. max_response_length.

@@ -1,4 +1,4 @@
-r"""Nine tenths for the boxed answer, one tenth for thinking first: `<think>...</think>` and then `\boxed{...}`."""
+r"""Rewards the boxed answer (nine tenths) and the format `<think>...</think>` followed by `\boxed{...}` (one tenth)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _THOUGHT_THEN_BOX = re.compile(r"\s*<\s*think\s*>.*<\s*/\s*think\s*>.*\\boxed\s*
 
 
 def compute_score(reward_inputs: Sequence[Mapping[str, Any]], *, format_weight: float = 0.1) -> list[dict[str, float]]:
-    r"""`overall = (1 - format_weight) * accuracy + format_weight * format`, one score per sample.
+    r"""Returns `overall = (1 - format_weight) * accuracy + format_weight * format` and its parts for each sample.
 
-    `accuracy` is 1 where the last `\boxed{}` (or `<answer>`) states the ground truth. `format` is 1 where the response begins
-    with its thoughts in their tags and has a box behind them.
+    `accuracy` is 1 if the last `\boxed{}` (or `<answer>`) equals the ground truth. `format` is 1 if the response begins
+    with `<think>...</think>` and has a box after it.
     """
     scores: list[dict[str, float]] = []
     for reward_input in reward_inputs:

@@ -1,4 +1,4 @@
-"""A reward for one sample at a time: half for the answer, half for thinking and answer in their tags."""
+"""Rewards one sample at a time: half for the answer, half for `<think>` and `<answer>` tags."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def compute_score(reward_input: Mapping[str, Any], *, format_weight: float = 0.5) -> dict[str, float]:
-    """`overall = (1 - format_weight) * accuracy + format_weight * format`.
+    """Returns `overall = (1 - format_weight) * accuracy + format_weight * format` and its parts.
 
-    `format` is 1 where the response is exactly `<think>...</think><answer>...</answer>`. `accuracy` judges the last
-    `<answer>`, in whatever surroundings; without one it is 0.
+    `format` is 1 if the whole response is `<think>...</think><answer>...</answer>`. `accuracy` is 1 if the last
+    `<answer>`, wherever it is, equals the ground truth.
     """
     response = reward_input["response"]
     answers = _ANSWER.findall(response)

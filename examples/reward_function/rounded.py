@@ -1,4 +1,4 @@
-"""A reward that reads more than the response: the prompt, another column of the row, and a keyword."""
+"""Shows a reward that reads the prompt, another column of the row, and a keyword argument."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _ASKS_FOR_ROUNDING = re.compile(r"\bround(?:ed)?\b", re.IGNORECASE)
 
 
 def compute_score(reward_input: Mapping[str, Any], *, tolerance_key: str = "tolerance") -> dict[str, float]:
-    """1 for the right answer, or for a number close enough to it; else 0.
+    """Returns 1 for the correct answer or a number within a tolerance of it; otherwise 0.
 
-    Close enough is the row's column `tolerance_key`, where it has one. Otherwise, where the prompt asks for rounding, half a
-    unit of the ground truth's last digit: for 34.6 the unrounded 20√3 counts too.
+    The tolerance is the row's column `tolerance_key`, if it has one. Otherwise, if the prompt asks for rounding, it is
+    half a unit of the ground truth's last digit: if this is 34.6, the unrounded 20√3 is accepted too.
     """
     answer, gold = extract_answer(reward_input["response"]), reward_input["ground_truth"]
     if answer is None:
@@ -36,7 +36,7 @@ def compute_score(reward_input: Mapping[str, Any], *, tolerance_key: str = "tole
 
 
 def _half_a_unit(number: str) -> float:
-    """0.05 for 34.6; 0 for anything but a plain decimal."""
+    """Returns 0.05 for 34.6, and 0 if the text is not a plain decimal."""
     if not re.fullmatch(r"-?\d+\.\d+", number):
         return 0.0
     return float(Decimal(1).scaleb(int(Decimal(number).as_tuple().exponent))) / 2

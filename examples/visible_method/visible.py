@@ -1,4 +1,4 @@
-"""A method in one file: tokens that the image makes likelier carry more of the advantage than what text alone explains."""
+"""Defines a method in one file: tokens that the image makes more likely get more of the advantage."""
 
 from pydantic import Field
 
@@ -12,7 +12,7 @@ class Visible(GroupRelativeEstimator):
     """`delta_t = log P_student(y_t) - log P_blind(y_t)`, `A_hat_t = A clip(exp(sign(A) delta_t), 1 - r, 1 + r)`.
 
     `P_blind` is the policy that reads the question without its image, and a line that says so. Degenerate case: r = 0 is
-    GRPO exactly. Source: this repository, as an example.
+    exactly GRPO. Source: an example of this repository.
     """
 
     class Config:
