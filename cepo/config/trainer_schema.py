@@ -61,8 +61,12 @@ class TrainerConfig:
         description="Under Ray: how often a run restarts lost workers and continues from its last checkpoint.",
     )
     critic_warmup: int = Field(default=0, ge=0, description="Number of first steps that train the critic only.")
-    val_freq: CountOrOff = Field(default=-1, description="Validate every this many steps; -1: not between steps.")
-    val_before_train: bool = Field(default=True, description="Validate before the first step.")
+    val_freq: CountOrOff = Field(
+        default=-1, description="Validate every this many steps and after the last step; -1: not during training."
+    )
+    val_before_train: bool = Field(
+        default=True, description="Validate before the first step, and after the last step too."
+    )
     val_only: bool = Field(default=False, description="Validate once and stop without training.")
     val_max_samples: CountOrOff = Field(
         default=-1, description="Problems per validation, drawn once with trainer.seed; -1: the whole validation set."
@@ -122,7 +126,7 @@ class TrainerConfig:
     max_try_make_batch: int = Field(
         default=20,
         description="Most sampling rounds per step under online filtering; after them, groups that were filtered out "
-        "fill the batch. 0 or less: no limit.",
+        "fill the batch. 0 or less: rounds end only if three passes over the data keep no group.",
     )
     max_skipped_steps: CountOrOff = Field(
         default=10,
