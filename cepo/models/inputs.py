@@ -61,7 +61,7 @@ class Video:
         }
 
     def times(self, temporal_patch_size: int) -> tuple[float, ...]:
-        """Returns each temporal patch's time in seconds (mean of first and last frame); the last frame fills the last patch."""
+        """Returns the seconds of each temporal patch, the mean of its first and last frame; copies fill the last one."""
         missing = -len(self.frame_numbers) % temporal_patch_size
         seconds = [number / self.source_fps for number in (*self.frame_numbers, *self.frame_numbers[-1:] * missing)]
         return tuple(

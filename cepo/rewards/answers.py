@@ -1,7 +1,7 @@
 """Extracts the final answer of a response and compares it with the ground truth.
 
-Nothing here limits time: `math_verify` may compute without end on an answer such as `9^{9^{9^9}}`. Training calls these
-functions in the worker processes of `cepo.rewards.pool`, which are killed after a time limit.
+These functions have no timeout: `math_verify` may compute forever on an answer such as `9^{9^{9^9}}`. Training calls
+them in the worker processes of `cepo.rewards.pool`, which are killed after a time limit.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ ROUNDING_LIMIT = 0.05
 
 
 def extract_answer(response: str) -> str | None:
-    r"""Returns the text of the last `\boxed{...}` with matching braces, else of the last `<answer>...</answer>`, else None.
+    r"""Returns the text of the last `\boxed{...}` with matching braces, else the last `<answer>...</answer>`, else None.
 
-    Of nested boxes the outermost counts. An empty or blank last answer gives None, never the string "None".
+    Of nested boxes the outermost counts. If the last answer is blank, the result is None, never the string "None".
     """
     span = answer_span(response)
     return response[slice(*span)] if span else None
 
 
 def answer_span(response: str) -> tuple[int, int] | None:
-    """Returns where `extract_answer` finds the final answer: its first character and the one behind its last."""
+    """Returns the span of `extract_answer`'s result: the index of its first character and the one after its last."""
     start, stop = _last_boxed_span(response) or _last_tagged_span(response) or (0, 0)
     answer = response[start:stop].strip()
     first = response.find(answer, start)
@@ -42,11 +42,11 @@ def answer_span(response: str) -> tuple[int, int] | None:
 
 
 def normalise_answer(text: str) -> str:
-    r"""Returns one spelling for answers typed differently: `x = 60^\circ` and `60 \text{ cm}^2` both become `60`.
+    r"""Returns a normalised spelling of an answer: `x = 60^\circ` and `60 \text{ cm}^2` both become `60`.
 
     Drops degree signs, units after a number, a name before `=`, outer `$` and boxes, a trailing period, thousands
     separators and spaces; unwraps `\text{}`; writes `\dfrac` as `\frac` and `\sqrt 2` as `\sqrt{2}`. It computes no
-    values: `\frac{6}{4}` is kept. It is idempotent.
+    values: `\frac{6}{4}` is unchanged. It is idempotent.
     """
     previous, current = None, text.translate(_CHARACTERS)
     while current != previous:
@@ -58,14 +58,14 @@ def normalise_answer(text: str) -> str:
 def answers_equal(prediction: str, ground_truth: str) -> bool:
     r"""Returns whether both texts state the same answer.
 
-    Equal normalised spellings are equal answers. Otherwise a numeric gold answer is compared with a numeric prediction:
-    plain decimals exactly, anything else by `math_verify`, with both sides in `\boxed{}` because a bare `5 \sqrt { 3 }`
-    would be read as 3. A prediction that is not a single number (an equation, a set, words) never equals a numeric gold
-    answer. A gold answer in words (`\angle 1 \cong \angle 4`) or an equation is compared by spelling only; other
-    algebra goes to `math_verify`.
+    Answers with equal normalised spellings are equal. Otherwise a numeric gold answer is compared with a numeric
+    prediction: plain decimals exactly, anything else by `math_verify`. Both sides are put in `\boxed{}`, because a bare
+    `5 \sqrt { 3 }` would be read as 3. A prediction that is not a single number (an equation, a set, words) never
+    equals a numeric gold answer. A gold answer in words (`\angle 1 \cong \angle 4`) or an equation is compared by
+    spelling only; other algebra is compared by `math_verify`.
 
-    A percentage is its fraction: `60\%`, `0.6` and `\frac{3}{5}` are equal. A gold `60\%` is also stated by `60`, because
-    the question may name the unit; a gold `60` is not stated by `60\%`.
+    A percentage equals its fraction: `60\%`, `0.6` and `\frac{3}{5}` are equal. The prediction `60` also equals a gold
+    `60\%`, because the question may name the unit, but `60\%` does not equal a gold `60`.
 
     A prediction `A \approx B` is right if A or B is, provided that A and B differ by at most 1 %. Texts of more than
     512 characters are compared without normalisation.
@@ -88,19 +88,19 @@ def answers_equal(prediction: str, ground_truth: str) -> bool:
 
 
 def states_the_same(prediction: str, ground_truth: str) -> bool:
-    r"""Returns whether a text states the right answer or a rounding: `8.66`, `8.7` or `9` for `5 \sqrt { 3 }`, or the reverse.
+    r"""Returns whether a text states the right answer or a rounding of it, or the reverse: `8.7` for `5 \sqrt { 3 }`.
 
-    This is looser than `answers_equal`, which decides the reward. It is used to choose wrong answers to show to a
-    teacher.
+    This is looser than `answers_equal`, which decides the reward. It is used to choose the wrong answers that a teacher
+    sees.
     """
     return answers_equal(prediction, ground_truth) or is_rounding(prediction, ground_truth)
 
 
 def is_rounding(first: str, second: str) -> bool:
-    """Returns whether one of two numbers is a decimal that results from rounding or truncating the other to its places.
+    """Returns whether one of two numbers is a decimal obtained by rounding or truncating the other to its places.
 
-    Two numbers that differ by more than 5 % are not roundings of each other, so 0 is not a rounding of 0.4. Neither are
-    two different integers.
+    Numbers that differ by more than 5 % are not roundings of each other, so 0 is not a rounding of 0.4. Neither are two
+    different integers.
     """
     if max(len(first), len(second)) > _MAX_CHARACTERS:
         return False
@@ -125,9 +125,9 @@ def is_numeric_answer(text: str) -> bool:
 
 
 def value_key(answer: str) -> str:
-    r"""Returns a text that answers of equal value share, such as `1/2`, `0.5` and `50\%`; the spelling of what is no number.
+    r"""Returns a key that is equal for answers of equal value, such as `1/2`, `0.5` and `50\%`.
 
-    Values are compared to 12 significant digits.
+    Numbers are compared to 12 significant digits, other answers by their spelling.
     """
     value = decimal_value(answer)
     if value is not None:
@@ -136,7 +136,7 @@ def value_key(answer: str) -> str:
 
 
 def decimal_value(text: str) -> float | None:
-    r"""Returns the value of a text that states one number (of `A \\approx B` that of B), or None for anything else."""
+    r"""Returns the value of a text that states one number (B for `A \\approx B`), or None for anything else."""
     if len(text) > _MAX_CHARACTERS:
         return None
     values = _stated_values(normalise_answer(text))
@@ -175,12 +175,12 @@ _PLAIN_DECIMAL = re.compile(r"-?\d+(?:\.\d+)?")
 _NOT_IN_A_NAME = re.compile(
     r"[+\-*/^<>,:;]|\\(?:frac|sqrt|pi|times|cdot|div|approx|pm|neq|leq?|geq?|lt|gt)(?![A-Za-z])"
 )
-_SEVERAL = re.compile(r";|,(?!\d{3})|(?<![\\A-Za-z])(?:or|and)")  # spaces may be gone already
+_SEVERAL = re.compile(r";|,(?!\d{3})|(?<![\\A-Za-z])(?:or|and)")  # spaces may have been removed
 _WORDS = re.compile(r"\\(?:cong|angle|sim|parallel|perp|triangle)(?![A-Za-z])|=|(?<![\\A-Za-z])[A-Za-z]{3,}")
 
 
 class _WithoutAlarmNotice(logging.Filter):
-    """Drops `math_verify`'s warning that its timeout is off: the pool enforces the time limit."""
+    """Drops `math_verify`'s warning that its timeout is disabled, because the pool enforces the time limit."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("Timeout is disabled")
@@ -193,8 +193,7 @@ for _name in ("math_verify.parser", "math_verify.grader"):
 def _last_boxed_span(text: str) -> tuple[int, int] | None:
     """Returns the span of the content of the box that closes last: the last one, or the outermost of nested ones.
 
-    It takes one pass, because a degenerate response may open thousands of boxes. A brace after a backslash does not
-    count.
+    It makes a single pass, because a degenerate response may open thousands of boxes. Escaped braces do not count.
     """
     last: tuple[int, int] | None = None
     opened: list[int | None] = []
@@ -209,7 +208,7 @@ def _last_boxed_span(text: str) -> tuple[int, int] | None:
 
 
 def _last_tagged_span(text: str) -> tuple[int, int] | None:
-    """Returns the span of the last closed `<answer>` in one pass: a degenerate response may open thousands of them."""
+    """Returns the span of the last closed `<answer>` in one pass, because a response may open thousands of them."""
     last, start = None, None
     for tag in _ANSWER_TAGS.finditer(text):
         if tag[0][1] != "/":
@@ -249,7 +248,7 @@ def _without_wrappers(text: str) -> str:
 
 
 def _end_of_group(text: str) -> int | None:
-    """Returns the index of the brace that closes the one opening `text`; a brace after a backslash does not count."""
+    """Returns the index of the brace that closes the first one of `text`; escaped braces do not count."""
     depth = 0
     for brace in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -259,7 +258,7 @@ def _end_of_group(text: str) -> int | None:
 
 
 def _value_of_equation(text: str) -> str:
-    r"""`m\\angle A = 2 \\cdot 30 = 60` -> `60`, `60 = x` -> `60`; `2x = 60` and several statements stay unchanged."""
+    r"""`m\\angle A = 2 \\cdot 30 = 60` -> `60`, `60 = x` -> `60`; `2x = 60` and several statements are unchanged."""
     parts = [_without_unit(part) for part in text.split("=")]
     if any(map(_SEVERAL.search, parts[1:-1])):
         return text
@@ -283,7 +282,7 @@ def _states_a_value(text: str) -> bool:
 
 
 def _is_name(text: str) -> bool:
-    r"""Returns whether a text with a letter holds no arithmetic: a variable, a segment, `m\angle A`, a word."""
+    r"""Returns whether a text has a letter and no arithmetic: a variable, a segment, `m\angle A`, a word."""
     text = text.strip()
     return bool(re.search("[A-Za-z]", text)) and not text[0].isdigit() and not _NOT_IN_A_NAME.search(text)
 
@@ -333,12 +332,12 @@ def _numbers_equal(prediction: str, gold: str) -> bool:
     if _PLAIN_DECIMAL.fullmatch(prediction) and _PLAIN_DECIMAL.fullmatch(gold):
         return Decimal(prediction) == Decimal(gold)
     prediction, gold = _ratio_as_fraction(prediction), _ratio_as_fraction(gold)
-    # simplify() takes tens of milliseconds to see that two radicals differ; their decimals show it at once.
+    # simplify() needs tens of milliseconds to find that two radicals differ; comparing decimals is fast.
     return _near(prediction, gold, relative=1e-4) and _verified(prediction, gold)
 
 
 def _ratio_as_fraction(text: str) -> str:
-    """`2:3` -> `\\frac{2}{3}`, `60%` -> `\\frac{60}{100}`; anything else stays unchanged."""
+    """`2:3` -> `\\frac{2}{3}`, `60%` -> `\\frac{60}{100}`; anything else is unchanged."""
     parts = [text[:-1], "100"] if text.endswith("%") else text.split(":")
     return rf"\frac{{{parts[0]}}}{{{parts[1]}}}" if len(parts) == 2 else text
 
@@ -356,7 +355,7 @@ def _decimal_value(text: str) -> float | None:
         value = float(parsed[0].evalf(15)) if parsed else math.nan
         return value if math.isfinite(value) else None
     except (AttributeError, TypeError, ValueError, OverflowError):
-        # A set, a string that did not parse, a complex or an infinite value: not one real number.
+        # Not a single real number: a set, a string that did not parse, a complex or an infinite value.
         return None
 
 
@@ -371,7 +370,7 @@ def _parsed(text: str) -> list[Any]:
 @lru_cache(maxsize=4096)
 def _verified(prediction: str, gold: str) -> bool:
     values = [_value_at_a_point(text) for text in (prediction, gold)]
-    # simplify() may take minutes to see that two expressions differ; their values at one point show it.
+    # simplify() may take minutes to find that two expressions differ; their values at one point are fast to compare.
     if (
         values[0] is not None
         and values[1] is not None
@@ -382,11 +381,11 @@ def _verified(prediction: str, gold: str) -> bool:
 
 
 def _value_at_a_point(text: str) -> complex | None:
-    """Returns an expression's value where each variable has a number that depends on its name; None without one value."""
+    """Returns an expression's value, with variables replaced by numbers that depend on their names, or None."""
     parsed = _parsed(text)
     if not parsed or not isinstance(parsed[0], Expr):
         return None
-    expression: Any = parsed[0]  # sympy's own annotations do not allow what it documents
+    expression: Any = parsed[0]  # sympy's annotations do not allow documented calls
     point = {symbol: 0.5 + crc32(str(symbol).encode()) % 1009 / 1009 for symbol in expression.free_symbols}
     try:
         return complex(expression.subs(point).evalf(15))

@@ -1,4 +1,4 @@
-"""The reward for benchmark questions: multiple choice, numbers with a tolerance, and other text."""
+"""Rewards answers to benchmark questions: multiple choice, numbers with a tolerance, and other text."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _TUPLE = re.compile(r"\((?P<parts>[^()]+(?:,[^()]+)+)\)")
 
 
 def compute_score(reward_inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """Scores a batch: `overall = accuracy`, 1 if the answer from `read_answer` is right; `format`, 1 if there is an answer.
+    """Scores a batch: `overall = accuracy` is 1 if the answer from `read_answer` is right, `format` 1 if there is one.
 
     Reads these columns of a row: `answer_kind` (choice, numeric or text; if missing, from `kind_of`), `choices` (the
-    options' texts in order) and `tolerance` (absolute, for numbers; 0 if missing). With a column `benchmark` there is
-    also `harness`, the verdict of lmms-eval's rules (`harness_score`).
+    options' texts in order) and `tolerance` (absolute, for numbers; 0 if missing). If there is a column `benchmark`,
+    the score also has `harness`, the verdict by lmms-eval's rules (`harness_score`).
     """
     scores: list[dict[str, float]] = []
     for reward_input in reward_inputs:
@@ -54,7 +54,7 @@ def compute_score(reward_inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 
 
 def kind_of(ground_truth: str) -> AnswerKind:
-    """Returns `choice` for one or several letters from A to J, `numeric` for one number, else `text`."""
+    """Returns `choice` for one or more letters from A to J, `numeric` for one number, else `text`."""
     if re.fullmatch(r"\s*[A-J](?:\s*,\s*[A-J])*\s*", ground_truth):
         return "choice"
     return "numeric" if is_numeric_answer(ground_truth) else "text"
@@ -65,7 +65,7 @@ def read_answer(response: str, kind: AnswerKind, choices: Sequence[str] = ()) ->
 
     The last `\boxed{}` or `<answer>` counts (`extract_answer`). Without either, the last statement `answer is ...` or
     `Answer: ...` counts. Otherwise the last line counts if it is only a letter with or without its option, or only a
-    number. Nothing is guessed.
+    number. The answer is never guessed.
     """
     answer = extract_answer(response)
     if answer is not None:
@@ -79,7 +79,7 @@ def read_answer(response: str, kind: AnswerKind, choices: Sequence[str] = ()) ->
 
 
 def is_right(answer: str, gold: str, kind: AnswerKind, choices: Sequence[str] = (), tolerance: float = 0.0) -> bool:
-    """Returns whether `answer` states `gold`: the same letters, a number within `tolerance`, or the same text in any case.
+    """Returns whether `answer` states `gold`: the same letters, a number within `tolerance`, or equal text in any case.
 
     A tuple of numbers, such as a point, is right if each of its numbers is.
     """
@@ -100,7 +100,7 @@ def _number_is_right(answer: str, gold: str, tolerance: float) -> bool:
     if answers_equal(answer, gold):
         return True
     value, wanted = decimal_value(answer), decimal_value(gold)
-    # The factor allows for values such as 2.094 that have no exact binary form.
+    # The factor allows for values such as 2.094 that are not exact in binary.
     return value is not None and wanted is not None and abs(value - wanted) <= tolerance * (1 + 1e-9)
 
 
@@ -112,9 +112,9 @@ def _parts(text: str) -> list[str]:
 def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
     r"""Returns the letters that `answer` names; empty if it names none.
 
-    Accepted are letters alone (`B`, `(B)`, `\\text{B}.`, `B, D`), one with its text (`B. blue`, `(B) blue`), either of
-    them after words such as `The answer is` or `Option`, and the text of exactly one option, compared after
-    `normalise_answer` and without regard to case. A letter wins over an option whose text is that letter.
+    Accepted are letters alone (`B`, `(B)`, `\\text{B}.`, `B, D`), a letter with its text (`B. blue`, `(B) blue`), both
+    also after words such as `The answer is` or `Option`, and the text of exactly one option, compared after
+    `normalise_answer` and ignoring case. A letter takes precedence over an option whose text is that letter.
 
     Args:
         choices: the options' texts in the order of their letters; empty allows all letters from A to J.
@@ -135,7 +135,7 @@ def chosen_letters(answer: str, choices: Sequence[str] = ()) -> frozenset[str]:
 
 
 def options_in_text(question: str) -> list[str]:
-    """Returns the options that a question lists as `(A) red (B) blue`, in order; empty unless they run from A without a gap."""
+    """Returns the options that a question lists as `(A) red (B) blue`; empty unless they start at A without a gap."""
     found = _OPTIONS_IN_TEXT.findall(question)
     letters = "".join(letter for letter, _ in found)
     if len(found) < 2 or letters != LETTERS[: len(found)]:

@@ -14,10 +14,10 @@ from cepo.rewards.functions import LoadedReward, RewardType, load_reward_functio
 
 @dataclass(frozen=True, kw_only=True)
 class CombinedReward:
-    """A weighted sum of functions f with weights w: `overall` = sum over f of w_f overall_f, and `<f>` = overall_f.
+    """Computes a weighted sum: `overall` = sum over functions f of w_f overall_f, and `<f>` = overall_f.
 
-    The functions' other numbers keep their names, so `accuracy` still tells right from wrong. If two functions return
-    the same name, the first one's number keeps it and the later one's becomes `<f>.<name>`.
+    Other numbers keep their names, so `accuracy` still separates right from wrong. If two functions return the same
+    name, the first one's number keeps it and the later one's is renamed to `<f>.<name>`.
     """
 
     parts: Mapping[str, LoadedReward]
@@ -30,7 +30,7 @@ class CombinedReward:
 
     @property
     def reward_type(self) -> RewardType:
-        """`sequential` if any function is sequential, so that each sample has a time limit of its own; else `batch`."""
+        """`sequential` if any function is sequential, so that each sample has its own time limit; else `batch`."""
         kinds = {part.reward_type for part in self.parts.values()}
         return "sequential" if "sequential" in kinds else "batch"
 
@@ -60,7 +60,7 @@ def load_reward(
         weights: one for each function; None means 1 each.
 
     Raises:
-        RewardError: see `load_reward_function`; also if `kwargs` of several functions names one that is not there.
+        RewardError: see `load_reward_function`; also if `kwargs` for several functions names an unknown one.
     """
     specs = _each(spec)
     if len(specs) == 1 and weights is None:
@@ -78,7 +78,7 @@ def load_reward(
 
 
 def function_names(spec: str) -> list[str]:
-    """Returns the names of the functions of `spec` in metrics: the file's, followed by the function's if two files share it.
+    """Returns the functions' names in metrics: the file's name, followed by the function's if two files share it.
 
     Raises:
         RewardError: a file does not exist, or a function is named twice.

@@ -1,4 +1,4 @@
-"""What a reward function receives and must return (EasyR1's contract), and the check of what it returned."""
+"""Defines and checks what a reward function receives and must return (EasyR1's contract)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 from cepo.errors import RewardError
 
 RewardScore = dict[str, float]
-"""The numbers for one sample. `overall` is required and becomes the reward; the others are averaged into the metrics."""
+"""The numbers for one sample. `overall` is required and becomes the reward; the others are averaged for the metrics."""
 
 
 LARGEST_SCORE = 1e18
@@ -42,15 +42,15 @@ class RewardOutcome:
     num_raised: int
     """Samples whose function raised, broke the contract or crashed its process; all their fields are 0."""
     num_timed_out: int
-    """Samples that exceeded the whole time limit; all their fields are 0."""
+    """Samples that exceeded the full time limit; all their fields are 0."""
     num_ungraded: int = 0
-    """Samples that got less than the whole limit, since many before them had used it up; all their fields are 0."""
+    """Samples that exceeded a reduced limit, set after many others had timed out; all their fields are 0."""
     first_failure: Failure | None = None
-    """The failure of the first sample that failed."""
+    """The failure of the first failed sample."""
 
 
 class ContractError(RewardError):
-    """A function returned something other than scores. The same will happen with every sample."""
+    """A function returned something other than scores, which will happen with every sample."""
 
 
 class BatchContractError(ContractError):
@@ -77,7 +77,7 @@ def validate_score(score: object, *, sample: int, source: str) -> RewardScore:
 
 
 def validate_scores(scores: object, num_expected: int, *, source: str, first_sample: int = 0) -> list[RewardScore]:
-    """Checks the scores of a batch function by `validate_score`; raises `BatchContractError` if their number is wrong."""
+    """Checks a batch function's scores by `validate_score`; raises `BatchContractError` if their number is wrong."""
     if not isinstance(scores, Sequence) or isinstance(scores, str | bytes):
         raise BatchContractError(
             f"{source} returned a {type(scores).__name__} for {num_expected} samples. A batch function returns a list "
@@ -107,7 +107,7 @@ def check_picklable(samples: Sequence[Mapping[str, Any]]) -> None:
 def _shown(value: Any) -> str:
     try:
         return f"{value!r:.200}"
-    except Exception as error:  # an integer of too many digits, or an object's own repr
+    except Exception as error:  # an integer with too many digits, or a custom repr
         return f"<{type(error).__name__} in its repr>"
 
 

@@ -34,7 +34,7 @@ _PACKAGES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-"""Package names of libraries that are imported by another name."""
+"""Package names of libraries that are imported under another name."""
 
 _STAND_INS = {
     "mathruler": "Without it, use our EasyR1 rewards (examples/reward_function/math.py:compute_score and r1v.py) or "
@@ -62,7 +62,7 @@ class LoadedReward:
     def score(self, reward_inputs: Sequence[Mapping[str, Any]], *, first_sample: int = 0) -> list[RewardScore]:
         """Calls the function in this process, without a time limit, and checks what it returned.
 
-        `first_sample` is the number of the first input in error messages. Raises what the function raises, and
+        `first_sample` is the number of the first input for error messages. Raises what the function raises, and
         `RewardError` if it breaks the contract.
         """
         samples = [dict(reward_input) for reward_input in reward_inputs]
@@ -76,11 +76,11 @@ class LoadedReward:
 
 
 def resolve_reward_path(spec: str) -> tuple[Path, str]:
-    """Returns the existing file and the function name (default `main`) that `spec` names; runs nothing.
+    """Returns the existing file and the function name (default `main`) in `spec`; runs nothing.
 
-    A relative path is looked up in the working directory. One that starts with `cepo/` is then looked up in the
-    installed package, so that `cepo/rewards/math.py:compute_score` works from any folder. Raises `RewardError` if there
-    is no file.
+    A relative path is looked up in the working directory. If it starts with `cepo/`, it is then looked up in the
+    installed package, so `cepo/rewards/math.py:compute_score` works from any folder. Raises `RewardError` if the file
+    does not exist.
     """
     file, separator, function_name = spec.rpartition(":")
     if not separator or "/" in function_name or function_name.endswith(".py"):
@@ -103,11 +103,11 @@ def resolve_reward_path(spec: str) -> tuple[Path, str]:
 def load_reward_function(spec: str, kwargs: Mapping[str, Any]) -> LoadedReward:
     """Runs the file that `spec` names and binds `kwargs` to its function.
 
-    Raises `RewardError` if the file is missing or fails to run, if it has no such function, if that is not callable or
-    does not take `kwargs`, or if REWARD_TYPE is neither "batch" nor "sequential".
+    Raises `RewardError` if the file is missing or fails to run, if it has no such function, if the function is not
+    callable or does not take `kwargs`, or if REWARD_TYPE is neither "batch" nor "sequential".
     """
     path, function_name, module, function = _loaded(spec)
-    reward_type = getattr(module, "REWARD_TYPE", "batch")  # EasyR1's files name both, others need not
+    reward_type = getattr(module, "REWARD_TYPE", "batch")  # optional, unlike in EasyR1
     if reward_type not in ("batch", "sequential"):
         raise RewardError(f"{path}: REWARD_TYPE = {reward_type!r}; it is 'batch' or 'sequential'.")
     _check_keywords(function, kwargs, f"{path.name}:{function_name}")
@@ -123,8 +123,8 @@ def load_reward_function(spec: str, kwargs: Mapping[str, Any]) -> LoadedReward:
 def load_answer_function(spec: str) -> Callable[[str], str | None]:
     """Runs the file that `spec` names and returns its function, which finds the final answer in a response's text.
 
-    The result's outer white space is removed; None and blank text mean that there is no answer. Raises `RewardError` as
-    `load_reward_function`; a call raises `ContractError` if the function returns anything but text or None.
+    White space around the result is removed; None and blank text mean that there is no answer. Raises `RewardError`
+    like `load_reward_function`. A call raises `ContractError` if the function returns anything but text or None.
     """
     path, name, _, function = _loaded(spec)
 
@@ -157,7 +157,7 @@ def _loaded(spec: str) -> tuple[Path, str, ModuleType, Callable[..., Any]]:
 
 
 def _run_file(path: Path) -> ModuleType:
-    # One module per file: two reward files with the same stem must not replace each other.
+    # A name per file: two reward files with the same stem must not replace each other.
     name = f"cepo_reward_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     module_spec = importlib.util.spec_from_file_location(name, path)
     if module_spec is None or module_spec.loader is None:
@@ -177,7 +177,7 @@ def _check_keywords(function: Callable[..., Any], kwargs: Mapping[str, Any], sou
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        # Some compiled callables have no signature; the first call will show whether the keywords fit.
+        # Some compiled callables have no signature; the first call shows whether the keywords fit.
         return
     try:
         signature.bind([], **kwargs)
@@ -222,7 +222,7 @@ def require_imports(path: Path) -> None:
 
 
 def _imported(body: Sequence[ast.stmt]) -> Iterator[tuple[int, str]]:
-    """Yields line and top-level module of the absolute imports that run whenever the file does."""
+    """Yields line and top-level module of the absolute imports that run whenever the file is run."""
     for node in body:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
@@ -237,5 +237,5 @@ def _is_there(name: str) -> bool:
         return True
     try:
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):  # a broken finder or module; loading the file will say what is wrong with it
+    except (ImportError, ValueError):  # a broken finder or module; loading the file will report it
         return True

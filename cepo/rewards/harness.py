@@ -1,16 +1,16 @@
-r"""Scores benchmark answers as lmms-eval does, for a figure beside ours that published ones can be compared with.
+r"""Scores benchmark answers by lmms-eval's rules, for a second score that is comparable with published ones.
 
-The rules are those of its version 75571cf (2026-08-06), the same as in v0.7, without a judge:
+The rules are those of version 75571cf (2026-08-06), the same as in v0.7, without a judge model:
 
 | benchmark | answer read | right if |
 | --- | --- | --- |
 | DynaMath, LogicVista, WeMath | first `<answer>`, else last `\boxed{}`, else a number that ends a line | `_reasoning` |
 | MathVision | a letter at the end, what follows "the answer is", the last `\boxed{}` | `_mathvision` |
-| MMMU, multiple choice | a letter; where there is none it draws one, which counts 1 / options here | same letter |
+| MMMU, multiple choice | a letter; without one lmms-eval draws one, which scores 1 / options here | same letter |
 | MMMU, short answers | | never: these versions compare one character at a time |
 
-They read letters where a reader sees none and know no tolerance, so our own verdict (`benchmark`) differs in both
-directions. Values in LaTeX are read by math-verify here, where MathVision's rules use latex2sympy.
+These rules read letters where a human reads none, and have no tolerance. Therefore the verdict of `benchmark` differs
+in both directions. Values in LaTeX are read by math-verify here, while MathVision's rules use latex2sympy.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _SHARE_CONTAINED = 0.9
 
 
 def harness_score(benchmark: str, response: str, gold: str, kind: str, choices: Sequence[str]) -> float:
-    """Returns 1 for right, 0 for wrong, and between them where lmms-eval draws an option at random.
+    """Returns 1 for right, 0 for wrong, and the probability of right if lmms-eval draws an option at random.
 
     Args:
         benchmark: dynamath, logicvista, wemath, mathvision or mmmu.
-        kind: choice, numeric or text, as of `cepo.rewards.benchmark`.
+        kind: choice, numeric or text, as in `cepo.rewards.benchmark`.
         choices: the options' texts, empty without options.
     """
     if benchmark == "mmmu":
@@ -52,7 +52,7 @@ def harness_score(benchmark: str, response: str, gold: str, kind: str, choices: 
 
 
 def _reasoning(response: str, gold: str) -> bool:
-    """Compares letters if one can be read from the gold answer; else texts of which one contains the other; else values."""
+    """Compares letters if the gold answer has one, else texts, of which one may contain the other; then values."""
     answer, wanted = _without_period(_reasoning_answer(response).strip()), _without_period(gold)
     letter = _choice_letter(wanted)
     if letter:
@@ -77,7 +77,7 @@ def _reasoning_answer(response: str) -> str:
 
 
 def _last_box(text: str) -> str:
-    r"""Returns the content of the last `\boxed{}` whose braces match, or an empty text."""
+    r"""Returns the content of the last `\boxed{}` with matching braces, or an empty text."""
     for start in reversed([match.end() for match in re.finditer(r"\\boxed\{", text)]):
         depth = 1
         for place in range(start, len(text)):
@@ -92,7 +92,7 @@ def _without_period(text: str) -> str:
 
 
 def _choice_letter(text: str) -> str:
-    """Returns the letter A to H that a text is taken to choose: its first or last character, or by ever looser signs."""
+    """Returns the letter A to H that a text seems to choose: its first or last character, or by ever weaker signs."""
     text = text.strip()
     for character in _PUNCTUATION:
         text = text.strip(character)
@@ -119,9 +119,9 @@ def _choice_letter(text: str) -> str:
 
 
 def _verified(gold: str, answer: str) -> bool:
-    """Compares two texts as math-verify reads them; what it cannot read is wrong, as in lmms-eval."""
+    """Compares two texts by math-verify; texts that it cannot read are wrong, as in lmms-eval."""
     try:
-        # Without time limits of their own, which need the main thread; the reward's worker has one.
+        # math-verify's time limits need the main thread; the reward's worker process has its own.
         read = [parse(text, parsing_timeout=None) for text in (gold, answer)]  # pyright: ignore
         return bool(verify(read[0], read[1], timeout_seconds=None))  # pyright: ignore
     except Exception as error:
@@ -130,7 +130,7 @@ def _verified(gold: str, answer: str) -> bool:
 
 
 def _mmmu_letter(response: str, choices: Sequence[str]) -> str | None:
-    """Returns the option that a response chooses by its letter, or by its text in more than 5 words; None if it has none."""
+    """Returns the option chosen by letter or, in a response of more than 5 words, by the option's text; else None."""
     for character in _PUNCTUATION[:-1]:
         response = response.strip(character)
     text = f" {response} "
@@ -149,7 +149,7 @@ def _mmmu_letter(response: str, choices: Sequence[str]) -> str | None:
 
 
 def _mathvision(response: str, gold: str, choices: Sequence[str]) -> bool:
-    """Compares with the gold answer and with the text of the gold option: in lower case, else values to 2 decimals."""
+    """Compares with the gold answer and the gold option's text, in lower case or as values to 2 decimals."""
     answer = _mathvision_answer(response.strip())
     option = choices["ABCDEFGHIJ".index(gold)] if choices and gold in "ABCDEFGHIJ" else ""
     return any(_same_to_2_decimals(answer, wanted.lower().strip()) for wanted in (gold, option))

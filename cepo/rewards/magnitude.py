@@ -1,4 +1,4 @@
-"""Tells from an answer's text whether it is too costly to parse, or its exact value has too many digits."""
+"""Decides from an answer's text whether it is too costly to parse, or its exact value has too many digits."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 
 
 def is_too_costly(text: str) -> bool:
-    """Returns True for what `math_verify` may take minutes to parse or to compare, and for what `is_too_large` finds.
+    """Returns True for texts that `math_verify` may take minutes to parse or compare, and for those of `is_too_large`.
 
-    That is an expression of more than 200 characters, brackets nested more than 8 deep, more than 16 separators, an
-    integral, sum, product or limit, or brackets to a power above 100.
+    These have more than 200 characters, brackets nested more than 8 deep, more than 16 separators, an integral, sum,
+    product or limit, or brackets to a power above 100.
     """
     if len(text) > LONGEST_EXPRESSION or len(_SEPARATOR.findall(text)) > MOST_SEPARATORS or _OPERATOR.search(text):
         return True
@@ -37,9 +37,9 @@ def is_too_costly(text: str) -> bool:
 
 
 def is_too_large(text: str) -> bool:
-    """Returns True for powers such as `10^{10^9}`, `9^{9^{9^9}}`, `x^{123456789}` and factorials such as `99999!` or `9!!!`.
+    """Returns True for powers like `10^{10^9}`, `9^{9^{9^9}}`, `x^{123456789}` and factorials like `99999!`, `9!!!`.
 
-    An exponent is too large if it states a number above 10,000, or multiplies or raises numbers to one above it.
+    An exponent is too large if it contains a number, product or power above 10,000.
     """
     powers = [_logarithm(_exponent(text, found.end())) for found in _POWER.finditer(text)]
     for found in _FACTORIAL.finditer(text):
@@ -51,7 +51,7 @@ def is_too_large(text: str) -> bool:
 
 
 def _exponent(text: str, start: int) -> str:
-    """Returns the exponent that begins at `start`: a group in braces with its own exponent, or the text after."""
+    """Returns the exponent that begins at `start`: the content of a group, or a number with its own exponent."""
     rest = text[start:].lstrip()
     if not rest.startswith(("{", "(")):
         number = _NUMBER.match(rest) or re.match(r"\S?", rest)
@@ -67,7 +67,7 @@ def _exponent(text: str, start: int) -> str:
 
 
 def _logarithm(exponent: str) -> float:
-    """Returns an upper estimate of the exponent's log10: its numbers multiplied, each raised to what follows it."""
+    """Returns an upper bound of the exponent's log10: the product of its numbers, each with its own exponent."""
     total, position = 0.0, 0
     while found := _NUMBER.search(exponent, position):
         size = math.log10(max(float(found[0]), 1.0)) if len(found[0]) < 300 else math.inf

@@ -1,4 +1,4 @@
-"""The default reward: whether the final answer is right."""
+"""Implements the default reward: whether the final answer is right."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def compute_score(reward_inputs: Sequence[Mapping[str, Any]], *, format_weight: 
     r"""Scores a batch: `overall = (1 - format_weight) * accuracy + format_weight * format`.
 
     `accuracy` is 1 if the extracted answer equals `ground_truth` (`cepo.rewards.answers`), else 0. `format` is 1 if the
-    response holds an answer, a non-empty `\boxed{}` or `<answer>`, else 0. Under `worker.reward.answer_function` the
-    answer is what that function found (`extracted_answer`). With `format_weight` 0 the reward is 0 or 1.
-    Samples are scored independently. `RewardPool` enforces the time limit; there is none here.
+    response has an answer, a non-empty `\boxed{}` or `<answer>`, else 0. With `worker.reward.answer_function`, the
+    answer is the one that this function found (`extracted_answer`). With `format_weight` 0 the reward is 0 or 1.
+    Samples are scored independently. The time limit is enforced by `RewardPool`.
 
-    Raises `ConfigError` if `format_weight` lies outside 0..1.
+    Raises `ConfigError` if `format_weight` is outside 0..1.
     """
     if not 0.0 <= format_weight <= 1.0:
         raise ConfigError(f"format_weight = {format_weight}: give a number from 0 to 1.")

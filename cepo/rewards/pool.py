@@ -1,4 +1,4 @@
-"""Runs reward functions in worker processes, so that no answer can stop a run, hang it or affect another sample."""
+"""Runs reward functions in worker processes, so that no answer can end or block a run or affect another sample."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SAMPLES_ONE_BY_ONE = 8
 _SAMPLES_RETRIED = 4
 _SECONDS_BETWEEN_LOOKS = 0.2
 _FULL_TIMEOUTS = 8
-"""The number of samples in a call that may use up the whole limit; later ones of that call get a tenth of it."""
+"""The number of samples of a call that may exceed the full limit; the call's later samples get a tenth of it."""
 
 
 def _never() -> bool:
@@ -46,9 +46,9 @@ class _Fault:
 
 @dataclass
 class _Task:
-    """A share of a call's items for one worker. `one_by_one`: one reply per item; else one reply for all of them.
+    """A share of a call's items for one worker. `one_by_one`: one reply per item, else one reply for all.
 
-    `limit`: the seconds for the current reply.
+    `limit`: the time limit of the current reply in seconds.
     """
 
     action: _Action
@@ -60,24 +60,24 @@ class _Task:
 class RewardPool:
     """Runs a reward function in processes that are killed and replaced when they exceed the time limit.
 
-    `spec` is `path/to/file.py:function` (see `cepo.rewards.functions`) and `kwargs` are its keywords. Several functions
-    are added up with `weights` (see `cepo.rewards.combined`). `answer_function` names a function that finds the final
-    answer in a response (see `load_answer_function`); each sample then has its result as `extracted_answer`.
+    `spec` is `path/to/file.py:function` (see `cepo.rewards.functions`) and `kwargs` are its keywords. The scores of
+    several functions are added with `weights` (see `cepo.rewards.combined`). `answer_function` names a function that
+    finds the final answer in a response (see `load_answer_function`); its result is each sample's `extracted_answer`.
 
-    Sequential functions are called sample by sample, each within `timeout_seconds`. A batch function is called with up
-    to 32 samples at once, and the whole call gets `timeout_seconds`. If such a call raises, returns an invalid score,
-    crashes or runs out of time, its samples are retried one by one, each within `timeout_seconds`, so that only the
-    samples at fault fail. If it returns a wrong number of scores, they cannot be assigned to samples, which is a
-    `RewardError`. If a batch was merely slow, later calls get half its size. A batch function therefore sees only a
-    part of the batch, sees some samples twice after a fault, and must score samples independently.
+    Sequential functions are called for one sample at a time, with a timeout of `timeout_seconds`. A batch function is
+    called with up to 32 samples, with the same timeout for the whole call. If such a call raises, returns an invalid
+    score, crashes or times out, its samples are retried one by one, each within `timeout_seconds`, so that only the
+    samples at fault fail. If it was merely slow, the batches of later calls are halved. A wrong number of scores cannot
+    be assigned to samples and is a `RewardError`. A batch function must score samples independently, because it sees
+    only a part of the batch, and some samples twice after a fault.
 
-    After 8 samples of a call have run out of time, the call's other samples get a tenth of the limit each, so that a
-    hostile batch cannot hold up the run. One that takes longer has not timed out: it is counted as ungraded. Verdicts
-    (a score, raised, timed out) thus depend on the sample alone. A failed or ungraded sample gets 0 in every field, is
-    counted, and is logged as a warning. Calls from several threads are served in turn.
+    After 8 samples of a call have timed out, the call's other samples get a tenth of the limit each, so that a hostile
+    batch cannot delay the run. Samples that exceed this reduced limit count as ungraded, not as timed out. Verdicts (a
+    score, raised, timed out) therefore depend on the sample alone. A failed or ungraded sample gets 0 in every field,
+    is counted, and is logged as a warning. Calls from several threads are served one after the other.
 
-    The constructor waits until the function is loaded. Raises `ConfigError` for a bad setting, `RewardError` if the
-    function cannot be loaded, `EngineError` if a process cannot be started.
+    The constructor waits until the function is loaded. Raises `ConfigError` for an invalid setting, `RewardError` if
+    the function cannot be loaded, `EngineError` if a process cannot be started.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class RewardPool:
 
     @classmethod
     def of(cls, config: RewardConfig) -> RewardPool:
-        """Starts the pool that `worker.reward` describes."""
+        """Starts a pool with the settings of `worker.reward`."""
         return cls(
             config.reward_function,
             config.reward_function_kwargs,
@@ -137,7 +137,7 @@ class RewardPool:
         return self._outcome(self._verdicts(inputs))
 
     def stream(self) -> RewardStream:
-        """Returns a stream for a batch whose parts arrive one after the other."""
+        """Returns a stream for a batch whose parts arrive at different times."""
         return RewardStream(self._verdicts, self._outcome)
 
     def _verdicts(self, inputs: Sequence[Mapping[str, Any]], is_given_up: Callable[[], bool] = _never) -> list[Any]:
@@ -164,17 +164,17 @@ class RewardPool:
         )
 
     def trial(self, sample: Mapping[str, Any]) -> Failure | None:
-        """Returns why the function gives no score for `sample`, or None if it gives one. Logs nothing."""
+        """Returns why the function fails for `sample`, or None if it returns a score. Logs nothing."""
         (verdict,) = self._verdicts([sample])
         return verdict.failure if isinstance(verdict, _Fault) else None
 
     def require_a_score(self, outcome: RewardOutcome) -> None:
-        """Raises `RewardError` if no sample has got a score, in `outcome` or in any outcome passed here before."""
+        """Raises `RewardError` if no sample has a score, neither in `outcome` nor in any outcome passed here before."""
         failed = outcome.num_raised + outcome.num_timed_out + outcome.num_ungraded
         if self._has_scored or failed < len(outcome.scores):
             self._has_scored = self._has_scored or bool(outcome.scores)
             return
-        if outcome.first_failure is None:  # nothing was asked
+        if outcome.first_failure is None:  # there were no samples
             return
         raise RewardError(
             f"{self.spec} failed for each of the first {failed} responses ({outcome.num_raised} raised or returned no score, "
@@ -184,30 +184,30 @@ class RewardPool:
         )
 
     def extracted_answers(self, responses: Sequence[str]) -> list[str | None]:
-        r"""Returns each response's final answer, None where there is none: by `answer_function`, else by `extract_answer`.
+        r"""Returns each response's final answer or None, found by `answer_function`, or else by `extract_answer`.
 
-        Each call of `answer_function` is limited by `timeout_seconds`; one that hangs or raises gives None.
+        Each call of `answer_function` is limited by `timeout_seconds`. The result is None if it hangs or raises.
         """
         if self._answer_function is None:
-            from cepo.rewards.answers import extract_answer  # imports sympy, which this side does without otherwise
+            from cepo.rewards.answers import extract_answer  # imports sympy, not needed otherwise
 
             return [extract_answer(response) for response in responses]
         return self._each("extract", responses, f"{self._answer_function} failed for %d of %d responses: no answer")
 
     def same_statements(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """Applies `states_the_same(prediction, ground_truth)` of `cepo.rewards.answers` to each pair, each under the limit.
+        """Applies `cepo.rewards.answers.states_the_same` to each pair (prediction, ground truth), with the time limit.
 
         A comparison that hangs or raises counts as False and is logged as a warning.
         """
         return [bool(same) for same in self._each("match", pairs, "%d of %d comparisons failed and count as unequal")]
 
     def value_keys(self, answers: Sequence[str]) -> list[str]:
-        """Applies `cepo.rewards.answers.value_key` to each answer, under the same limits; an answer that fails is its own key."""
+        """Applies `cepo.rewards.answers.value_key` to each answer, with the time limit; its fallback is the answer."""
         keys = self._each("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 
     def _each(self, action: _Action, items: Sequence[Any], consequence: str) -> list[Any]:
-        """Returns the worker's result for each item, None for one at fault."""
+        """Returns the worker's result for each item, None for failed items."""
         verdicts = self._run(action, list(items), one_by_one=True)
         faults = {index: verdict for index, verdict in enumerate(verdicts) if isinstance(verdict, _Fault)}
         _warn_of_faults(faults, len(items), consequence)
@@ -247,7 +247,7 @@ class RewardPool:
                     self._assign(queue, items)
                     self._handle_events(queue, verdicts)
             except BaseException:
-                # Late replies would be taken for those of the next call.
+                # Late replies would be mistaken for replies to the next call.
                 for worker in list(self._busy):
                     self._busy.pop(worker)
                     worker.kill()
@@ -256,7 +256,7 @@ class RewardPool:
         return verdicts
 
     def _shrink_batches(self, verdicts: list[Any]) -> None:
-        """Halves the batches of later calls if one ran out of time although none of its samples does."""
+        """Halves the batches of later calls if one timed out although none of its samples fails alone."""
         batches, self._overdue_batches = self._overdue_batches, []
         if any(not any(isinstance(verdicts[index], _Fault) for index in batch) for batch in batches):
             self._samples_together = max(1, self._samples_together // 2)
@@ -327,7 +327,7 @@ class RewardPool:
             del self._busy[worker]
 
     def _handle_end(self, worker: WorkerProcess, queue: deque[_Task], verdicts: list[Any]) -> None:
-        """Replaces a process that has ended or is overdue. Its current item is at fault; the others are retried."""
+        """Replaces a process that has ended or is overdue. Its current item fails; the others are retried."""
         overdue = time.monotonic() >= worker.deadline
         ending = worker.kill()
         if not worker.ready:

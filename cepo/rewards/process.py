@@ -1,4 +1,4 @@
-"""The parent's side of one reward worker process: starts it, exchanges messages, kills it."""
+"""Starts and kills a reward worker process and exchanges messages with it, on the parent's side."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ import cepo
 from cepo.leftovers import end_marked
 
 MARK = "CEPO_REWARD_WORKER"
-"""The variable that tells a worker's own processes from all others."""
+"""The environment variable that marks a worker and its child processes."""
 START_SECONDS = 60.0
 _PACKAGE_PARENT = str(Path(cepo.__file__).resolve().parent.parent)
 _CLOSE_SECONDS = 1.0
 
 
 class WorkerProcess:
-    """A running `python -m cepo.rewards.serving`. It loads the functions first and reports when it is `ready`.
+    """Runs `python -m cepo.rewards.serving`, which loads the functions first and reports when it is `ready`.
 
-    `setup` names them: `spec`, `kwargs`, `weights` and `answer_function` of `RewardPool`.
+    `setup` names the functions: `spec`, `kwargs`, `weights` and `answer_function` of `RewardPool`.
 
-    `connection` carries pickles both ways and is separate from the standard streams: what a reward function prints goes
-    to the trainer's standard error, and it reads nothing.
+    `connection` carries pickles both ways and is separate from the standard streams: the output of a reward function
+    goes to the trainer's standard error, and its standard input is empty.
     """
 
     def __init__(self, setup: Mapping[str, Any], *, timeout_seconds: float) -> None:
@@ -45,9 +45,9 @@ class WorkerProcess:
             stdin=subprocess.DEVNULL,
             stdout=2,
             pass_fds=[other_end.fileno()],
-            # Scoring uses one thread: numeric libraries must not take the trainer's cores.
+            # One thread: numeric libraries must not take the trainer's cores.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1", MARK: self._mark},
-            # A process group of its own, so that killing it also ends what the reward function started.
+            # A separate process group, so that killing it also ends processes that the reward function started.
             start_new_session=True,
         )
         other_end.close()
@@ -67,7 +67,7 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def send(self, message: object) -> bool:
-        """Sends a message; returns False if the process has gone. Pickling errors are raised to the caller."""
+        """Sends a message; returns False if the process has ended. Pickling errors are raised."""
         try:
             self.connection.send(message)
         except OSError:
@@ -75,8 +75,8 @@ class WorkerProcess:
         return True
 
     def kill(self) -> str:
-        """Kills the process and all that it has started; returns how the process ended, in words."""
-        # After the connection has closed, a short wait tells a crash's exit code from our signal.
+        """Kills the process and all processes that it started; describes how it ended."""
+        # If the connection was closed by a crash, a short wait yields its exit code instead of our signal.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.05)
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,8 +1,8 @@
-"""A reward worker process: `python -m cepo.rewards.serving`, started by `cepo.rewards.process`, never by hand.
+"""Runs a reward worker process: `python -m cepo.rewards.serving`, started by `cepo.rewards.process`, never by hand.
 
-It is a fresh interpreter, not a fork (the trainer holds threads and devices) and not a `multiprocessing` child (which
-would run the user's main script again). It ends when its parent has gone: at once if idle, else soon after the time
-limit. Processes that the reward function has started end with it.
+It is a fresh interpreter, not a fork (the trainer has threads and devices) and not a `multiprocessing` child (which
+would run the user's main script again). It ends when its parent has ended: at once if idle, else soon after the time
+limit. Processes that the reward function started end with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GRACE_SECONDS = 2.0
 
 
 def main() -> None:
-    """Loads the reward function that the first message names, then answers tasks until the parent has gone."""
+    """Loads the reward function that the first message names, then answers tasks until the parent has ended."""
     # The parent handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent, descriptor = os.getppid(), int(sys.argv[1])
@@ -55,7 +55,7 @@ def _serve(setup: dict[str, Any], connection: Connection, parent: int, devnull: 
             reward = load_reward(setup["spec"], setup["kwargs"], setup["weights"])
             own = setup["answer_function"]
             extract = load_answer_function(own) if own is not None else None
-            # Builds the parser's tables now, so that the first sample's time limit does not pay for them.
+            # Builds the parser's tables now, so that they do not count towards the first sample's time limit.
             answers_equal(r"\frac{1}{2}", r"\sqrt{3}")
         except (Exception, SystemExit) as error:
             connection.send(("failed", str(error)))
@@ -103,7 +103,7 @@ def _attempt(action: Callable[[list[Any], int], list[Any]], unit: list[Any], fir
 class _Deadline:
     """Ends this process at a deadline, even while C code holds the interpreter lock.
 
-    The parent kills an overdue worker earlier; this is for a parent that has died.
+    The parent kills an overdue worker earlier; this is for workers whose parent has died.
     """
 
     def __init__(self, seconds: float, devnull: IO[str]) -> None:
@@ -118,7 +118,7 @@ class _Deadline:
 
 
 def _wait_for_request(connection: Connection, parent: int) -> bool:
-    """Returns False once the parent has gone, even if another process still holds the connection's other end."""
+    """Returns False once the parent has ended, even if another process still holds the connection's other end."""
     while os.getppid() == parent:
         if connection.poll(_PARENT_CHECK_SECONDS):
             return True
@@ -126,12 +126,12 @@ def _wait_for_request(connection: Connection, parent: int) -> bool:
 
 
 def _offer_to_memory_killer() -> None:
-    """Lets Linux end this process rather than the trainer when memory runs out."""
+    """Makes Linux kill this process rather than the trainer when memory runs out."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
-        # Not Linux, or not allowed. Nothing depends on it.
+        # Not Linux, or not permitted; this is optional.
         return
 
 

@@ -14,13 +14,13 @@ Samples = Sequence[Mapping[str, Any]]
 
 
 class RewardStream:
-    """Scores parts of one batch in a thread as they arrive, with the outcome of one call for all of them.
+    """Scores parts of a batch in a thread as they arrive; the outcome is that of one call for the whole batch.
 
-    It is a context manager. Leaving it before `outcome` was called stops the remaining work.
+    It is a context manager. Leaving it before `outcome` is called stops the remaining work.
 
     Args:
-        judge: returns the verdicts of some samples; ends early with an error once its second argument returns True.
-        combine: returns the outcome of all verdicts.
+        judge: returns the verdicts on some samples; ends early with an error once its second argument returns True.
+        combine: combines all verdicts into the outcome.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class RewardStream:
         return place in self._places
 
     def add(self, place: int, samples: Samples) -> None:
-        """Scores the part of the batch at `place` as soon as a worker is free. Returns at once."""
+        """Queues the part of the batch at `place` for scoring and returns at once."""
         assert place not in self._places, f"part {place} was added twice"
         self._places.add(place)
         self._waiting.put((place, samples))
@@ -50,7 +50,7 @@ class RewardStream:
             self._thread.start()
 
     def outcome(self) -> RewardOutcome:
-        """Waits for all parts and returns their scores in the order of their places; raises as `RewardPool.score`."""
+        """Waits for all parts and returns their scores in the order of their places; raises like `RewardPool.score`."""
         self._end()
         if self._error is not None:
             raise self._error
@@ -76,7 +76,7 @@ class RewardStream:
             is_open = True
             while is_open:
                 parts = [self._waiting.get()]
-                while not self._waiting.empty():  # score everything that has arrived meanwhile in one call
+                while not self._waiting.empty():  # score all parts that have arrived in one call
                     parts.append(self._waiting.get())
                 is_open = None not in parts
                 self._score([part for part in parts if part is not None])
