@@ -1,4 +1,4 @@
-"""The settings of a run: schema, loader and checks. It never imports torch."""
+"""Contains the schema, loader and checks of a run's settings. It never imports torch."""
 
 from cepo.config.checks import check_config
 from cepo.config.derived import chosen_launcher, num_devices, resolved_critic, run_folder, served_adapter_rank

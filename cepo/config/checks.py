@@ -1,4 +1,4 @@
-"""Finds conflicts between settings before anything heavy starts, and returns the plan of the run."""
+"""Finds conflicts between settings before heavy work starts, and returns the plan of the run."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ _DATA_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".arrow")
 
 
 def check_config(config: RunConfig) -> list[str]:
-    """Checks a run as a whole and returns its plan, one line per fact, for the log.
+    """Checks all settings of a run together and returns its plan for the log, one fact per line.
 
     Raises:
-        ConfigError: a value or a method's section is not acceptable, two settings are in conflict, or a file is
-            missing.
+        ConfigError: a value or a method's section is invalid, two settings are in conflict, or a file is missing.
     """
     _check_batches(config)
     _check_sharding(config)
@@ -286,7 +285,7 @@ def _require_function(key: str, name: str) -> None:
 
 
 def check_model_and_data(model_path: str, sources: Sequence[str]) -> None:
-    """Raises `ConfigError` if a model or a data set neither exists nor has the form of a hub name."""
+    """Raises `ConfigError` if the model or a data set neither exists nor has the form of a hub name."""
     _require_model("worker.actor.model.model_path", model_path)
     for source in sources:
         _require_data("data", source)

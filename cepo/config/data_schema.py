@@ -12,7 +12,7 @@ from cepo.trees import is_list
 
 
 def parts_of(text: str) -> list[str]:
-    """Returns the names in a `Joined` setting, one by one."""
+    """Returns the list of names in a `Joined` setting."""
     return [part.strip() for part in text.split(",")]
 
 
@@ -22,7 +22,7 @@ def _joined(value: Any) -> Any:
 
 
 Joined = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[str])]
-"""Text that may name several things, separated by commas or as a list."""
+"""Text with one or more names, separated by commas or as a list."""
 CountOrOff = Literal[-1] | Annotated[int, Field(ge=1)]
 """A count of at least 1; -1 turns the setting off."""
 

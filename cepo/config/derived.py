@@ -1,4 +1,4 @@
-"""Derives values from several settings at once."""
+"""Derives values from several settings."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def run_folder(config: RunConfig) -> Path:
 
 
 def served_adapter_rank(lora: LoraConfig) -> int:
-    """Returns the rank of the adapter that the rollout engine loads beside the base; 0 if it loads all weights instead.
+    """Returns the rank of the adapter that the rollout engine serves on the base; 0 if it loads all weights instead.
 
-    vLLM cannot serve a DoRA adapter, and the base that it reads from the checkpoint is not the one in 4 bits.
+    vLLM cannot serve a DoRA adapter, and the base that it reads from the checkpoint is not the 4-bit one.
     """
     return 0 if lora.use_dora or lora.quantization is not None else lora.rank
 
@@ -44,9 +44,9 @@ def needs_critic(config: RunConfig) -> bool:
 
 
 def resolved_critic(worker: WorkerConfig) -> CriticConfig:
-    """Returns `worker.critic` with batch size and model path taken from the actor where they are null.
+    """Returns `worker.critic`, with batch size and model path taken from the actor if they are null.
 
-    With the path come the actor's `override_config`, which the critic's own entries override, and `trust_remote_code`.
+    The actor's model path brings its `override_config`, which the critic's entries override, and `trust_remote_code`.
     """
     critic, model = worker.critic, worker.critic.model
     if model.model_path is None:

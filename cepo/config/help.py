@@ -53,15 +53,15 @@ example:
 
 
 def asked_for_help(arguments: Sequence[str]) -> bool:
-    """Returns whether a command line asks how the command is used."""
+    """Returns whether a command line asks for help."""
     return any(argument in HELP_WORDS for argument in arguments)
 
 
 def help_text(page: str, arguments: Sequence[str]) -> str:
-    """Returns the help page of a command, or with a section after `--help` the settings of that section.
+    """Returns the help page of a command, or the settings of the sections named after `--help`.
 
     Raises:
-        ConfigError: no key begins with that section.
+        ConfigError: no key begins with such a section.
     """
     sections = [argument for argument in arguments if argument not in HELP_WORDS and "=" not in argument]
     if sections:

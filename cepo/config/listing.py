@@ -1,4 +1,4 @@
-"""Lists all settings with accepted values and meanings, for `--help`, completion, generated pages, JSON schema."""
+"""Lists all settings with accepted values and meanings, for `--help`, completion, generated pages and JSON schema."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Setting:
     """One dotted key of the configuration.
 
     Attributes:
-        default: its value if none is given, or `REQUIRED`.
+        default: its default value, or `REQUIRED`.
         accepted: its type and bounds, in words.
         choices: its accepted values; empty if they are too many to list.
         help: its meaning.
@@ -36,12 +36,12 @@ class Setting:
 
     @property
     def written_default(self) -> str | None:
-        """The default as the command line takes it; None if the setting is required."""
+        """The default in the command line's syntax; None if the setting is required."""
         return None if self.default is REQUIRED else written(self.default)
 
 
 def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Setting]:
-    """Yields the settings of a section in the order of their declaration, without those of methods."""
+    """Yields the settings of a section in order of declaration, without those of methods."""
     defaults = default_tree(section)
     for key, node in leaves_of(TypeAdapter(section).json_schema()):
         default: Any = defaults
@@ -63,12 +63,12 @@ def method_settings(name: str) -> list[Setting]:
 
 
 def all_settings() -> list[Setting]:
-    """Returns every key that a configuration may hold, those of the methods last."""
+    """Returns all settings of a configuration, with those of the methods last."""
     return [*settings_of(), *(setting for name in available_estimators() for setting in method_settings(name))]
 
 
 def written(value: Any) -> str:
-    """Returns a value as the command line takes it."""
+    """Returns a value in the command line's syntax."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -85,9 +85,9 @@ def run_schema() -> Tree:
 
 
 def file_schema() -> Tree:
-    """Returns the schema for editors: `run_schema` without required keys, since a file may extend another one.
+    """Returns the schema for editors: `run_schema` without required keys, because a file may extend another one.
 
-    A reference `${...}` is accepted for any value, and a section that is unknown here for a plug-in's method.
+    It accepts a reference `${...}` for any value, and unknown sections of `algorithm` for the methods of plug-ins.
     """
     schema = run_schema()
     definitions = schema["$defs"]

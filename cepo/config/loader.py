@@ -26,10 +26,11 @@ from cepo.trees import is_dict, is_mapping, with_texts
 def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunConfig:
     """Returns the run that a command line `config=FILE a.b.c=value ...` describes.
 
-    A YAML file may extend another file, named by the top-level key `base` relative to its own folder. Lists replace,
-    sections merge. `${a.b.c}` refers to another setting. Paths are relative to the working directory; shipped files
-    (`configs/...`, `cepo/...`, `examples/...`) are found from any folder. Files of `trainer.plugins` are imported here,
-    for the methods they register. `recorded`, which holds settings from another run's record, comes before all of them.
+    A YAML file may extend another file, named by the top-level key `base` relative to its own folder. Lists are
+    replaced, sections are merged. `${a.b.c}` refers to another setting. Paths are relative to the working directory;
+    shipped files (`configs/...`, `cepo/...`, `examples/...`) are found from any folder. The files of `trainer.plugins`
+    are imported for the methods that they register. All other sources override `recorded`, the settings from another
+    run's record.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of bounds, missing config file, or unknown method; the message
@@ -70,7 +71,7 @@ def _read_run(tree: Tree, origins: Origins) -> RunConfig:
 
 
 def plain_tree(config: RunConfig) -> dict[str, Any]:
-    """Returns all settings as plain mappings, lists and values, under the keys they are written with."""
+    """Returns all settings as plain mappings, lists and values, under the keys of configuration files."""
     tree = dataclasses.asdict(config)
     tree.pop("from_environment")
     tree["algorithm"].update(tree.pop("methods"))
@@ -85,7 +86,7 @@ def dump_config(config: RunConfig) -> str:
 def record_tree(config: RunConfig) -> dict[str, Any]:
     """Returns all settings for records that others may read.
 
-    Values from the environment stay references, and texts of secret settings (`api_key`, `token`, `password`, ...) are
+    Values from the environment remain references. Texts of secret settings (`api_key`, `token`, `password`, ...) are
     masked.
     """
     return with_references(without_secrets(_escaped(plain_tree(config))), config.from_environment)
@@ -97,12 +98,12 @@ def dump_for_record(config: RunConfig) -> str:
 
 
 def _merged(sources: Sequence[Source]) -> DictConfig:
-    """Merges defaults and sources, interpolations unresolved. A section left empty in a file keeps its defaults."""
+    """Merges defaults and sources without resolving interpolations. A section left empty keeps its defaults."""
     merged: Any = OmegaConf.create(default_tree(RunSettings))
     for source in sources:
         trimmed: Any = _without_empty_sections(OmegaConf.to_container(source.tree), RunSettings, "", source.origins)
         try:
-            merged = OmegaConf.unsafe_merge(merged, trimmed)  # in place: nothing else holds what was merged before
+            merged = OmegaConf.unsafe_merge(merged, trimmed)  # in place: nothing else refers to the earlier result
         except (OmegaConfBaseException, ValueError, TypeError, AssertionError) as error:  # a mapping over a list
             place = next(iter(source.origins.places.values()), "config")
             raise ConfigError(f"{place}: cannot be combined with the settings before it: {error}") from error
@@ -110,7 +111,7 @@ def _merged(sources: Sequence[Source]) -> DictConfig:
 
 
 def _without_empty_sections(tree: Any, section: type[Any], path: str, origins: Origins) -> Any:
-    """Removes sections that are written with nothing below them; a section written as a value is an error."""
+    """Removes empty sections; raises `ConfigError` for a value in place of a section."""
     if not is_mapping(tree):
         if path and not (isinstance(tree, str) and tree.startswith("${")):
             raise origins.error(path, f"{path} must be a section with keys, got {tree!r}.")
@@ -173,5 +174,5 @@ def _located_strings(value: Any) -> Any:
 
 
 def _escaped(value: Any) -> Any:
-    """Escapes `${`, so that resolved text is not read as a reference when it is loaded again."""
+    """Escapes `${`, so that resolved text is not interpreted as a reference when it is loaded again."""
     return with_texts(value, lambda text: text.replace("${", "\\${"))

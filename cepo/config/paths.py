@@ -1,4 +1,4 @@
-"""Finds files named in the configuration, so that a command gives the same run from any folder."""
+"""Finds files named in the configuration, so that a command starts the same run from any folder."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import cepo
 PACKAGE_FOLDER = Path(cepo.__file__).resolve().parent
 REPOSITORY_FOLDER = PACKAGE_FOLDER.parent
 
-# The folders of the repository whose files may be named by a relative path from any working directory.
+# Folders of the repository whose files can be named by relative paths from any working directory.
 _SHIPPED_FOLDERS = ("configs", "cepo", "examples")
 
 
 def find_path(path: str) -> Path | None:
     """Returns the file or folder that `path` names, or None.
 
-    A path is relative to the working directory. One that does not exist there and starts with `configs/`, `cepo/` or
-    `examples/` is looked up in the repository.
+    A path is relative to the working directory. If it does not exist there and starts with `configs/`, `cepo/` or
+    `examples/`, it is looked up in the repository.
     """
     given = without_user(path)
     if _exists(given):
@@ -48,7 +48,7 @@ def _exists(path: Path) -> bool:
 
 
 def located(path: str) -> str:
-    """Returns the absolute path if only the repository has the file or folder, else `path` itself."""
+    """Returns an absolute path if only the repository has the file or folder, else `path` itself."""
     found = find_path(path)
     return path if found is None or found == Path(path) else str(found)
 
@@ -58,7 +58,7 @@ File = Annotated[str, AfterValidator(located)]
 
 
 def located_data(name: str) -> str:
-    """Returns `located` of a data set, which may have a split after an `@`; hub and embedded names stay unchanged."""
+    """Applies `located` to a data set, which may have a split after an `@`; hub and embedded names are unchanged."""
     if find_path(name) is not None:
         return located(name)
     path, separator, split = name.partition("@")
@@ -66,7 +66,7 @@ def located_data(name: str) -> str:
 
 
 def find_config_file(path: str) -> Path | None:
-    """Finds the YAML file of `config=` relative to the working directory, else to the repository, else returns None."""
+    """Returns the YAML file of `config=` relative to the working directory, else to the repository, else None."""
     for candidate in (without_user(path), REPOSITORY_FOLDER / path):
         if _exists(candidate) and candidate.is_file():
             return candidate
@@ -74,7 +74,7 @@ def find_config_file(path: str) -> Path | None:
 
 
 def searched(path: str) -> str:
-    """Describes, for an error, the places in which a path was looked for."""
+    """Describes for an error message where a path was looked up."""
     if Path(path).is_absolute():
         return "an absolute path"
     return f"looked in the working directory {Path.cwd()} and, for shipped files, in {REPOSITORY_FOLDER}"

@@ -1,4 +1,4 @@
-"""Describes in words what a run will do, before it starts."""
+"""Describes what a run will do before it starts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cepo.config.schema import RunConfig
 
 
 def plan_lines(config: RunConfig) -> list[str]:
-    """Returns the facts of the run that follow from its settings, one per line."""
+    """Returns facts about the run that follow from its settings, one per line."""
     data, actor, rollout, trainer = config.data, config.worker.actor, config.worker.rollout, config.trainer
     samples = data.rollout_batch_size * rollout.n
     devices = num_devices(config)

@@ -1,4 +1,4 @@
-"""Keeps secrets out of a run's record: values of environment variables, and settings with a secret's name."""
+"""Keeps secrets out of a run's record: values of environment variables, and settings with secret-like names."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ Path = tuple[str, ...]
 
 
 def environment_references(tree: Mapping[str, Any]) -> dict[Path, Any]:
-    """Finds settings of an unresolved tree that take text from the environment, directly or through other settings.
+    """Returns the settings that take text from the environment, directly or through other settings.
 
-    Returns:
-        The unresolved text, or list, by the setting's path.
+    The result maps each setting's path to its unresolved text or list.
     """
     leaves = dict(_leaves(tree, ()))
     found = {path: value for path, value in leaves.items() if any(map(_ENVIRONMENT.search, _texts(value)))}
@@ -42,7 +41,7 @@ def environment_references(tree: Mapping[str, Any]) -> dict[Path, Any]:
 
 
 def without_secrets(tree: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
-    """Returns the tree with a mask for every text whose setting's name says that it is secret."""
+    """Returns the tree with masked texts of all settings whose names indicate a secret."""
     kept: dict[str, Any] = {}
     for key, value in tree.items():
         if is_mapping(value):
@@ -54,7 +53,7 @@ def without_secrets(tree: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
 
 
 def with_references(tree: dict[str, Any], references: Mapping[Path, Any]) -> dict[str, Any]:
-    """Restores the unresolved text where the environment was read; changes and returns `tree`."""
+    """Restores the unresolved text of settings that read the environment; changes and returns `tree`."""
     for path, text in references.items():
         section = tree
         for name in path[:-1]:

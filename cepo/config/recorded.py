@@ -1,7 +1,7 @@
-"""Reads the `config.yaml` of a run folder from an unknown source: only settings that describe, none that run code.
+"""Reads safe settings from the `config.yaml` of a run folder from an unknown source, and none that run code.
 
-A run folder is downloaded like any file, so its configuration must neither choose code that runs here nor read this
-machine's environment. A user who trusts it says so on the command line: `config=<folder>/config.yaml`, or the setting.
+A run folder may have been downloaded, so its configuration must neither choose code that runs here nor read this
+machine's environment. Users who trust it pass `config=<folder>/config.yaml` or the setting on the command line.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
 
     Args:
         file: the run's `config.yaml`.
-        given: keys that the command line sets, so that the file's own values are ignored.
-        also: further sections to take, which name no file.
+        given: keys that the command line sets, for which the file's values are ignored.
+        also: further sections to read, which must not name files.
 
     Raises:
-        ConfigError: a setting that is needed names a reward file that is not cepo's own or a chat template outside the run
-            folder, or refers to the environment.
+        ConfigError: a needed setting names a reward file that is not part of cepo or a chat template outside the run
+            folder, or is a reference, which may read the environment.
     """
     kept, places = _kept(file, (*_EVALUATED, *also), given)
     named = [(key, name) for key in _FUNCTIONS if kept.get(key) is not None for name in _function_names(kept[key])]
@@ -68,10 +68,10 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
 
 
 def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any], str | None]:
-    """Returns the run's `worker.actor.model`, without the consent to remote code, and its chat template's file.
+    """Returns the run's `worker.actor.model`, without `trust_remote_code`, and the file of its chat template.
 
     Raises:
-        ConfigError: see `recorded_for_evaluation`, or the file is not the configuration of a run.
+        ConfigError: see `recorded_for_evaluation`; also if the file is not the configuration of a run.
     """
     kept, _ = _kept(file, (MODEL, CHAT_TEMPLATE), given)
     tree = _tree(kept)
@@ -83,7 +83,7 @@ def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any
 
 
 def _require_own_template(kept: Mapping[str, Any], file: Path, remedy: str) -> None:
-    """Refuses a chat template outside the run folder: any file of this machine would be read, and merged or shown."""
+    """Refuses a chat template outside the run folder, because a record could expose any file of this machine."""
     name = kept.get(CHAT_TEMPLATE)
     if name is not None and not Path(str(name)).resolve().is_relative_to(file.parent.resolve()):
         raise ConfigError(
@@ -93,7 +93,7 @@ def _require_own_template(kept: Mapping[str, Any], file: Path, remedy: str) -> N
 
 
 def without_interpolation(value: Any) -> Any:
-    """Returns the recorded value as text: `\\${`, which a record writes for `${`, becomes `${`; nothing is looked up."""
+    """Returns the recorded value with `\\${`, the escaped form in records, replaced by `${`; nothing is resolved."""
     return with_texts(value, lambda text: text.replace("\\${", "${"))
 
 

@@ -1,4 +1,4 @@
-"""Reads settings from YAML files, which may name a base file, and `a.b.c=value` arguments. Remembers file and line."""
+"""Reads settings from YAML files, which may name a base file, and `a.b.c=value` arguments; records file and line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 @dataclass(frozen=True)
 class Origins:
-    """The place that set each dotted key last; `arguments` holds the text after `=` of command-line arguments."""
+    """The place that last set each dotted key; `arguments` holds the text after `=` of command-line arguments."""
 
     places: dict[str, str] = field(default_factory=dict[str, str])
     arguments: dict[str, str] = field(default_factory=dict[str, str])
@@ -37,7 +37,7 @@ class Origins:
         self.arguments.update(other.arguments)
 
     def place_of(self, key: str) -> str | None:
-        """Returns the place that set `key`, or else the nearest section around it."""
+        """Returns the place that set `key`, or else its nearest enclosing section."""
         parts = key.split("[")[0].split(".")
         while parts:
             place = self.places.get(".".join(parts))
@@ -55,7 +55,7 @@ class Origins:
         """Calls `read_section` and adds to each fault its file and line, or its argument.
 
         Raises:
-            ConfigError: as `read_section`.
+            ConfigError: as in `read_section`.
         """
         try:
             return read_section(kind, tree, texts=self.arguments, **reading)
@@ -76,7 +76,7 @@ def read_files(path: str) -> list[Source]:
     """Returns the sources of `config=path`: the chain of its base files, then the file itself.
 
     Raises:
-        ConfigError: a file is missing or is not a YAML mapping, or base files name one another in a circle.
+        ConfigError: a file is missing or is not a YAML mapping, or base files refer to each other in a circle.
     """
     found = find_config_file(path)
     if found is None:
@@ -95,7 +95,7 @@ def read_files(path: str) -> list[Source]:
 
 
 def read_file(path: Path) -> tuple[Source, Path | None]:
-    """Reads one YAML file; returns it without its `base` key, and the base file that the key names."""
+    """Reads one YAML file; returns it without its `base` key, and the base file named there."""
     try:
         text = path.read_text(encoding="utf-8")
         root: Any = yaml.SafeLoader(text).get_single_node()
@@ -156,7 +156,7 @@ def read_argument(argument: str) -> Source:
     try:
         tree = OmegaConf.from_dotlist([argument])
     except yaml.YAMLError as error:
-        problem = getattr(error, "problem", None) or str(error)  # only errors with a place in the text name it
+        problem = getattr(error, "problem", None) or str(error)  # only some errors have this attribute
         raise ConfigError(f"argument '{argument}': the value is not valid YAML: {problem}. Quote it.") from error
     except (OmegaConfBaseException, ValueError, TypeError, AssertionError, RecursionError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
@@ -174,10 +174,10 @@ def _collect_argument_keys(node: Any, prefix: str, place: str, places: dict[str,
 
 
 def read_arguments(argv: Sequence[str]) -> list[Source]:
-    """Returns all sources of a command line, later ones override: base files, the file of `config=`, then arguments.
+    """Returns a command line's sources, of which later ones override: base files, the file of `config=`, arguments.
 
     Raises:
-        ConfigError: see `read_files` and `read_argument`; or `config=` is given twice.
+        ConfigError: see `read_files` and `read_argument`; also if `config=` is given twice or there are no arguments.
     """
     if not argv:
         raise ConfigError(

@@ -1,1 +1,1 @@
-"""Finds out what this machine offers to torch and vLLM, without loading the kernels of either."""
+"""Detects what this machine provides for torch and vLLM, without loading their kernels."""

@@ -1,4 +1,4 @@
-"""Describes this machine's devices, checks that there are enough for a run, and explains why a GPU cannot be used."""
+"""Describes this machine's devices, checks that they suffice for a run, and explains why a GPU cannot be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cepo.errors import ConfigError
 
 _CPU_FACTS = Path("/proc/cpuinfo")
 _SMALLEST_DRIVER = {11: 450, 12: 525, 13: 580}
-"""NVIDIA's minimum driver for each major version of CUDA."""
+"""The minimum NVIDIA driver for each major version of CUDA."""
 
 _HIDDEN = ("", "-1")
 """Values of CUDA_VISIBLE_DEVICES that hide every GPU from a process."""
@@ -29,7 +29,7 @@ class Problem:
 
 
 def driver_version() -> str | None:
-    """Returns the NVIDIA driver's version; None where no driver answers."""
+    """Returns the NVIDIA driver's version; None if no driver answers."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
@@ -40,12 +40,12 @@ def driver_version() -> str | None:
 
 
 def smallest_driver(cuda: str) -> int | None:
-    """Returns the lowest major version of the driver for a torch built for that CUDA version; None if it is unknown."""
+    """Returns the minimum major driver version for a torch built for this CUDA version; None if unknown."""
     return _SMALLEST_DRIVER.get(int(cuda.split(".")[0]))
 
 
 def driver_problem(driver: str, cuda: str) -> Problem | None:
-    """Returns the fault of a driver that is too old for a torch built for that CUDA version, else None."""
+    """Returns the problem if the driver is too old for a torch built for this CUDA version, else None."""
     smallest = smallest_driver(cuda)
     if smallest is None or int(driver.split(".")[0]) >= smallest:
         return None
@@ -56,7 +56,7 @@ def driver_problem(driver: str, cuda: str) -> Problem | None:
 
 
 def unseen_gpu_problem(driver: str | None, cuda: str) -> Problem:
-    """Explains why a torch built for that CUDA version sees no GPU."""
+    """Explains why a torch built for this CUDA version sees no GPU."""
     old = None if driver is None else driver_problem(driver, cuda)
     if old is not None:
         return old
@@ -68,17 +68,17 @@ def unseen_gpu_problem(driver: str | None, cuda: str) -> Problem:
 
 
 def gpus_are_hidden(environment: Mapping[str, str] | None = None) -> bool:
-    """Returns whether CUDA_VISIBLE_DEVICES is set and hides every GPU, which asks for the CPU."""
+    """Returns whether CUDA_VISIBLE_DEVICES hides every GPU, which requests the CPU."""
     return (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES") in _HIDDEN
 
 
 def require_wanted_device() -> None:
-    """Raises if torch is a CUDA build that sees no GPU, unless `CUDA_VISIBLE_DEVICES=` asks for the CPU.
+    """Raises if torch is a CUDA build that sees no GPU, unless `CUDA_VISIBLE_DEVICES=` requests the CPU.
 
-    Otherwise a run would silently continue on the CPU, hundreds of times slower.
+    Otherwise a run would silently use the CPU and be hundreds of times slower.
 
     Raises:
-        ConfigError: with the advice that `cepo doctor` gives.
+        ConfigError: with the same advice as `cepo doctor`.
     """
     import torch
 
@@ -93,7 +93,7 @@ def require_wanted_device() -> None:
 
 
 def device_in_words() -> str:
-    """Describes where this process would train: the GPUs by name and memory, or the CPU and why no GPU is used."""
+    """Describes where this process would train: on GPUs with name and memory, or on the CPU, and why on no GPU."""
     import torch
 
     if torch.cuda.is_available():
@@ -104,12 +104,12 @@ def device_in_words() -> str:
 
 
 def require_devices(per_machine: int) -> None:
-    """Raises if this machine has fewer devices than a run asks of it.
+    """Raises if this machine has fewer devices than a run requires.
 
     Without a GPU, devices are worker processes, each of which needs a processor.
 
     Raises:
-        ConfigError: with the devices that are there.
+        ConfigError: with the available devices.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Finds the compilers and headers for kernels that are built while a run starts, as the libraries find them."""
+"""Finds the compilers and headers for kernels that are built at the start of a run, as the libraries find them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _DEFAULT_CUDA = "/usr/local/cuda"
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTools:
-    """The build tools of this machine by path; None where they are missing.
+    """Paths of this machine's build tools; None for missing ones.
 
     Attributes:
         c_compiler: for Triton's launchers, which vLLM's kernels, FlexAttention and the language head's kernel use.
-        cpp_compiler, ninja, nvcc: for FlashInfer, which compiles kernels that are not installed in compiled form.
+        cpp_compiler, ninja, nvcc: for FlashInfer, which compiles kernels that are not installed precompiled.
         python_headers: the folder with Python.h, which Triton's launchers include.
-        flashinfer_kernels: whether FlashInfer's compiled kernels (flashinfer-jit-cache) are installed.
+        flashinfer_kernels: whether FlashInfer's precompiled kernels (flashinfer-jit-cache) are installed.
     """
 
     c_compiler: str | None
@@ -41,7 +41,7 @@ class BuildTools:
 
 
 def look_for_tools(environment: Mapping[str, str] | None = None) -> BuildTools:
-    """Looks on the PATH of `environment` (by default this process's) and beside the running Python."""
+    """Searches the PATH of `environment` (by default this process's) and the running Python's folder."""
     variables = os.environ if environment is None else environment
     path = path_with(program_folder(), variables.get("PATH", ""))
 
@@ -50,7 +50,7 @@ def look_for_tools(environment: Mapping[str, str] | None = None) -> BuildTools:
 
     headers = Path(sysconfig.get_path("include"))
     home = variables.get("CUDA_HOME") or variables.get("CUDA_PATH")
-    # FlashInfer looks in these three places, and not in pip's packages below site-packages/nvidia.
+    # FlashInfer searches these three places, but not pip's packages in site-packages/nvidia.
     nvcc = None if home else program("nvcc")
     return BuildTools(
         c_compiler=program(variables["CC"]) if variables.get("CC") else program("gcc", "clang"),
@@ -63,11 +63,11 @@ def look_for_tools(environment: Mapping[str, str] | None = None) -> BuildTools:
 
 
 def program_folder() -> str:
-    """Returns the folder of the running Python, where pip puts the programs it installs."""
+    """Returns the folder of the running Python, where pip installs programs."""
     return str(Path(sys.executable).parent)
 
 
 def path_with(folder: str, path: str) -> str:
-    """Returns `path` with `folder` in front unless it has it already; an environment that is not activated lacks it."""
+    """Returns `path` with `folder` prepended if missing, as in environments that are not activated."""
     folders = [part for part in path.split(os.pathsep) if part]
     return path if folder in folders else os.pathsep.join([folder, *folders])

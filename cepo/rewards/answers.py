@@ -25,7 +25,7 @@ ROUNDING_LIMIT = 0.05
 
 
 def extract_answer(response: str) -> str | None:
-    r"""Returns the text of the last `\boxed{...}` with matching braces, else the last `<answer>...</answer>`, else None.
+    r"""Returns the text of the last `\boxed{...}` with matching braces, else of the last `<answer>` tag, else None.
 
     Of nested boxes the outermost counts. If the last answer is blank, the result is None, never the string "None".
     """

@@ -1,4 +1,4 @@
-"""Handles keys of EasyR1 that have no effect here, and those of its fork; `keys.yaml` is the table of both."""
+"""Handles EasyR1's keys that have no effect here, and the keys of its fork; `keys.yaml` lists both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS: Mapping[str, Any] = {"bool": bool, "int": int, "float": float, "str": st
 
 @dataclass(frozen=True)
 class EasyR1Key:
-    """A key of EasyR1: `kind` is its type, with `?` if null is accepted; `shipped` its value in EasyR1's YAML file."""
+    """A key of EasyR1: `kind` is its type, with `?` if null is accepted, `shipped` its value in EasyR1's YAML file."""
 
     kind: str
     default: Any
@@ -34,7 +34,7 @@ class EasyR1Key:
 
 @section
 class WithoutEffect:
-    """The reason why `keys`, or the sections of that name, have no effect; `only` is the value that may be given."""
+    """The reason why `keys`, or sections with these names, have no effect; `only` is the only value accepted."""
 
     why: str = Field()
     keys: list[str] = Field()
@@ -44,21 +44,21 @@ class WithoutEffect:
 
 @section
 class ForkKey:
-    """A key of the fork, replaced by settings of its value, settings beside them, and settings that it turns on."""
+    """A key of the fork, with the settings that take its value, and others to add always or if it is true."""
 
     same_value: list[str] = Field(default=[])
     also: Tree = Field(default={})
     if_true: Tree = Field(default={})
 
     def settings(self, value: Any) -> Tree:
-        """Returns the settings, by dotted key, that mean the same as the fork's key with this value."""
+        """Returns the settings, by dotted key, that are equivalent to the fork's key with this value."""
         turned_on = str(value).lower() in ("true", "yes", "on", "1")
         return {**self.also, **dict.fromkeys(self.same_value, value), **(self.if_true if turned_on else {})}
 
 
 @section
 class _Table:
-    """The sections of `keys.yaml`, which describes each."""
+    """The sections of `keys.yaml`, which are described there."""
 
     keys: dict[str, dict[str, list[Any]]] = Field()
     internal: list[str] = Field()
@@ -82,18 +82,17 @@ _KNOWN = (*EASYR1_KEYS, *TABLE.internal)
 
 
 def engine_key_of(key: str) -> WithoutEffect | None:
-    """Returns why a dotted key has no effect; None for a key that has one, or that is unknown."""
+    """Returns why a dotted key has no effect; None if it has an effect or is unknown."""
     parts = key.split(".")
     around = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
     return next((ENGINE_KEYS[name] for name in around if name in ENGINE_KEYS), None)
 
 
 def without_engine_keys(tree: Tree, origins: Origins) -> tuple[Tree, Tree]:
-    """Returns the resolved tree without the keys that have no effect or say "none given", and the former by dotted key.
+    """Returns the resolved tree without keys that have no effect or no value, and those without effect by dotted key.
 
     Raises:
-        ConfigError: a key that EasyR1 does not have, a value of the wrong type, or one that asks for an unsupported
-            feature.
+        ConfigError: a key does not exist in EasyR1, or its value has the wrong type or requests an unsupported feature.
     """
     kept: Tree = {}
     without_effect: Tree = {}
@@ -125,7 +124,7 @@ def _accepted(key: str, value: Any, origins: Origins) -> Any:
 
 
 def report_engine_keys(without_effect: Tree, origins: Origins) -> None:
-    """Logs one notice that lists keys without effect with their places, grouped by reason."""
+    """Logs one warning that lists keys without effect and their places, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for key in without_effect:
         entry = engine_key_of(key)
@@ -138,7 +137,7 @@ def report_engine_keys(without_effect: Tree, origins: Origins) -> None:
 
 
 def refuse_fork_keys(tree: Tree, origins: Origins) -> None:
-    """Raises `ConfigError` if the tree has keys of the fork; the message gives the equal settings of this package."""
+    """Raises `ConfigError` if the tree has keys of the fork; the message lists the equivalent settings."""
     families, methods = tuple(TABLE.fork_families), {f"algorithm.{name}" for name in available_estimators()}
     found = {
         key: value
