@@ -1,4 +1,4 @@
-"""Metrics that carry their reduction, so that parts of a batch, ranks and micro-batches combine exactly."""
+"""Defines metrics that carry their reduction, so that parts of a batch, ranks and micro-batches combine exactly."""
 
 from __future__ import annotations
 

@@ -40,8 +40,7 @@ EXIT_USER_ERROR = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Implements `python3 -m cepo.train config=FILE a.b.c=value ...` and returns the exit code.
 
-    0 if the run has finished, 2 after any `CepoError` (mistakes in config or data are found before heavy work), 130
-    after Ctrl-C.
+    0: the run has finished. 2: a `CepoError` (config and data are checked before heavy work). 130: Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _log_to_stderr()

@@ -111,8 +111,7 @@ class Reference:
 
     Exactly one of `text`, `token_ids` and `blind` is set. `blind` means the student's own prompt without its images and
     videos. `max_tokens` limits a text; None leaves the limit to the teacher's settings. A text with None is an answer,
-    which is never cut to fit the prompt limit. `source_index` is the rollout that the reference was taken from, None
-    for the dataset.
+    which is never cut to fit the prompt limit. `source_index` is the rollout it was taken from, None for the dataset.
     """
 
     text: str | None = None
@@ -144,8 +143,7 @@ class TokenBatch:
         teacher_log_probs: view -> (B, T); rows whose reference is None hold `old_log_probs`.
         correct: (B,); the verifier's verdict.
         has_reference: view -> (B,); rows whose teacher reads a reference. For other rows the view is the student's own.
-        reward_baselines: (B,); the reward of the greedy response to the row's prompt, for methods with
-            `needs_baseline`.
+        reward_baselines: (B,); the greedy response's reward for the row's prompt, for methods with `needs_baseline`.
         values: (B, T); the critic's value before each token, for methods with `needs_values`.
     """
 

@@ -309,7 +309,6 @@ def _require_folder(key: str, path: str | None) -> None:
 
 
 def _require_data(key: str, name: str) -> None:
-    """Requires an embedded data set, an existing file or folder, or a hub name, each with or without `@split`."""
     if name.startswith("microgeo:"):
         if name not in MICROGEO_DATA:
             raise ConfigError(
@@ -330,7 +329,6 @@ def _require_data(key: str, name: str) -> None:
 
 
 def _require_model(key: str, name: str) -> None:
-    """Requires the embedded model, an existing folder, or a hub name."""
     if name.startswith("microgeo:"):
         if name not in MICROGEO_MODELS:
             raise ConfigError(f"{key}={name}: unknown part of the embedded world. Known: {', '.join(MICROGEO_MODELS)}.")

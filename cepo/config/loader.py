@@ -27,10 +27,9 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     """Returns the run that a command line `config=FILE a.b.c=value ...` describes.
 
     A YAML file may extend another file, named by the top-level key `base` relative to its own folder. Lists are
-    replaced, sections are merged. `${a.b.c}` refers to another setting. Paths are relative to the working directory;
+    replaced, sections merged. `${a.b.c}` refers to another setting. Paths are relative to the working directory;
     shipped files (`configs/...`, `cepo/...`, `examples/...`) are found from any folder. The files of `trainer.plugins`
-    are imported for the methods that they register. All other sources override `recorded`, the settings from another
-    run's record.
+    are imported for the methods they register. All other sources override `recorded`, settings of another run's record.
 
     Raises:
         ConfigError: unknown key, wrong type, value out of bounds, missing config file, or unknown method; the message
@@ -86,8 +85,7 @@ def dump_config(config: RunConfig) -> str:
 def record_tree(config: RunConfig) -> dict[str, Any]:
     """Returns all settings for records that others may read.
 
-    Values from the environment remain references. Texts of secret settings (`api_key`, `token`, `password`, ...) are
-    masked.
+    Values from the environment remain references, and secret settings (`api_key`, `token`, ...) are masked.
     """
     return with_references(without_secrets(_escaped(plain_tree(config))), config.from_environment)
 

@@ -125,7 +125,6 @@ def read_file(path: Path) -> tuple[Source, Path | None]:
 
 
 def _collect_lines(node: yaml.Node, prefix: str, file: str, places: dict[str, str]) -> None:
-    """Enters the line of every key below a YAML mapping into `places`."""
     if isinstance(node, yaml.SequenceNode) and prefix:
         return
     if not isinstance(node, yaml.MappingNode):

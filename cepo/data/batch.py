@@ -68,8 +68,7 @@ class OptimizerBatch:
 
     Attributes:
         rows: R rows.
-        old_log_probs, advantages: (R, T).
-        response_mask: (R, T).
+        old_log_probs, advantages, response_mask: (R, T).
         denominators: totals over every row of the step, including rows without gradient.
         on_policy: whether the weights at the start of this optimizer step sampled the rows and no earlier pass scored
             them. The old log-probs are then the update's own, without gradient, and `old_log_probs` holds the rollout
@@ -90,7 +89,7 @@ class OptimizerBatch:
     distillation: DistillationRows | None = None
 
     def at(self, indices: Sequence[int]) -> OptimizerBatch:
-        """Returns the rows at `indices`; the totals stay those of all rows."""
+        """Returns the rows at `indices`, with unchanged totals."""
         places, reference, distillation = list(indices), self.reference_log_probs, self.distillation
         sampled = self.sampled_log_probs
         if distillation is not None:
@@ -126,7 +125,7 @@ class CriticBatch:
     denominators: LossDenominators
 
     def at(self, indices: Sequence[int]) -> CriticBatch:
-        """Returns the rows at `indices`; the totals stay those of all rows."""
+        """Returns the rows at `indices`, with unchanged totals."""
         places = list(indices)
         return dataclasses.replace(
             self,

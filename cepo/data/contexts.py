@@ -19,7 +19,7 @@ _PART_OF_A_NUMBER = re.compile(r"[\d.,]*\d[.,]*\Z")
 
 
 class ContextBuilder:
-    """Builds student and teacher contexts with the same images.
+    """Builds student and teacher contexts with the same images, or teacher contexts without (`teacher.with_images`).
 
     Args:
         teacher: placement, wording and maximum length of references.
@@ -60,7 +60,7 @@ class ContextBuilder:
         return sanitise_reference(reference.text, self._special_texts)
 
     def teacher(self, problem: Problem, student: EncodedPrompt, reference_text: str) -> EncodedPrompt:
-        """Encodes the student's user turn with `reference_text` and the same images, without a length limit."""
+        """Encodes the student's user turn with `reference_text` and, if configured, images, without a length limit."""
         return self._encode(problem, student.images if self._teacher.with_images else None, reference_text)
 
     def fitted(

@@ -64,7 +64,7 @@ class ProblemSet(Sequence[Problem]):
 
     Raises:
         ConfigError: the source does not exist or lacks a column.
-        DataError: a row is bad and `data.skip_bad_rows` is off, or no row is usable.
+        DataError: a row is bad or overlong and the settings do not skip such rows, or no row is usable.
     """
 
     def __init__(self, source: str, config: DataConfig, processing: Processing, *, rows: Any = None) -> None:

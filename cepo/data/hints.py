@@ -71,8 +71,7 @@ def sanitise_reference(text: str, special_texts: Iterable[str]) -> str:
 
     White space, including every kind of line break, is collapsed to single spaces. Control characters are removed.
     Special-token texts (control tokens, image placeholders) are removed until none is left, because removing one, or
-    the spaces within one, can join the halves of another. This takes a single pass, since texts may nest a million
-    deep.
+    the spaces within one, can join the halves of another. This takes one pass, since texts may nest a million deep.
     """
     specials = sorted({special for special in special_texts if special}, key=len, reverse=True)
     # Spaces first: line breaks are control characters too, and removing them would turn "1\r2" into "12".

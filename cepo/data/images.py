@@ -23,10 +23,8 @@ LARGEST_PIXELS = 64_000_000
 """The largest accepted number of pixels (192 MB decoded), because a file of some kilobytes can state any size."""
 _ORIENTATION_TAG = 0x0112
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
-"""The accepted image formats. Pillow's other formats start programs (EPS: Ghostscript) or do not occur in datasets.
-
-A JPEG file may turn out to be MPO.
-"""
+"""The accepted image formats; JPEG files may turn out to be MPO. Pillow's other formats start programs (EPS:
+Ghostscript) or do not occur in datasets."""
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

@@ -31,8 +31,7 @@ def weighted_indices(
     """Returns pairs (set, index in the set) for the 0-based `step`, with sets chosen in proportion to `weights`.
 
     After any number of problems, a set's count differs from its exact share by less than one problem plus one for each
-    set before it in the list. Each set has its own epochs: every problem occurs once per epoch, and each epoch has its
-    own order.
+    set before it in the list. Each set has its own epochs, with every problem once per epoch and a new order for each.
     """
     total = sum(map(Fraction, weights))
     shares = [Fraction(weight) / total for weight in weights]

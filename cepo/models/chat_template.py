@@ -109,5 +109,5 @@ def _within(seconds: float) -> Iterator[None]:
         yield
     finally:
         while not done.is_set():
-            with suppress(TimeoutError), lock:  # if one arrived here, the other thread would raise forever
+            with suppress(TimeoutError), lock:  # an escaping TimeoutError would keep `stop` raising forever
                 done.set()

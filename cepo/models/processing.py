@@ -29,8 +29,7 @@ _TEXT_SLOT = "CEPO-TEXT-SLOT-"
 class Processing:
     """Combines the tokenizer, chat template and image processor of a model folder or hub name.
 
-    Text from datasets or models never produces special tokens: `<|im_end|>` in a problem or a reference is tokenised as
-    plain characters.
+    Text from datasets or models never produces special tokens: `<|im_end|>` in a problem becomes plain characters.
 
     Raises:
         ConfigError: no tokenizer can be loaded, or the chat template drops the text it is given.

@@ -1,1 +1,1 @@
-"""Rewards: answer extraction and comparison, the reward function's contract and loader, and the pool that runs it."""
+"""Extracts and compares answers, and loads reward functions and runs them in a pool of processes."""

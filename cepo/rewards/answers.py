@@ -90,8 +90,7 @@ def answers_equal(prediction: str, ground_truth: str) -> bool:
 def states_the_same(prediction: str, ground_truth: str) -> bool:
     r"""Returns whether a text states the right answer or a rounding of it, or the reverse: `8.7` for `5 \sqrt { 3 }`.
 
-    This is looser than `answers_equal`, which decides the reward. It is used to choose the wrong answers that a teacher
-    sees.
+    This is looser than `answers_equal`, which decides the reward. It is used to choose wrong answers for teachers.
     """
     return answers_equal(prediction, ground_truth) or is_rounding(prediction, ground_truth)
 

@@ -78,9 +78,8 @@ class LoadedReward:
 def resolve_reward_path(spec: str) -> tuple[Path, str]:
     """Returns the existing file and the function name (default `main`) in `spec`; runs nothing.
 
-    A relative path is looked up in the working directory. If it starts with `cepo/`, it is then looked up in the
-    installed package, so `cepo/rewards/math.py:compute_score` works from any folder. Raises `RewardError` if the file
-    does not exist.
+    A relative path is looked up in the working directory, then, if it starts with `cepo/`, in the installed package, so
+    `cepo/rewards/math.py:compute_score` works from any folder. Raises `RewardError` if the file does not exist.
     """
     file, separator, function_name = spec.rpartition(":")
     if not separator or "/" in function_name or function_name.endswith(".py"):

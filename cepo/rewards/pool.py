@@ -202,7 +202,7 @@ class RewardPool:
         return [bool(same) for same in self._each("match", pairs, "%d of %d comparisons failed and count as unequal")]
 
     def value_keys(self, answers: Sequence[str]) -> list[str]:
-        """Applies `cepo.rewards.answers.value_key` to each answer, with the time limit; its fallback is the answer."""
+        """Applies `cepo.rewards.answers.value_key` to each answer, within the limit; keeps the answer on failure."""
         keys = self._each("value", answers, "%d of %d answers have no value and are compared by spelling")
         return [answer if key is None else key for key, answer in zip(keys, answers, strict=True)]
 

@@ -37,7 +37,6 @@ class RewardStream:
         self._thread: threading.Thread | None = None
 
     def __contains__(self, place: int) -> bool:
-        """Returns whether the part at `place` was added."""
         return place in self._places
 
     def add(self, place: int, samples: Samples) -> None:

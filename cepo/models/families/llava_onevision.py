@@ -14,7 +14,7 @@ from cepo.models.families.processed import ProcessedFamily, with_tower_named
 
 
 class LlavaOneVision(ProcessedFamily):
-    """Supports LLaVA-OneVision. An image is tiled only if it is the prompt's sole image (see `batch_num_images`)."""
+    """Supports LLaVA-OneVision. Only a prompt's sole image is tiled; `batch_num_images` tells the model."""
 
     title = "LLaVA-OneVision"
     model_types = ("llava_onevision",)

@@ -87,7 +87,6 @@ class ProcessedReader(ImageReader):
         return len(self.read([Image.new("RGB", size)]).expansions[0])
 
     def _parted(self, token_ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Splits the token ids at the separators."""
         between = self._processor.tokenizer.eos_token_id
         parts: list[list[int]] = [[]]
         for token in token_ids:
