@@ -62,7 +62,7 @@ def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """An error of one key. `rank` orders errors: unknown keys, then values, then missing settings."""
+    """An error in one key. `rank` orders errors: unknown keys, then values, then missing settings."""
 
     key: str
     message: str
@@ -163,7 +163,7 @@ def _respelled(tree: Any, words: Wording, error: ErrorDetails, texts: Mapping[st
 
 
 class Wording:
-    """Words the error messages about the values of one section, based on its JSON schema."""
+    """Writes the error messages about the values of one section, based on its JSON schema."""
 
     def __init__(self, schema: Tree, path: str, elsewhere: Sequence[str]) -> None:
         self._schema, self._path, self._elsewhere = schema, path, elsewhere

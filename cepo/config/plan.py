@@ -1,4 +1,4 @@
-"""Describes what a run will do before it starts."""
+"""Describes, before a run starts, what it will do."""
 
 from __future__ import annotations
 

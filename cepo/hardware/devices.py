@@ -93,7 +93,7 @@ def require_wanted_device() -> None:
 
 
 def device_in_words() -> str:
-    """Describes where this process would train: on GPUs with name and memory, or on the CPU, and why on no GPU."""
+    """Describes where this process would train: the GPUs by name and memory, or the CPU and why no GPU is used."""
     import torch
 
     if torch.cuda.is_available():

@@ -63,7 +63,7 @@ class Video:
     def times(self, temporal_patch_size: int) -> tuple[float, ...]:
         """Returns each temporal patch's time in seconds: the mean of its first and last frame's times.
 
-        Copies of the last frame fill the last patch.
+        Copies of the last frame fill an incomplete last patch.
         """
         missing = -len(self.frame_numbers) % temporal_patch_size
         seconds = [number / self.source_fps for number in (*self.frame_numbers, *self.frame_numbers[-1:] * missing)]

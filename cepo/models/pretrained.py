@@ -66,7 +66,7 @@ def load_model(
         if not hasattr(config, key):
             raise ConfigError(f"{section}.override_config.{key}: the model's configuration has no such entry")
         setattr(config, key, value)
-    if getattr(config, "quantization_config", None) is not None:  # an entry of quantised checkpoints alone
+    if getattr(config, "quantization_config", None) is not None:  # only quantised checkpoints have it
         raise ConfigError(
             f"{section}.model_path '{path}' holds quantised weights, which cannot be trained. Give the checkpoint they "
             "were made from; worker.actor.model.lora.quantization=nf4 quantises it as it is loaded"
@@ -130,7 +130,7 @@ def freeze_vision_tower(model: Any, *, section: str = "worker.actor.model") -> N
 
 
 def frozen_vision_parts(model: Any) -> list[nn.Module]:
-    """Returns the modules of the vision tower, or an empty list if any parameter of image features is trained."""
+    """Returns the vision tower's modules, or an empty list if anything that image features depend on is trained."""
     family = family_of(model.config)
     parts = family.vision_parts(model)
     depends_on = [*family.loose_parameters(model), *(weight for part in parts for weight in part.parameters())]

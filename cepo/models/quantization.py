@@ -69,8 +69,8 @@ def prepare_quantised(model: Any) -> None:
 
 
 def is_quantised(weight: Any) -> bool:
-    """Returns whether the parameter holds packed 4-bit numbers, which cannot be sharded and have no meaningful norm."""
-    return getattr(weight, "quant_state", None) is not None  # an attribute of bitsandbytes' parameters alone
+    """Returns whether a parameter holds packed 4-bit numbers, which have no norm and cannot be sharded."""
+    return getattr(weight, "quant_state", None) is not None  # only bitsandbytes' parameters have it
 
 
 def quantised_weights(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -87,7 +87,7 @@ def dequantised(weight: Any) -> Tensor:
 
 def write_quantization(model: Any, folder: Path) -> None:
     """Writes the base's quantisation settings to its adapter's folder; writes nothing if the base is not quantised."""
-    settings = getattr(model.config, "quantization_config", None)  # an entry of quantised models alone
+    settings = getattr(model.config, "quantization_config", None)  # only quantised models have it
     if settings is not None:
         text = json.dumps(settings.to_dict(), indent=2, default=str)
         (folder / QUANTIZATION_CONFIG).write_text(text + "\n", encoding="utf-8")

@@ -160,7 +160,7 @@ class GridFamily(Family):
         pixel_values = torch.cat([one.pixel_values for one in images]).to(device)
         grid_thw = torch.cat([one.grid for one in images]).to(device)
         output = model.model.get_image_features(pixel_values, grid_thw, return_dict=True)
-        levels = getattr(output, "deepstack_features", None) or ()  # Qwen3-VL's alone has them
+        levels = getattr(output, "deepstack_features", None) or ()  # only Qwen3-VL has them
         found = iter(
             ImageFeatures(embeddings=embeddings, levels=tuple(deeper))
             for embeddings, *deeper in zip(output.pooler_output, *levels, strict=True)
