@@ -33,7 +33,6 @@ class OwnFolder:
         self.remove()
 
     def remove(self) -> None:
-        """Removes the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 

@@ -78,7 +78,7 @@ def plain_tree(config: RunConfig) -> dict[str, Any]:
 
 
 def dump_config(config: RunConfig) -> str:
-    """Returns all settings as YAML, with defaults and method sections; loading it again results in an equal `RunConfig`."""
+    """Returns all settings as YAML, with defaults and method sections; it loads as an equal `RunConfig`."""
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(plain_tree(config))))
 
 

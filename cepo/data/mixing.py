@@ -62,7 +62,6 @@ class MixedProblems:
         return "; ".join(part.content() for part in self._parts)
 
     def require_solutions(self, setting: str) -> None:
-        """Checks every source by `ProblemSet.require_solutions`."""
         for part in self._parts:
             part.require_solutions(setting)
 

@@ -26,7 +26,6 @@ class FusedLoraLinear(Linear):
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """See PEFT's `Linear.forward`."""
         name = self._only_adapter(x)
         if name is None or args or kwargs:
             return super().forward(x, *args, **kwargs)

@@ -77,7 +77,6 @@ def _reasoning_answer(response: str) -> str:
 
 
 def _last_box(text: str) -> str:
-    r"""Returns the content of the last `\boxed{}` with matching braces, or an empty text."""
     for start in reversed([match.end() for match in re.finditer(r"\\boxed\{", text)]):
         depth = 1
         for place in range(start, len(text)):

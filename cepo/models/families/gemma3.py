@@ -26,7 +26,7 @@ class Gemma3Reader(ProcessedReader):
         self._rules = [(one, two, both) for one, two, both in rules if None not in (one, two, both)]
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """See `ImageReader.expand`. Adjacent line breaks are then merged, as the tokenizer and vLLM do within a text."""
+        """See `ImageReader.expand`. Adjacent line breaks are then merged, as by the tokenizer and vLLM within a text."""
         expanded = super().expand(engine_ids, images)
         for one, two, both in self._rules:
             joined: list[int] = []
@@ -47,11 +47,9 @@ class Gemma3(ProcessedFamily):
     vision_modules = ("vision_tower", "multi_modal_projector")
 
     def placeholder_text(self, processor: Any) -> str:
-        """Returns `<start_of_image>`."""
         return processor.boi_token
 
     def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
-        """Builds a `Gemma3Reader`."""
         return Gemma3Reader(processor, config)
 
     def placeholders(self, config: Any) -> tuple[int | None, int | None]:
@@ -65,7 +63,6 @@ class Gemma3(ProcessedFamily):
         return "vLLM on a CPU masks later tokens of the same image, to which this model attends"
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
-        """See `with_tower_named`."""
         return with_tower_named(name), weight
 
     def token_inputs(self, input_ids: Int64[Tensor, "R L"], config: Any) -> dict[str, Tensor]:

@@ -92,7 +92,6 @@ class GridReader(ImageReader):
         return expanded
 
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
-        """See `cepo.models.positions.context_positions`."""
         return context_positions(
             token_ids,
             images,
@@ -136,7 +135,6 @@ class GridFamily(Family):
     vision_modules = ("visual",)
 
     def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
-        """Builds a `GridReader`."""
         return GridReader(processor, config, encode_text, reads_videos=self.reads_videos)
 
     def placeholders(self, config: Any) -> tuple[int | None, int | None]:

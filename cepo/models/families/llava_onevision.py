@@ -35,7 +35,6 @@ class LlavaOneVision(ProcessedFamily):
         return None
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:
-        """See `with_tower_named`."""
         return with_tower_named(name), weight
 
     def feature_inputs(self, features: Sequence[ImageFeatures], is_frame: Sequence[bool]) -> dict[str, Any]:

@@ -70,7 +70,6 @@ class ProcessedReader(ImageReader):
         return expanded
 
     def positions(self, token_ids: Sequence[int], images: ImageInputs) -> Int64[Tensor, "3 L"]:
-        """Returns the positions 0, 1, 2 and so on."""
         return torch.arange(len(token_ids)).expand(3, -1)
 
     def units_inside(self, token_ids: Sequence[int], images: ImageInputs, start: int, stop: int) -> list[int]:
@@ -112,7 +111,6 @@ class ProcessedFamily(Family):
         return processor.image_token
 
     def image_reader(self, processor: Any, config: Any, encode_text: EncodeText) -> ImageReader:
-        """Builds a `ProcessedReader`."""
         placeholder = self.placeholder_text(processor)
         return ProcessedReader(processor, config, placeholder=placeholder, tower_inputs=self.tower_inputs)
 
@@ -121,7 +119,6 @@ class ProcessedFamily(Family):
         return config.image_token_id, None
 
     def model_inputs(self, images: ImageInputs) -> dict[str, Tensor]:
-        """Returns the processor's tensors."""
         return {"pixel_values": images.pixel_values, **images.more_tensors}
 
     def features(self, model: Any, images: Sequence[ImageInputs], device: torch.device) -> list[list[ImageFeatures]]:

@@ -38,7 +38,6 @@ class Qwen3VLMoe(GridFamily):
     reads_videos = True
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """See `experts_unserved`."""
         return experts_unserved(use)
 
     def published(self, name: str, weight: Tensor) -> tuple[str, Tensor]:

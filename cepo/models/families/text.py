@@ -27,5 +27,4 @@ class TextMoe(Family):
     model_types = ("qwen2_moe", "qwen3_moe")
 
     def why_not_vllm(self, use: EngineUse) -> str | None:
-        """See `experts_unserved`."""
         return experts_unserved(use)
