@@ -26,7 +26,7 @@ class Gemma3Reader(ProcessedReader):
         self._rules = [(one, two, both) for one, two, both in rules if None not in (one, two, both)]
 
     def expand(self, engine_ids: Sequence[int], images: ImageInputs) -> list[int]:
-        """See `ImageReader.expand`. Adjacent line breaks are then merged, as by the tokenizer and vLLM within a text."""
+        """See `ImageReader.expand`. Adjacent line breaks are then merged, as by the tokenizer and vLLM in a text."""
         expanded = super().expand(engine_ids, images)
         for one, two, both in self._rules:
             joined: list[int] = []
