@@ -1,4 +1,4 @@
-"""Methods: each one module that is found by itself, behind the contract in `base`. Pure: tensors in, tensors out."""
+"""Implements the methods, one module each, found automatically; they are pure functions of tensors behind `base`."""
 
 from cepo.algorithms import credit
 from cepo.algorithms.base import (

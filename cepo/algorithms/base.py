@@ -1,4 +1,4 @@
-"""The contract of a method and its registry. Torch-free, so that configs are checked without importing it."""
+"""Defines the contract of methods and their registry, without torch, so that checking a config does not import it."""
 
 from __future__ import annotations
 
@@ -30,22 +30,25 @@ _Section = TypeVar("_Section", TeacherConfig, PositiveConfig, NegativeConfig)
 
 
 class Estimator(ABC):
-    """A method: which privileged text each teacher sees, and which learning signal each token gets.
+    """Defines which privileged text each teacher of a method sees, and which learning signal each token gets.
 
-    `distilled_view`: the view whose whole distribution the update needs, not its log-probs of sampled tokens alone.
-    `needs_group`: compares the responses to one prompt, so at least two are needed. `needs_baseline`: reads the reward of a
-    greedy response to each prompt. `needs_values`: reads a critic's values, and returns its targets. `reads_old_log_probs`:
-    the signal of a row depends on `old_log_probs` (for a method with views: of a row with a reference); where it does not,
-    rows whose update starts from the weights that sampled them get no pass for them. `shared_settings`: for settings
-    `algorithm.<key>` that several methods have, the method's own name of it, which wins where both are written.
+    A subclass is registered by name and declares its `views`. It holds no state between steps: everything random or
+    scheduled is a function of its config and the step.
 
-    A subclass is registered by name, declares its `views` (teacher contexts, in a fixed order) and holds no state between
-    steps: everything random or scheduled is a function of its config and the step.
+    Attributes:
+        views: names of the teacher contexts, in a fixed order.
+        distilled_view: the view of which the update needs the whole distribution, not only log-probs of sampled tokens.
+        needs_group: the method compares the responses to a prompt, so at least two are needed.
+        needs_baseline: the method reads the reward of a greedy response to each prompt.
+        needs_values: the method reads a critic's values and returns its targets.
+        reads_old_log_probs: the signal of a row (of a row with a reference, for a method with views) depends on
+            `old_log_probs`. Otherwise rows whose update starts from the weights that sampled them need no scoring.
+        shared_settings: key of a common setting `algorithm.<key>` -> the method's own setting, which takes precedence.
     """
 
     name: ClassVar[str]
     Config: ClassVar[type[Any]] = NoSettings
-    views: tuple[str, ...] = ()  # a class's own, unless its settings decide
+    views: tuple[str, ...] = ()  # of the class, or of the instance if its settings decide
     distilled_view: ClassVar[str | None] = None
     needs_group: bool = False  # likewise
     needs_baseline: ClassVar[bool] = False
@@ -58,12 +61,12 @@ class Estimator(ABC):
 
     @property
     def teacher(self) -> TeacherConfig:
-        """Weights, placement and wording of this method's teachers."""
+        """The weights, placement and wording of this method's teachers."""
         return self._declared(TeacherConfig) or TeacherConfig()
 
     @property
     def negative(self) -> NegativeConfig:
-        """How this method chooses wrong answers; the defaults for one that has no such settings."""
+        """The choice of wrong answers; the defaults if the method has no such settings."""
         return self._declared(NegativeConfig) or NegativeConfig()
 
     @property
@@ -74,62 +77,61 @@ class Estimator(ABC):
 
     @property
     def reads_answers(self) -> bool:
-        """Whether it shows answers that were extracted from responses."""
+        """Whether teachers may read answers extracted from responses."""
         sides = (self._declared(PositiveConfig), self._declared(NegativeConfig))
         return any(side is not None and side.source == "peer_answer" for side in sides)
 
     def _declared(self, kind: type[_Section]) -> _Section | None:
-        """The section of this kind among the method's settings; None if the method declares none."""
         settings = cast("Mapping[str, object]", vars(self.config))
         return next((value for value in settings.values() if isinstance(value, kind)), None)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """For each view one entry per rollout of the group; None makes the view the student's own for that rollout."""
+        """Returns for each view one reference per rollout; None if the teacher reads the student's own prompt."""
         assert not self.views, f"{type(self).__name__} declares views and must say what they read"
         return {}
 
     def needs_teacher(self, *, step: int) -> bool:
-        """Whether teacher log-probs can change the signal of the 0-based rollout step `step`."""
+        """Returns whether teacher log-probs can change the signal of the 0-based rollout step `step`."""
         del step
         return bool(self.views)
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """Rows whose signal can be non-zero. Rows outside need no student, teacher or update pass."""
+        """Returns which rows can have a non-zero signal. All others need no student, teacher or update pass."""
         del group_ids
         return rewards == rewards
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        """Which rollouts' references stay, by view, once some have turned out to be empty or without room in the context.
+        """Returns by view which rollouts' references are kept, after some were empty or did not fit into the context.
 
         Args:
-            shown: view -> for each rollout whether a reference can be shown.
+            shown: view -> for each rollout, whether its reference can be shown.
         """
         return shown
 
     def learning_rows(
         self, live: Bool[Tensor, " B"], has_reference: Mapping[str, Bool[Tensor, " B"]]
     ) -> Bool[Tensor, " B"]:
-        """The live rows whose signal can still be non-zero, now that it is known who reads a reference."""
+        """Returns which live rows can still have a non-zero signal, given which of them have a reference."""
         del has_reference
         return live
 
     @abstractmethod
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """The learning signal of every response token at the 0-based rollout step `step`."""
+        """Computes the learning signal of every response token at the 0-based rollout step `step`."""
 
 
 class GroupRelativeEstimator(Estimator):
-    """A method whose signal is a multiple of how a rollout compares with the others of its group."""
+    """Base of methods whose signal is a multiple of a rollout's advantage over its group."""
 
     needs_group = True
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """Rollouts of groups whose rewards differ; all others have A = 0."""
+        """Returns True for rollouts of groups whose rewards differ; all others have A = 0."""
         return credit.live_rows(rewards, group_ids)
 
 
 def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
-    """Class decorator that makes a method available as `algorithm.adv_estimator=<name>`, and its `Config` a section.
+    """Decorates a class to register it as `algorithm.adv_estimator=<name>`, with its `Config` as a section.
 
     Raises:
         ConfigError: another class already has this name.
@@ -148,7 +150,7 @@ def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
 
 
 def load_plugin(path: str | Path) -> None:
-    """Imports a user's Python file (`trainer.plugins`), whose estimators register themselves; a second call does nothing.
+    """Imports a user's Python file (`trainer.plugins`), which registers its methods; a second call does nothing.
 
     Raises:
         ConfigError: the file does not exist.
@@ -166,29 +168,29 @@ def load_plugin(path: str | Path) -> None:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[module_name]  # else a second call would take the half-imported file for a loaded one
+        del sys.modules[module_name]  # otherwise a second call would consider the half-imported file loaded
         raise
 
 
 def available_estimators() -> list[str]:
-    """Names of all methods: those in `cepo/algorithms/`, found by themselves, and those of loaded plugins."""
+    """Returns the names of all methods: those of the modules in `cepo/algorithms/` and of loaded plugins."""
     _import_own_methods()
     return sorted(_registry)
 
 
 @cache
 def _import_own_methods() -> None:
-    """Once: a report asks for the methods thousands of times, and each search reads the folder."""
+    """Imports all modules of the package, once: a report asks for the methods thousands of times."""
     package = importlib.import_module("cepo.algorithms")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"cepo.algorithms.{module.name}")
 
 
 def estimator_class(name: str) -> type[Estimator]:
-    """The class registered under `name`.
+    """Returns the class registered under `name`.
 
     Raises:
-        ConfigError: no such method; the message lists the known ones.
+        ConfigError: there is no such method; the message lists the known ones.
     """
     known = available_estimators()
     if name not in _registry:
@@ -199,14 +201,14 @@ def estimator_class(name: str) -> type[Estimator]:
 
 
 def build_config(name: str, mapping: Mapping[str, Any] | None) -> Any:
-    """The method's `Config` from its YAML section `algorithm.<name>`.
+    """Builds the method's `Config` from its YAML section `algorithm.<name>`.
 
     Raises:
-        ConfigError: unknown method, unknown key, wrong type or bad value.
+        ConfigError: the method or a key is unknown, or a value has the wrong type or is not allowed.
     """
     return read_section(estimator_class(name).Config, mapping or {}, path=f"algorithm.{name}")
 
 
 def build_estimator(name: str, config: Mapping[str, Any] | None = None) -> Estimator:
-    """The method `name` with the settings of its section; raises `ConfigError` like `build_config`."""
+    """Builds the method `name` with the settings of its section; raises `ConfigError` like `build_config`."""
     return estimator_class(name)(build_config(name, config))

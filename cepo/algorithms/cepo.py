@@ -1,4 +1,4 @@
-"""CEPO: credit for tokens that the right answer favours while a wrong answer of the same group disfavours them."""
+"""Implements CEPO, which credits tokens that are likelier given the right answer than given the group's wrong one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 @register_estimator("cepo")
 class Cepo(EvidenceEstimator):
-    """`delta_t = log P_correct(y_t) - log P_wrong(y_t)`, `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`,
-    `A_hat_t = A (1 + lambda(k) (w_t - 1))` with GRPO's advantage A. The student's prior cancels in delta.
+    """Weights GRPO's advantage A by contrastive evidence: `A_hat_t = A (1 + lambda(k) (w_t - 1))`.
 
-    Guarantees: `sign(A_hat_t) = sign(A)` and `|A_hat_t - A| <= lambda r |A|`. Degenerate cases: `P_wrong = P_student` gives
-    RLSD exactly, equal references give GRPO exactly. Source: CEPO, eq. 5-7.
+    `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)` with `delta_t = log P_correct(y_t) - log P_wrong(y_t)`, in which
+    the student's prior cancels. Guarantees: `sign(A_hat_t) = sign(A)` and `|A_hat_t - A| <= lambda r |A|`. Degenerate
+    cases: `P_wrong = P_student` gives RLSD exactly, equal references give GRPO exactly. Source: CEPO, eq. 5-7.
     """
 
     Config = ContrastiveConfig
@@ -26,19 +26,19 @@ class Cepo(EvidenceEstimator):
     reads_old_log_probs = False
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """The right answer and one wrong answer, the same for all rollouts of the group (but see `positive.exclude_self`)."""
+        """Returns the right and one wrong answer, the same for all rollouts (but see `positive.exclude_self`)."""
         correct, wrong = contrastive_references(group, self.positive, self.config.negative)
-        if not self.is_weighted(group.step):  # the baseline alone reads a teacher
+        if not self.is_weighted(group.step):  # only the baseline reads a teacher
             wrong = [None] * len(wrong)
         return {"correct": correct, "wrong": wrong}
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        """Without a right side there is no wrong one, hence GRPO; without a wrong side `negative.fallback` decides."""
+        """Drops the wrong side if the right one is missing (GRPO); without a wrong one `negative.fallback` decides."""
         correct, wrong = contrastive_sides(shown["correct"], shown["wrong"], self.config.negative)
         return {"correct": correct, "wrong": wrong}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """`A_hat_t = A (1 + lambda (w_t - 1))`; plain GRPO where no teacher is needed."""
+        """Computes `A_hat_t = A (1 + lambda (w_t - 1))`, or plain GRPO if no teacher is needed."""
         if not self.needs_teacher(step=step):
             return self.plain_signal(batch, step=step)
         delta = batch.teacher_log_probs["correct"] - batch.teacher_log_probs["wrong"]

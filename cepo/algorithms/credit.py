@@ -1,6 +1,6 @@
-"""What methods compute alike: statistics of groups, sums over time, the evidence weight, metrics.
+"""Computes what methods share: statistics of groups, sums over time, the evidence weight, metrics.
 
-Tensors compute by their own methods, so that torch is named in annotations only: reading a configuration loads every method.
+Only tensor methods are used, so torch is imported only for annotations: reading a configuration loads all methods.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FLAT_REWARD_RANGE = 1e-6
-"""A group whose rewards differ by less has advantage exactly 0: rounding alone can produce |A| of 0.1 in such groups."""
+"""Groups whose rewards differ by less have advantage exactly 0, because rounding alone could produce |A| of 0.1."""
 DEVIATION_FLOOR = 1e-6
 """Added to a group's deviation before dividing by it."""
 ZERO_ADVANTAGE = 1e-6
-"""Below this magnitude an advantage has sign 0."""
+"""Advantages of smaller magnitude have sign 0."""
 NEUTRAL_DELTA = 1e-3
-"""Evidence of smaller magnitude counts as neither for nor against in the metrics."""
+"""Evidence of smaller magnitude counts as neither positive nor negative in the metrics."""
 _LARGEST_LOG_ODDS = 500.0
-"""Bounds summed evidence where its exponential is still finite in float64."""
+"""Bound of summed evidence, at which its exponential is still finite in float64."""
 
 
 def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """True for rollouts of groups whose rewards differ: `max R - min R >= 1e-6`."""
+    """Returns True for rollouts of groups whose rewards differ: `max R - min R >= 1e-6`."""
     group, num_groups = groups_of(group_ids)
     exact = rewards.double()
     highest = exact.new_full((num_groups,), -math.inf).scatter_reduce(0, group, exact, "amax")
@@ -38,17 +38,17 @@ def live_rows(rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> B
 
 
 def mixed_rows(correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-    """True for rollouts of groups in which the verifier accepts some and refuses some."""
+    """Returns True for rollouts of groups that have both right and wrong ones by the verifier."""
     return live_rows(correct.double(), group_ids)
 
 
 def group_moments(
     rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, ddof: int = 1
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """For each row, in float64: the reward less its group's mean, the group's deviation, the group's size.
+    """Returns for each row, in float64, the reward minus its group's mean, the group's deviation and the group's size.
 
     Raises:
-        ConfigError: a group has a single rollout, so that no advantage is defined.
+        ConfigError: a group has a single rollout, so no advantage is defined.
     """
     group, num_groups = groups_of(group_ids)
     exact = rewards.double()
@@ -62,10 +62,10 @@ def group_moments(
 def pass_rate_of_others(
     rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"], *, low: float = 0.0, high: float = 1.0
 ) -> tuple[Float[Tensor, " B"], Float[Tensor, " B"]]:
-    """`p_i = (sum_{j != i} r_j + 1/2) / n` of each row's group, in float64, and the group's size n.
+    """Returns `p_i = (sum_{j != i} r_j + 1/2) / n` for each row of a group, in float64, and the group's size n.
 
-    `r_j` is the reward as a share of the way from `low` to `high`, within [0, 1]: for rewards `low` and `high` alone it
-    counts successes. p_i is never 0 or 1, and the row's own reward is not in it.
+    `r_j` is the reward mapped linearly from [`low`, `high`] to [0, 1] and clamped, so that rewards of only `low` and
+    `high` count successes. p_i is never 0 or 1, and does not contain the row's own reward.
 
     Raises:
         ConfigError: a group has a single rollout.
@@ -78,9 +78,9 @@ def pass_rate_of_others(
 
 
 def evidence_values(prior: Float[Tensor, " B"], delta: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """`V_t = sigmoid(logit p + sum_{s<t} delta_s)`: the prior's odds times the likelihood ratio of the tokens before t.
+    """Computes `V_t = sigmoid(logit p + sum_{s<t} delta_s)`: prior odds times the likelihood ratio of tokens before t.
 
-    float64, in the form `p / (p + (1 - p) exp(-sum))`, which is p exactly where the sum is 0. Where delta is
+    It is float64, in the form `p / (p + (1 - p) exp(-sum))`, which is exactly p if the sum is 0. If delta is
     `log P(y_t | right answer) - log P(y_t)`, this is Bayes' rule with the policy in place of all other answers.
     """
     before = delta.new_zeros(delta.shape).double()
@@ -92,7 +92,7 @@ def evidence_values(prior: Float[Tensor, " B"], delta: Float[Tensor, "B T"]) -> 
 def discounted_returns(
     token_rewards: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"], *, gamma: float
 ) -> Float[Tensor, "B T"]:
-    """`G_t = r_t + gamma G_{t+1}`, 0 behind the last response token; float64."""
+    """Computes the returns `G_t = r_t + gamma G_{t+1}` in float64, with 0 after the last response token."""
     return _backward_sums((token_rewards * response_mask).double(), gamma).where(response_mask, 0.0)
 
 
@@ -104,10 +104,10 @@ def generalised_advantages(
     gamma: float,
     gae_lambda: float,
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """`A_t = sum_l (gamma lambda)^l d_{t+l}` with `d_t = r_t + gamma V_{t+1} - V_t`, and the critic's targets `A_t + V_t`.
+    """Computes GAE's `A_t = sum_l (gamma lambda)^l d_{t+l}` and the critic's targets `A_t + V_t`.
 
-    V is 0 behind the last response token. Both float64, 0 on padding. lambda = 1 makes the targets the discounted returns,
-    lambda = 0 makes A the one-step error. Source: Schulman et al. 2016.
+    `d_t = r_t + gamma V_{t+1} - V_t`, with V = 0 after the last response token. Both are float64, 0 on padding. Targets
+    with lambda = 1 are the discounted returns; A with lambda = 0 is the one-step error. Source: Schulman et al. 2016.
     """
     value = values.double().where(response_mask, 0.0)
     following = value.new_zeros(value.shape)
@@ -118,9 +118,9 @@ def generalised_advantages(
 
 
 def whitened(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """`(x - mean) / sqrt(var + 1e-8)` over all response tokens of the batch (unbiased var); float64, 0 on padding.
+    """Computes `(x - mean) / sqrt(var + 1e-8)` over all response tokens (unbiased var), in float64 and 0 on padding.
 
-    Exactly 0 where all values lie within 1e-6: rounding must not be blown up into a signal.
+    If all values are within 1e-6 the result is exactly 0, because rounding must not become a signal.
     """
     exact = values.double()
     kept = exact[response_mask]
@@ -132,27 +132,27 @@ def whitened(values: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]) -
 def evidence_weight(
     delta: Float[Tensor, "B T"], sign: Float[Tensor, "B _"], *, clip_radius: float
 ) -> Float[Tensor, "B T"]:
-    """`w_t = exp(clamp(sign * delta_t, log1p(-r), log1p(r)))`, which is `clip(exp(sign * delta_t), 1 - r, 1 + r)`.
+    """Computes `w_t = exp(clamp(sign * delta_t, log1p(-r), log1p(r))) = clip(exp(sign * delta_t), 1 - r, 1 + r)`.
 
-    Clamping before the exponential keeps it finite for every finite delta. float64 whatever comes in: w - 1 must survive
-    next to 1. Degenerate cases: r = 0, delta = 0 and sign = 0 give exactly 1.
+    Clamping before the exponential keeps it finite for every finite delta. The result is always float64, in which w - 1
+    keeps its precision. Degenerate cases: r = 0, delta = 0 and sign = 0 give exactly 1.
     """
     scaled = sign.double() * delta.double()
     return scaled.clamp(math.log1p(-clip_radius), math.log1p(clip_radius)).exp()
 
 
 def advantage_sign(advantages: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """-1, 0 or 1; 0 where `|A| < 1e-6`."""
+    """Returns the sign of each advantage: -1, 1, or 0 where `|A| < 1e-6`."""
     return advantages.sign().where(advantages.abs() >= ZERO_ADVANTAGE, 0.0)
 
 
 def over_response(advantages: Float[Tensor, " B"], response_mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Gives every response token its rollout's advantage and padding exactly 0."""
+    """Expands each rollout's advantage to all its response tokens, with exactly 0 on padding."""
     return advantages.unsqueeze(1).expand(response_mask.shape).where(response_mask, 0.0)
 
 
 def outcome_signal(batch: TokenBatch, advantages: Float[Tensor, " B"]) -> TokenSignal:
-    """The signal of a method whose tokens all get their rollout's advantage."""
+    """Returns a signal in which every token gets its rollout's advantage."""
     return TokenSignal(
         advantages=over_response(advantages, batch.response_mask),
         metrics=group_metrics(batch.rewards, batch.correct, batch.group_ids),
@@ -168,11 +168,11 @@ def evidence_metrics(
     mixing: float,
     clip_radius: float,
 ) -> Metrics:
-    """How much evidence there was and how it was used, over response tokens with A != 0; A of rollouts or of tokens.
+    """Returns metrics of the evidence and its weights over response tokens with A != 0; A is per rollout or token.
 
-    `evidence/delta_*` are nats, apart for rollouts that the verifier accepts and refuses, whatever the sign of A: under a
-    reward for format some wrong rollouts have A > 0. `positive_fraction` and `negative_fraction` count |delta| > 1e-3;
-    clip rates count tokens whose raw weight lies outside [1 - r, 1 + r]. `delta_p05`, `_p50` and `_p95` are percentiles.
+    `evidence/delta_*` are in nats. `_right` and `_wrong` follow the verifier, not the sign of A: with a reward for
+    format some wrong rollouts have A > 0. `positive_fraction` and `negative_fraction` count |delta| > 1e-3. Clip rates
+    count tokens whose raw weight is outside [1 - r, 1 + r]. `delta_p05`, `_p50` and `_p95` are percentiles.
     """
     sign = advantage_sign(advantages).reshape(len(delta), -1)
     counted = response_mask & (sign != 0)
@@ -195,7 +195,7 @@ def evidence_metrics(
 
 
 def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
-    """Fractions of groups that are all right, all wrong and mixed, and of rollouts without any advantage."""
+    """Returns the fractions of groups that are all right, all wrong or mixed, and of rollouts without an advantage."""
     group, num_groups = groups_of(group_ids)
     sizes = group.bincount(minlength=num_groups)
     right = group.bincount(weights=correct.double(), minlength=num_groups)
@@ -209,7 +209,7 @@ def group_metrics(rewards: Float[Tensor, " B"], correct: Bool[Tensor, " B"], gro
 
 
 def demonstration_metrics(shown: Bool[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Metrics:
-    """Fractions of rollouts whose teacher reads a reference, and of groups in which any does."""
+    """Returns the fractions of rollouts whose teacher reads a reference, and of groups with any such rollout."""
     group, num_groups = groups_of(group_ids)
     taught = group.bincount(weights=shown.double(), minlength=num_groups) > 0
     return {
@@ -219,7 +219,7 @@ def demonstration_metrics(shown: Bool[Tensor, " B"], group_ids: Int64[Tensor, " 
 
 
 def _backward_sums(values: Tensor, factor: float) -> Tensor:
-    """(B, T): `S_t = values_t + factor S_{t+1}`."""
+    """Computes `S_t = values_t + factor S_{t+1}`, (B, T)."""
     sums, running = values.new_empty(values.shape), values.new_zeros(len(values))
     for token in range(values.shape[1] - 1, -1, -1):
         running = values[:, token] + factor * running
@@ -228,14 +228,14 @@ def _backward_sums(values: Tensor, factor: float) -> Tensor:
 
 
 def groups_of(group_ids: Int64[Tensor, " B"]) -> tuple[Tensor, int]:
-    """Each row's group as 0, 1, 2 and so on, and the number of groups."""
+    """Returns each row's group number, counted from 0 without gaps, and the number of groups."""
     found = group_ids.unique(return_inverse=True)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
     _, group = cast("tuple[Tensor, Tensor]", found)
     return group, int(group.max()) + 1
 
 
 def _group_sizes(group: Tensor, num_groups: int) -> Tensor:
-    """(num_groups,) in float64; an error where one rollout has no other to be compared with."""
+    """Returns (num_groups,) in float64; raises ConfigError if a group has a single rollout."""
     sizes = group.bincount(minlength=num_groups).double()
     if int(sizes.min()) < 2:
         raise ConfigError("worker.rollout.n is 1 for some prompt; group-relative advantages need at least 2 rollouts")
@@ -243,13 +243,13 @@ def _group_sizes(group: Tensor, num_groups: int) -> Tensor:
 
 
 def _group_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """Sums by group, added up in ascending order: the same bits however the rows are ordered."""
+    """Sums by group in ascending order of the values, so that the bits do not depend on the order of the rows."""
     ascending = values.argsort()
     return values.new_zeros(num_groups).index_add(0, group[ascending], values[ascending])
 
 
 def _quantiles(delta: Tensor, counted: Tensor) -> Metrics:
-    """The 5th, 50th and 95th percentile of delta: the value at that share of the sorted tokens."""
+    """Returns the 5th, 50th and 95th percentiles of delta, each the value at this share of the sorted tokens."""
     kept = delta[counted].sort().values
     places = {f"evidence/delta_p{percent:02}": (len(kept) - 1) * percent // 100 for percent in (5, 50, 95)}
     if not len(kept):

@@ -1,4 +1,4 @@
-"""What methods that learn from evidence share: the two baselines, when they ask a teacher, what is recorded of a step."""
+"""Implements what methods that learn from evidence share: two baselines, the weighted signal and its metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def one_sided_delta(batch: TokenBatch) -> Float[Tensor, "B T"]:
-    """`delta_t = log P_correct(y_t) - log P_student(y_t)`, 0 on padding."""
+    """Computes `delta_t = log P_correct(y_t) - log P_student(y_t)`, with 0 on padding."""
     delta = batch.teacher_log_probs["correct"] - batch.old_log_probs
     return delta.detach().where(batch.response_mask, 0.0)
 
@@ -26,11 +26,12 @@ def one_sided_delta(batch: TokenBatch) -> Float[Tensor, "B T"]:
 def hindsight_advantages(
     batch: TokenBatch, config: HindsightConfig
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """`A_t = (R - V_t) / sigma` and the share `V_t = sigmoid(logit p + sum_{s<t} delta_s)` of right continuations.
+    """Computes `A_t = (R - V_t) / sigma`, with the share V_t of right continuations, and returns both.
 
-    delta is `one_sided_delta`, and p the pass rate of the other rollouts. R and V_t are compared
-    on the scale of the rewards, between `reward_low` and `reward_high`. `sigma = sqrt(p (1 - p) n / (n - ddof))` of that
-    scale stands for the group's deviation, without the rollout's own reward; 1 with `scale: none`. Both 0 on padding.
+    `V_t = sigmoid(logit p + sum_{s<t} delta_s)` with `one_sided_delta` and the pass rate p of the other rollouts. R and
+    V_t are compared on the scale of rewards, from `reward_low` to `reward_high`. On this scale
+    `sigma = sqrt(p (1 - p) n / (n - ddof))` replaces the group's deviation, without the rollout's own reward; with
+    `scale: none` it is 1. Both results are 0 on padding.
     """
     mask, rewards, span = batch.response_mask, batch.rewards, config.reward_high - config.reward_low
     prior, size = credit.pass_rate_of_others(rewards, batch.group_ids, low=config.reward_low, high=config.reward_high)
@@ -42,12 +43,12 @@ def hindsight_advantages(
 
 
 def of_others(positive: PositiveConfig) -> PositiveConfig:
-    """Where the right answer comes from, without the rollout itself: a baseline must not know how its response ends."""
+    """Excludes the rollout itself as source of the right answer: its baseline must not know how the response ends."""
     return dataclasses.replace(positive, exclude_self=True)
 
 
 def value_metrics(values: Float[Tensor, "B T"], batch: TokenBatch) -> Metrics:
-    """What the baseline expects of the prefixes of rollouts that turn out right, and of the others."""
+    """Returns the baseline's mean value over the tokens of right rollouts, and of wrong ones."""
     right, mask = batch.correct.unsqueeze(1), batch.response_mask
     return {
         "evidence/value_mean_right": mean_of(values, mask & right),
@@ -56,35 +57,35 @@ def value_metrics(values: Float[Tensor, "B T"], batch: TokenBatch) -> Metrics:
 
 
 class WeightedEstimator(GroupRelativeEstimator):
-    """A method that scales an advantage A token by token, by default GRPO's.
+    """Base of methods that scale an advantage A, by default GRPO's, token by token.
 
-    Degenerate cases, each exactly A: lambda = 0 (no teacher is asked), clip radius 0, evidence 0.
+    Degenerate cases, each exactly A: lambda = 0 (no teacher is used), clip radius 0, evidence 0.
     """
 
     config: WeightConfig
 
     def is_weighted(self, step: int) -> bool:
-        """False where lambda(step) = 0 or the clip radius is 0: the weights would not be read."""
+        """Returns whether weights have any effect at this step, that is, lambda(step) > 0 and the clip radius > 0."""
         return self.config.lambda_at(step) > 0 and self.config.clip_radius > 0
 
     def needs_teacher(self, *, step: int) -> bool:
-        """Whether the weights read one."""
         return self.is_weighted(step)
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
-        """A: (B, 1) of the rollouts, or (B, T) of the tokens with the V_t of their baseline."""
+        """Returns A: (B, 1) of the rollouts, or (B, T) of the tokens together with their baseline V_t."""
         return group_advantages(batch.rewards, batch.group_ids, self.config).unsqueeze(1), None
 
     def plain_signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """GRPO's signal, for a step that asks no teacher."""
+        """Returns GRPO's signal, for a step without a teacher."""
         plain = credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config))
         mixing = {"evidence/lambda": mean_value(self.config.lambda_at(step))}
         return dataclasses.replace(plain, metrics=plain.metrics | mixing)
 
     def weighted_signal(self, batch: TokenBatch, delta: Float[Tensor, "B T"], *, step: int) -> TokenSignal:
-        """`A_hat_t = A (1 + lambda (w_t - 1))` with `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`, in float64; 0 on padding.
+        """Computes `A_hat_t = A (1 + lambda (w_t - 1))` in float64, with 0 on padding.
 
-        Delta is recorded, the weight before and after clipping, and a baseline of evidence.
+        `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`. Diagnostics are delta, the weight before and after clipping,
+        and the values of a hindsight baseline.
         """
         mask, mixing, radius = batch.response_mask, self.config.lambda_at(step), self.config.clip_radius
         (advantages, values), counted = self.advantages(batch), mask
@@ -109,9 +110,9 @@ class WeightedEstimator(GroupRelativeEstimator):
 
 
 class EvidenceEstimator(WeightedEstimator):
-    """A method that weighs evidence from answers: on GRPO's advantage, or on `hindsight_advantages` with `baseline: hindsight`.
+    """Base of methods that weight GRPO's advantage, or with `baseline: hindsight` that of `hindsight_advantages`.
 
-    With the latter teachers are asked at every step, and all rollouts learn.
+    The weights are evidence from answers. With the hindsight baseline every step uses teachers, and all rollouts learn.
     """
 
     config: EvidenceConfig  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -122,20 +123,19 @@ class EvidenceEstimator(WeightedEstimator):
 
     @property
     def in_hindsight(self) -> bool:
-        """Whether the baseline is one of evidence."""
+        """Whether the hindsight baseline is used."""
         return self.config.baseline == "hindsight"
 
     @property
     def positive(self) -> PositiveConfig:
-        """Where the right answer comes from."""
+        """The source of the right answer."""
         return of_others(self.config.positive) if self.in_hindsight else self.config.positive
 
     def needs_teacher(self, *, step: int) -> bool:
-        """Whether the weights or the baseline read one."""
         return self.in_hindsight or self.is_weighted(step)
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """Rollouts of groups whose rewards differ; with a baseline of evidence all, since it is never sure of a reward."""
+        """Returns True for rollouts of groups whose rewards differ; for all with hindsight, which is never certain."""
         return (
             Estimator.live_rows(self, rewards, group_ids)
             if self.in_hindsight
@@ -143,5 +143,5 @@ class EvidenceEstimator(WeightedEstimator):
         )
 
     def advantages(self, batch: TokenBatch) -> tuple[Float[Tensor, "B _"], Float[Tensor, "B T"] | None]:
-        """A: (B, 1) of the group, or (B, T) of the evidence with its V_t."""
+        """Returns A: (B, 1) of the group, or with the hindsight baseline (B, T) and V_t."""
         return hindsight_advantages(batch, self.config) if self.in_hindsight else super().advantages(batch)

@@ -1,4 +1,4 @@
-"""GAE: advantages from a critic's values, whitened over the whole batch."""
+"""Implements GAE, whose advantages come from a critic's values and are whitened over the whole batch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cepo.types import TokenBatch, TokenSignal
 
 @register_estimator("gae")
 class Gae(Estimator):
-    """`A_t = sum_l (gamma lambda)^l (r_{t+l} + gamma V_{t+l+1} - V_{t+l})`, whitened; the critic learns `A_t + V_t`.
+    """Whitens `A_t = sum_l (gamma lambda)^l (r_{t+l} + gamma V_{t+l+1} - V_{t+l})`; the critic learns `A_t + V_t`.
 
-    Source: Schulman et al. 2016, with PPO's whitening. No teacher; a critic of its own. Equal advantages whiten to 0.
+    It has a critic and no teacher. Equal advantages become 0. Source: Schulman et al. 2016, with PPO's whitening.
     """
 
     @section
@@ -37,7 +37,7 @@ class Gae(Estimator):
     shared_settings = {"gamma": "gamma", "lam": "gae_lambda"}  # noqa: RUF012
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Whitened advantages for the policy, plain returns for the critic; both 0 on padding."""
+        """Computes whitened advantages for the policy and unwhitened returns for the critic, both 0 on padding."""
         del step
         assert batch.values is not None, "needs_values: the batch must bring the critic's values"
         mask, dtype = batch.response_mask, batch.token_level_rewards.dtype

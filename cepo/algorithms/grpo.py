@@ -1,4 +1,4 @@
-"""GRPO: every token of a response gets the response's group-relative advantage."""
+"""Implements GRPO, in which every token of a response gets the response's group-relative advantage."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def group_advantages(
     group_ids: Int64[Tensor, " B"],
     settings: GroupAdvantageConfig = _DEFAULTS,
 ) -> Float[Tensor, " B"]:
-    """`A_i = (R_i - mean_g) / (std_g + 1e-6)`, with statistics in float64; exactly 0 in groups of equal rewards.
+    """Computes `A_i = (R_i - mean_g) / (std_g + 1e-6)`, exactly 0 in groups of equal rewards; statistics in float64.
 
-    `scale: none` leaves out the division (Dr. GRPO).
+    `scale: none` omits the division (Dr. GRPO).
 
     Raises:
         ConfigError: a group has a single rollout.
@@ -36,7 +36,7 @@ def group_advantages(
 
 @register_estimator("grpo")
 class Grpo(GroupRelativeEstimator):
-    """`A_i = (R_i - mean_g) / (std_g + 1e-6)` for all tokens of rollout i. No teacher.
+    """Gives all tokens of rollout i the advantage `A_i = (R_i - mean_g) / (std_g + 1e-6)`, without a teacher.
 
     Source: DeepSeekMath (Shao et al. 2024), with EasyR1's unbiased deviation and epsilon.
     """
@@ -46,6 +46,6 @@ class Grpo(GroupRelativeEstimator):
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """The group advantage on every response token, 0 on padding."""
+        """Returns the group advantage on every response token, 0 on padding."""
         del step
         return credit.outcome_signal(batch, group_advantages(batch.rewards, batch.group_ids, self.config))

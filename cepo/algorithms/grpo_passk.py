@@ -1,4 +1,4 @@
-"""GRPO for pass@k: only a group's best rollout learns, by its margin over the second best."""
+"""Implements GRPO for pass@k, in which only a group's best rollout learns, by its margin over the second best."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @register_estimator("grpo_passk")
 class GrpoPassK(Estimator):
-    """`A = (R_1 - R_2) / (std_g + 1e-6)` for all tokens of the group's best rollout, 0 for the others. No teacher.
+    """Gives all tokens of a group's best rollout `A = (R_1 - R_2) / (std_g + 1e-6)`, others 0, without a teacher.
 
-    R_1, R_2 are the group's two highest rewards. A group whose best reward two rollouts share has A = 0 throughout.
+    R_1 and R_2 are the group's two highest rewards. If two rollouts share the highest reward, A = 0 in the whole group.
     Source: Tang et al. 2025 (arXiv 2503.19595).
     """
 
@@ -29,11 +29,11 @@ class GrpoPassK(Estimator):
     reads_old_log_probs = False
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """The best rollouts of groups with a single best one."""
+        """Returns True for the best rollouts of groups that have a single best one."""
         return self._advantages(rewards, group_ids) != 0
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """The margin on every response token of the best rollouts, 0 elsewhere."""
+        """Returns the margin on every response token of the best rollouts, 0 elsewhere."""
         del step
         return credit.outcome_signal(batch, self._advantages(batch.rewards, batch.group_ids))
 

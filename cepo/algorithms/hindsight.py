@@ -1,4 +1,4 @@
-"""Hindsight: the reward is compared with what a teacher that has seen the right answer makes of the tokens so far."""
+"""Implements hindsight: a baseline that follows what a teacher with the right answer makes of the tokens so far."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 @register_estimator("hindsight")
 class Hindsight(Estimator):
-    """`A_t = (R - V_t) / sigma` with `V_t = sigmoid(logit p + sum_{s<t} delta_s)`, `delta_s = log P_correct(y_s) - log
-    P_student(y_s)`, p the smoothed pass rate of the other rollouts and sigma the deviation of a reward of that rate.
+    """Computes `A_t = (R - V_t) / sigma` with the baseline `V_t = sigmoid(logit p + sum_{s<t} delta_s)`.
 
-    V_t reads nothing that comes after the prefix, so that the gradient is that of the expected reward, times the mean of
-    1 / sigma. Degenerate cases: without a reference, or with equal teachers, V_t = p. Source: docs/hindsight.md; the ratio
-    is that of RLSD (Yang et al. 2026), the unbiasedness that of any baseline of the state (Williams 1992).
+    `delta_s = log P_correct(y_s) - log P_student(y_s)`, p is the smoothed pass rate of the other rollouts, and sigma
+    the deviation of a reward with this rate. V_t reads nothing after the prefix, so the gradient is that of the
+    expected reward, times the mean of 1 / sigma. Degenerate cases: V_t is p without a reference or with equal teachers.
+    Source: docs/hindsight.md; the ratio is from RLSD (Yang et al. 2026), the unbiasedness from Williams 1992.
     """
 
     Config = HindsightConfig
@@ -28,11 +28,11 @@ class Hindsight(Estimator):
     needs_group = True
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """The right answer, never from the rollout itself."""
+        """Returns the right answer, never from the rollout itself."""
         return {"correct": positive_references(group, of_others(self.config.positive))}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """`A_t = (R - V_t) / sigma` on every response token."""
+        """Computes `A_t = (R - V_t) / sigma` on every response token."""
         del step
         advantages, values = hindsight_advantages(batch, self.config)
         metrics = credit.group_metrics(batch.rewards, batch.correct, batch.group_ids)

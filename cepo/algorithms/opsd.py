@@ -1,4 +1,4 @@
-"""OPSD: the student's whole next-token distribution follows a teacher that has seen the right answer."""
+"""Implements OPSD, in which the student's whole next-token distribution follows a teacher with the right answer."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @register_estimator("opsd")
 class Opsd(Estimator):
-    """`loss_t = weight D(P_correct, P_student)_t` over the whole vocabulary at each token of the student's own responses.
+    """Distils with `loss_t = weight D(P_correct, P_student)_t` over the vocabulary, on the student's own responses.
 
-    D is `divergence`, by default `KL(P_correct || P_student)`; its gradient in the student's logits is
-    `(P_student - P_correct) / temperature`. The reward does not enter it: `policy_weight A`, A the group advantage, goes to
-    the policy loss beside it. Degenerate cases: rollouts without a reference are masked (zero loss, attached zero gradient).
-    `weight = 0` with `policy_weight = 1` is GRPO exactly, and asks no teacher.
-    Source: OPSD (Zhao et al. 2026), with the settings of the CEPO paper's comparison: live teacher, ground-truth answer.
+    D is `divergence`, by default `KL(P_correct || P_student)`, whose gradient in the student's logits is
+    `(P_student - P_correct) / temperature`. It does not depend on the reward. `policy_weight A`, with the group
+    advantage A, goes into an additional policy loss. Degenerate cases: rollouts without a reference are masked (zero
+    loss, attached zero gradient); `weight = 0` with `policy_weight = 1` is exactly GRPO, without a teacher.
+    Source: OPSD (Zhao et al. 2026), with settings of the CEPO paper's comparison: live teacher, ground-truth answer.
     """
 
     Config = DistillationConfig
@@ -41,16 +41,16 @@ class Opsd(Estimator):
         self.needs_group = self.config.policy_weight > 0 or self.config.positive.from_peer
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """The right answer or a right peer's response; with `positive.exclude_self` never a rollout's own."""
+        """Returns the right answer or a right peer's response; with `positive.exclude_self` never a rollout's own."""
         return {"correct": positive_references(group, self.config.positive)}
 
     def needs_teacher(self, *, step: int) -> bool:
-        """False where `weight` = 0: the teacher would not be read."""
+        """Returns whether the teacher is read, that is, whether `weight` is above 0."""
         del step
         return self.config.weight > 0
 
     def live_rows(self, rewards: Float[Tensor, " B"], group_ids: Int64[Tensor, " B"]) -> Bool[Tensor, " B"]:
-        """All rows, for any may get a reference; without distillation those of groups whose rewards differ."""
+        """Returns True for all rows, as any may get a reference; without distillation, where group rewards differ."""
         if self.config.weight > 0:
             return super().live_rows(rewards, group_ids)
         return credit.live_rows(rewards, group_ids)
@@ -58,11 +58,11 @@ class Opsd(Estimator):
     def learning_rows(
         self, live: Bool[Tensor, " B"], has_reference: Mapping[str, Bool[Tensor, " B"]]
     ) -> Bool[Tensor, " B"]:
-        """Rows with a reference; beside a policy loss all live ones."""
+        """Returns the live rows with a reference, or with an additional policy loss all live rows."""
         return live if self.config.policy_weight > 0 else live & has_reference["correct"]
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """Which tokens are distilled and how much; the teacher's log-probs serve metrics and diagnostics alone."""
+        """Returns the weight of each token's divergence; the teacher's log-probs serve only metrics and diagnostics."""
         config, mask, rewards = self.config, batch.response_mask, batch.rewards
         advantages = rewards.new_zeros(mask.shape)
         if config.policy_weight > 0:
@@ -87,7 +87,7 @@ class Opsd(Estimator):
 
 
 def _delta_metrics(delta: Float[Tensor, "B T"], learning: Bool[Tensor, "B T"], correct: Bool[Tensor, " B"]) -> Metrics:
-    """log P_correct - log P_student of the sampled tokens in nats, apart for right and wrong rollouts."""
+    """Returns the means of log P_correct - log P_student in nats, for right and wrong rollouts separately."""
     right = correct.unsqueeze(1)
     return {
         "distillation/delta_mean_right": mean_of(delta, learning & right),

@@ -1,4 +1,4 @@
-"""Which rollout of a group gives a reference. Every choice depends on the group alone, never on batch layout."""
+"""Chooses the rollouts of a group that become references, depending only on the group, never on the batch layout."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cepo.types import Reference, Rollout, RolloutGroup
 
 
 def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Reference | None]:
-    """The right answer for each rollout of the group; None where a peer is asked for and none (but itself) is right.
+    """Returns the right answer for each rollout of the group; None if it must come from a peer and none is usable.
 
     Raises:
-        ConfigError: the dataset's solution is asked for and this problem has none.
+        ConfigError: the source is the dataset's solution, and this problem has none.
     """
     if not (config.exclude_self and config.from_peer):
         return [_positive(group, config)] * len(group.rollouts)
@@ -27,10 +27,10 @@ def positive_references(group: RolloutGroup, config: PositiveConfig) -> list[Ref
 def contrastive_references(
     group: RolloutGroup, positive: PositiveConfig, negative: NegativeConfig
 ) -> tuple[list[Reference | None], list[Reference | None]]:
-    """The right and the wrong answer for each rollout of the group.
+    """Returns the right and the wrong answer for each rollout of the group.
 
-    Without a right reference both sides are None: no evidence, hence GRPO for the group. Without a wrong one
-    `negative.fallback` decides: `student` leaves the right side standing alone, `neutral` gives no evidence.
+    Without a right reference both are None: there is no evidence, hence GRPO. Without a wrong reference
+    `negative.fallback` decides: `student` keeps the right one alone, `neutral` gives no evidence.
     """
     correct, wrong = positive_references(group, positive), wrong_reference(group, negative)
     has_right, has_wrong = contrastive_sides(
@@ -45,14 +45,14 @@ def contrastive_references(
 def contrastive_sides(
     correct: Sequence[bool], wrong: Sequence[bool], negative: NegativeConfig
 ) -> tuple[list[bool], list[bool]]:
-    """For each rollout whether its right and its wrong side are shown, of those that there are; see `contrastive_references`."""
+    """Returns for each rollout whether its right and its wrong answer are shown; see `contrastive_references`."""
     neutral = negative.fallback == "neutral"
     right = [is_right and (is_wrong or not neutral) for is_right, is_wrong in zip(correct, wrong, strict=True)]
     return right, [is_right and is_wrong for is_right, is_wrong in zip(correct, wrong, strict=True)]
 
 
 def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | None:
-    """The wrong answer that the whole group is shown; None where no wrong rollout gives one, and `fallback` decides."""
+    """Returns the wrong answer for the whole group; None if no wrong rollout provides one, and `fallback` applies."""
     if config.source == "ground_truth":
         return Reference(text=group.ground_truth)
     candidates = wrong_rollouts(group) if config.strict_lowest else _usable(group, config)
@@ -62,9 +62,9 @@ def wrong_reference(group: RolloutGroup, config: NegativeConfig) -> Reference | 
 
 
 def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -> list[list[Reference]]:
-    """For each rollout of the group up to `number` wrong references of other rollouts, the preferred first.
+    """Returns for each rollout of the group up to `number` wrong references from other rollouts, the preferred first.
 
-    Answers of equal value count as one, and so do equal texts.
+    Answers of equal value are used once, and so are equal texts.
     """
     if config.source == "ground_truth":
         return [[Reference(text=group.ground_truth)][:number]] * len(group.rollouts)
@@ -81,12 +81,12 @@ def wrong_references(group: RolloutGroup, config: NegativeConfig, number: int) -
 
 
 def wrong_rollouts(group: RolloutGroup) -> list[Rollout]:
-    """Rollouts that the verifier rejects, in generation order."""
+    """Returns the rollouts that the verifier rejects, in generation order."""
     return sorted((rollout for rollout in group.rollouts if not rollout.correct), key=lambda rollout: rollout.index)
 
 
 def wrong_candidates(group: RolloutGroup) -> list[Rollout]:
-    """Wrong rollouts with an extractable final answer that the grader does not judge equal to the ground truth."""
+    """Returns wrong rollouts whose extracted final answer is, by the grader, not equal to the ground truth."""
     return [
         rollout
         for rollout in wrong_rollouts(group)
@@ -111,7 +111,7 @@ def _positive(group: RolloutGroup, config: PositiveConfig) -> Reference | None:
 
 
 def _right_peers(group: RolloutGroup, config: PositiveConfig) -> list[Rollout]:
-    """Rollouts that may demonstrate, the highest reward first; ties go to the lowest generation index."""
+    """Returns the usable right rollouts, the highest reward first; ties go to the lowest generation index."""
     if config.success_threshold is None:
         right = [rollout for rollout in group.rollouts if rollout.correct]
     else:
@@ -124,7 +124,7 @@ def _right_peers(group: RolloutGroup, config: PositiveConfig) -> list[Rollout]:
 
 
 def _usable(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
-    """Candidates for the wrong side; text references need tokens and no extractable answer, only one that is not right."""
+    """Returns candidates for the wrong side; responses need no final answer, but must not have the right one."""
     if config.source == "peer_answer":
         return wrong_candidates(group)
     return [
@@ -133,14 +133,14 @@ def _usable(group: RolloutGroup, config: NegativeConfig) -> list[Rollout]:
 
 
 def _ranked(group: RolloutGroup, candidates: Sequence[Rollout], config: NegativeConfig) -> list[Rollout]:
-    """The preferred candidate first; ties go to the lowest generation index, so that batch order does not matter."""
+    """Sorts the preferred candidate first; ties go to the lowest generation index, so batch order does not matter."""
     if config.select == "random" and not config.strict_lowest:
         generator, left = random.Random(f"{group.seed}/{group.step}/{group.prompt_id}"), list(candidates)
         return [left.pop(left.index(generator.choice(left))) for _ in candidates]
     if config.select == "most_frequent" and not config.strict_lowest:
         values = {rollout.index: rollout.answer_value or rollout.answer for rollout in candidates}
         counts = Counter(values.values())
-        del counts[None]  # having no answer is not an answer that rollouts share
+        del counts[None]  # having no answer is not a common answer
         return sorted(candidates, key=lambda rollout: (-counts[values[rollout.index]], rollout.index))
     return sorted(candidates, key=lambda rollout: (rollout.reward, rollout.index))
 

@@ -1,4 +1,4 @@
-"""REINFORCE++: discounted rewards-to-go, whitened over the whole batch."""
+"""Implements REINFORCE++, whose advantages are discounted rewards-to-go, whitened over the whole batch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cepo.types import TokenBatch, TokenSignal
 
 @register_estimator("reinforce_plus_plus")
 class ReinforcePlusPlus(Estimator):
-    """`A_t = (G_t - mean) / sqrt(var + 1e-8)` with `G_t = r_t + gamma G_{t+1}`, statistics over all response tokens.
+    """Computes `A_t = (G_t - mean) / sqrt(var + 1e-8)` with `G_t = r_t + gamma G_{t+1}`, over all response tokens.
 
-    Source: Hu 2025. No teacher, no groups: one rollout for each prompt is enough. A batch with equal returns has A = 0.
+    It has no teacher or groups: one rollout per prompt is enough. Batches of equal returns have A = 0. Source: Hu 2025.
     """
 
     @section
@@ -29,7 +29,7 @@ class ReinforcePlusPlus(Estimator):
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """The whitened return of every response token, 0 on padding."""
+        """Returns the whitened return of every response token, 0 on padding."""
         del step
         mask = batch.response_mask
         returns = credit.discounted_returns(batch.token_level_rewards, mask, gamma=self.config.gamma)

@@ -1,4 +1,4 @@
-"""ReMax: each rollout is compared with the greedy response to the same prompt."""
+"""Implements ReMax, which compares each rollout with the greedy response to the same prompt."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from cepo.types import TokenBatch, TokenSignal
 
 @register_estimator("remax")
 class ReMax(Estimator):
-    """`A_i = R_i - R_greedy` for all tokens of rollout i. No teacher; one greedy response more for each prompt.
+    """Gives all tokens of rollout i the advantage `A_i = R_i - R_greedy`, without a teacher.
 
-    Source: Li et al. 2024. One rollout for each prompt is enough.
+    It samples an additional greedy response per prompt; one rollout per prompt is enough. Source: Li et al. 2024.
     """
 
     needs_baseline = True
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """The reward above the greedy one on every response token, 0 on padding."""
+        """Returns the reward minus the greedy one on every response token, 0 on padding."""
         del step
         assert batch.reward_baselines is not None, "needs_baseline: the batch must bring the greedy responses' rewards"
         rewards = batch.rewards

@@ -1,4 +1,4 @@
-"""RLCSD: the right answer against the mean of several wrong answers, none of them the rollout's own."""
+"""Implements RLCSD, which contrasts the right answer with the mean of several wrong ones of other rollouts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @register_estimator("rlcsd")
 class Rlcsd(EvidenceEstimator):
-    """`delta_t = log P_correct(y_t) - log (1/K) sum_k P_wrong_k(y_t)`, `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`,
-    `A_hat_t = A (1 + lambda(k) (w_t - 1))` with GRPO's advantage A.
+    """Weights GRPO's advantage A by evidence against several wrong answers: `A_hat_t = A (1 + lambda(k) (w_t - 1))`.
 
-    The wrong references are those of up to K other rollouts of the group whose texts differ. Degenerate cases: one wrong
-    reference gives CEPO exactly, none gives RLSD. Source: the evidence of RLCSD (arXiv 2606.11709) with RLSD's weight in
-    place of its tanh and its two averages of the loss.
+    `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`, `delta_t = log P_correct(y_t) - log (1/K) sum_k P_wrong_k(y_t)`.
+    The wrong references come from up to K other rollouts of the group, with different texts. Degenerate cases: one
+    wrong reference gives CEPO exactly, none gives RLSD. Source: the evidence of RLCSD (arXiv 2606.11709), with RLSD's
+    weight in place of its tanh and its two averages of the loss.
     """
 
     @section
@@ -47,7 +47,7 @@ class Rlcsd(EvidenceEstimator):
         self.views = ("correct", *self._wrong_views)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """The right answer, and for each rollout the wrong answers of others; None for views beyond their number."""
+        """Returns the right answer and for each rollout wrong answers of others; None for views beyond their number."""
         wrong = wrong_references(
             group, self.config.negative, self.config.num_wrong if self.is_weighted(group.step) else 0
         )
@@ -58,7 +58,7 @@ class Rlcsd(EvidenceEstimator):
         return {"correct": positive_references(group, self.positive), **sides}
 
     def settled(self, shown: Mapping[str, Sequence[bool]]) -> Mapping[str, Sequence[bool]]:
-        """Without a right side there are no wrong ones, hence GRPO; without any wrong side `negative.fallback` decides."""
+        """Drops wrong sides where the right one is missing (GRPO); without wrong ones `negative.fallback` decides."""
         any_wrong = [any(each) for each in zip(*(shown[view] for view in self._wrong_views), strict=True)]
         correct, wrong = contrastive_sides(shown["correct"], any_wrong, self.config.negative)
         sides = {
@@ -67,13 +67,13 @@ class Rlcsd(EvidenceEstimator):
         return {"correct": correct, **sides}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """`A_hat_t = A (1 + lambda (w_t - 1))`; plain GRPO where no teacher is needed."""
+        """Computes `A_hat_t = A (1 + lambda (w_t - 1))`, or plain GRPO if no teacher is needed."""
         if not self.needs_teacher(step=step):
             return self.plain_signal(batch, step=step)
         return self.weighted_signal(batch, batch.teacher_log_probs["correct"] - self._log_mean(batch), step=step)
 
     def _log_mean(self, batch: TokenBatch) -> Float[Tensor, "B T"]:
-        """`log (1/K) sum_k P_wrong_k(y_t)` over the references that a row has; the student's log-prob for a row without any."""
+        """Computes `log (1/K) sum_k P_wrong_k(y_t)` over a row's references; the student's log-prob if it has none."""
         first, *others = self._wrong_views
         count = batch.has_reference[first].clone().long()
         total = batch.teacher_log_probs[first].where(batch.has_reference[first].unsqueeze(1), -math.inf)

@@ -1,4 +1,4 @@
-"""RLOO: each rollout is compared with the mean of the others."""
+"""Implements RLOO, which compares each rollout with the mean of the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cepo.types import TokenBatch, TokenSignal
 
 @register_estimator("rloo")
 class Rloo(GroupRelativeEstimator):
-    """`A_i = R_i - mean of the other rewards of the group` for all tokens of rollout i. No teacher.
+    """Gives all tokens of rollout i `A_i = R_i - mean of the other rewards of the group`, without a teacher.
 
     Source: Ahmadian et al. 2024. It is `n / (n - 1)` times GRPO's advantage without the division by the deviation.
     """
@@ -17,7 +17,7 @@ class Rloo(GroupRelativeEstimator):
     reads_old_log_probs = False
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """`A_i = (R_i - mean_g) n / (n - 1)` on every response token, 0 on padding and in groups of equal rewards."""
+        """Computes `A_i = (R_i - mean_g) n / (n - 1)` per token, 0 on padding and in groups of equal rewards."""
         del step
         rewards = batch.rewards
         centred, _, size = credit.group_moments(rewards, batch.group_ids)

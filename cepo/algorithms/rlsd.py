@@ -1,4 +1,4 @@
-"""RLSD: a teacher that has seen the right answer scales each token's advantage against the student's own log-prob."""
+"""Implements RLSD, which scales advantages by the log-probs of a teacher with the right answer over the student's."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 @register_estimator("rlsd")
 class Rlsd(EvidenceEstimator):
-    """`delta_t = log P_correct(y_t) - log P_student(y_t)`, `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`,
-    `A_hat_t = A (1 + lambda(k) (w_t - 1))` with GRPO's advantage A and P_student the old policy.
+    """Weights GRPO's advantage A by evidence for the right answer: `A_hat_t = A (1 + lambda(k) (w_t - 1))`.
 
-    A group without a positive reference has delta = 0, hence GRPO. Source: RLSD (Yang et al. 2026), algorithm 1.
+    `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)` with `delta_t = log P_correct(y_t) - log P_student(y_t)`, where
+    P_student is the old policy. Without a reference delta is 0 (GRPO). Source: algorithm 1 of RLSD (Yang et al. 2026).
     """
 
     Config = EvidenceConfig
     views = ("correct",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """The right answer, the same for all rollouts of the group."""
+        """Returns the right answer, the same for all rollouts of the group (but see `positive.exclude_self`)."""
         return {"correct": positive_references(group, self.positive)}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """`A_hat_t = A (1 + lambda (w_t - 1))`; plain GRPO where no teacher is needed."""
+        """Computes `A_hat_t = A (1 + lambda (w_t - 1))`, or plain GRPO if no teacher is needed."""
         if not self.needs_teacher(step=step):
             return self.plain_signal(batch, step=step)
         return self.weighted_signal(batch, one_sided_delta(batch), step=step)

@@ -1,4 +1,4 @@
-"""SDPO: the student follows a slowly moving teacher that reads the right answer or a peer's success."""
+"""Implements SDPO, in which the student follows a slowly moving teacher with the right answer or a peer's success."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cepo.types import DivergenceConfig
 
 @register_estimator("sdpo")
 class Sdpo(Opsd):
-    """OPSD with another divergence, and a teacher whose weights average the student's.
+    """Distils like OPSD, with another divergence and a teacher whose weights are a moving average of the student's.
 
     `loss_t = weight (1/2 KL(P_correct || M) + 1/2 KL(P_student || M))_t` with `M = (P_correct + P_student) / 2`.
-    Rewards only choose demonstrations; a rollout without one is masked.
-    Source: SDPO (2026), with the settings of the CEPO paper's comparison: decay 0.999, ground-truth answer, full vocabulary.
+    Rewards only choose demonstrations; rollouts without one are masked. Source: SDPO (2026), with the settings of the
+    CEPO paper's comparison: decay 0.999, ground-truth answer, full vocabulary.
     """
 
     @section

@@ -1,4 +1,4 @@
-"""Visual: tokens that the image makes likelier carry more of the advantage than what the text alone explains."""
+"""Implements visual evidence: tokens that the image makes likelier carry more of the advantage."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 @register_estimator("visual")
 class Visual(WeightedEstimator):
-    """`delta_t = log P_student(y_t) - log P_blind(y_t)`, `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)`,
-    `A_hat_t = A (1 + lambda(k) (w_t - 1))` with GRPO's advantage A.
+    """Weights GRPO's advantage A by evidence from the images: `A_hat_t = A (1 + lambda(k) (w_t - 1))`.
 
-    `P_blind` is the policy that reads the student's own prompt without its images: no answer is shown, so none can leak.
-    Degenerate case: a problem without images has delta = 0, hence GRPO. Source: the contrast of VA-OPD (arXiv 2605.21924)
-    and the visual privilege of ViCuR (arXiv 2606.05718), here with RLSD's weight.
+    `w_t = clip(exp(sign(A) delta_t), 1 - r, 1 + r)` with `delta_t = log P_student(y_t) - log P_blind(y_t)`. `P_blind`
+    is the policy with the student's prompt without its images: no answer is shown, so none can leak. Degenerate case: a
+    problem without images has delta = 0, hence GRPO. Source: the contrast of VA-OPD (arXiv 2605.21924) and the visual
+    privilege of ViCuR (arXiv 2606.05718), with RLSD's weight.
     """
 
     Config = WeightConfig
     views = ("blind",)
 
     def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
-        """The prompt without its images for all rollouts."""
+        """Returns the prompt without its images for all rollouts."""
         return {"blind": [Reference(blind=True)] * len(group.rollouts)}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        """`A_hat_t = A (1 + lambda (w_t - 1))`; plain GRPO where no teacher is needed."""
+        """Computes `A_hat_t = A (1 + lambda (w_t - 1))`, or plain GRPO if no teacher is needed."""
         if not self.needs_teacher(step=step):
             return self.plain_signal(batch, step=step)
         return self.weighted_signal(batch, batch.old_log_probs - batch.teacher_log_probs["blind"], step=step)

@@ -1,1 +1,1 @@
-"""Losses over response tokens. They are pure functions of tensors, without a model or a collective call."""
+"""Computes losses over response tokens, with pure functions of tensors: no model and no collective call."""

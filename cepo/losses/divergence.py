@@ -1,4 +1,4 @@
-"""Computes the divergence between teacher and student at each token; only the student gets a gradient."""
+"""Computes the divergence between teacher and student at each token, with gradient for the student alone."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ def token_divergence(
 ) -> Float[Tensor, " n"]:
     """Computes the divergence at each token in nats; `settings` selects the kind (`DivergenceConfig`).
 
-    With P = softmax(logits) and the sum over the vocabulary v, or over the top-k entries and one bucket for the rest:
-    `forward_kl`: sum_v P_T (log P_T - log P_S), gradient P_S - P_T in the student's logits.
-    `reverse_kl`: sum_v P_S (log P_S - log P_T), gradient P_S ((log P_S - log P_T) - KL).
-    `jsd`: b KL(P_T || M) + (1-b) KL(P_S || M), M = b P_T + (1-b) P_S.
-    `sampled` (reverse KL): sg(log P_S - log P_T) log P_S at the target. Its expected gradient under P_S is that of reverse
-    KL, its value is not a divergence, and `clip` bounds the coefficient sg(.).
+    With P = softmax(logits) of student (S) and teacher (T), summed over the vocabulary or top-k entries and one bucket:
 
-    With the bucket the result never exceeds the full divergence, does not decrease in k if the entries nest, and equals the
-    full divergence for k >= V. Sources: GKD (Agarwal et al. 2024) for the family, SDPO (2026) for the bucket, OPSD (2026)
-    for clipping vocabulary entries.
+    - `forward_kl`: sum_v P_T (log P_T - log P_S), with gradient P_S - P_T in the student's logits.
+    - `reverse_kl`: sum_v P_S (log P_S - log P_T), with gradient P_S ((log P_S - log P_T) - KL).
+    - `jsd`: b KL(P_T || M) + (1-b) KL(P_S || M), M = b P_T + (1-b) P_S.
+    - `sampled` (reverse KL): sg(log P_S - log P_T) log P_S at the target. Its expected gradient under P_S is that of
+      reverse KL, its value is not a divergence, and `clip` bounds the coefficient sg(.).
+
+    With the bucket the result never exceeds the full divergence, does not decrease in k if the entries nest, and equals
+    the full divergence for k >= V. Sources: GKD (Agarwal et al. 2024) for the family, SDPO (2026) for the bucket, OPSD
+    (2026) for clipping vocabulary entries.
 
     Args:
         student_logits, teacher_logits: finite, already divided by the temperature; the teacher's get no gradient.
-        targets: the sampled tokens; used only with `support="sampled"`.
+        targets: the sampled tokens, read only with `support="sampled"`.
 
     Returns:
         float32, or float64 if the student's logits are float64.
@@ -62,9 +63,9 @@ def chunked_divergence(
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Computes the student's log-probs of the targets and the token divergences from hidden states, in chunks.
 
-    `logits = head(hidden) / temperature`. `chunk_tokens` tokens are computed at a time, and the backward pass recomputes
-    each chunk, so no tensor of tokens x vocabulary outlives its chunk, forward or backward. Gradients reach the student's
-    hidden states and the trainable weights of `student_head`; the teacher gets none.
+    `logits = head(hidden) / temperature`. A chunk has `chunk_tokens` tokens and the backward pass recomputes it, so no
+    tensor of tokens x vocabulary outlives its chunk, forward or backward. The student's hidden states and the trainable
+    weights of `student_head` get gradients, the teacher gets none.
     """
 
     def chunk(student: Tensor, teacher: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +88,7 @@ def chunked_divergence(
 def importance_weight(
     log_probs: Float[Tensor, "*shape"], old_log_probs: Float[Tensor, "*shape"], clip: float
 ) -> Float[Tensor, "*shape"]:
-    """Returns the truncated importance weight min(P_S(y_t) / P_old(y_t), clip), without gradient; it is not PPO's clip."""
+    """Returns the truncated importance weight min(P_S(y_t) / P_old(y_t), clip) without gradient, unlike PPO's clip."""
     return bounded_ratio((log_probs - old_log_probs).detach()).clamp(max=clip)
 
 
@@ -100,7 +101,7 @@ def distillation_losses(
 ) -> Float[Tensor, "*shape"]:
     """Returns token losses `token_weight * importance weight * divergence`, to be aggregated like the policy loss.
 
-    Tokens of weight 0 have loss and gradient 0 but stay in the graph, so that every rank runs the same backward pass.
+    Tokens of weight 0 have loss and gradient 0 but remain in the graph, so that every rank runs the same backward pass.
     """
     losses = divergence * token_weight
     if settings.importance_clip is None:
@@ -116,7 +117,7 @@ def distillation_metrics(
     token_weight: Float[Tensor, "*shape"],
     settings: DivergenceConfig,
 ) -> Metrics:
-    """Returns the mean and largest divergence of tokens with positive weight, and the clipped fractions."""
+    """Returns the mean and maximum divergence of tokens with positive weight, and the clipped fractions."""
     learning = token_weight > 0
     metrics: Metrics = {"distillation/divergence": mean_of(divergence, learning)}
     if bool(learning.any()):
@@ -169,15 +170,14 @@ def _log_probs_and_divergence(
 def _coarse(log_probs: Tensor, top: Tensor) -> Tensor:
     """Returns (n, k + 1): the log-probs of the entries `top` and the log of the remaining mass.
 
-    The remaining mass is summed directly, because in float32 1 - (mass of the top) loses all correct digits when the top has
-    nearly all of the mass.
+    The remaining mass is summed directly, because 1 - (mass of the top) may have no correct digit in float32.
     """
     rest = log_probs.scatter(1, top, -math.inf).logsumexp(dim=1, keepdim=True)
     return torch.cat([log_probs.gather(1, top), rest], dim=1)
 
 
 def _entries(student: Tensor, teacher: Tensor, settings: DivergenceConfig) -> Tensor:
-    """Returns each vocabulary entry's term of the divergence; terms can be negative, their sum cannot."""
+    """Returns the term of each vocabulary entry in the divergence; terms can be negative, but not their sum."""
     if settings.kind == "forward_kl":
         return teacher.exp() * (teacher - student)
     if settings.kind == "reverse_kl":
@@ -190,5 +190,5 @@ def _entries(student: Tensor, teacher: Tensor, settings: DivergenceConfig) -> Te
 
 
 def _softplus(values: Tensor) -> Tensor:
-    """log(1 + e^x), exact to rounding also in float64; torch's default threshold of 20 would give errors of 2e-9."""
+    """Returns log(1 + e^x), exact to rounding even in float64; torch's default threshold of 20 has errors of 2e-9."""
     return functional.softplus(values, threshold=60.0)

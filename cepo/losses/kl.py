@@ -1,4 +1,4 @@
-"""Computes KL penalties against the reference policy, for the loss or the reward, and their fixed or adaptive coefficient."""
+"""Computes KL penalties against the reference policy, for loss or reward, and their fixed or adaptive coefficient."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from cepo.losses.policy import LOG_RATIO_BOUND
 
 KL_PENALTIES = ("kl", "abs", "mse", "low_var_kl")
 LOW_VARIANCE_BOUND = 10.0
-"""The upper bound of `low_var_kl` for a single token."""
+"""Upper bound of `low_var_kl` for a token."""
 ADAPTIVE_ERROR_BOUND = 0.2
-"""The bound of the observed KL's relative error in the update of the adaptive coefficient."""
+"""Bound of the observed KL's relative error in the update of the adaptive coefficient."""
 
 
 def kl_penalty(
     log_probs: Float[Tensor, "B T"], reference_log_probs: Float[Tensor, "B T"], penalty: str
 ) -> Float[Tensor, "B T"]:
-    """Estimates KL(P_S || P_reference) at each sampled token in nats; x = log_probs, y = reference_log_probs.
+    """Estimates KL(P_S || P_reference) at each sampled token in nats, with x = log_probs and y = reference_log_probs.
 
-    `kl`: x - y. `abs`: |x - y|. `mse`: (x - y)^2 / 2. `low_var_kl`: e^z - z - 1 with z = y - x clamped to +-20 and the result
-    clamped to 10; unbiased, of low variance, never negative. Source: Schulman 2020, with EasyR1's bounds.
-    The KL over the whole vocabulary needs logits: `divergence.chunked_divergence` with kind `reverse_kl`.
-
+    `kl`: x - y. `abs`: |x - y|. `mse`: (x - y)^2 / 2. `low_var_kl`: e^z - z - 1 with z = y - x, never negative, and
+    unbiased with low variance except for its bounds: z is clamped to +-20, the result to 10. Source: Schulman 2020,
+    EasyR1's bounds. For the KL over the vocabulary see `divergence.chunked_divergence` with kind `reverse_kl`.
     """
     difference = log_probs - reference_log_probs
     if penalty == "kl":
@@ -44,7 +43,7 @@ def penalised_rewards(
     response_mask: Bool[Tensor, "B T"],
     coefficient: float,
 ) -> Float[Tensor, "B T"]:
-    """Returns `r_t - coefficient * KL_t` on response tokens, the KL as part of the reward; padding is unchanged."""
+    """Subtracts the KL from the reward: returns `r_t - coefficient * KL_t` on response tokens, padding unchanged."""
     return token_level_rewards - coefficient * penalties.where(response_mask, 0.0)
 
 
@@ -52,8 +51,8 @@ def penalised_rewards(
 class KLController:
     """Updates the KL coefficient from the observed KL. The coefficient is the only state, one number in a checkpoint.
 
-    `fixed`: never changes. `adaptive`: `c * (1 + clip(KL / target - 1, -0.2, 0.2) * num_sequences / horizon)`, at least 0.
-    Source: Ziegler et al. 2019.
+    `fixed`: never changes. `adaptive`: `c * (1 + clip(KL / target - 1, -0.2, 0.2) * num_sequences / horizon)`, at least
+    0. Source: Ziegler et al. 2019.
     """
 
     kl_type: str = "fixed"

@@ -24,7 +24,7 @@ from cepo.types import DivergenceConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveSettings:
-    """The settings of the objective. `kl_coefficient` weighs the KL in the loss; 0 if it is off or part of the reward."""
+    """The objective's settings; `kl_coefficient` weighs the KL in the loss, 0 if it is off or part of the reward."""
 
     loss_type: str = "default"
     policy: PolicyLossSettings = field(default_factory=PolicyLossSettings)
@@ -37,9 +37,9 @@ class ObjectiveTerms:
     """The constant inputs of the objective for the tokens of one micro-batch, all (R, T).
 
     Attributes:
-        weight: the weight of each token in the aggregation; 0 on padding.
-        reference_log_probs: None without a KL in the loss.
-        sampled_log_probs: of the rollout engine, for its importance weights.
+        weight: each token's weight in the aggregation, 0 on padding.
+        reference_log_probs: under the initial weights; None without a KL in the loss.
+        sampled_log_probs: by the rollout engine, for importance weights.
         divergence_weight: the method's weight of the divergence; None for methods without one.
     """
 
@@ -61,13 +61,13 @@ def objective(
     divergence_settings: DivergenceConfig | None = None,
     reference_divergence: Float[Tensor, "R T"] | None = None,
 ) -> tuple[Float[Tensor, ""], Metrics]:
-    """Computes `sum_t weight_t (policy_loss_t + kl_coefficient KL_t + divergence_weight_t divergence_t)` and its metrics.
+    """Computes `sum_t weight_t (policy_loss_t + kl_coefficient KL_t + divergence_weight_t divergence_t)` with metrics.
 
-    Losses and clip fractions are shares of those of the optimizer step, to be merged with `step_metrics`.
+    Losses and clip fractions in the metrics are shares of the optimizer step's, to be merged with `step_metrics`.
 
     Args:
         log_probs: of the sampled tokens, with gradient.
-        teacher_divergence: of the student from the teacher, with gradient; None without distillation.
+        teacher_divergence: between student and teacher, with gradient; None without distillation.
         reference_divergence: KL(P_student || P_reference) over the vocabulary, with gradient, for the penalty `full`.
     """
     old, mask, weight = terms.old_log_probs, terms.response_mask, terms.weight
@@ -99,10 +99,10 @@ def objective(
 
 
 def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *, distils: bool) -> Metrics:
-    """Returns the counts, once per optimizer step, to which the shares of its micro-batches and ranks add up.
+    """Returns the denominators for the shares of an optimizer step's micro-batches and ranks, once per step.
 
-    Losses are means over optimizer steps, and clip fractions are over all response tokens. Rows without a gradient count
-    in both with 0.
+    Losses become means over optimizer steps, clip fractions shares of all response tokens. Both include rows without
+    gradient, as 0.
     """
     metrics: Metrics = {"actor/pg_loss": observations()}
     if distils:
@@ -114,11 +114,10 @@ def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *,
 def agreement_metrics(
     sampled: Float[Tensor, "R T"], scored: Float[Tensor, "R T"], counted: Bool[Tensor, "R T"], temperature: float
 ) -> Metrics:
-    """Returns mean and maximum of |log P of the rollout engine - log P of the trainer| in nats over the counted tokens.
+    """Returns the mean and maximum of |log P_engine - log P_trainer| in nats over the counted tokens, and their KL.
 
     `rollout/kl` estimates KL(engine || trainer) by the mean of `rho - 1 - log rho`, with rho = P_trainer / P_engine.
-
-    The result is empty unless the temperature is 1, because the engine does not divide its logits by the temperature.
+    The result is empty unless the temperature is 1, because the engine's log-probs are at temperature 1.
     """
     if temperature != 1.0 or not bool(counted.any()):
         return {}

@@ -1,4 +1,4 @@
-"""Policy losses by name and their aggregation, which does not depend on micro-batches, padding, packing or ranks."""
+"""Computes policy losses and their aggregation, which does not depend on micro-batches, padding, packing or ranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from cepo.metrics import Metric, Metrics, mean_of, share_of_mean
 
 LOG_RATIO_BOUND = 20.0
-"""The bound of |log ratio| before the exponential: e^20 is far outside every clip range and far inside float32."""
+"""Bound of |log ratio| before the exponential: e^20 is far outside every clip range and far inside float32."""
 HIGHER, LOWER = "actor/pg_clipfrac_higher", "actor/pg_clipfrac_lower"
 AGGREGATIONS = ("token", "seq", "seq_sum", "constant")
 
 
 @dataclass(frozen=True)
 class ClipRange:
-    """The clip range: `1 - low` and `1 + high` bound the ratio, `dual` (> 1, None: off) the loss of negative advantages."""
+    """The clip range: `1 - low` and `1 + high` bound the ratio; `dual` (> 1; None: off) bounds losses with A < 0."""
 
     low: float = 0.2
     high: float = 0.28
@@ -28,7 +28,7 @@ class ClipRange:
 
 @dataclass(frozen=True)
 class LossDenominators:
-    """The totals that losses are divided by: those of the optimizer batch on all ranks, including rows without gradient."""
+    """The totals by which losses are divided: of the optimizer batch on all ranks, including rows without gradient."""
 
     num_tokens: int
     num_sequences: int
@@ -37,7 +37,7 @@ class LossDenominators:
 
 @dataclass(frozen=True)
 class RolloutCorrection:
-    """The weight of tokens for the gap between sampler and trainer: `kind` none, truncate or mask; `threshold` above 1."""
+    """The correction for the gap between engine and trainer: `kind` is none, truncate or mask; `threshold` > 1."""
 
     kind: str = "none"
     threshold: float = 2.0
@@ -45,7 +45,7 @@ class RolloutCorrection:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLossSettings:
-    """The settings of the policy losses: the clip range, the gate temperatures of `sapo`, the correction for the sampler."""
+    """The settings of the policy losses: clip range, correction for the engine, and gate temperatures of `sapo`."""
 
     clip: ClipRange = ClipRange()
     correction: RolloutCorrection = RolloutCorrection()
@@ -61,10 +61,10 @@ def clipped_surrogate(
 ) -> Float[Tensor, "B T"]:
     """Computes the token losses of PPO's clipped objective with dual clip.
 
-    `ratio = exp(log_probs - old_log_probs)`, `L1 = -A ratio`, `L2 = -A clip(ratio, 1 - low, 1 + high)`, `H = max(L1, L2)`;
-    the loss is H for A >= 0 and `min(H, -A dual)` for A < 0.
+    With `ratio = exp(log_probs - old_log_probs)` and `H = max(-A ratio, -A clip(ratio, 1 - low, 1 + high))` the loss is
+    H for A >= 0 and `min(H, -A dual)` for A < 0. At ratio 1 its gradient in the logits z of token t is
+    `-A_t (onehot(y_t) - softmax(z / temperature)) / temperature`.
     Source: PPO (Schulman et al. 2017), dual clip (Ye et al. 2020), asymmetric bounds (DAPO, Yu et al. 2025).
-    At ratio 1 its gradient in the logits z of token t is `-A_t (onehot(y_t) - softmax(z / temperature)) / temperature`.
     """
     return _dual_clipped(bounded_ratio(log_probs - old_log_probs), advantages, clip)
 
@@ -79,13 +79,15 @@ def policy_loss(
 ) -> Float[Tensor, "B T"]:
     """Computes token losses, to be aggregated with `token_weights`, which give padding weight 0.
 
-    With `rho = exp(log_probs - old_log_probs)`, `clip(.)` to [1 - low, 1 + high], A the advantage, sg without gradient:
-    `default`: PPO with dual clip, see `clipped_surrogate`.
-    `gspo`: the same with one ratio for each sequence, exp(mean over its tokens of log rho). Zheng et al. 2025.
-    `gspo_token`: the same value; the gradient of each token's ratio flows through its own log-prob.
-    `cispo`: `-A sg(clip(rho)) log_probs`; no token loses its gradient. MiniMax 2025.
-    `sapo`: `-A (4 / tau) sigmoid(tau (rho - 1))`, tau by the sign of A: a soft gate in place of the clip. Gao et al. 2025.
-    At `log_probs = old_log_probs` all have the same gradient except `gspo`, whose gradient spreads over the sequence.
+    A is the advantage, `rho = exp(log_probs - old_log_probs)`, `clip(.)` is to [1 - low, 1 + high], sg has no gradient:
+
+    - `default`: PPO with dual clip, see `clipped_surrogate`.
+    - `gspo`: the same with one ratio per sequence, exp(mean over its tokens of log rho). Zheng et al. 2025.
+    - `gspo_token`: the same value, but the gradient of each token's ratio flows through its own log-prob.
+    - `cispo`: `-A sg(clip(rho)) log_probs`; every token keeps its gradient. MiniMax 2025.
+    - `sapo`: `-A (4 / tau) sigmoid(tau (rho - 1))`, tau by the sign of A; a soft gate, no clip. Gao et al. 2025.
+
+    At `log_probs = old_log_probs` all have the same gradient except `gspo`, which spreads it over the sequence.
     """
     return _LOSSES[loss_type](log_probs, old_log_probs, advantages, response_mask, settings)
 
@@ -148,11 +150,11 @@ LOSS_TYPES = tuple(_LOSSES)
 def importance_weights(
     old_log_probs: Float[Tensor, "B T"], sampled_log_probs: Float[Tensor, "B T"], correction: RolloutCorrection
 ) -> Float[Tensor, "B T"]:
-    """Computes the weight of each token's policy loss if the engine that sampled it computes other numbers than the trainer.
+    """Computes the weight of each token's policy loss that corrects for differing log-probs of engine and trainer.
 
-    `rho = P_trainer(y_t) / P_engine(y_t)` under the weights that start the update, C the threshold. `truncate`: min(rho, C),
-    whose gradient is that of the trainer's policy but for the bound. `mask`: rho within [1/C, C], else 0.
-    Source: truncated importance sampling (Yao et al. 2025, verl), masking (IcePop, Ling team 2025).
+    `rho = P_trainer(y_t) / P_engine(y_t)` with the weights before the update, C is the threshold.
+    `truncate`: min(rho, C); but for the bound, the gradient is that of samples from the trainer. `mask`: rho within
+    [1/C, C], else 0. Source: truncated importance sampling (Yao et al. 2025, verl), masking (IcePop, Ling team 2025).
     """
     rho = bounded_ratio(old_log_probs - sampled_log_probs)
     if correction.kind == "truncate":
@@ -167,7 +169,7 @@ def token_weights(
     """Returns the token weights of the aggregated loss, `sum(token_loss * weights)` over all micro-batches and ranks.
 
     `token`: 1 / num_tokens. `seq`: 1 / (num_sequences * length_i), the paper's formula. `seq_sum`: 1 / num_sequences.
-    `constant`: 1 / (num_sequences * max_response_length) (Dr. GRPO). The weight of padding is exactly 0.
+    `constant`: 1 / (num_sequences * max_response_length) (Dr. GRPO). Padding has weight exactly 0.
     """
     mask = response_mask.float()
     if aggregation == "token":
@@ -190,9 +192,9 @@ def policy_metrics(
     response_mask: Bool[Tensor, "B T"],
     settings: PolicyLossSettings,
 ) -> Metrics:
-    """Returns `surrogate_metrics` for the ratio of the loss type; `sapo` has no clip fraction, `cispo` no dual clip.
+    """Returns `surrogate_metrics` for the loss type's own ratio; `sapo` has no clip fraction, `cispo` no dual clip.
 
-    `cispo` counts the tokens with an advantage other than 0 whose ratio is outside the clip range.
+    `cispo` counts tokens with non-zero advantage whose ratio is outside the clip range.
     """
     of_tokens = surrogate_metrics(log_probs, old_log_probs, advantages, response_mask, settings.clip)
     if loss_type == "default":
@@ -217,10 +219,10 @@ def surrogate_metrics(
     response_mask: Bool[Tensor, "B T"],
     clip: ClipRange,
 ) -> Metrics:
-    """Returns the clip counts, the k1 estimate of KL(old || new) in nats and the sampled-token entropy proxy.
+    """Returns the clip counts, the k1 estimate of KL(old || new) in nats, and mean -log P as a proxy of the entropy.
 
-    Clip counts become fractions of all response tokens of an optimizer step (`objective.step_metrics`). The other two are
-    means over the tokens of these rows, which are the live ones.
+    Clip counts become fractions of all response tokens of an optimizer step (`objective.step_metrics`). The other two
+    are means over the tokens of these rows, the live ones.
     """
     ratio = bounded_ratio(log_probs - old_log_probs)
     plain = -advantages * ratio
@@ -248,11 +250,11 @@ def _count(chosen: Tensor, response_mask: Tensor) -> Metric:
 
 
 def bounded_ratio(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Returns exp(log_ratio), with the log ratio clamped to +-20."""
+    """Returns exp(log_ratio) with the log ratio clamped to +-20."""
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
 def _sequence_log_ratio(log_probs: Tensor, old_log_probs: Tensor, response_mask: Tensor) -> Tensor:
-    """Returns (B, 1): the mean of log rho over each response."""
+    """Returns (B, 1), the mean of log rho over each response."""
     total = (log_probs - old_log_probs).where(response_mask, 0.0).sum(dim=1, keepdim=True)
     return total / response_mask.sum(dim=1, keepdim=True).clamp(min=1)

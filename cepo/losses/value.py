@@ -15,7 +15,7 @@ def value_loss(
     returns: Float[Tensor, "B T"],
     clip: float,
 ) -> Float[Tensor, "B T"]:
-    """Returns `max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2) / 2` per token, to be aggregated with `token_weights`.
+    """Returns `max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2) / 2` per token, to aggregate by `token_weights`.
 
     Source: PPO's value clip, as in EasyR1 (`worker.critic.cliprange_value`).
     """

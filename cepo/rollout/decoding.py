@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(kw_only=True)
 class Row:
-    """One unfinished response. `cache` is the transformers cache of the prompt, which all its samples share."""
+    """One unfinished response. `cache` is the transformers cache of its prompt, shared by all samples of the prompt."""
 
     request: int
     sample: int
@@ -29,7 +29,7 @@ class Row:
 
 
 def is_plain(cache: Any) -> bool:
-    """Returns whether each layer keeps all keys and values, so that prompts of any length can share a padded cache."""
+    """Returns whether each layer keeps all keys and values, so that prompts of any lengths can share a padded cache."""
     from transformers.cache_utils import DynamicLayer
 
     return all(type(layer) is DynamicLayer for layer in cache.layers)
@@ -41,7 +41,7 @@ def keys_and_values(cache: Any) -> list[tuple[Tensor, Tensor]]:
 
 
 def decodable_together(rows: Sequence[Row]) -> list[list[Row]]:
-    """Groups rows by prompt if a layer has a window or a recurrent state, which padding would change; else all at once."""
+    """Groups rows by prompt if padding would affect a layer with a window or a recurrent state; else in one group."""
     if not rows or is_plain(rows[0].cache):
         return [list(rows)] if rows else []
     return [list(group) for _, group in itertools.groupby(rows, key=lambda row: row.request)]
@@ -56,7 +56,7 @@ class PlainDecoding:
         self._cache, self._mask = _join(rows, model.config.get_text_config())
 
     def logits(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Reads one token per row at its position and returns the logits of the next, (rows, vocabulary)."""
+        """Computes one token per row at its position, and returns the logits of the next, (rows, vocabulary)."""
         if self._mask is not None:
             self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         output = self._model(
@@ -69,13 +69,13 @@ class PlainDecoding:
         return output.logits[:, -1]
 
     def select(self, rows: Tensor) -> None:
-        """Continues with these rows only."""
+        """Drops all other rows."""
         self._cache.reorder_cache(rows)
         self._mask = None if self._mask is None else self._mask[rows]
 
 
 class SamplesDecoding(PlainDecoding):
-    """Decodes one prompt's samples with the model's own forward pass, without padding: works for any kind of cache."""
+    """Decodes the samples of one prompt with the model's own forward pass, without padding, for any kind of cache."""
 
     def __init__(self, model: Any, rows: Sequence[Row], *, three_axes: bool) -> None:
         self._model, self._three_axes = model, three_axes
@@ -85,7 +85,7 @@ class SamplesDecoding(PlainDecoding):
 
 
 def _join(rows: Sequence[Row], text_config: Any) -> tuple[Any, Tensor]:
-    """Joins the rows' prompt caches, padded on the left, and returns them with their mask (rows, longest prompt)."""
+    """Concatenates the rows' prompt caches, padded on the left; also returns the mask (rows, longest prompt)."""
     from transformers import DynamicCache
 
     longest = max(row.length for row in rows)

@@ -12,15 +12,15 @@ from cepo.models.pretrained import DTYPE_NAMES
 from cepo.rollout.generator import GeneratorSettings
 
 _SERVED_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-_CPU_BLOCK_TOKENS = 32  # the smallest that its CPU build has fast kernels for
+_CPU_BLOCK_TOKENS = 32  # the smallest size for which the CPU build has fast kernels
 
 FLOAT32_HEAD = {"head_dtype": "float32"}
-"""For vLLM's `hf_overrides`: a float32 head. On a GPU 16-bit operands give float32; elsewhere both are cast."""
+"""Sets a float32 head by vLLM's `hf_overrides`. On a GPU 16-bit operands give float32; elsewhere both are cast."""
 _FIXED_OPTIONS: Mapping[str, Any] = {
     "enable_prefix_caching": True,
     # The response's log-prob must not depend on temperature, bans or filters.
     "logprobs_mode": "raw_logprobs",
-    # The folder's generation_config.json must not bring in sampling settings that nobody asked for here.
+    # The folder's generation_config.json must not add sampling settings.
     "generation_config": "vllm",
     "disable_log_stats": True,
 }
@@ -28,20 +28,20 @@ _FIXED_OPTIONS: Mapping[str, Any] = {
 _ENVIRONMENT_DEFAULTS: Mapping[str, str] = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_NO_USAGE_STATS": "1"}
 _CPU_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    # The default binding pins the engine's threads and takes cores away from the trainer in the same process.
+    # The default binding pins the engine's threads, which takes cores from the trainer in the same process.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # The CPU build warns often at each start about options that are chosen here on purpose (eager, in process).
+    # At each start the CPU build warns repeatedly about options that are intended here (eager, in process).
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 _GPU_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
-    # FlashInfer compiles its sampler with ninja and nvcc while vLLM warms up, and vLLM does not check for either. Requests
-    # with a seed never use that sampler, and every request of a run has one.
+    # FlashInfer compiles its sampler with ninja and nvcc during vLLM's warm-up, and vLLM checks for neither. Requests
+    # with a seed never use this sampler, and every request of a run has one.
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    # vLLM's monitor has Triton print each tuning of a kernel, including those of the trainer.
+    # vLLM's monitor makes Triton print each autotuning of a kernel, including the trainer's.
     "TRITON_PRINT_AUTOTUNING": "0",
 }
 _SHARED_ENGINE_ENVIRONMENT_DEFAULTS: Mapping[str, str] = {
-    # Ranks see one device each, and this all-reduce uses memory of devices that a rank does not see. NCCL remains.
+    # Each rank sees only its own device, but these all-reduces use memory of other devices. NCCL remains.
     "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
     "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
 }
@@ -53,8 +53,8 @@ class EngineMachine:
 
     Attributes:
         capability: compute capability of the device; None without a GPU.
-        serves_flashinfer: whether FlashInfer's kernels are installed in compiled form, or can be compiled.
-        num_ranks: processes of the trainer's process group, each of which sees one device.
+        serves_flashinfer: whether FlashInfer's kernels are installed in compiled form or can be compiled.
+        num_ranks: number of processes in the trainer's process group, each of which sees one device.
     """
 
     capability: Capability | None
@@ -71,7 +71,7 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[
     """Returns the keyword arguments of `vllm.LLM`.
 
     Raises:
-        EngineError: a type or a LoRA rank that vLLM does not serve.
+        EngineError: vLLM does not support the LoRA rank.
     """
     options: dict[str, Any] = {
         **_FIXED_OPTIONS,
@@ -82,7 +82,7 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[
         "gpu_memory_utilization": settings.gpu_memory_utilization,
         "enforce_eager": settings.enforce_eager or not machine.on_gpu,
         "limit_mm_per_prompt": {"image": settings.limit_images, "video": settings.limit_videos},
-        # Without a GPU each sample is a request, and they share the processed image; else a prompt is one request.
+        # Without a GPU each sample is a request, and they share processed images; with one, each prompt is a request.
         "mm_processor_cache_gb": 0 if machine.on_gpu else 1,
         "trust_remote_code": settings.trust_remote_code,
         "use_tqdm_on_load": settings.show_progress,
@@ -100,38 +100,39 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[
         options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _served_rank(settings.lora_rank)}
     if not machine.on_gpu:
         options["logits_processors"] = ["cepo.rollout.vllm_sampling:SeededDraws"]
-        # Only whole blocks are shared, and the default of 128 tokens is a whole small prompt.
+        # Only whole blocks are shared, and the default of 128 tokens is longer than a small prompt.
         options["block_size"] = _CPU_BLOCK_TOKENS
         return options
     backend = attention_backend(machine)
     if backend is not None:
         options["attention_config"] = {"backend": backend}
     if settings.tensor_parallel_size > 1:
-        # vLLM's own all-reduce asks for devices by their number on the machine, but a rank sees only one of them: IndexError
-        # in `device_id_to_physical_device_id`. The fused pass uses FlashInfer's all-reduce, which has the same limit.
+        # vLLM's own all-reduce looks up devices by their number on the machine, but a rank sees only one of them:
+        # IndexError in `device_id_to_physical_device_id`. The fused pass uses FlashInfer's all-reduce, which has the
+        # same limit.
         options["disable_custom_all_reduce"] = True
         options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     return options
 
 
 def attention_backend(machine: EngineMachine) -> str | None:
-    """Returns the attention backend to ask vLLM for; None where its own choice runs without a compiler.
+    """Returns the attention backend to request from vLLM; None if its own choice runs without a compiler.
 
-    vLLM's first choice for compute capability 10.x is FlashInfer, which needs compiled kernels or ninja and nvcc, but
-    vLLM only checks that it can be imported. FLASH_ATTN is FlashAttention 4 there, which has a compiler of its own. On
-    all other capabilities FLASH_ATTN comes first, compiled into vLLM's wheel.
+    vLLM's first choice for compute capability 10.x is FlashInfer. It needs compiled kernels, or ninja and nvcc, but
+    vLLM only checks that it can be imported. FLASH_ATTN is FlashAttention 4 there, which brings its own compiler. On
+    all other capabilities FLASH_ATTN is the first choice, and is compiled into vLLM's wheel.
     """
     wanted = machine.capability is not None and prefers_flashinfer(machine.capability)
     return "FLASH_ATTN" if wanted and not machine.serves_flashinfer else None
 
 
 def prefers_flashinfer(capability: Capability) -> bool:
-    """Returns whether vLLM's first choice of attention on a card of that compute capability is FlashInfer."""
+    """Returns whether FlashInfer is vLLM's first choice of attention for this compute capability."""
     return capability[0] == 10
 
 
 def engine_environment(settings: GeneratorSettings, machine: EngineMachine) -> dict[str, str]:
-    """Returns the environment variables to set before vLLM is imported, unless the user has set them."""
+    """Returns the environment variables to set before vLLM is imported, if the user has not set them."""
     found = {**_ENVIRONMENT_DEFAULTS, **(_GPU_ENVIRONMENT_DEFAULTS if machine.on_gpu else _CPU_ENVIRONMENT_DEFAULTS)}
     if machine.on_gpu and settings.tensor_parallel_size > 1:
         found |= _SHARED_ENGINE_ENVIRONMENT_DEFAULTS
@@ -139,7 +140,7 @@ def engine_environment(settings: GeneratorSettings, machine: EngineMachine) -> d
 
 
 def _served_rank(rank: int) -> int:
-    """Returns the smallest LoRA rank supported by vLLM in which an adapter of `rank` fits."""
+    """Returns the smallest LoRA rank supported by vLLM that fits an adapter of `rank`."""
     if rank > _SERVED_RANKS[-1]:
         raise EngineError(f"LoRA rank {rank} is above {_SERVED_RANKS[-1]}, the largest that vLLM serves")
     return next(served for served in _SERVED_RANKS if served >= rank)

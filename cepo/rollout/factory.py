@@ -22,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 
 def choose_generator(name: str, *, device: str, unserved: str | None = None) -> str:
-    """Returns "vllm" or "transformers". "auto" takes vLLM if it is installed for this kind of `device`, and logs it.
+    """Returns "vllm" or "transformers". "auto" selects vLLM if it is installed for this type of `device`, and logs it.
 
     Args:
-        unserved: why vLLM cannot serve the model; None if it can.
+        unserved: the reason why vLLM cannot serve the model; None if it can.
 
     Raises:
-        ConfigError: vLLM is asked for where it is not installed or cannot serve the model.
+        ConfigError: vLLM is requested, but is not installed or cannot serve the model.
     """
     if name == "transformers":
         return name
@@ -50,17 +50,17 @@ def choose_generator(name: str, *, device: str, unserved: str | None = None) -> 
 
 
 def vllm_samples(settings: GeneratorSettings, processing: Processing) -> bool:
-    """Returns whether `build_generator` takes vLLM on a GPU. It logs nothing and does not check the settings."""
+    """Returns whether `build_generator` would select vLLM on a GPU, without logging or checking the settings."""
     if settings.name != "auto":
         return settings.name == "vllm"
     return _why_not_vllm("cuda") is None and why_not_served(settings, processing.family, "cuda") is None
 
 
 def build_generator(settings: GeneratorSettings, processing: Processing, *, device: str) -> Generator:
-    """Builds the generator of these settings for the kind of `device`.
+    """Builds the generator for these settings and this type of `device`.
 
     Raises:
-        ConfigError, EngineError: see `choose_generator`; the engine could not start.
+        ConfigError, EngineError: see `choose_generator`; or the engine did not start.
     """
     unserved = why_not_served(settings, processing.family, device)
     if choose_generator(settings.name, device=device, unserved=unserved) == "vllm":
@@ -73,10 +73,10 @@ def build_generator(settings: GeneratorSettings, processing: Processing, *, devi
 
 
 def settings_of_run(config: RunConfig, *, most_visuals: tuple[int, int]) -> GeneratorSettings:
-    """Returns the settings that `worker.rollout` describes, for contexts of the run's longest prompt and response.
+    """Returns the generator settings of a run, with room for its longest prompt and response.
 
     Args:
-        most_visuals: the most images and the most videos that a prompt has.
+        most_visuals: maximum numbers of images and of videos in a prompt.
     """
     rollout, model = config.worker.rollout, config.worker.actor.model
     return GeneratorSettings(
@@ -99,7 +99,7 @@ def settings_of_run(config: RunConfig, *, most_visuals: tuple[int, int]) -> Gene
 
 
 def why_not_served(settings: GeneratorSettings, family: Family, device: str) -> str | None:
-    """Returns why vLLM cannot serve the model on that kind of device; None if it can."""
+    """Returns the reason why vLLM cannot serve the model on this type of device; None if it can."""
     return family.why_not_vllm(
         EngineUse(
             on_gpu=device.startswith("cuda"),

@@ -1,4 +1,4 @@
-"""The protocol of a generator, which samples tokens with log-probs for prompts with images and receives new weights."""
+"""Defines the protocol of generators, which sample tokens with log-probs for prompts with images, and load weights."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from cepo.metrics import Metrics
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorSettings:
-    """The settings that a generator is built with, beside the tokenizer and image processor of its model.
+    """The settings of a generator, besides the tokenizer and image processor of its model.
 
     Attributes:
         name: "auto", "vllm" or "transformers".
         model_path: checkpoint folder with the processor, or a hub name.
         dtype: "bf16", "fp16" or "fp32".
-        max_model_len: longest prompt (image tokens counted) plus response.
+        max_model_len: maximum length of a prompt, with image tokens, and its response together.
         trust_remote_code: run the checkpoint's own modelling code.
-        fp32_logits: logits are float32 even if `dtype` is a 16-bit type.
-        show_progress: draw a bar while sampling lasts.
-        batch_size: responses decoded together, by transformers; what follows is vLLM's.
-        seed: vLLM's own seed; it does not affect the samples.
-        gpu_memory_utilization: vLLM's share of the GPU's memory; without a GPU the key-value cache takes
+        fp32_logits: compute logits in float32 even if `dtype` is a 16-bit type.
+        show_progress: show a progress bar while sampling.
+        batch_size: number of responses that transformers decodes together; the following settings are vLLM's.
+        seed: vLLM's own seed, which does not affect the samples.
+        gpu_memory_utilization: vLLM's share of the GPU's memory; without a GPU, the KV cache takes
             VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
-        enforce_eager: no CUDA graphs. Without a GPU the engine is always eager.
-        max_num_batched_tokens: tokens the engine handles in one pass; None for vLLM's default.
-        limit_images, limit_videos: images and videos one prompt may have.
+        enforce_eager: use no CUDA graphs. Without a GPU the engine is always eager.
+        max_num_batched_tokens: maximum number of tokens in one pass of the engine; None for vLLM's default.
+        limit_images, limit_videos: maximum numbers of images and of videos in a prompt.
         lora_rank: 0 if the weights come as `FullWeights`, else the rank of the adapters.
-        tensor_parallel_size: neighbouring ranks of the process group that serve one engine; all get the same calls.
-        sleeps: on a GPU, `rest` moves the weights to host memory and frees keys and values; untested.
+        tensor_parallel_size: number of neighbouring ranks that share one engine; all of them get the same calls.
+        sleeps: on a GPU, `rest` moves the weights to host memory and frees the KV cache; untested.
     """
 
     name: str = "auto"
@@ -65,10 +65,10 @@ class GeneratorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """The sampling settings.
+    """Settings for sampling responses.
 
-    `temperature` 0 is greedy, `top_k` -1 keeps all tokens, and `presence_penalty` is taken from the logit of every token
-    that the response has already (0: none).
+    `temperature` 0 is greedy, and `top_k` -1 keeps all tokens. `presence_penalty` is subtracted from the logit of every
+    token that the response already contains.
     """
 
     num_samples: int
@@ -82,15 +82,15 @@ class SamplingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One prompt to sample responses for.
+    """One prompt for which to sample responses.
 
     Attributes:
-        prompt_ids: token ids with ONE placeholder token per image and per video; the engine expands them.
-        num_prompt_tokens: the prompt's length once every placeholder is expanded.
-        images: RGB images, already resized to the data section's pixel limits.
-        videos: their chosen frames, within the same limits.
-        seed: non-negative; sample i of the prompt is a function of (seed, i) and the weights only.
-        image_source: where `images` can be read again; None if nowhere.
+        prompt_ids: token ids with ONE placeholder token per image and per video, which the engine expands.
+        num_prompt_tokens: length of the prompt with expanded placeholders.
+        images: RGB images, already resized to the pixel limits of the section `data`.
+        videos: their selected frames, within the same limits.
+        seed: non-negative; sample i of the prompt depends only on (seed, i) and the weights.
+        image_source: the place from which `images` can be read again, if any.
     """
 
     prompt_ids: tuple[int, ...]
@@ -106,8 +106,8 @@ class Generation:
     """One sampled response.
 
     Attributes:
-        response_ids: sampled tokens, with the end-of-turn token if one was sampled.
-        log_probs: log P of each sampled token under the whole, unfiltered distribution at temperature 1, in nats.
+        response_ids: sampled tokens, including the end-of-turn token if one was sampled.
+        log_probs: log P of each sampled token in nats, under the whole unfiltered distribution at temperature 1.
         finished: False if the length limit cut the response.
     """
 
@@ -118,13 +118,13 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterWeights:
-    """A LoRA adapter: PEFT's state dict (`base_model.model...lora_A.weight`) and the content of its adapter_config.json."""
+    """A LoRA adapter: PEFT's state dict (`base_model.model...lora_A.weight`) and the content of adapter_config.json."""
 
     tensors: Mapping[str, Tensor]
     adapter_config: Mapping[str, object]
 
     def plain_config(self) -> dict[str, Any]:
-        """Returns the content of adapter_config.json as a reader of the file gets it."""
+        """Returns the adapter's configuration as read back from adapter_config.json."""
         return json.loads(json.dumps(dict(self.adapter_config), default=_as_json))
 
     def write(self, folder: Path) -> None:
@@ -142,8 +142,8 @@ class AdapterWeights:
 class FullWeights:
     """All weights under their Hugging Face names, including a tied `lm_head.weight`.
 
-    The mapping may make each tensor as it is read, and reading may be collective: an engine reads each once, in the
-    mapping's order, and keeps none. `len` and the names cost nothing.
+    The mapping may create each tensor when it is read, and reading may be collective. An engine must therefore read
+    each tensor once, in the mapping's order, and keep none. `len` and the names cost nothing.
     """
 
     tensors: Mapping[str, Tensor] = field(repr=False)
@@ -153,7 +153,7 @@ Weights = AdapterWeights | FullWeights
 
 
 OnFinished = Callable[[int, "list[Generation]"], None]
-"""Called with a request's index and its responses, in the caller's thread, while others are still being sampled."""
+"""Called with a request's index and responses, in the caller's thread, while others are still being sampled."""
 
 
 class Sampler(Protocol):
@@ -167,27 +167,27 @@ class Sampler(Protocol):
     ) -> list[list[Generation]]:
         """Samples `settings.num_samples` responses for each request, in the order of the requests.
 
-        `on_finished` is called once per request, as soon as all its responses are complete; a backend may leave it out.
-        An exception from it ends the call, and the engine stays usable.
+        `on_finished` is called once per request, as soon as all its responses are complete; a backend need not call it.
+        An exception from it ends the call, but the engine remains usable.
         """
         ...
 
 
 class Generator(Sampler, Protocol):
-    """An engine that samples. `name` is its name in logs and records."""
+    """An engine that samples and takes new weights. `name` is its name in logs and records."""
 
     name: str
 
     def sync_weights(self, weights: Weights) -> None:
-        """Makes the engine sample from exactly these weights and drops everything it cached under the old ones."""
+        """Makes the engine sample with exactly these weights, and drops everything cached with the old ones."""
         ...
 
     def drain_metrics(self) -> Metrics:
-        """Returns counts since the last call: `work/rollout_prefix_hits`, the share of prompt tokens not computed."""
+        """Returns metrics since the last call: `work/rollout_prefix_hits`, the share of prompt tokens not computed."""
         ...
 
     def rest(self) -> None:
-        """Ends a phase of sampling: an engine that sleeps between phases frees its memory until its next call."""
+        """Ends a sampling phase; an engine that sleeps between phases frees its memory until its next call."""
         ...
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class Generator(Sampler, Protocol):
 
 
 def _as_json(value: object) -> object:
-    """Converts PEFT's target modules, a set, and its kind, an enumeration member, for JSON."""
+    """Converts PEFT's target modules (a set) and adapter type (an enum member) for JSON."""
     if isinstance(value, set | frozenset | tuple):
         return sorted(value)
     return value.value if isinstance(value, Enum) else str(value)
@@ -209,10 +209,10 @@ def check_prompts(
     image_token_id: int | None,
     video_token_id: int | None = None,
 ) -> None:
-    """Checks that each prompt fits the engine, and has one placeholder per image and one per video.
+    """Checks that each prompt fits the engine, and has one placeholder per image and video.
 
     Raises:
-        EngineError: a prompt with its longest response exceeds `max_model_len`, or has another number of placeholders.
+        EngineError: a prompt and its longest response exceed `max_model_len`, or placeholders are missing or too many.
     """
     for index, request in enumerate(requests):
         length = request.num_prompt_tokens + sampling.max_response_length
@@ -233,7 +233,7 @@ def check_prompts(
 
 
 def sampling_seed(seed: int, step: int, prompt_id: str, *, attempt: int = 0) -> int:
-    """Returns a 31-bit seed that depends only on (seed, step, attempt, prompt): no two steps share their noise.
+    """Returns a 31-bit seed that depends only on (seed, step, attempt, prompt), so that steps do not share noise.
 
     `attempt` counts the rounds of sampling within a step, so that a prompt sampled again gets other responses.
     """

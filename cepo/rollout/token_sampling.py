@@ -1,4 +1,4 @@
-"""Draws one token per row from logits and the row's own uniform number, so that rows do not affect each other."""
+"""Draws one token per row from its logits and its own uniform number, so that rows do not affect each other."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cepo.errors import EngineError
 
 
 def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
-    """Returns `count` float64 numbers in [0, 1), a function of (seed, sample); a smaller count gives the first of them."""
+    """Returns the first `count` float64 numbers in [0, 1) of a sequence that depends only on (seed, sample)."""
     digest = hashlib.blake2b(f"{seed}/{sample}".encode(), digest_size=8).digest()
-    # torch reads the low 32 bits of a CPU generator's seed.
+    # torch uses the low 32 bits of a CPU generator's seed.
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") & 0xFFFFFFFF)
     return torch.rand(count, generator=generator, dtype=torch.float64)
 
@@ -23,7 +23,7 @@ def row_uniforms(seed: int, sample: int, count: int) -> Float[Tensor, " T"]:
 def without_repeats(
     logits: Float[Tensor, "B V"], outputs: Sequence[Sequence[int]], presence_penalty: float
 ) -> Float[Tensor, "B V"]:
-    """Returns the logits less `presence_penalty` at each token that the row's output has, however often it has it."""
+    """Subtracts `presence_penalty` once from the logit of each token that the row's output contains."""
     if presence_penalty == 0:
         return logits
     logits = logits.clone()
@@ -35,10 +35,10 @@ def without_repeats(
 def allowed_tokens(
     logits: Float[Tensor, "B V"], banned: Int64[Tensor, " N"], *, temperature: float, top_p: float, top_k: int
 ) -> Float[Tensor, "B V"]:
-    """Returns the logits divided by the temperature (unchanged if it is 0), with -inf where a token may not be drawn.
+    """Returns the logits divided by the temperature (unchanged if it is 0), with -inf at tokens that may not be drawn.
 
-    It first excludes the banned tokens, then all but the `top_k` likeliest, then the least likely tokens beyond the
-    first ones that together reach the probability `top_p`. The likeliest remaining token always stays.
+    Excludes first the banned tokens, then all but the `top_k` likeliest, and then all but the likeliest tokens that
+    together reach the probability `top_p`. The likeliest token that is not banned always remains.
     """
     logits = logits.index_fill(1, banned, float("-inf"))
     if temperature == 0:
@@ -65,12 +65,12 @@ def draw_tokens(
     top_p: float,
     top_k: int,
 ) -> Int64[Tensor, " B"]:
-    """Returns the token where the cumulative distribution, in token-id order, first exceeds the row's uniform number.
+    """Draws the token at which the cumulative distribution, in token-id order, first exceeds the row's uniform number.
 
-    Temperature 0 takes the likeliest allowed token. A token of probability 0 is never drawn.
+    With temperature 0 it is the likeliest allowed token. A token of probability 0 is never drawn.
 
     Raises:
-        EngineError: logits that are not numbers.
+        EngineError: a logit is NaN.
     """
     if logits.isnan().any():
         raise EngineError(
@@ -81,6 +81,6 @@ def draw_tokens(
         return logits.argmax(dim=1)
     cumulative = logits.softmax(dim=1, dtype=torch.float64).cumsum(dim=1)
     total = cumulative[:, -1]
-    # Below the total even where the product rounds up, so that some token of positive probability is always found.
+    # Below the total even if the product rounds up, so that a token of positive probability is always found.
     points = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(cumulative, points[:, None], right=True)[:, 0]

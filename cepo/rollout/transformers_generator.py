@@ -1,4 +1,4 @@
-"""Samples with transformers: replaces vLLM where it is not installed, and is the reproducible generator on a CPU."""
+"""Samples with transformers, where vLLM is not installed or as the reproducible generator on a CPU."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     from cepo.models.fused_decoding import FusedDecoder, FusedDecoding
 
 _SHARE_THAT_GOES_ON = 0.75
-"""Finished rows are dropped once at most this share of the rows is unfinished, because dropping copies the rest."""
+"""Finished rows are dropped when at most this share of the rows is unfinished, because dropping copies the others."""
 
 
 class TransformersGenerator:
     """Implements `cepo.rollout.generator.Generator` with transformers and its own copy of the model.
 
-    Each prompt is read once and alone; its keys and values serve all its samples, which are decoded together with those
-    of other prompts, padded on the left. Each sample has its own random stream, seeded by (`request.seed`, i). A
-    response therefore depends on its own prompt, its seed, i and the weights; the rest of the batch changes at most the
-    last bits of its log-probs.
+    Each prompt is computed once and alone. All its samples share its keys and values, and are decoded together with
+    those of other prompts, padded on the left. Sample i has its own random stream, seeded by (`request.seed`, i). A
+    response therefore depends only on its prompt, its seed, i and the weights; the rest of the batch changes at most
+    the last bits of its log-probs.
 
     Args:
         device: "cpu", "cuda" or "cuda:N".
@@ -82,10 +82,10 @@ class TransformersGenerator:
         settings: SamplingSettings,
         on_finished: OnFinished | None = None,
     ) -> list[list[Generation]]:
-        """See `cepo.rollout.generator.Generator`. Requests finish with the batch that decodes the last of their samples.
+        """See `cepo.rollout.generator.Generator`. A request finishes with the batch that decodes its last sample.
 
         Raises:
-            EngineError: a prompt with the wrong number of placeholders, or one that is too long.
+            EngineError: a prompt is too long or has the wrong number of placeholders.
         """
         self._check_open()
         check_prompts(requests, settings, self._settings.max_model_len, *self._processing.placeholders)
@@ -118,7 +118,7 @@ class TransformersGenerator:
         """See `cepo.rollout.generator.Generator`. The first adapter wraps the model with PEFT.
 
         Raises:
-            EngineError: the weights' names or shapes do not fit the model, or their kind changed.
+            EngineError: the weights' names or shapes do not fit the model, or full weights follow an adapter.
         """
         self._check_open()
         self._decoder, self._decoder_is_current = None, False
@@ -128,7 +128,7 @@ class TransformersGenerator:
             self._load_full(weights)
 
     def drain_metrics(self) -> Metrics:
-        """See `cepo.rollout.generator.Generator`: each prompt is read once, whatever its number of samples."""
+        """See `cepo.rollout.generator.Generator`. Each prompt is computed once, whatever its number of samples."""
         if not self._prompt_tokens:
             return {}
         hits = fraction(self._shared_tokens, self._prompt_tokens)
@@ -136,7 +136,7 @@ class TransformersGenerator:
         return {"work/rollout_prefix_hits": hits}
 
     def rest(self) -> None:
-        """See `cepo.rollout.generator.Generator`: keys and values are freed after each call, the weights stay."""
+        """See `cepo.rollout.generator.Generator`. Does nothing: keys and values are freed after each call."""
 
     def close(self) -> None:
         self._model = self._decoder = None
@@ -149,7 +149,7 @@ class TransformersGenerator:
             raise EngineError("this transformers generator was closed; build a new one")
 
     def _rows(self, requests: Sequence[GenerationRequest], settings: SamplingSettings) -> Generator[Row, None, None]:
-        """Reads one prompt after the other, only when a batch has room for its samples."""
+        """Computes the prompts one by one, each only when a batch has room for its samples."""
         from cepo.rollout.token_sampling import row_uniforms
 
         count = settings.max_response_length
@@ -191,7 +191,7 @@ class TransformersGenerator:
         return output.past_key_values, len(token_ids), output.logits[:, -1].float(), int(positions.max()) + 1
 
     def _positions(self, positions: Tensor) -> Tensor:
-        """(3, B, T) for models with M-RoPE, else (B, T)."""
+        """Returns positions of shape (3, B, T) for models with M-RoPE, else (B, T)."""
         return positions if self._processing.family.num_position_axes > 1 else positions[0]
 
     def _decode(self, batch: list[Row], settings: SamplingSettings) -> None:
@@ -263,7 +263,7 @@ class TransformersGenerator:
             raise EngineError("this generator already serves an adapter and got full weights; build a new one for them")
         own = self._model.state_dict()
         _check_names("full", set(own), set(weights.tensors))
-        for name, tensor in weights.tensors.items():  # one at a time: a mapping may gather each as it is read
+        for name, tensor in weights.tensors.items():  # one at a time: each may be gathered when read
             if tensor.shape != own[name].shape:
                 raise EngineError(
                     f"the full weights do not fit the model: size mismatch for {name}, {tuple(tensor.shape)} for "

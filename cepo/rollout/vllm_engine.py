@@ -1,4 +1,4 @@
-"""Samples with vLLM in this process, with the same code for its CPU build and its CUDA build."""
+"""Samples with vLLM in this process, with the same code for vLLM's CPU and CUDA builds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class VllmGenerator:
     are those of the transformers generator, so both draw the same tokens.
 
     Raises:
-        EngineError: vLLM is missing or could not start; the message has vLLM's own last lines.
+        EngineError: vLLM is missing or did not start; the message contains the last lines of vLLM's error.
     """
 
     name = "vllm"
@@ -85,7 +85,7 @@ class VllmGenerator:
         """See `cepo.rollout.generator.Generator`.
 
         Raises:
-            EngineError: a prompt with the wrong number of placeholders, one that is too long, or a failure in vLLM.
+            EngineError: a prompt is too long or has the wrong number of placeholders, or vLLM failed.
         """
         llm = self._engine()
         check_prompts(requests, settings, self._settings.max_model_len, *self._placeholders)
@@ -124,15 +124,15 @@ class VllmGenerator:
             ):
                 yield from results
         except Exception as error:
-            if llm.llm_engine.has_unfinished_requests():  # it failed during its work and cannot be trusted any more
+            if llm.llm_engine.has_unfinished_requests():  # it failed while sampling, so its state is unknown
                 self.close()
             raise EngineError(f"vLLM failed while generating: {last_words(error)}") from error
 
     def sync_weights(self, weights: Weights) -> None:
-        """See `cepo.rollout.generator.Generator`. An adapter is served beside the base weights, never merged into them.
+        """See `cepo.rollout.generator.Generator`. An adapter is served unmerged.
 
         Raises:
-            EngineError: weights of the other kind than the engine was started for, or weights that vLLM cannot serve.
+            EngineError: the engine was started for the other kind of weights, or vLLM cannot serve these.
         """
         llm = self._engine()
         if isinstance(weights, AdapterWeights) != (self._settings.lora_rank > 0):
@@ -155,7 +155,7 @@ class VllmGenerator:
             raise EngineError(f"vLLM did not accept the new weights: {last_words(error)}") from error
 
     def drain_metrics(self) -> Metrics:
-        """See `cepo.rollout.generator.Generator`. Prompts of all samples count."""
+        """See `cepo.rollout.generator.Generator`. The prompt of each sample counts."""
         return self._prefixes.drain()
 
     def rest(self) -> None:
@@ -165,7 +165,7 @@ class VllmGenerator:
             self._is_asleep = True
 
     def close(self) -> None:
-        """Shuts the engine down and keeps the caller's process group."""
+        """Shuts the engine down, but keeps the caller's process group."""
         if self._llm is not None:
             shut_down(self._llm, keep_process_group=self._group_is_the_callers)
             self._llm = None
@@ -185,14 +185,14 @@ class VllmGenerator:
         if self._llm is None:
             raise EngineError("this vLLM engine was closed; build a new one")
         if self._is_asleep:
-            torch.cuda.empty_cache()  # the engine allocates from the driver, not from torch's pool of freed blocks
+            torch.cuda.empty_cache()  # the engine allocates from the driver, not from torch's cached blocks
             with callers_state_kept():
                 self._llm.wake_up()
             self._is_asleep = False
         return self._llm
 
     def _sampling(self, request: GenerationRequest, settings: SamplingSettings, sample: int) -> SamplingParams:
-        """Returns vLLM's settings for all samples of a request, or for number `sample` if the tokens are drawn here."""
+        """Returns vLLM's settings for all samples of a request, or only for `sample` if the tokens are drawn here."""
         from vllm import SamplingParams
 
         own: dict[str, Any]
@@ -217,14 +217,14 @@ class VllmGenerator:
                 "top_p": settings.top_p,
                 "top_k": settings.top_k,
                 "presence_penalty": settings.presence_penalty,
-                # vLLM seeds sample i with seed + i. Spread seeds keep prompts with close seeds from sharing noise.
+                # vLLM seeds sample i with seed + i. Without spreading, prompts with close seeds would share noise.
                 "seed": _spread_seed(request.seed),
-                # Infinite, because the -100 of vLLM's HTTP API is only a strong discouragement.
+                # Infinite, because the -100 of vLLM's HTTP API does not exclude a token.
                 "logit_bias": dict.fromkeys(self._banned, float("-inf")),
             }
         return SamplingParams(
             max_tokens=settings.max_response_length,
-            # Only the given tokens end a response, whatever end of sequence the checkpoint defines.
+            # Only the given tokens end a response, whatever end-of-sequence token the checkpoint defines.
             ignore_eos=True,
             stop_token_ids=None if settings.ignore_eos else self._eos_token_ids,
             logprobs=0,
@@ -238,7 +238,7 @@ class VllmGenerator:
 
         if self._adapter_id == 0:
             return None
-        # vLLM requires a path but never reads it: it finds the adapter already loaded.
+        # vLLM requires a path but never reads it, because the adapter is already loaded.
         return LoRARequest(f"adapter-{self._adapter_id}", self._adapter_id, "in-memory")
 
 

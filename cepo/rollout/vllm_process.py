@@ -1,4 +1,4 @@
-"""Starts and ends vLLM in this process, sets its environment, and protects the caller's state from it."""
+"""Starts and ends vLLM in this process, sets its environment variables, and protects the caller's state from it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def start_engine(settings: GeneratorSettings) -> LLM:
-    """Starts the engine and leaves the caller's random state and torch settings unchanged.
+    """Starts the engine, leaving the caller's random state and torch settings unchanged.
 
     Raises:
-        EngineError: vLLM is missing or did not start, or does not support a setting.
+        EngineError: vLLM is missing, did not start, or does not support a setting.
     """
-    # Weights are handed over as tensors, which requires the engine in this very process.
+    # Weights are passed as tensors, which requires the engine to be in this process.
     if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
         logger.warning("VLLM_ENABLE_V1_MULTIPROCESSING is overridden with 0: the engine must live in this process")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -66,9 +66,9 @@ def _started(model_path: str, options: Mapping[str, Any], machine: EngineMachine
 
 
 def _load_model_classes(model_path: str, *, trust_remote_code: bool) -> None:
-    """Loads vLLM's classes of a model here, where vLLM would first look at them in a process of 10 seconds.
+    """Loads the model's vLLM classes in this process; vLLM would first inspect them in another one, for 10 seconds.
 
-    That process keeps CUDA out of this one, and what it finds is kept in the user's cache. Without a GPU there is no CUDA.
+    It does so to keep CUDA out of this process, and caches the result for the user. Without a GPU this is not needed.
     """
     from transformers import AutoConfig
     from vllm import ModelRegistry
@@ -80,7 +80,7 @@ def _load_model_classes(model_path: str, *, trust_remote_code: bool) -> None:
 
 
 def require_float32_head(llm: LLM) -> None:
-    """Checks that the engine's LM head returns float32, as the trainer's does: both must round their logits alike.
+    """Checks that the engine's LM head returns float32 like the trainer's, so that both round their logits alike.
 
     Raises:
         EngineError: the engine computes logits in another type.
@@ -95,7 +95,7 @@ def require_float32_head(llm: LLM) -> None:
 
 
 def _head_types(worker: Any) -> set[str]:
-    """Runs in vLLM's worker: returns the types of the logits of its LM heads."""
+    """Returns the types of the logits of the LM heads; runs in vLLM's worker."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
     modules = worker.model_runner.get_model().modules()
@@ -103,7 +103,7 @@ def _head_types(worker: Any) -> set[str]:
 
 
 def this_machine() -> EngineMachine:
-    """Returns the properties of this machine that an engine of this process depends on."""
+    """Returns the properties of this machine and process that determine how an engine starts."""
     return EngineMachine(
         capability=None if without_gpu() else torch.cuda.get_device_capability(),
         serves_flashinfer=look_for_tools().serves_flashinfer,
@@ -112,7 +112,7 @@ def this_machine() -> EngineMachine:
 
 
 def prepare_environment(defaults: Mapping[str, str]) -> None:
-    """Sets vLLM's environment variables that are not set yet, and puts the programs beside this Python on the PATH."""
+    """Sets vLLM's environment variables unless already set, and adds the folder of this Python's tools to the PATH."""
     for variable, value in defaults.items():
         os.environ.setdefault(variable, value)
     os.environ["PATH"] = path_with(program_folder(), os.environ.get("PATH", ""))
@@ -120,19 +120,19 @@ def prepare_environment(defaults: Mapping[str, str]) -> None:
 
 def _silence_warnings(machine: EngineMachine) -> None:
     if machine.on_gpu:
-        # It sees Triton compile the trainer's kernels in this process, and reports that as a fault of the engine's warm-up.
+        # It notices that Triton compiles the trainer's kernels, and reports this as a fault of the engine's warm-up.
         logging.getLogger("vllm.utils.jit_monitor").setLevel(logging.ERROR)
     else:
-        # Says that Triton, which vLLM's own CPU build installs, has no CPU part.
+        # It warns that Triton, which vLLM's CPU build itself installs, does not support CPUs.
         logging.getLogger("vllm.triton_utils.importing").setLevel(logging.ERROR)
 
 
 @contextlib.contextmanager
 def own_shared_memory() -> Iterator[None]:
-    """Gives engines without a GPU their own shared memory while they start on the ranks of a machine; collective.
+    """Makes engines without a GPU start with shared memory of a unique name on the ranks of a machine. Collective.
 
-    vLLM gives the memory for data exchange the same name in all runs of a machine: a second run, or one after killed
-    ranks, could not start. Here the name is unique to the run, and is removed once all ranks have the memory.
+    vLLM uses the same name for the memory in all runs of a machine, so a second run, or a run after killed ranks, could
+    not start. Here the name is unique to the run, and is removed when all ranks have opened the memory.
     """
     from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed as Exchange
 
@@ -150,16 +150,16 @@ def own_shared_memory() -> Iterator[None]:
     finally:
         Exchange.make_group_name = staticmethod(plain)
         for file in _SHARED_MEMORY.glob(f"cepo-{agreed[0]}*"):
-            if file.name.startswith(tuple(names)):  # other engines' ranks may not have theirs yet
+            if file.name.startswith(tuple(names)):  # ranks of other engines may still have to open theirs
                 file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def meeting_places_removed() -> Iterator[None]:
-    """Removes shared memory and sockets by which an engine's ranks find each other while it starts, once all have.
+    """Removes the names of shared memory and sockets with which an engine's ranks connect during its start.
 
-    vLLM leaves the sockets in the temporary folder, and the memory, 25 MB, where a rank is killed. Memory that has lost its
-    name, and a connection that has lost its socket's file, work on until their processes end.
+    vLLM leaves the sockets in the temporary folder, and the memory (25 MB) if a rank is killed. After all ranks have
+    connected, memory without a name and connections without a socket file work until their processes end.
     """
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
@@ -169,7 +169,7 @@ def meeting_places_removed() -> Iterator[None]:
         plain(self)
         if self.buffer is not None and self.buffer.is_creator:
             self.buffer.shared_memory.unlink()
-            self.buffer.is_creator = False  # which would remove the name again at its end
+            self.buffer.is_creator = False  # a creator would remove the name again at its end
 
     before = os.environ.get(variable)
     MessageQueue.wait_until_ready = wait_until_ready
@@ -185,13 +185,14 @@ def meeting_places_removed() -> Iterator[None]:
 
 
 def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
-    """Frees the engine; with `keep_process_group` without vLLM's own shutdown of torch.distributed."""
+    """Frees the engine; `keep_process_group` avoids vLLM's shutdown of torch.distributed."""
     client: Any = llm.llm_engine.engine_core
     if not keep_process_group:
         client.shutdown()
         return
-    # vLLM's own shutdown, here and when the client is collected, ends with destroying the default process group. Its
-    # earlier steps are done here; groups that vLLM made within the caller's would break the next engine's start.
+    # vLLM's own shutdown, here and when the client is collected, ends by destroying the default process group. Its
+    # earlier steps are done here. Groups that vLLM created within the caller's would prevent the start of the next
+    # engine.
     from vllm.distributed import parallel_state
 
     client._finalizer.detach()
@@ -205,7 +206,7 @@ def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
 
 
 def without_gpu() -> bool:
-    """Returns whether torch, and with it vLLM, is a CPU build."""
+    """Returns whether torch, and therefore vLLM, is a CPU build."""
     return torch.version.cuda is None
 
 
@@ -216,10 +217,10 @@ def has_process_group() -> bool:
 
 @contextlib.contextmanager
 def callers_state_kept() -> Iterator[None]:
-    """Keeps the caller's state around every call into vLLM, whose engine lives in this process.
+    """Preserves the caller's state around every call into vLLM, whose engine is in this process.
 
     vLLM seeds and uses the global random streams, and its CPU build replaces `torch.set_num_threads`. Without a GPU its
-    compiled helpers run uncompiled: they would need a C++ compiler on the machine and stall the first batches.
+    compiled helpers run eagerly, because compiling them would require a C++ compiler and stall the first batches.
     """
     import numpy
 
@@ -240,6 +241,6 @@ def callers_state_kept() -> Iterator[None]:
 
 
 def last_words(error: BaseException) -> str:
-    """Returns the last lines of the engine's error, which name the cause."""
+    """Returns the last lines of an engine's error, which name the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' | '.join(lines[-3:])}" if lines else type(error).__name__

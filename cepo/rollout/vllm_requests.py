@@ -1,4 +1,4 @@
-"""Queues requests in vLLM's engine, returns them as they finish, and counts shared prompt tokens."""
+"""Queues requests in vLLM's engine, returns their results as they finish, and counts shared prompt tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 PREPARING = "cepo-prepares-images"
-"""Prefix of the names of the threads that prepare images."""
+"""Name prefix of the threads that prepare images."""
 
 _MOST_THREADS = 8
 
@@ -23,10 +23,10 @@ _MOST_THREADS = 8
 def finished_requests(
     llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams], *, lora_request: Any, show_progress: bool
 ) -> Generator[tuple[int, RequestOutput], None, None]:
-    """Yields (index, result) of each request as it finishes. Closing the iterator early drops the others."""
+    """Yields (index, result) of each request when it finishes. Closing the iterator early aborts the others."""
     engine = llm.llm_engine
     identifiers = _enqueue(llm, prompts, samplings, lora_request)
-    # vLLM numbers requests, appends random characters for its own use, and answers with the number.
+    # vLLM appends random characters to a request's number for its own use, and answers with the number.
     waiting = {identifier.split("-")[0]: index for index, identifier in enumerate(identifiers)}
     with Progress("sampling responses", len(waiting), draws=show_progress) as progress:
         try:
@@ -41,7 +41,7 @@ def finished_requests(
 
 
 def _enqueue(llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParams], lora_request: Any) -> list[str]:
-    """Does what `LLM.enqueue` does, but prepares images in parallel."""
+    """Queues requests like `LLM.enqueue`, but prepares images in parallel."""
     from vllm.sampling_params import RequestOutputKind
 
     engine, identifiers = llm.llm_engine, list[str]()
@@ -59,9 +59,9 @@ def _enqueue(llm: LLM, prompts: Sequence[Any], samplings: Sequence[SamplingParam
 def _prepared(llm: LLM, prompts: Sequence[Any]) -> Iterator[Any]:
     """Yields the prompts in the engine's form, with their images prepared on several threads.
 
-    vLLM prepares them on one thread because both ends of its cache of prepared images must agree on their order. If
-    that cache is on (without a GPU), one thread is used here too. The first prompt goes alone, since its processor
-    builds its own caches then.
+    vLLM uses one thread, because both ends of its cache of prepared images must agree on their order. With this cache
+    (without a GPU), one thread is used here too. The first prompt is prepared alone, so that it fills the processor's
+    own caches.
     """
     from vllm.renderers.inputs.preprocess import parse_model_prompt
 
@@ -85,8 +85,7 @@ def _threads() -> int:
 class PrefixCounter:
     """Counts prompt tokens that the engine took from its cache instead of computing them.
 
-    vLLM keeps these counts itself where a request is admitted. Its collection of all statistics, which costs time at
-    each token, stays off.
+    vLLM itself counts them when it admits a request. Its full statistics, which cost time at each token, remain off.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -98,7 +97,7 @@ class PrefixCounter:
         self._manager.prefix_cache_stats = PrefixCacheStats()
 
     def drain(self) -> Metrics:
-        """Returns `work/rollout_prefix_hits`, the share of prompt tokens from the cache since the last call, if any."""
+        """Returns `work/rollout_prefix_hits`, the share of prompt tokens from the cache since the last call."""
         counts = self._manager.make_prefix_cache_stats()
         if not counts.queries:
             return {}

@@ -1,8 +1,8 @@
-"""Draws vLLM's tokens with `cepo.rollout.token_sampling`, for vLLM's CPU build.
+"""Draws tokens for vLLM's CPU build with `cepo.rollout.token_sampling`.
 
-That build cannot seed requests itself: if a prompt is read in several pieces it takes back the random numbers of the
-pieces, which a CPU's random stream cannot do, and the engine dies. Here the token is drawn while vLLM processes the
-logits, and vLLM then finds only that token left. vLLM has already computed the raw log-probs by then.
+That build cannot seed requests: if a prompt is computed in several chunks, vLLM rewinds the request's random stream,
+which a CPU stream does not support, and the engine fails. Here the token is drawn while vLLM processes the logits, and
+is the only one left for vLLM's sampler. The raw log-probs have already been computed at this point.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEY = "cepo_draw"
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """The sampling settings of one request's tokens, which travel in `SamplingParams.extra_args`."""
+    """The sampling settings of one request, passed in `SamplingParams.extra_args`."""
 
     seed: int
     sample: int
@@ -38,7 +38,7 @@ class Draw:
     banned: list[int] = field(repr=False)
 
     def extra_args(self) -> dict[str, Any]:
-        """Returns the arguments that `SeededDraws` reads."""
+        """Returns the settings as `SeededDraws` reads them."""
         return {_KEY: asdict(self)}
 
 
@@ -50,7 +50,7 @@ class _Row:
 
 
 class SeededDraws(LogitsProcessor):
-    """Leaves each row of the batch only the token that its own random stream draws."""
+    """Excludes all tokens of each row except the one drawn by its own random stream."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         self._rows: dict[int, _Row] = {}
@@ -60,11 +60,11 @@ class SeededDraws(LogitsProcessor):
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follows the requests as they enter, leave and move in the batch."""
+        """Tracks requests that enter, leave or move in the batch."""
         process_dict_updates(self._rows, batch_update, _new_row)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """Replaces the rows of (requests, vocabulary) by 0 at the drawn token and -inf elsewhere."""
+        """Sets each row of the logits, (requests, vocabulary), to 0 at the drawn token and -inf elsewhere."""
         if not self._rows:
             return logits
         rows = [self._rows[index] for index in range(len(logits))]

@@ -18,10 +18,10 @@ def load_full(llm: LLM, weights: FullWeights) -> None:
     """Overwrites the engine's weights one tensor at a time, as the mapping yields them.
 
     Raises:
-        EngineError: the output head is tied to the embeddings and missing.
+        EngineError: the LM head is tied to the embeddings and missing.
     """
     config: Any = llm.model_config.hf_config
-    # Published checkpoints have the entry in the configuration of the whole, of the text part, or of both.
+    # Published checkpoints have this entry in the whole configuration, in its text part, or in both.
     tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
     if tied and "lm_head.weight" not in weights.tensors:
         raise EngineError(
@@ -35,10 +35,10 @@ def load_full(llm: LLM, weights: FullWeights) -> None:
 
 
 def load_adapter(llm: LLM, weights: AdapterWeights, identifier: int) -> None:
-    """Replaces all earlier adapters by this one, numbered `identifier`; the base weights stay unchanged.
+    """Replaces all earlier adapters by this one, numbered `identifier`; the base weights are unchanged.
 
     Raises:
-        EngineError: tensors for the vision tower, for modules the model does not have, or halves of pairs.
+        EngineError: the adapter has tensors for the vision tower or for unknown modules, or a pair lacks a factor.
     """
     family = family_of(llm.model_config.hf_config)
     towers = sorted(name for name in weights.tensors if any(f".{part}." in name for part in family.vision_modules))
@@ -55,7 +55,7 @@ def clear_caches(llm: LLM) -> None:
     """Drops keys, values and image embeddings computed with older weights.
 
     Raises:
-        EngineError: vLLM keeps some because requests are still being served.
+        EngineError: vLLM keeps some of them, because requests are still being served.
     """
     if not llm.reset_prefix_cache():
         raise EngineError("vLLM kept keys and values of the old weights, because requests are still being served")
@@ -64,18 +64,18 @@ def clear_caches(llm: LLM) -> None:
 
 
 def _forget_packed_experts(worker: Any) -> None:
-    """Runs in vLLM's worker: drops packed experts, which its CPU build makes at the first load and would keep."""
+    """Drops packed experts, which vLLM's CPU build makes at the first load and would keep; runs in vLLM's worker."""
     if torch.cuda.is_available():
         return
     for module in worker.model_runner.model.modules():
-        # Only vLLM's layers have a method, and only its experts' method has a kernel.
+        # Only vLLM's layers have a `quant_method`, and only that of its experts has a kernel.
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 
 
 def _load_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None:
-    """Runs in vLLM's worker: loads an adapter as from a folder, but from the tensors themselves."""
+    """Loads an adapter as vLLM does from a folder, but from tensors; runs in vLLM's worker."""
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
 
@@ -83,7 +83,7 @@ def _load_adapter(worker: Any, weights: AdapterWeights, identifier: int) -> None
     adapters = manager._adapter_manager
     helper = PEFTHelper.from_dict(weights.plain_config())
     helper.validate_legal(manager.lora_config)
-    mapper = getattr(adapters.model, "hf_to_vllm_mapper", None)  # only models with other names than the checkpoint's
+    mapper = getattr(adapters.model, "hf_to_vllm_mapper", None)  # only if names differ from the checkpoint
     adapter = LoRAModel.from_lora_tensors(
         identifier,
         # vLLM scales one factor of each pair in place, which must not reach the trainer's weights.

@@ -64,8 +64,8 @@ def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
 
     Longest processing time first: in order of falling cost, each group goes to the rank with the least load so far.
     Ties go to the rank with fewer groups, then to the lower rank. The result depends only on the arguments. The largest
-    load is at most `(4/3 - 1 / (3 num_ranks))` times the smallest possible one, and at most `mean load + (1 - 1 /
-    num_ranks) max cost`. Groups are never split; with fewer groups than ranks some get none.
+    load is at most `(4/3 - 1 / (3 num_ranks))` times the smallest possible one, and at most
+    `mean load + (1 - 1 / num_ranks) max cost`. Groups are never split; with fewer groups than ranks some get none.
 
     Args:
         costs: the cost of each group, for example its tokens; not negative.
