@@ -1,12 +1,12 @@
-"""Says which branches of each package the tests take, child processes included, and records which test runs which line.
+"""Counts the branches of each package that the tests take, and records which test runs which line.
 
     pip install coverage
     python3 benchmarks/branches.py --folder build/branches [--report] [--record FILE] [TESTS ...]
 
-runs the given tests (all, where none are given) and prints, for each package, the branches that were taken of those that exist;
-`CORE` is what computes and reads no file. Further runs with the same folder add their tests, `--report` only prints, and
-`--record` writes the same numbers with date, commit and versions to a JSON file.
-`benchmarks/mutants.py` reads the record. Processes that are killed, Ray's workers at its shutdown among them, leave no record.
+This runs the given tests (by default all) and prints, for each package, how many of its branches they and their child
+processes took. `CORE` is the code that computes and reads no files. Further runs with the same folder add their tests.
+`--report` only prints, and `--record` also writes the numbers with date, commit and versions to a JSON file.
+`benchmarks/mutants.py` reads the record of lines. Killed processes leave no record, such as Ray's workers at shutdown.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ patch = _exit, fork
 
 
 def recorded(folder: Path, tests: Sequence[str]) -> int:
-    """Runs the tests; pytest's exit code."""
+    """Runs the tests and returns pytest's exit code."""
     settings = folder / "settings"
     settings.write_text(SETTINGS.format(source=ROOT / "cepo", data=folder / "data"), encoding="utf-8")
     environment = os.environ | {"COVERAGE_PROCESS_START": str(settings), "PYTHONPATH": str(ROOT)}
-    environment.pop("PYTEST_CURRENT_TEST", None)  # where a test calls this, its name is not that of what runs here
+    environment.pop("PYTEST_CURRENT_TEST", None)  # if a test calls this, its name must not apply to the tests run here
     command = [sys.executable, "-m", "pytest", "-p", "benchmarks.support.lines_of_tests", "--show-capture=no", *tests]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 def taken(folder: Path) -> dict[str, tuple[int, int]]:
-    """By module: branches that were taken, and branches."""
+    """Returns the numbers of taken and of all branches, by module."""
     from coverage import Coverage
 
     coverage = Coverage(data_file=str(folder / "data"), config_file=str(folder / "settings"))
@@ -71,7 +71,7 @@ def taken(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a table of packages; pytest's exit code."""
+    """Prints a table of packages; returns pytest's exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "branches")
     parser.add_argument("--report", action="store_true", help="run no test")

@@ -1,14 +1,15 @@
-"""Peak memory of a distillation update over the whole vocabulary: in chunks, as training runs it, against the dense computation.
+"""Measures the peak memory of a distillation update over the whole vocabulary: in chunks, as in training, and dense.
 
     python3 benchmarks/distillation_memory.py
 
-Both ways run forward and backward of the same loss (JSD of weight 0.5, full support) on the same one-layer Qwen3 with the same
-weights and tokens, each in a process of its own on one thread. What is reported is the highest resident memory of that process
-less what was resident before the update: logits, distributions, their gradients and the gradients of all weights. The dense way
-holds the logits of all tokens of both models at once; it needs about 17 GB of memory at the default size.
+Both ways run forward and backward of the same loss (JSD of weight 0.5, full support) on the same one-layer Qwen3 with
+the same weights and tokens, each in its own process with one thread. Reported is the peak resident memory of that
+process minus the resident memory before the update: logits, distributions, their gradients and the gradients of all
+weights. The dense way holds the logits of all tokens of both models at once; it needs about 17 GB of memory at the
+default size.
 
-In the compared processes freed memory goes back to the system at once, so that what is resident is what is held. A third
-process runs the chunked way with the C library as it comes, which may keep freed blocks for later.
+The compared processes return freed memory to the system at once, so that resident memory equals memory in use. A third
+process runs the chunked way with the C library's default settings, which may keep freed blocks for later use.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ ROOT = Path(__file__).resolve().parent.parent
 WAYS = ("chunked", "dense")
 TEMPERATURE = 1.0
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
-"""glibc maps blocks of at least this many bytes one by one; without it, blocks below 32 MiB come from a heap that only grows."""
+"""glibc maps blocks of at least this size one by one; otherwise blocks below 32 MiB are in a heap that only grows."""
 
 
 def highest_resident_bytes() -> int:
-    """The most memory this process has held so far."""
+    """Returns the peak resident memory of this process so far."""
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return highest if sys.platform == "darwin" else highest * 1024
 
 
 def build_model(vocabulary: int, hidden: int) -> ScoringModel:
-    """One decoder layer between an embedding and a tied head, all of it trained, float32."""
+    """Builds a model of one decoder layer between an embedding and a tied head, all trained, in float32."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -66,7 +67,7 @@ def build_model(vocabulary: int, hidden: int) -> ScoringModel:
 
 
 def build_batch(vocabulary: int, hidden: int, tokens: int) -> tuple[CollatedRows, TeacherStates]:
-    """One response of `tokens` random tokens, and random states of a teacher that shares the head."""
+    """Returns a response of `tokens` random tokens, and random states of a teacher that shares the head."""
     import torch
 
     from cepo.types import DivergenceConfig
@@ -89,7 +90,7 @@ def build_batch(vocabulary: int, hidden: int, tokens: int) -> tuple[CollatedRows
 
 
 def mean_divergence(way: str, module: ScoringModel, batch: CollatedRows, teacher: TeacherStates) -> Tensor:
-    """The loss, with the graph that its way keeps."""
+    """Returns the loss, with the autograd graph of its way."""
     import torch
 
     from cepo.losses.divergence import token_divergence
@@ -106,7 +107,7 @@ def mean_divergence(way: str, module: ScoringModel, batch: CollatedRows, teacher
 
 
 def measure(way: str, *, vocabulary: int, hidden: int, tokens: int) -> dict[str, Any]:
-    """One update in this process; the process must be a fresh one."""
+    """Measures one update in this process, which must be new."""
     import psutil
     import torch
 
@@ -131,7 +132,7 @@ def measure(way: str, *, vocabulary: int, hidden: int, tokens: int) -> dict[str,
 
 
 def measured_in_own_process(way: str, options: argparse.Namespace, allocator: dict[str, str]) -> dict[str, Any]:
-    """`measure` in a process that has done nothing else, with these settings of the C library's allocator."""
+    """Runs `measure` in a new process, with these settings of the C library's allocator."""
     sizes = ["--vocabulary", options.vocabulary, "--tokens", options.tokens, "--hidden", options.hidden]
     command = [sys.executable, __file__, "--measure", way, *map(str, sizes)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | allocator
@@ -140,7 +141,7 @@ def measured_in_own_process(way: str, options: argparse.Namespace, allocator: di
 
 
 def versions() -> dict[str, str]:
-    """What the figures depend on beside the machine."""
+    """Returns the versions on which the figures depend."""
     from importlib.metadata import version
 
     packages = {name: version(name) for name in ("torch", "transformers")}
@@ -148,7 +149,6 @@ def versions() -> dict[str, str]:
 
 
 def table(ways: dict[str, dict[str, Any]]) -> str:
-    """The figures as a Markdown table."""
     lines = ["| update | peak memory, MiB | seconds | loss | gradient norm |", "| --- | --- | --- | --- | --- |"]
     for way, found in ways.items():
         memory = f"{found['peak_bytes'] / 2**20:,.0f}"
@@ -159,7 +159,7 @@ def table(ways: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Measures both ways and writes the record; returns 1 where the chunked way needs an eighth or more of the dense one."""
+    """Measures both ways and writes the record; returns 1 if the chunked way needs 1/8 of the dense one or more."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--tokens", type=int, default=2_048)

@@ -1,13 +1,14 @@
-"""vLLM beside the trainer on random weights: what training asks of the engine, step by step, as a page of text.
+"""Checks on random weights, step by step, everything that training requires of vLLM.
 
     python -m benchmarks.engine_check --device cuda --shape 2b
     python -m benchmarks.engine_check --device cpu --shape micro
 
-Steps: a checkpoint of the shape's sizes in bf16; the engine's start; 8 responses to each of two prompts with an image; their
-log-probs against the trainer's on the same tokens; a new adapter, with which keys and values of the old one must be gone;
-sleeping and waking (on a GPU); a second start, for full weights, and new ones. The first step that fails ends the check.
+Steps: a checkpoint of the shape's sizes in bf16; the engine's start; 8 responses to each of two prompts with an image;
+comparison of their log-probs with the trainer's; a new adapter, after which no cached keys and values of the old one
+may be used; sleeping and waking (on a GPU); a second start with full weights, and new full weights. The first failed
+step ends the check.
 
-Exit code: 0 all passed, 1 one failed, 3 where a GPU is asked for and there is none.
+Exit code: 0 all passed, 1 a step failed, 3 a GPU is requested and there is none.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ SAMPLES = 8
 LORA_RANK = 16
 SHARE_OF_MEMORY = 0.3
 GAP_LIMITS = {"mean": 1e-2, "99th percentile": 5e-2}
-"""Nats between the engine's log-probs and the trainer's, in bf16 and with the small logits of random weights."""
+"""Limits in nats of the gap between the engine's and the trainer's log-probs, for bf16 and small (random) logits."""
 NO_CUDA = 3
 
 
 @dataclass
 class Step:
-    """What was done, whether it went well, and what was measured; `error` where it did not."""
+    """A step's name and what was measured in it; `error` is the traceback if it failed."""
 
     name: str
     seconds: float = 0.0
@@ -57,10 +58,10 @@ class Step:
 
 
 class EngineCheck:
-    """The steps in their order; each returns its figures or raises.
+    """The steps of the check, each of which returns its figures or raises.
 
     Args:
-        response: tokens of each response.
+        response: maximum number of tokens per response.
     """
 
     def __init__(self, shape: Shape, folder: Path, *, device: str, response: int, stack: ExitStack) -> None:
@@ -150,7 +151,7 @@ class EngineCheck:
         return {"tokens": float(sum(map(len, sampled))), "prompt tokens from the cache": hits}
 
     def gap(self) -> dict[str, float]:
-        """Between the log-probs of the last samples and those that the trainer has of them; within the limits."""
+        """Checks the gaps between the engine's and the trainer's log-probs of the last samples against the limits."""
         found = self._gaps()
         for name, limit in GAP_LIMITS.items():
             assert found[name] <= limit, (
@@ -180,7 +181,7 @@ class EngineCheck:
         }
 
     def new_adapter(self) -> dict[str, float]:
-        """The engine draws from the new weights and takes nothing from a cache that the old ones filled."""
+        """Checks that the engine samples from new adapter weights and reads nothing that the old ones have cached."""
         again = self.sample()["prompt tokens from the cache"]
         moved = self._redraw("lora_B", spread=0.05)
         self._engine.sync_weights(self._actor.rollout_weights())
@@ -209,7 +210,7 @@ class EngineCheck:
         return moved | self.gap()
 
     def _redraw(self, part: str, *, spread: float) -> dict[str, float]:
-        """Other numbers for the trained weights that have `part` in their names; by how much the trainer's log-probs move."""
+        """Changes the weights with `part` in their names at random; returns how far the trainer's log-probs move."""
         import torch
 
         draw = torch.Generator().manual_seed(7)
@@ -225,7 +226,7 @@ class EngineCheck:
 
 
 def run(steps: Sequence[tuple[str, Callable[[], dict[str, float]]]]) -> list[Step]:
-    """All steps up to the first that fails."""
+    """Runs the steps up to the first one that fails, and prints a line for each."""
     done: list[Step] = []
     for name, work in steps:
         step = Step(name)
@@ -245,7 +246,7 @@ def run(steps: Sequence[tuple[str, Callable[[], dict[str, float]]]]) -> list[Ste
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the check, prints the page, writes the record."""
+    """Runs the check and prints its page; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--shape", choices=(*SHAPES, *SHORT_NAMES), default="2b")

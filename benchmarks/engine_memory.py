@@ -1,10 +1,10 @@
-"""Measures whether vLLM keeps memory over many weight synchronisations and new images, without a GPU.
+"""Measures on a CPU whether vLLM's memory grows over many weight synchronisations and new images.
 
     python3 benchmarks/engine_memory.py --out benchmarks/results [--rounds 60]
 
-Each round hands new weights to the engine (adapters in one process, full weights in another) and samples 8 responses of 32
-tokens to each of 8 prompts with images it has not seen. The process's resident memory goes up and down with the
-allocator, so its floor counts: the least of rounds 1 to 10 against the least of the last 10.
+Each round gives the engine new weights (adapters in one process, full weights in another) and samples 8 responses of 32
+tokens to each of 8 prompts with new images. The resident memory of the process fluctuates with the allocator, so the
+minimum of the first 10 rounds is compared with that of the last 10.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def measure(kind: str, rounds: int) -> dict[str, Any]:
-    """Resident MiB after each round, with the engine in this process."""
+    """Returns the resident MiB after each round, with the engine in this process."""
     from cepo.microgeo.model import build_untrained_model
     from cepo.models.processing import Processing
     from cepo.rollout.factory import build_generator

@@ -1,14 +1,16 @@
-"""Injects faults into training under Ray and checks that every run ends as if nothing had happened.
+"""Injects faults into training and checks that every run ends as if nothing had happened.
 
     python3 -m benchmarks.faults [--only NAME] [--kills 20] [config=FILE] [a.b.c=value ...]
 
-One run is left alone. The others, with the same settings, lose workers at random points of every stage, find checkpoints
-damaged, disks full, rewards slow or dead, ranks stopped. Two more runs, one in a single process and one under Ray, are killed
-with -9 at 20 random moments each, their main process alone or their whole process group, and started again. Each must finish
-with every step recorded once and with weights, optimizer state and metrics equal to the undisturbed run's, bit for bit, and a
-killed run must leave no process, shared memory, socket or temporary file behind (nothing else may make shared memory
-meanwhile). Exit code 1 if one does not. Half an hour, by the machine; `--only` makes some of the runs, and the record keeps
-the last outcome of each.
+One run under Ray is undisturbed. Others with the same settings have faults: workers killed at random points of every
+stage, damaged checkpoints, full disks, slow or dying reward processes, stopped ranks. Two more runs, one in a single
+process and one under Ray, are killed with SIGKILL at 20 random moments each (the main process or the whole process
+group) and restarted.
+
+Each run must finish with every step recorded once, and with weights, optimizer state and metrics bitwise equal to those
+of the undisturbed run. A killed run must leave no process, shared memory, socket or temporary file behind; nothing else
+may create shared memory during the runs. The exit code is 1 if any run fails this. All runs take about half an hour.
+`--only` selects runs; the record keeps the last outcome of each.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ def compute_score(samples):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One fault. `part` is the moment within the stage, as a share of the least time the undisturbed run took for it."""
+    """One fault; `part` is its moment in the stage, as a share of the stage's shortest time in the undisturbed run."""
 
     kind: str
     step: int
@@ -80,9 +82,9 @@ class Fault:
 
 @dataclass
 class Injector:
-    """Faults that wait for their moment, and what is known of the undisturbed run, the one without faults.
+    """The pending faults, and the facts about the undisturbed run.
 
-    `struck` are faults that took place: a process that had ended before its moment was not killed.
+    `struck` are the faults that took place: a process that ended before its moment was not killed.
     """
 
     folder: Path
@@ -94,7 +96,7 @@ class Injector:
     visited: set[tuple[int, str]] = field(default_factory=set)
 
     def before(self, ranks: Ranks, method: str) -> None:
-        """Strikes with what is due as the ranks begin `method`, and remembers where the run has been."""
+        """Injects the faults that are due when the ranks begin `method`, and records that the run reached it."""
         self.visited.add((self.step, method))
         for fault in list(self.waiting):
             if fault.step == self.step and STAGES.get(fault.stage, fault.stage) == method:
@@ -124,7 +126,7 @@ class Injector:
             self.struck.append(fault)
 
     def after(self, ranks: Ranks, method: str, seconds: float) -> None:
-        """Gives the disk its room back, and remembers how long stages take where nothing goes wrong."""
+        """Removes the limit of the disk, and records the stage's shortest time in the undisturbed run."""
         if self.is_undisturbed:
             self.seconds[method] = min(seconds, self.seconds.get(method, seconds))
         if method == "save":
@@ -138,7 +140,7 @@ INJECTOR = Injector(Path())
 
 
 class FaultyRanks(Ranks):
-    """The ranks of a run, with the injector at the door."""
+    """The ranks of a run, whose calls the injector intercepts."""
 
     def build(self, contents: Sequence[bytes]) -> list[Any]:
         INJECTOR.before(self, "build")
@@ -154,7 +156,7 @@ class FaultyRanks(Ranks):
 
 
 def damage_last_checkpoint(folder: Path) -> None:
-    """Turns one bit in the middle of its largest file."""
+    """Flips a bit in the middle of the last checkpoint's largest file."""
     last = max(folder.glob("run/global_step_*"), key=lambda path: int(path.name.rpartition("_")[2]))
     largest = max((path for path in last.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
@@ -163,9 +165,9 @@ def damage_last_checkpoint(folder: Path) -> None:
 
 
 def planned_runs(visited: set[tuple[int, str]]) -> dict[str, list[Fault]]:
-    """A run per stage with a kill in each step from the second on, and runs with the other faults.
+    """Returns a run per stage with a kill in each step from the second on, and runs with the other faults.
 
-    `visited` are the steps and methods of the undisturbed run: a step whose groups all agree scores nothing.
+    `visited` are the steps and methods of the undisturbed run: a step in which all groups agree is not scored.
     """
     chance = random.Random(1)
 
@@ -195,7 +197,7 @@ def planned_runs(visited: set[tuple[int, str]]) -> dict[str, list[Fault]]:
 
 
 def arguments_of(folder: Path, given: Sequence[str]) -> list[str]:
-    """Tiny batches on two workers, in float32, with teachers and the generator that repeats itself bit for bit."""
+    """Returns settings of tiny batches on two workers, in float32, with teachers and the deterministic generator."""
     config = next((each for each in given if each.startswith("config=")), f"config={ROOT}/configs/microgeo/cepo.yaml")
     reward = folder / "reward.py"
     reward.write_text(REWARD, encoding="utf-8")
@@ -222,7 +224,7 @@ def arguments_of(folder: Path, given: Sequence[str]) -> list[str]:
 
 
 def tensors_of(checkpoint: Path) -> dict[str, Any]:
-    """Every tensor of the actor's state by name: weights, optimizer, teacher weights."""
+    """Returns all tensors of the actor's state by name: weights, optimizer, teacher weights."""
     import torch
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -239,7 +241,7 @@ def tensors_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def differences(folder: Path, undisturbed: Path, num_steps: int) -> list[str]:
-    """What is not as in the undisturbed run; empty for a run that ended as if nothing had happened."""
+    """Returns the metrics and tensors that differ from the undisturbed run, and wrongly recorded steps."""
     import torch
 
     rows, expected = (
@@ -257,7 +259,6 @@ def differences(folder: Path, undisturbed: Path, num_steps: int) -> list[str]:
 
 
 def disturbed_run(folder: Path, faults: list[Fault], given: Sequence[str]) -> None:
-    """One run in this process, under the injector."""
     global INJECTOR
     INJECTOR = Injector(folder, waiting=list(faults), seconds=INJECTOR.seconds, is_undisturbed=not faults)
     config = load_config(arguments_of(folder, given))
@@ -267,7 +268,7 @@ def disturbed_run(folder: Path, faults: list[Fault], given: Sequence[str]) -> No
 
 
 def killed_runs(scratch: Path, launcher: str, given: Sequence[str], *, num_kills: int) -> dict[str, Any]:
-    """An undisturbed run of the command and one that is killed again and again, and what they differ in."""
+    """Compares an undisturbed run of the command with one that is killed repeatedly, and returns the outcome."""
     steps = num_kills + 10
     devices = ["trainer.n_gpus_per_node=1"] if launcher == "local" else []
     commands: dict[str, Command] = {}
@@ -309,7 +310,7 @@ def injected_runs(scratch: Path, only: str, given: Sequence[str]) -> Iterator[di
 
 
 def main() -> int:
-    """Makes the runs and writes faults.json after each."""
+    """Performs the runs and writes the record after each; returns 1 if one differs or a fault did not take place."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "faults.json")
     parser.add_argument("--only", default="", help="runs whose name contains this; `kill -9` for the killed commands")
@@ -341,7 +342,6 @@ def main() -> int:
 def outcome(
     name: str, faults: int, planned: int, folder: Path, undisturbed: Path, seconds: float, *, num_steps: int = NUM_STEPS
 ) -> dict[str, Any]:
-    """What a run came to."""
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     found = differences(folder, undisturbed, num_steps)
     restarts = int(max(row.get("faults/restarts", 0) for row in rows))
@@ -358,7 +358,6 @@ def outcome(
 
 
 def table(outcomes: Sequence[dict[str, Any]]) -> str:
-    """The outcomes as Markdown."""
     lines = [
         "| run | faults | restarts of the workers | steps recorded | differs from the undisturbed run in |",
         "| --- | --- | --- | --- | --- |",

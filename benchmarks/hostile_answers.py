@@ -1,10 +1,11 @@
-"""The default reward on generated answers that are written to crash, stall or mislead it.
+"""Tests the default reward on generated answers that are meant to crash, stall or mislead it.
 
     python3 -m benchmarks.hostile_answers --number 10000 --seed 1
 
-Every answer is graded twice, in two pools of fresh processes: in order, and shuffled. Reported: samples that raised or ran past
-the limit, seconds per answer, and how many verdicts differ between the two orders; a verdict must not depend on what was graded
-before it. Exits with 1 if any of them differs, none was graded in time, or the mean is above 20 ms.
+Every answer is graded twice, in two pools of new processes: in order, and shuffled. Reported are the samples that
+raised or exceeded the time limit, the seconds per answer, and the number of verdicts that differ between the two
+orders, since a verdict must not depend on earlier ones. Exits with 1 if a sample raised, timed out or was not graded,
+if a verdict differs, or if the mean is above 20 ms.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ AT_ONCE = 256
 
 
 def samples_of(number: int, seed: int) -> list[dict[str, Any]]:
-    """Returns the inputs of the reward function: one in ten has a hostile ground truth, one in four a right answer."""
+    """Returns inputs of the reward function; one in ten has a hostile ground truth, one in four a correct answer."""
     draw = random.Random(seed)
     samples: list[dict[str, Any]] = []
     for index in range(number):
@@ -42,13 +43,13 @@ def samples_of(number: int, seed: int) -> list[dict[str, Any]]:
 
 
 def graded(samples: list[dict[str, Any]], timeout: float, workers: int) -> list[RewardOutcome]:
-    """Returns the outcomes of batches as large as a training step's."""
+    """Grades the samples in batches as large as those of a training step, and returns the outcomes."""
     with RewardPool(REWARD, {}, num_workers=workers, timeout_seconds=timeout) as pool:
         return [pool.score(samples[start : start + AT_ONCE]) for start in range(0, len(samples), AT_ONCE)]
 
 
 def figures(samples: list[dict[str, Any]], *, timeout: float, workers: int, seed: int) -> dict[str, Any]:
-    """Grades the samples in order and shuffled; see the head of this file."""
+    """Grades the samples in order and shuffled, and returns the figures."""
     began = time.monotonic()
     in_order = graded(samples, timeout, workers)
     wall = time.monotonic() - began
@@ -75,7 +76,7 @@ def figures(samples: list[dict[str, Any]], *, timeout: float, workers: int, seed
 
 
 def main() -> int:
-    """Prints the figures and writes them to benchmarks/results."""
+    """Prints the figures and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--number", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,10 +1,10 @@
-"""Trains methods x seeds on microgeo and writes their learning curves: the tables and the drawing of docs/results.md.
+"""Trains methods with several seeds on microgeo and writes their learning curves: tables and charts of docs/results.md.
 
     python3 benchmarks/learning_curves.py --methods NAME ... --steps 100 --seeds 1 2 3 --out checkpoints/learning_curves
     python3 benchmarks/learning_curves.py --methods NAME chain_oracle --config configs/microgeo/chain.yaml \
         --settings "trainer.plugins=[benchmarks/support/chain_oracle.py]"
 
-Runs are resumed where an earlier call was interrupted. Each ends with one greedy validation beside the sampled ones.
+Interrupted runs are resumed. Each run ends with a greedy validation in addition to the sampled ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def train(folder: Path, method: str, seed: int, options: argparse.Namespace, *, greedy: bool) -> None:
-    """One run in a process of its own, with the given number of threads."""
+    """Runs a training, or its greedy validation, in its own process with the given number of threads."""
     arguments = [
         f"config={options.config}",
         f"algorithm.adv_estimator={method}",
@@ -52,13 +52,13 @@ def train(folder: Path, method: str, seed: int, options: argparse.Namespace, *, 
 
 
 def accuracies(folder: Path) -> dict[int, float]:
-    """The accuracy of each validation that a run wrote, by step."""
+    """Returns the accuracies of a run's validations by step."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return {int(record["step"]): float(record["val/accuracy"]) for record in records if "val/accuracy" in record}
 
 
 def main() -> int:
-    """Runs what is missing, then writes comparison.md, comparison.png and accuracy.json."""
+    """Trains what is missing, then writes comparison.md, comparison.png and accuracy.json."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", required=True)
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "microgeo" / "base.yaml")

@@ -1,17 +1,20 @@
-"""Plants small errors in the code, one at a time, and says which of them no test notices.
+"""Plants small errors (mutants) in the code, one at a time, and reports those that no test notices.
 
     python3 benchmarks/branches.py --folder build/branches
     python3 benchmarks/mutants.py --branches build/branches --number 300 --seed 14
 
-The first command records which test runs which line. The second draws places by the seed, the same share of each room of
-`ROOMS`, changes each in a copy of the repository, and runs the tests that run its line, those of the quickest files first,
-until one fails (`killed`) or `--budget` seconds of tests have passed (`SURVIVED`). `unreached` is a line that no test runs.
-A mutant whose tests take five times as long as they should is `overdue`: a hang. A test that kills also has to pass without the
-mutant. Tests run in forked processes in which torch, transformers and the other libraries are imported already.
+The first command records which test runs which line. The second draws mutants by the seed, the same number from each
+group of `ROOMS`. It plants each in a copy of the repository and runs the tests that run its line, those of the quickest
+files first, in forked processes that have already imported torch, transformers and the other libraries. Verdicts:
 
-Known equivalents, which change nothing that can be seen, stand with their reason in `equivalent_mutants.json`. `--list` shows
-what would be planted and runs nothing. `--known FILE` plants the mutants that a JSON file names, each against the test that it
-names, and needs no record. The exit code is 1 if a mutant survives that is not known to be equivalent.
+- `killed`: a test failed. With `--record` it must also pass without the mutant.
+- `SURVIVED`: `--budget` seconds of tests, or all of them, passed.
+- `unreached`: no test runs the line.
+- `overdue`: the tests took five times as long as they should, so they hang.
+
+Mutants known to be equivalent, which have no visible effect, are in `equivalent_mutants.json` with their reasons.
+`--list` shows the mutants and runs nothing. `--known FILE` plants the mutants that a JSON file names, runs for each the
+test that it names, and needs no record. The exit code is 1 if another mutant survives or is unreached.
 """
 
 from __future__ import annotations
@@ -46,20 +49,20 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "workers": ("workers/",),
     "models": ("models/",),
 }  # fmt: skip
-"""What is mutated; a file belongs to the first room that names it. `teacher` is what a teacher sees, and its weights."""
+"""The mutated files by group; a file belongs to the first that names it. `teacher` is a teacher's input and weights."""
 LEFT_OUT = ("models/head_kernel.py",)
-"""Code for a GPU."""
+"""Code that runs only on a GPU."""
 
 
 def room_of(file: str) -> str | None:
-    """The room that a module belongs to; None for those that are not mutated."""
+    """Returns the group of a module; None if it is not mutated."""
     if file.startswith(LEFT_OUT):
         return None
     return next((room for room, prefixes in ROOMS.items() if file.startswith(prefixes)), None)
 
 
 def all_mutants() -> dict[str, list[Mutant]]:
-    """By room, in the order of files and places."""
+    """Returns all mutants by group, in the order of files and positions."""
     found: dict[str, list[Mutant]] = {room: [] for room in ROOMS}
     for path in sorted((ROOT / "cepo").rglob("*.py")):
         file = str(path.relative_to(ROOT / "cepo"))
@@ -69,7 +72,7 @@ def all_mutants() -> dict[str, list[Mutant]]:
 
 
 def sampled(number: int, seed: int, rooms: Sequence[str]) -> list[Mutant]:
-    """`number` mutants, the same share of each room's, as a function of the seed."""
+    """Draws `number` mutants, equally from all groups, as a function of the seed."""
     everything = all_mutants()
     chosen: list[Mutant] = []
     for place, room in enumerate(rooms):
@@ -79,11 +82,11 @@ def sampled(number: int, seed: int, rooms: Sequence[str]) -> list[Mutant]:
 
 
 Verdict = tuple[str, str]
-"""`killed`, `SURVIVED`, `unreached` or `overdue`, and why."""
+"""`killed`, `SURVIVED`, `unreached`, `overdue` or `equivalent`, and the reason."""
 
 
 class Judge:
-    """Gives each mutant its verdict and the reason for it."""
+    """Finds the verdict on each mutant by running tests."""
 
     def __init__(self, place: Copy, reach: Reach, budget: float) -> None:
         self._place, self._reach, self._budget = place, reach, budget
@@ -99,7 +102,7 @@ class Judge:
         return ("SURVIVED", f"{count} tests pass") if count else ("unreached", "no test runs its line")
 
     def unsound(self, reasons: Collection[str]) -> set[str]:
-        """Those of the reasons for a kill whose test fails without any mutant, too; no later mutant is given them."""
+        """Returns the reasons for a kill whose test fails without a mutant too; such tests are not used any more."""
         killers = {self._reach.test_in(reason): reason for reason in reasons}
         killers.pop(None, None)
         found: set[str] = set()
@@ -111,7 +114,7 @@ class Judge:
 
 
 def known_judge(file: Path, place: Copy) -> tuple[list[Mutant], Callable[[Mutant], Verdict]]:
-    """The mutants that a file of `{key: test}` names, and a judge that runs the test of each."""
+    """Returns the mutants that a file of `{key: test}` names, and a judge that runs the test of each."""
     tests: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
     found = {mutant.key: mutant for room in all_mutants().values() for mutant in room}
     if gone := [key for key in tests if key not in found]:
@@ -127,7 +130,7 @@ def known_judge(file: Path, place: Copy) -> tuple[list[Mutant], Callable[[Mutant
 def judged_all(
     mutants: Sequence[Mutant], judge: Callable[[Mutant], Verdict], stored: dict[str, Verdict], output: Path | None
 ) -> dict[Mutant, Verdict]:
-    """Prints a line for each mutant; those that are stored as killed are not run again."""
+    """Judges all mutants and prints a line for each; those that are stored as killed are not run again."""
     known: dict[str, str] = json.loads(EQUIVALENT.read_text(encoding="utf-8"))
     verdicts: dict[Mutant, Verdict] = {}
     for number, mutant in enumerate(mutants, start=1):
@@ -148,14 +151,14 @@ def judged_all(
 
 
 def verified(verdicts: dict[Mutant, Verdict], judge: Judge) -> dict[Mutant, Verdict]:
-    """The same after every test that killed has passed without a mutant; where one fails, its mutants are judged anew."""
+    """Checks that every test that killed passes without a mutant; if one fails, its mutants are judged again."""
     while unsound := judge.unsound({reason for verdict, reason in verdicts.values() if verdict == "killed"}):
         verdicts |= judged_all([each for each in verdicts if verdicts[each][1] in unsound], judge, {}, None)
     return verdicts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints a line for each mutant and the counts; 1 where one that is not known to be equivalent is not noticed."""
+    """Judges mutants and prints the counts; returns 1 if one survives or is unreached."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--number", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)

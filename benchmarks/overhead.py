@@ -1,14 +1,15 @@
-"""What teachers cost a whole training: steps of a method with them against steps of one without, rollout included, no validation.
+"""Measures what teachers cost in training, by comparing steps of a method that has teachers with one that has none.
 
     python -m benchmarks.overhead --with NAME --without NAME
 
-The method with teachers is measured while it asks them (an active step) and after its schedule has let go of them (an inactive
-one), each step beside one of the method without, on the same problems, lengths and rewards. The overhead of a schedule of
-`--schedule` steps follows from the two medians and from how many of its steps are active, which the method itself is asked.
+The method with teachers is measured while it uses them (active steps) and after its schedule has ended (inactive
+steps). Each step, rollout included but without validation, is paired with one of the method without teachers on the
+same problems, lengths and rewards. The overhead of a schedule of `--schedule` steps follows from the two medians and
+the number of active steps, which the method itself provides.
 
-A third run beside them is the method without teachers on the plain path: padded rows, nothing shared (`--plain-overrides`), all
-rows scored before the update, and no prompt with equal rewards, so that nothing is skipped. What a step with teachers costs
-against it is reported too.
+A third run is the method without teachers on the plain path: padded rows, nothing shared (`--plain-overrides`), all
+rows scored before the update, and no prompts with equal rewards, so that nothing is skipped. The cost of a step with
+teachers relative to it is reported too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ WITH, WITHOUT, PLAIN = "with teachers", "without", "without, plain path"
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--with", dest="with_teachers", required=True, help="estimator whose schedule ends")
     parser.add_argument("--without", required=True, help="estimator without teachers")
@@ -53,7 +53,7 @@ def arguments() -> argparse.Namespace:
 
 
 def sides_of(options: argparse.Namespace, folder: str) -> dict[str, tuple[str, dict[str, Any]]]:
-    """What each process is told. The schedule is shortened, so that half of the measured steps are active."""
+    """Returns the settings of each process, with a shorter schedule, so that half of the measured steps are active."""
     shared = {
         "folder": folder,
         "shape": options.shape,
@@ -80,7 +80,7 @@ def sides_of(options: argparse.Namespace, folder: str) -> dict[str, tuple[str, d
 
 
 def num_active_steps(options: argparse.Namespace) -> int:
-    """Steps of the full schedule in which the method asks its teachers."""
+    """Returns the number of steps of the full schedule in which the method uses its teachers."""
     from cepo.algorithms import build_estimator
 
     estimator = build_estimator(options.with_teachers, {"lambda_decay_steps": options.decay})
@@ -88,7 +88,7 @@ def num_active_steps(options: argparse.Namespace) -> int:
 
 
 def ratio(records: dict[str, list[Record]], denominator: str, *, active: bool, key: str = "seconds") -> Summary:
-    """Of the pairs whose step with teachers was active, or was not."""
+    """Returns the ratio over the pairs whose step with teachers was active, or over the inactive ones."""
     pairs = [
         (with_teachers[key], other[key])
         for with_teachers, other in zip(records[WITH], records[denominator], strict=True)
@@ -99,7 +99,7 @@ def ratio(records: dict[str, list[Record]], denominator: str, *, active: bool, k
 
 
 def figures(records: dict[str, list[Record]], *, active_steps: int, schedule: int) -> dict[str, Any]:
-    """Ratios of active and inactive steps and what they make of the schedule."""
+    """Returns the ratios of active and inactive steps, and of the whole schedule."""
     found: dict[str, Any] = {}
     for key, name in (("seconds", "wall"), ("processor_seconds", "processor")):
         active, inactive = (ratio(records, WITHOUT, active=state, key=key) for state in (True, False))
@@ -107,7 +107,7 @@ def figures(records: dict[str, list[Record]], *, active_steps: int, schedule: in
         found[name] = {
             "active": active.record,
             "inactive": inactive.record,
-            # An inactive step does the work of one without teachers: its ratio shows the noise, and is left in the mean.
+            # An inactive step does the same work as one without teachers, so its ratio is noise. The mean includes it.
             "schedule": share * active.median + (1 - share) * inactive.median,
             "schedule_if_inactive_steps_are_equal": share * active.median + (1 - share),
         }

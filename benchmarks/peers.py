@@ -1,9 +1,10 @@
-"""A training step of this package against one of TRL's GRPOTrainer: the same model, prompts, lengths, rewards, LoRA, threads.
+"""Compares a training step of this package with one of TRL's GRPOTrainer.
 
     python -m benchmarks.peers --method NAME
 
-Both sample with transformers, each in a process of its own, and take their steps in turn. Response lengths, skewed, and which
-responses are right are the same on both sides at every step; the generated and scored tokens of both are counted and compared.
+Both have the same model, prompts, lengths, rewards, LoRA and threads. They sample with transformers, each in its own
+process, and alternate their steps. Response lengths, which are skewed, and the correct responses are the same on both
+sides at every step. The generated and scored tokens of both are counted, and the generated ones must be equal.
 `--shape` is one of benchmarks/support/shapes.py; `--overrides` are settings of this package's side.
 """
 
@@ -24,7 +25,6 @@ OURS, THEIRS = "this package", "TRL"
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", required=True, help="the estimator that does what TRL's trainer does")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="tiny")
@@ -42,7 +42,6 @@ def arguments() -> argparse.Namespace:
 
 
 def work_of(options: argparse.Namespace) -> dict[str, Any]:
-    """What both sides are told."""
     rows = options.prompts * SHAPES[options.shape].group_size
     return {
         "shape": options.shape,
@@ -56,7 +55,7 @@ def work_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_same_work(records: dict[str, list[Record]]) -> None:
-    """Both sides must have generated the same number of tokens at every step.
+    """Checks that both sides generated the same number of tokens at every step.
 
     Raises:
         RuntimeError: they did not, so their times cannot be compared.
@@ -67,7 +66,7 @@ def check_same_work(records: dict[str, list[Record]]) -> None:
 
 
 def comparison(records: dict[str, list[Record]]) -> dict[str, Any]:
-    """TRL's time over this package's: step, generation, and all the rest of a step."""
+    """Returns the ratios of TRL's times to this package's: step, generation, and the rest of a step."""
 
     def pairs(value: Any) -> Any:
         return paired_ratio(*([value(record) for record in records[name]] for name in (THEIRS, OURS)))

@@ -1,13 +1,15 @@
-"""How work and messages of a step spread over ranks, counted, and a model of a step's time on 1, 8 and 64 GPUs.
+"""Counts how work and messages of a step are spread over ranks, and models a step's time on 1, 8 and 64 GPUs.
 
     python -m benchmarks.ranks --method NAME
 
 Trains the embedded world for some steps with 1, 2 and 4 worker processes under Ray, on the same problems with the same
-responses, under adapters on the language model and with all weights. Counted per step are tokens scored and computed, images
-encoded, bytes from the trainer to each rank, and bytes each rank sends to the others for weights and gradients; the last are
-held against arithmetic over the weights' shapes (exit code 1 where they differ by more than 1%). Processes that share cores
-show no speed, so time is a model (`benchmarks/support/step_time.py`): `--stages` gives it the costs that `benchmarks/stages.py`
-measured on a device; without, they come from operation counts and stated rates.
+responses, with adapters on the language model and with all weights. Counted per step are tokens scored and computed,
+images encoded, bytes from the trainer to each rank, and bytes from each rank to the others for weights and gradients.
+The last are compared with arithmetic over the weights' shapes (exit code 1 if they differ by more than 1 %).
+
+Processes that share cores do not show speed, so time is modelled (`benchmarks/support/step_time.py`). `--stages` names
+the costs that `benchmarks/stages.py` measured on a device; by default they follow from operation counts and stated
+rates.
 """
 
 from __future__ import annotations
@@ -51,13 +53,12 @@ GPUS = {
         Gpu(name="H200", operations=0.45 * 790e12, memory=4.8e12, link=450e9, network=50e9),
     )
 }
-"""Shares reached of nominal bf16 rates, and nominal bandwidths: assumptions, not measurements."""
+"""Attained shares of nominal bf16 rates, and nominal bandwidths; these are assumptions, not measurements."""
 TEACHERS, HINT_TOKENS = 2, 20
 TOLERANCE = 0.01
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", help="estimator of the runs")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
@@ -75,7 +76,7 @@ def arguments() -> argparse.Namespace:
 
 
 def trained(options: argparse.Namespace, variant: str, ranks: int, folder: Path) -> None:
-    """One run under Ray, with ranks that count."""
+    """Trains under Ray with ranks that count."""
     import cepo.runtime.ray.ranks as ray_ranks
     from cepo.config import check_config, load_config
     from cepo.train import train
@@ -106,7 +107,7 @@ def trained(options: argparse.Namespace, variant: str, ranks: int, folder: Path)
 
 
 def counted(variant: str, ranks: int, folder: Path) -> dict[str, Any]:
-    """What a finished run counted, per step, without its first step."""
+    """Returns a finished run's counts per step, without its first step."""
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()][1:]
 
     def mean(name: str) -> float:
@@ -121,10 +122,10 @@ def counted(variant: str, ranks: int, folder: Path) -> dict[str, Any]:
 
 
 def between_ranks(ranks: int, folder: Path) -> dict[str, Any]:
-    """Bytes that a rank sends to others, per step, counted and by arithmetic; largest over ranks, which hardly differ."""
+    """Returns the bytes to other ranks per step, counted and by arithmetic, of the rank with most (all are close)."""
     by_rank = []
     for rank in range(ranks):
-        first, _, _, *steps = counts_of(folder, rank)  # its sharding; the weights before the first step; that step
+        first, _, _, *steps = counts_of(folder, rank)  # sharding; weights before the first step; first step
         sharding = Sharding(
             blocks=WeightBytes(**first["sharding"]["blocks"]),
             outside=WeightBytes(**first["sharding"]["outside"]),
@@ -144,7 +145,7 @@ def _means(records: Sequence[dict[str, int]]) -> dict[str, float]:
 
 
 def disagreements(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Where counted bytes are not those of the arithmetic."""
+    """Describes where counted bytes differ from the arithmetic."""
     found = []
     for row in rows:
         expected = row["to_other_ranks"]["by_arithmetic"]
@@ -155,7 +156,7 @@ def disagreements(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def work_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Per rank, largest over ranks unless it says otherwise."""
+    """Formats the counts per rank, for the rank with the most unless a heading says otherwise."""
     head = [
         "trained",
         "ranks",
@@ -178,7 +179,7 @@ def work_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def modelled(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Seconds of a step by the model, for each GPU, number of GPUs and size of the batch."""
+    """Returns the modelled seconds of a step for each GPU, number of GPUs and batch size."""
     model = ModelFlops(SHAPES[options.shape], lora_rank=16)
     paper = Batch()
     larger = replace(paper, prompts=512, prompts_per_update=512)
@@ -205,7 +206,7 @@ def modelled(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def model_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Seconds per step, and prompts per second and GPU as a share of one GPU's with the smaller batch."""
+    """Formats seconds per step, and prompts per second and GPU relative to one GPU with the smaller batch."""
     lines, base = [], {}
     for row in rows:
         seconds, prompts, gpus = row["seconds"], row["batch"]["prompts"], row["gpus"]
@@ -218,7 +219,7 @@ def model_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Counts, models, and writes the record."""
+    """Counts, models and writes the record; returns 1 if counted bytes differ from the arithmetic."""
     options = arguments()
     if options.method is None and not options.only_model:
         print("--method is missing: the name of an estimator", file=sys.stderr)

@@ -1,12 +1,14 @@
-"""How scoring's cost grows with group size, response, prompt and contexts, and its memory with vocabulary and length.
+"""Measures how scoring's time and memory grow with the sizes of its input.
 
     python -m benchmarks.scaling --method NAME
 
-Time: one group's responses behind 1 to 3 contexts, on the optimised path and on the plain one (`--plain-overrides`: padded rows,
-nothing shared), a process each, point by point in turn. Seconds are those of the process on a CPU, which other work there
-changes less, and passed ones on a GPU. One size is varied at a time; the exponent is the slope of log seconds over log size by
-least squares. Memory: the peak of a scoring pass of one layer and a head, each in a fresh process; fitted as
-a + b vocabulary + c tokens + d vocabulary x tokens, where d is at least 4 bytes for a pass that holds all logits in float32.
+Time: one group's responses with 1 to 3 contexts are scored on the optimised path and on the plain one
+(`--plain-overrides`: padded rows, nothing shared). Each has its own process, and they alternate point by point. Times
+are processor times on a CPU, which other work there affects less, and wall times on a GPU. Group size, response, prompt
+and contexts are varied one at a time; the exponent is the slope of log seconds over log size by least squares.
+
+Memory: the peak of a scoring pass of one layer and a head, each in a new process. It is fitted as
+a + b vocabulary + c tokens + d vocabulary x tokens, where d is at least 4 bytes if a pass holds all logits in float32.
 """
 
 from __future__ import annotations
@@ -32,11 +34,10 @@ from benchmarks.support.tables import RESULTS, save, table
 OPTIMISED, PLAIN = "optimised", "plain"
 VARIED = ("group_size", "response", "prompt", "contexts")
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
-"""glibc gives freed blocks of this size back at once, so that what is resident is what is held."""
+"""glibc returns freed blocks of this size to the system at once, so that resident memory equals memory in use."""
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--method", help="estimator of the run that scores; it changes nothing in a scoring pass")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="small")
@@ -60,7 +61,7 @@ def arguments() -> argparse.Namespace:
 
 
 def grid(options: argparse.Namespace) -> list[Point]:
-    """The base point, and those that differ from it in one size."""
+    """Returns the base point and the points that differ from it in one size."""
     base = Point(**{name: sizes[min(2, len(sizes) - 1)] for name in VARIED if (sizes := getattr(options, name))})
     points = [base]
     for name in VARIED:
@@ -70,7 +71,7 @@ def grid(options: argparse.Namespace) -> list[Point]:
 
 
 def measure(options: argparse.Namespace, points: Sequence[Point]) -> dict[str, list[Record]]:
-    """All points `repeats` times on both sides; the first point once more before, to warm up."""
+    """Measures all points `repeats` times on both sides, after the first point as a warm-up."""
     order = [points[0], *(point for _ in range(options.repeats) for point in points)]
     with tempfile.TemporaryDirectory() as folder:
         told = {
@@ -90,25 +91,24 @@ def measure(options: argparse.Namespace, points: Sequence[Point]) -> dict[str, l
 
 
 def at(records: Sequence[Record], point: Point, key: str) -> list[float]:
-    """The measurements of a point."""
     return [record[key] for record in records if record["point"] == asdict(point)]
 
 
 def clock() -> str:
-    """Which seconds are compared."""
+    """Returns which seconds are compared: wall time with a GPU, otherwise processor time."""
     import torch
 
     return "seconds" if torch.cuda.is_available() else "processor_seconds"
 
 
 def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """The slope of log cost over log size by least squares."""
+    """Returns the slope of log cost over log size by least squares."""
     slope, _ = statistics.linear_regression([math.log(size) for size in sizes], [math.log(cost) for cost in costs])
     return slope
 
 
 def fitted_exponents(records: dict[str, list[Record]], points: Sequence[Point]) -> dict[str, dict[str, float]]:
-    """Side -> varied size -> exponent of the median seconds."""
+    """Returns side -> varied size -> exponent of the median seconds."""
     found: dict[str, dict[str, float]] = {}
     for side, those in records.items():
         for name in VARIED:
@@ -120,7 +120,7 @@ def fitted_exponents(records: dict[str, list[Record]], points: Sequence[Point]) 
 
 
 def peak_bytes(vocabulary: int, tokens: int, hidden: int) -> int:
-    """Memory that scoring one response of `tokens` tokens takes on top of the model; in a fresh process."""
+    """Returns the bytes beyond the model for scoring a response of `tokens` tokens; call it in a new process."""
     import psutil
     import torch
 
@@ -133,12 +133,12 @@ def peak_bytes(vocabulary: int, tokens: int, hidden: int) -> int:
     with torch.no_grad():
         module(batch)
     highest = highest_resident_bytes()
-    # Where the model's construction held more than the pass, the pass took at most the difference to that.
+    # If building the model needed more than the pass, this is an upper bound.
     return max(highest, highest_before) - before
 
 
 def peaks(options: argparse.Namespace) -> list[dict[str, int]]:
-    """The memory grid, each point in a process of its own."""
+    """Measures the memory grid, each point in its own process."""
     found = []
     for vocabulary in options.vocabulary:
         for tokens in options.tokens:
@@ -160,14 +160,14 @@ def peaks(options: argparse.Namespace) -> list[dict[str, int]]:
 
 
 def memory_fit(found: Sequence[dict[str, int]]) -> dict[str, float]:
-    """Least squares of bytes = a + b vocabulary + c tokens + d vocabulary x tokens, and the largest residual."""
+    """Fits bytes = a + b vocabulary + c tokens + d vocabulary x tokens by least squares; adds the largest residual."""
     import numpy
 
     columns = numpy.array(
         [[1.0, each["vocabulary"], each["tokens"], each["vocabulary"] * each["tokens"]] for each in found]
     )
     bytes_found = numpy.array([float(each["bytes"]) for each in found])
-    # Columns of like size: the plain ones span nine orders of magnitude.
+    # Scaled columns, since the original ones span nine orders of magnitude.
     scale = columns.max(axis=0)
     solution = numpy.linalg.lstsq(columns / scale, bytes_found, rcond=None)[0] / scale
     residual = float(abs(columns @ solution - bytes_found).max())
@@ -176,7 +176,7 @@ def memory_fit(found: Sequence[dict[str, int]]) -> dict[str, float]:
 
 
 def time_tables(records: dict[str, list[Record]], points: Sequence[Point]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Per point the medians of both sides and the paired ratio, as records and as tables."""
+    """Returns both sides' medians and the paired ratio of each point, as records and as tables."""
     rows, found = [], []
     for point in points:
         ratio, wall = (

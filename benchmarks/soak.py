@@ -2,16 +2,20 @@
 
     python3 benchmarks/soak.py [--steps 500] [--only NAME] [--out FILE]
 
-Each run trains on the embedded world, with new problems in every step, a validation every 100 steps and a checkpoint every
-50. The run `transformers` trains all weights with two teachers from averaged weights and a KL in the loss; `vllm` trains an
-adapter; `ray` trains on two ranks with a KL over the vocabulary,
-which keeps hidden states. After every tenth step the trainer's process and its child processes (reward workers,
-and under Ray the cluster and the ranks) are measured.
+Each run trains on the embedded world, with new problems in every step, a validation every 100 steps and a checkpoint
+every 50. The trainer's process and its child processes (reward workers, and under Ray the cluster and the ranks) are
+measured 50 times, in a run of 500 steps after every tenth.
 
-For each figure a line is fitted by least squares to the steps after warm-up (the first 30 %). A figure is flat if the upper end
-of the slope's 95 % interval, times 500 steps, is below its bound in `BOUNDS`. The exit code is 1 if one is not. With `--only`
-the record keeps the other runs of as many steps. Entries of /dev/shm are those of the whole machine: run it where nothing else
-makes any, or give it a /dev/shm of its own (`unshare -m sh -c 'mount -t tmpfs none /dev/shm && exec python3 ...'`).
+- `transformers` trains all weights with two teachers with averaged weights and a KL in the loss.
+- `vllm` trains an adapter.
+- `ray` trains on two ranks with a KL over the vocabulary, which keeps hidden states.
+
+For each figure, a line is fitted by least squares to the steps after the warm-up (the first 30 %). A figure is flat if
+the upper end of the slope's 95 % interval, times 500 steps, is below its bound in `BOUNDS`. The exit code is 1 if any
+figure is not flat. With `--only`, the record keeps the other runs if they have the same number of steps.
+
+The figures of /dev/shm are those of the whole machine. Run this where no other program uses it, or with a separate
+/dev/shm: `unshare -m sh -c 'mount -t tmpfs none /dev/shm && exec python3 ...'`.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ MIB = 2**20
 PER_STEPS = 500
 WARM_UP = 0.3
 STUDENT = 2.04
-"""Student's factor of a 95 % interval for 30 degrees of freedom; a run of 500 steps has 33."""
+"""Student's t for a 95 % interval with 30 degrees of freedom; a run of 500 steps has 33."""
 BOUNDS: Mapping[str, float] = {
     "resident_bytes": 32 * MIB,
     "resident_bytes_of_children": 32 * MIB,
@@ -54,7 +58,7 @@ BOUNDS: Mapping[str, float] = {
     "shared_memory_entries": 1,
     "shared_memory_bytes": MIB,
 }
-"""The growth over 500 steps that counts as none, of each figure; the memory of child processes by name tells which one grows."""
+"""The growth of each figure over 500 steps below which it is flat. Memory by name shows which child process grows."""
 
 COMMON = [
     f"config={ROOT}/configs/microgeo/cepo.yaml",
@@ -91,7 +95,7 @@ RUNS: Mapping[str, Sequence[str]] = {
 
 
 def tensor_bytes() -> int:
-    """Bytes of all tensors that are alive in this process, each storage once."""
+    """Returns the bytes of all tensors in this process; each storage counts once."""
     import torch
 
     storages = {}
@@ -103,14 +107,14 @@ def tensor_bytes() -> int:
 
 
 def cached_entries() -> int:
-    """Results kept by functions of the package that remember them (`functools.lru_cache`)."""
+    """Returns the number of results in the caches of the package's functions (`functools.lru_cache`)."""
     kind = functools._lru_cache_wrapper
     caches: list[Any] = [each for each in gc.get_objects() if type(each) is kind]
     return sum(each.cache_info().currsize for each in caches if str(each.__module__).startswith("cepo"))
 
 
 def measured() -> Figures:
-    """What this process and its children hold now, without what Python and the C library keep for later."""
+    """Measures this process and its children, after Python and the C library have released unused memory."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     process = psutil.Process()
@@ -135,7 +139,7 @@ def measured() -> Figures:
 
 
 def watched(trainer: Trainer, every: int) -> list[Figures]:
-    """Returns a list that gets the figures after each `every`-th step of the trainer."""
+    """Returns a list to which the figures are added after each `every`-th step of the trainer."""
     plain, figures = trainer.train_step, list[Figures]()
 
     def train_step(step: int) -> None:
@@ -148,7 +152,7 @@ def watched(trainer: Trainer, every: int) -> list[Figures]:
 
 
 def train(settings: Sequence[str], num_steps: int, out: Path) -> None:
-    """One run in this process; writes its figures to `out`."""
+    """Trains in this process and writes the figures to `out`."""
     import torch
 
     from cepo.config import check_config, load_config
@@ -169,10 +173,10 @@ def train(settings: Sequence[str], num_steps: int, out: Path) -> None:
 
 
 def growth(steps: Sequence[float], values: Sequence[float]) -> dict[str, float]:
-    """Returns slope, its standard error, and the upper end of its 95 % interval, each times `PER_STEPS`.
+    """Returns the slope, its standard error and the upper end of its 95 % interval, each times `PER_STEPS`.
 
-    The slope is `b = sum((x - mean x) (y - mean y)) / sum((x - mean x)^2)`, its standard error `sqrt(s^2 / sum((x - mean x)^2))`
-    with s^2 the sum of squared residuals by n - 2.
+    The slope is `b = sum((x - mean x) (y - mean y)) / sum((x - mean x)^2)`, and its standard error is
+    `sqrt(s^2 / sum((x - mean x)^2))`, with s^2 the sum of squared residuals divided by n - 2.
     """
     slope, intercept = statistics.linear_regression(steps, values)
     residuals = sum((y - intercept - slope * x) ** 2 for x, y in zip(steps, values, strict=True))
@@ -192,7 +196,7 @@ def verdicts(figures: Sequence[Figures]) -> dict[str, dict[str, Any]]:
 
 
 def main() -> int:
-    """Trains the runs one after the other, each in a process of its own, and writes their figures."""
+    """Trains the runs one after the other, each in its own process, and writes their figures."""
     from benchmarks.support.machine import machine_record
     from benchmarks.support.tables import RESULTS, save, table
 

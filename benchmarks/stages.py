@@ -1,19 +1,22 @@
-"""Seconds and tokens of sampling, scoring and update: the padded path against the packed one, in pairs.
+"""Measures seconds and tokens of sampling, scoring and update, and compares padded with packed rows.
 
     python -m benchmarks.stages --shape small
     python -m benchmarks.stages --shape 2b --device cuda --groups 4
     python -m benchmarks.stages --shape small --stages teachers --profile
 
-Both paths score the same rows (a student's and, behind contexts of their own, each teacher's) and update on the student's rows,
-with LoRA of rank 16 and gradient checkpointing. `teachers` scores the teachers' rows alone, as training does where the update
-starts from the weights that sampled; `teachers (difference)` is what they add where the student is scored with them. `padded`
-is what a trainer without sharing does: one pass per context, passes of 16 rows (4 in the update) as long as their longest row,
-the image encoded in every pass. `packed` is how training runs. The paths take turns; a ratio is the median over the pairs.
-Sampling, with transformers, has one path.
+Both paths score the same rows (the student's, and each teacher's with its own context) and update on the student's
+rows, with LoRA of rank 16 and gradient checkpointing. The paths alternate; a ratio is the median over the pairs.
 
-On a CPU all is computed in float32 and seconds are those of the process on its one thread, which other work on the machine does
-not lengthen. On a GPU it is bf16, the device is waited for before and after each run, and seconds lie between two of its events.
-Wall seconds are recorded beside them. `--profile` runs each stage of the packed path once more under torch's profiler.
+- `padded` is a trainer without sharing: one pass per context, passes of 16 rows (4 in the update) as long as their
+  longest row, and the image encoded in every pass. `packed` is how training runs. Sampling, with transformers, has one
+  path.
+- `teachers` scores only the teachers' rows, as training does if the update starts from the weights that sampled.
+  `teachers (difference)` is the time that they add if the student is scored with them.
+
+On a CPU, computation is in float32 and times are processor times of the process on its one thread, which other work on
+the machine does not increase. On a GPU, computation is in bf16, the device is synchronised before and after each run,
+and times are those between two of its events. Wall times are recorded too. `--profile` runs each stage of the packed
+path again under torch's profiler.
 """
 
 from __future__ import annotations
@@ -46,11 +49,11 @@ DIFFERENCE = "teachers (difference)"
 SHORT_NAMES = {"2b": "qwen3-vl-2b", "4b": "qwen3-vl-4b"}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 NO_CUDA = 3
-"""Exit code where a GPU is asked for and there is none."""
+"""Exit code if a GPU is requested and there is none."""
 
 
 def build_actor(folder: Path, path: str, longest_row: int, dtype: str) -> Actor:
-    """The policy on a random checkpoint; for `padded` as a trainer without sharing has it."""
+    """Builds the policy from a random checkpoint; for `padded`, as in a trainer without sharing."""
     from cepo.algorithms.settings import TeacherConfig
     from cepo.config import load_config
     from cepo.losses.objective import ObjectiveSettings
@@ -89,7 +92,6 @@ def build_actor(folder: Path, path: str, longest_row: int, dtype: str) -> Actor:
 
 
 def stage(actor: Actor, name: str, contexts: list[list[ScoringRow]], *, packed: bool) -> Callable[[], Any]:
-    """The work of one stage."""
     batch = optimizer_batch(contexts[0])
     if name == "update":
         return lambda: actor.update([batch], step=0)
@@ -100,7 +102,7 @@ def stage(actor: Actor, name: str, contexts: list[list[ScoringRow]], *, packed: 
 
 
 def timed(work: Callable[[], Any]) -> dict[str, float]:
-    """Seconds of one run of `work`, and on a GPU the most bytes that were allocated meanwhile."""
+    """Returns the seconds of one run of `work`, and on a GPU its peak of allocated bytes."""
     import torch
 
     if not torch.cuda.is_available():
@@ -123,7 +125,7 @@ def timed(work: Callable[[], Any]) -> dict[str, float]:
 
 
 def measured(actor: Actor, work: Callable[[], Any]) -> dict[str, float]:
-    """Seconds and computed tokens of one run of `work`, with no image known beforehand."""
+    """Returns seconds and computed tokens of one run of `work`, without cached image features."""
     actor.module.encoder.forget()
     computed = actor.passes.tokens_computed
     found = timed(work)
@@ -133,7 +135,7 @@ def measured(actor: Actor, work: Callable[[], Any]) -> dict[str, float]:
 def generation(
     folder: Path, shape: Shape, *, prompts: int, samples: int, length: int, dtype: str, repeats: int
 ) -> dict[str, Any]:
-    """The sampling of `samples` responses of `length` tokens to each prompt: medians over the runs after a first one."""
+    """Measures sampling `samples` responses of `length` tokens per prompt; returns medians of runs after the first."""
     import torch
 
     from cepo.models.processing import Processing
@@ -153,7 +155,7 @@ def generation(
 
 
 def matrix_product_flops(actor: Actor, work: Callable[[], Any]) -> int:
-    """Operations of matrix products outside attention, whose kernels the counter does not know, images included."""
+    """Counts operations of matrix products, images included, without attention, whose kernels the counter ignores."""
     actor.module.encoder.forget()
     with flop_counter() as counter:
         work()
@@ -163,7 +165,7 @@ def matrix_product_flops(actor: Actor, work: Callable[[], Any]) -> int:
 def compare(
     actors: dict[str, Actor], contexts: list[list[ScoringRow]], stages: list[str], repeats: int, *, with_flops: bool
 ) -> dict[str, Any]:
-    """For each stage both paths' medians and the median of their ratios."""
+    """Returns, for each stage, both paths' medians and the median of their ratios."""
     found: dict[str, Any] = {}
     for name in (name for name in stages if name != "generate"):
         works = {path: stage(actor, name, contexts, packed=path == "packed") for path, actor in actors.items()}
@@ -189,7 +191,7 @@ def compare(
 def profiles(
     actor: Actor, contexts: list[list[ScoringRow]], stages: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """`profile_stages` of the packed path's measured stages, each with no image known beforehand."""
+    """Runs `profile_stages` on the packed path's measured stages, each without cached image features."""
 
     def unprepared(work: Callable[[], Any]) -> Callable[[], Any]:
         def run() -> None:
@@ -207,14 +209,13 @@ def profiles(
 
 
 def largest_gap(actors: dict[str, Actor], contexts: list[list[ScoringRow]]) -> float:
-    """Between the paths' log-probs of some rows of every context, in nats."""
+    """Returns the largest gap in nats between the paths' log-probs, of some rows of every context."""
     rows = [row for view in contexts for row in view[:: max(1, len(view) // 2)]]
     scores = [actors[path].score(rows) for path in PATHS]
     return max(float((one - other).abs().max()) for one, other in zip(*scores, strict=True))
 
 
 def table(stages: dict[str, Any]) -> str:
-    """The figures as a Markdown table."""
     lines = [
         "| stage | padded, s | packed, s | ratio | padded tokens | packed tokens | ratio | ratio of FLOPs |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -239,7 +240,6 @@ def table(stages: dict[str, Any]) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=sorted({*SHAPES, *SHORT_NAMES}), default="small")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -261,13 +261,13 @@ def arguments() -> argparse.Namespace:
     options.stages = options.stages or [name for name in STAGES if name != "teachers" or options.contexts > 1]
     options.shape = SHORT_NAMES.get(options.shape, options.shape)
     options.dtype = options.dtype or ("bf16" if options.device == "cuda" else "fp32")
-    # Compiled attention is not what the counter knows; its count would be of another computation.
+    # The counter does not know compiled attention, so it would count another computation.
     options.no_flops = options.no_flops or options.device == "cuda"
     return options
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """All that is asked for, in a temporary folder."""
+    """Measures everything that is requested, in a temporary folder."""
     from cepo.models.processing import Processing
 
     shape = SHAPES[options.shape]
@@ -285,7 +285,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         longest = prompt + HINT_TOKENS + shape.longest
         actors = {path: build_actor(folder, path, longest, options.dtype) for path in PATHS}
         parameters = sum(parameter.numel() for parameter in actors["packed"].module.parameters())
-        gap = largest_gap(actors, contexts)  # warms both up as well
+        gap = largest_gap(actors, contexts)  # also warms up both paths
         if options.device == "cuda":
             # The kernels of the update, and of all lengths, are compiled before anything is timed.
             compare(actors, contexts, options.stages, 1, with_flops=False)
@@ -311,11 +311,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measures and writes the record; 1 where the packed path refused to pack, so that nothing was compared."""
+    """Measures and writes the record; returns 1 if the packed path did not pack, so that nothing was compared."""
     options = arguments()
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
     if options.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the trainer takes a GPU where it sees one
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the trainer would use any GPU
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():

@@ -1,11 +1,11 @@
-"""Trains the study's arms from the same start, as far as they are not trained yet, and writes docs/study.md.
+"""Trains the study's arms that are not trained yet, all from the same start, and writes docs/study.md.
 
     python -m benchmarks.study run --profile small --out checkpoints/study-small
     python -m benchmarks.study page --profile small --out checkpoints/study-small
 
-`run` may be started several times at once: each process takes runs that no other has. What was interrupted is resumed.
-`page` writes the records to benchmarks/results/study.json, and from them the page and its drawing; without the runs' folder
-it writes the page anew from the records.
+Several processes of `run` can work at the same time: each takes runs that no other has. Interrupted runs are resumed.
+`page` writes the records to benchmarks/results/study.json, and from them the page and its charts. Without the runs'
+folder it writes the page again from the existing records.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cepo.train import main as train
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one of the two commands; 1 if a run failed."""
+    """Runs one of the two commands; returns 1 if a run failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "page"))
     parser.add_argument("--profile", choices=PROFILES, default="small")
@@ -64,13 +64,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def planned(profile: Profile, out: Path) -> list[Run]:
-    """All runs that the plan names by now, each once; those at own learning rates follow when the sweep is done."""
+    """Returns the runs of the plan so far, each once; those at chosen learning rates follow when the sweep is done."""
     own = (own_rate_runs(profile, world, chosen_rates(profile, out, world)) for world in profile.worlds)
     return [*dict.fromkeys(itertools.chain(first_runs(profile), *own))]
 
 
 def run_all(profile: Profile, out: Path, most: int = sys.maxsize) -> int:
-    """Trains at most so many runs that are not done, in the plan's order; 1 if a run failed, 130 if interrupted."""
+    """Trains up to `most` runs that are not done, in the plan's order; returns 1 if one failed, 130 if interrupted."""
     begun: dict[str, int] = {}
     _build_worlds(profile, out)
     while len(begun) < most:
@@ -90,7 +90,7 @@ def run_all(profile: Profile, out: Path, most: int = sys.maxsize) -> int:
 
 
 def _is_taken(folder: Path, stack: ExitStack) -> bool:
-    """Whether this process has got the run, until `stack` closes or it ends: nobody else has it, and it is not done."""
+    """Takes the run for this process until `stack` closes; False if another process has it or if it is done."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = stack.enter_context((folder.parent / f"{folder.name}.lock").open("w"))
     try:
@@ -101,9 +101,9 @@ def _is_taken(folder: Path, stack: ExitStack) -> bool:
 
 
 def run_one(profile: Profile, run: Run, out: Path) -> int:
-    """Trains, measures held-out sets, and marks the run as done; returns the exit code of `cepo train`.
+    """Trains, evaluates the held-out sets, and marks the run as done; returns the exit code of `cepo train`.
 
-    The processor time is that of this process and its ended children; a session that was interrupted is not counted.
+    The processor time is that of this process and its finished children; interrupted sessions are not counted.
     """
     world, folder, begin = world_folder(out, run.world, tuning=run.tuning), out / run.folder, _processor_seconds()
     settings = arguments(profile, run, world, folder)

@@ -1,4 +1,4 @@
-"""The chain world's oracle as a plugin: `trainer.plugins=[benchmarks/support/chain_oracle.py]`, to learn from true credit."""
+"""Registers the chain world's oracle, which learns from true credit, as a plugin (`trainer.plugins`)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _tokenizer() -> Any:
 
 @register_estimator("chain_oracle")
 class ChainOracle(GroupRelativeEstimator):
-    """`A_t = (V(end of t's step) - V(start of t's step)) / (std_g + 1e-6)`: the group advantage's scale, on the same groups.
+    """`A_t = (V(end of t's step) - V(start of t's step)) / (std_g + 1e-6)`: the group advantage's scale and groups.
 
-    It keeps the counts between steps, which a method must not: it is a yardstick, not a method.
+    It keeps counts between steps, which a method must not: it is a reference for comparison, not a method.
     """
 
     views = ("oracle",)
@@ -36,7 +36,7 @@ class ChainOracle(GroupRelativeEstimator):
         self._rows: list[tuple[list[Step], list[Step], list[str]]] = []
 
     def references(self, group: RolloutGroup) -> dict[str, list[Reference | None]]:
-        """No teacher reads anything: this is where a method sees the texts."""
+        """Stores the texts, which a method sees only here; no teacher gets a reference."""
         assert group.solution is not None, "the chain world's data set has solutions"
         truth = steps_of(group.solution)
         for rollout in group.rollouts:

@@ -1,8 +1,8 @@
-"""What the states of a walk in the chain world are worth, and the true credit of its steps.
+"""Estimates the values of states of a walk in the chain world, and the true credit of its steps.
 
-The worked solution of the data set says after which step a walk is still right. What such a state is worth is counted:
-rollouts are Monte-Carlo continuations of the states that they pass, so the chances that a step goes right, that a wrong
-one is taken back, that a row and the box repeat what was found, are means over the rollouts of earlier steps.
+The worked solution of the data set shows after which steps a walk is still correct. The values are estimated by
+counting: rollouts are Monte-Carlo continuations of the states that they pass. The probabilities that a step is correct,
+that a wrong one is corrected, and that a row's end and the box repeat the results are means over earlier rollouts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _STEP = re.compile(
     r"|Row (?P<row>\d) (?P<end>\d+)\."
     r"|\\boxed\{\((?P<box>[\d,]*)\)\}"
 )
-_PRIOR = 0.8, 2.0  # the chance that a step of any kind goes right, and how many sightings it counts as
+_PRIOR = 0.8, 2.0  # the prior probability that a step is correct, and its weight in observations
 
 
 @dataclass(frozen=True)
 class Step:
-    """A part of a response: characters up to `end`, and the key under which its chance is counted.
+    """A part of a response: characters up to `end`, and the key under which its outcomes are counted.
 
-    `key`: a figure's name, `row`, `box`, or `again` for a step that takes the last one back.
+    `key` is a figure's name, `row`, `box`, or `again` for a step that corrects the last one.
     """
 
     end: int
@@ -34,7 +34,7 @@ class Step:
 
 
 def steps_of(text: str) -> list[Step]:
-    """The steps, row ends and box of a response, in their order."""
+    """Returns the steps, row ends and box of a response, in order."""
     found = []
     for match in _STEP.finditer(text):
         if match["label"]:
@@ -48,7 +48,7 @@ def steps_of(text: str) -> list[Step]:
 
 
 class Chances:
-    """Decayed counts of how often a step of each kind went right from a right state."""
+    """The probabilities that a step of each kind from a correct state is correct, from decayed counts."""
 
     def __init__(self) -> None:
         self.right: defaultdict[str, float] = defaultdict(float)
@@ -59,7 +59,7 @@ class Chances:
         return (self.right[key] + mean * weight) / (self.seen[key] + weight)
 
     def add(self, outcomes: Sequence[tuple[str, bool]], *, decay: float = 0.9) -> None:
-        """Adds what was seen, after the counts so far have lost 1 - `decay` of their weight: the policy changes."""
+        """Multiplies the counts by `decay`, since the policy changes, and adds new outcomes."""
         for counts in (self.right, self.seen):
             for key in counts:
                 counts[key] *= decay
@@ -71,14 +71,14 @@ class Chances:
 def values_along(
     steps: Sequence[Step], truth: Sequence[Step], chances: Mapping[str, float] | Chances
 ) -> tuple[list[float], list[tuple[str, bool]]]:
-    """`V` before the first step and after each one, and what was seen of each kind of step while the walk was right.
+    """Returns `V` before the first step and after each, and the outcomes of steps while the walk was correct.
 
-    `V_k = c_k V_{k+1} + (1 - c_k) W_{k+1}` with c_k the chance of step k of the solution and `W = again V + (1 - again) D`
-    the value just after a wrong step, which may be taken back at once; D is what a diamond later in the row is worth.
-    After a wrong row end V = 0.
+    `V_k = c_k V_{k+1} + (1 - c_k) W_{k+1}`, with c_k the probability that step k of the solution is correct.
+    `W = again V + (1 - again) D` is the value just after a wrong step, which may be corrected at once; D is the value
+    due to a diamond later in the row. After a wrong row end V = 0.
     """
     after = [1.0] * (len(truth) + 1)  # after[k]: k steps of the solution are right
-    repaired = [0.0] * (len(truth) + 1)  # repaired[k]: k steps are done and the place is wrong, too late for `again`
+    repaired = [0.0] * (len(truth) + 1)  # repaired[k]: k steps are done and the position is wrong, too late for `again`
     for k in reversed(range(len(truth))):
         chance, key = chances[truth[k].key], truth[k].key
         repaired[k] = chance * after[k + 1] if key == "diamond" else 0.0 if key in ("row", "box") else repaired[k + 1]
@@ -113,7 +113,7 @@ def values_along(
 def token_advantages(
     steps: Sequence[Step], values: Sequence[float], pieces: Sequence[str], reward: float
 ) -> list[float]:
-    """Each token's `V(end of its step) - V(start of its step)`; tokens behind the last step, and the end token, get R - V."""
+    """Returns each token's `V(end of its step) - V(start of its step)`; tokens after the last step get R - V."""
     found, position, k = list[float](), 0, 0
     for piece in pieces:
         position += len(piece)

@@ -1,7 +1,7 @@
-"""Bytes that a rank sends to other ranks: by arithmetic over the weights' shapes, and as they are sent.
+"""Computes the bytes that a rank sends to other ranks by arithmetic over the weights' shapes, and counts them.
 
-Counted as a ring sends them: an all-gather of shards of b bytes sends `(ranks - 1) b`, a reduce-scatter of B bytes
-`(ranks - 1) / ranks B`. Left out are the messages of some bytes that keep ranks in step.
+A ring algorithm is assumed: an all-gather of shards of b bytes sends `(ranks - 1) b`, a reduce-scatter of B bytes
+`(ranks - 1) / ranks B`. The short messages that synchronise ranks are not counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCORING, UPDATE, SYNCHRONISATION = "scoring passes", "update passes", "weights t
 
 @dataclass(frozen=True, kw_only=True)
 class WeightBytes:
-    """Whole weights with the padding of their shards: gathered in the compute type; reduced if trained, in that type."""
+    """Bytes of whole weights with the padding of their shards: all are gathered, and trained ones reduced."""
 
     gathered: int
     reduced: int
@@ -29,10 +29,10 @@ class WeightBytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """What is sharded: the repeated blocks together, what is outside of them, and what goes to the generators.
+    """The bytes of the sharded blocks, of the weights outside them, and of those sent to the generators.
 
     Attributes:
-        reduced_once: gradients are reduced once per optimizer step, not with every pass.
+        reduced_once: gradients are reduced once per optimizer step, not in every pass.
     """
 
     blocks: WeightBytes
@@ -43,8 +43,10 @@ class Sharding:
 
 @dataclass(kw_only=True)
 class Calls:
-    """Forward passes through the model, optimizer steps, and calls of scoring methods, each of which gathers what is outside
-    the blocks once."""
+    """Numbers of forward passes, optimizer steps and calls of scoring methods.
+
+    A scoring call gathers the weights outside the blocks once.
+    """
 
     scoring_calls: int = 0
     scoring_passes: int = 0
@@ -54,7 +56,7 @@ class Calls:
 
 
 def expected_bytes(sharding: Sharding, calls: Calls, ranks: int) -> dict[str, int]:
-    """Bytes a rank sends, by what for. Blocks are freed after their forward pass and gathered again for the backward pass."""
+    """Returns the bytes that a rank sends, by purpose, if blocks are gathered in the forward and the backward pass."""
 
     def sent(whole: int) -> int:
         return whole * (ranks - 1) // ranks
@@ -70,7 +72,7 @@ def expected_bytes(sharding: Sharding, calls: Calls, ranks: int) -> dict[str, in
 
 
 def sharding_of(actor: Actor, ranks: int, *, value_bytes: int = 4) -> Sharding:
-    """Read off the shapes of the actor's sharded weights; `value_bytes` of each, whatever it is for."""
+    """Derives the sharding from the shapes of the actor's weights, with `value_bytes` per value for all purposes."""
     from torch.distributed.fsdp import FSDPModule
 
     blocks = [each for each in actor.module.modules() if isinstance(each, FSDPModule) and each is not actor.module]
@@ -82,7 +84,7 @@ def sharding_of(actor: Actor, ranks: int, *, value_bytes: int = 4) -> Sharding:
         place = "blocks" if id(parameter) in in_blocks else "outside"
         sizes[f"{place} gathered"] += size
         sizes[f"{place} reduced"] += size * parameter.requires_grad
-    # An adapter alone, or all weights by name, of which a tied head has two.
+    # Only the adapter, or all weights by name; a tied head has two names.
     synchronised = [each for each in sharded if each.requires_grad]
     if not hasattr(actor.module.model, "peft_config"):
         synchronised = [each for each in actor.module.state_dict().values() if hasattr(each, "placements")]
@@ -95,20 +97,20 @@ def sharding_of(actor: Actor, ranks: int, *, value_bytes: int = 4) -> Sharding:
 
 
 def padded_size(parameter: Tensor, ranks: int) -> int:
-    """Elements once the first axis is a multiple of the ranks."""
+    """Returns the number of elements with the first axis padded to a multiple of the ranks."""
     rows = parameter.shape[0]
     return parameter.numel() // rows * -(-rows // ranks) * ranks
 
 
 @dataclass
 class Count:
-    """What has been sent, by what for, and what was called."""
+    """The bytes sent, by purpose, and the numbers of calls."""
 
     calls: Calls = field(default_factory=Calls)
     sent: Counter[str] = field(default_factory=Counter)
 
     def drain(self) -> dict[str, Any]:
-        """Since the last call."""
+        """Returns the counts since the last call and resets them."""
         found = {
             "calls": asdict(self.calls),
             "sent": {key: self.sent[key] for key in (SCORING, UPDATE, SYNCHRONISATION)},
@@ -118,7 +120,7 @@ class Count:
 
 
 def install(count: Count) -> None:
-    """From now on `count` counts what this process sends and calls."""
+    """Makes `count` count what this process sends and calls from now on."""
     import torch
     import torch.distributed as dist
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives

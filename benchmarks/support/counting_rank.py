@@ -1,4 +1,4 @@
-"""A worker process that counts what it sends to the other ranks, and writes it down after every step."""
+"""Defines a worker process that counts the bytes that it sends to other ranks, and records them after every step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cepo.runtime.ray.rank_process import Meeting, RankProcess
 
 
 class CountingRank(RankProcess):
-    """Takes the place of `RankProcess` in a run that is counted; see `counts_of`."""
+    """Replaces `RankProcess` in a counted run; see `counts_of`."""
 
     def __init__(self, folder: str, log_file: str) -> None:
         super().__init__(folder, log_file)
@@ -38,6 +38,6 @@ class CountingRank(RankProcess):
 
 
 def counts_of(run_folder: Path, rank: int) -> list[dict[str, Any]]:
-    """What `rank` wrote: its sharding, then a line for each time weights went to its generator."""
+    """Returns the records of `rank`: its sharding, then one per weight synchronisation with its generator."""
     file = run_folder / "logs" / f"rank_{rank}.counts.jsonl"
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

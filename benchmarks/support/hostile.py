@@ -1,4 +1,4 @@
-"""Texts and answers that are written to do harm, drawn by a seed."""
+"""Generates harmful texts and answers, as a function of a seed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GOLDS = (
 
 
 def hostile_text(draw: random.Random, *, pieces: int = 12) -> str:
-    """Returns marks, code, odd characters and words in any order; marks may be cut, nested or doubled."""
+    """Returns special tokens, code, odd characters and words in random order; parts may be cut, nested or repeated."""
     parts: list[str] = []
     for _ in range(draw.randint(1, pieces)):
         part = draw.choice(draw.choice((MARKS, CODE, CHARACTERS, LATEX, ("70", "cm", " ", "\n", "Find x."))))
@@ -55,7 +55,7 @@ def hostile_text(draw: random.Random, *, pieces: int = 12) -> str:
 
 
 def hostile_answer(draw: random.Random) -> str:
-    """Returns a response whose answer is a bomb, random LaTeX, hostile text, digits, or a near miss of an ordinary answer."""
+    """Returns a response whose answer is a bomb, random LaTeX, hostile text, digits, or nearly an ordinary answer."""
     kind = draw.randrange(6)
     if kind == 0:
         answer = draw.choice(BOMBS)

@@ -1,4 +1,4 @@
-"""A control of the study: cepo with its two teachers exchanged (`algorithm.adv_estimator=inverted_cepo`)."""
+"""Registers a control of the study: cepo with its two teachers exchanged (`algorithm.adv_estimator=inverted_cepo`)."""
 
 from __future__ import annotations
 

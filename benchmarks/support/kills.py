@@ -1,4 +1,4 @@
-"""Kills a training command with -9 at random moments, starts it again each time, and looks for what it left behind."""
+"""Kills a training command with SIGKILL at random moments, restarts it each time, and looks for what it left behind."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ MARK = "CEPO_FAULTS_MARK"
 SHARED_MEMORY, TEMPORARY = Path("/dev/shm"), Path("/tmp")
 GRACE_SECONDS = 15.0
 STEPS_PER_LIFE = 2.0
-"""The longest time between a life's first step and its kill, in undisturbed steps."""
+"""The longest time from the first step after a start to the kill, in undisturbed steps."""
 EARLY_SHARE = 0.25
-"""Share of the kills that come before a life's first step."""
+"""The share of kills before the first step after a start."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How long the undisturbed run took until its records were open, and for a step, in seconds."""
+    """The seconds that the undisturbed run took until its records were open, and per step."""
 
     start: float
     step: float
 
 
 class Command:
-    """A training command in a process group of its own, which may be killed and given again.
+    """A training command in its own process group, which can be killed and restarted.
 
-    Its processes carry a mark in their environment, and its temporary files are below `folder`, but for those of Ray, whose
+    Its processes have a mark in their environment. Its temporary files are below `folder`, except those of Ray, whose
     sockets must have short names.
     """
 
@@ -49,7 +49,6 @@ class Command:
         self._before = set(_names())
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Gives the command."""
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "TMPDIR": str(self._temporary), MARK: self._mark}
         with self._log.open("a") as log:
@@ -62,7 +61,7 @@ class Command:
             )
 
     def run_to_its_end(self) -> Pace:
-        """Gives the command and waits; its records begin when the first step does."""
+        """Runs the command to its end and returns its pace; the records are opened when the first step begins."""
         begin = time.monotonic()
         process = self.start()
         self.wait_for_records(process, 0)
@@ -73,7 +72,7 @@ class Command:
         return Pace(start=start, step=(time.monotonic() - begin - start) / num_steps)
 
     def starts_recorded(self) -> int:
-        """When the environment of the last start was recorded, in nanoseconds; 0 before the first."""
+        """Returns when the environment of the last start was recorded, in nanoseconds; 0 before the first."""
         file = self.run_folder / "environment.json"
         return file.stat().st_mtime_ns if file.is_file() else 0
 
@@ -83,11 +82,11 @@ class Command:
             time.sleep(0.02)
 
     def left_behind(self) -> list[str]:
-        """What there is of the command when it should have ended: processes, shared memory, temporary files, sockets."""
+        """Returns what remains of the ended command: processes, shared memory, sockets, temporary, unfinished files."""
         deadline = time.monotonic() + GRACE_SECONDS
         while (processes := list(self._processes())) and time.monotonic() < deadline:
             time.sleep(0.5)
-        # Torch keeps compiled code there for later processes of the same user.
+        # torch keeps compiled code there for later processes of the user.
         files = [path for path in self._temporary.iterdir() if not path.name.startswith("torchinductor_")]
         unfinished = [str(path) for path in self.run_folder.glob(".*")] + [
             str(path) for path in self.run_folder.glob("*.lock")
@@ -103,19 +102,19 @@ class Command:
 
 def _names() -> Iterator[str]:
     yield from map(str, SHARED_MEMORY.iterdir())
-    for folder in TEMPORARY.glob("cepo-*-*-*"):  # those of living processes are another run's
+    for folder in TEMPORARY.glob("cepo-*-*-*"):  # those of living processes belong to other runs
         if not Path(f"/proc/{folder.name.rsplit('-', maxsplit=2)[1]}").exists():
             yield str(folder)
 
 
 def kill_and_restart(command: Command, pace: Pace, *, num_kills: int, seed: int) -> int:
-    """Kills the command `num_kills` times, turn by turn its main process alone and its whole process group.
+    """Kills the command `num_kills` times, alternately its main process alone and its whole process group.
 
-    A quarter of the moments are before the first step of that life, the others within its first two steps or their
+    A quarter of the kills are before the first step after a start, the others within its first two steps or their
     checkpoints. After the last kill the command runs to its end.
 
     Returns:
-        The number of kills that met a running process.
+        The number of kills that hit a running process.
     """
     chance, kills = random.Random(seed), 0
     for number in range(num_kills):

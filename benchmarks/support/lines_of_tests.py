@@ -1,6 +1,6 @@
-"""A plugin of pytest: each line's coverage is recorded under the test that runs it, and each test's processor seconds.
+"""Records, as a pytest plugin, which test covers which line, and the processor seconds of each test.
 
-What runs while a test is set up is recorded under its file, because a fixture may serve all of the file's tests.
+Lines that run during a test's setup are recorded under its file, because a fixture may serve all tests of the file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     finally:
-        # User and system time, also of child processes that have ended.
+        # User and system time, including that of finished child processes.
         _seconds[item.nodeid] += sum(os.times()[:4]) - sum(before[:4])
 
 

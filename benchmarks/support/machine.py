@@ -1,4 +1,4 @@
-"""What a figure depends on beside the code: machine, threads and versions."""
+"""Describes what figures depend on besides the code: machine, threads and versions."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 
 def environment(threads: int, cache: Path) -> dict[str, str]:
-    """The environment of a measured process: its threads, this checkout's code, and a cache folder of its own."""
+    """Returns the environment of a measured process: its threads, this checkout's code, and a separate cache folder."""
     counts = dict.fromkeys(THREAD_VARIABLES, str(threads))
-    # A trainer that finds a tracker installed may try to reach it.
+    # A trainer may try to connect to an installed tracker.
     quiet = {"WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     return os.environ | counts | quiet | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
 
 
 def machine_record(threads: int) -> dict[str, Any]:
-    """Date, processor, devices and versions, for the head of a results file."""
+    """Returns date, processor, devices and versions for the head of a results file."""
     import torch
 
     return {
@@ -39,7 +39,7 @@ def machine_record(threads: int) -> dict[str, Any]:
 
 
 def load_average() -> float:
-    """Runnable processes over the last minute: a figure taken beside other work says so."""
+    """Returns the mean number of runnable processes over the last minute, which shows other work on the machine."""
     return os.getloadavg()[0]
 
 

@@ -1,4 +1,4 @@
-"""Floating-point operations of a Qwen3-VL, a multiplication with its addition counted as 2.
+"""Computes the floating-point operations of a Qwen3-VL; a multiply-add counts as 2.
 
 Norms, activation functions, rotations, softmax and sampling are left out: they are small and memory-bound.
 """
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
     from benchmarks.support.shapes import Shape
 
 PATCH_VALUES = 3 * 2 * 16 * 16
-"""Colours x frames x pixels of one patch."""
+"""Values of one patch: colours x frames x pixels."""
 ATTENTION_BACKWARD = 2.5
-"""Backward over forward of fused attention, which computes the scores again."""
+"""The cost of the backward pass of fused attention relative to the forward pass; it recomputes the scores."""
 
 
 def causal_pairs(length: int, start: int = 0) -> int:
-    """Query-key pairs of queries `start` to `length` - 1, each of which sees itself and all before it."""
+    """Counts the query-key pairs of queries `start` to `length` - 1, each of which sees itself and all before it."""
     return (length * (length + 1) - start * (start + 1)) // 2
 
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """Costs of one shape. `lora_rank` 0 is full fine-tuning, in which the vision tower is trained too."""
+    """The operations of one shape; `lora_rank` 0 is full fine-tuning, in which the vision tower is trained too."""
 
     shape: Shape
     lora_rank: int = 0
@@ -68,7 +68,7 @@ class ModelFlops:
         return 2 * patches * PATCH_VALUES * width + shape.vision_layers * layer + mergers
 
     def generate(self, prompt: int, responses: list[int]) -> int:
-        """Samples of one prompt, which is read once: the last sampled token is not read any more. Finished rows cost nothing."""
+        """Counts the sampling of one prompt, which is read once; last sampled tokens and finished rows cost nothing."""
         linear = self.token + self.adapter_token
         total = self.image + prompt * linear + self.pair * causal_pairs(prompt) + self.head
         for response in responses:
@@ -76,7 +76,7 @@ class ModelFlops:
         return total
 
     def score(self, context: int, responses: list[int], *, images: int = 1) -> int:
-        """Log-probs of responses, each behind its own copy of the context; the head runs on response tokens alone."""
+        """Counts the scoring of responses, each with its own copy of the context; the head runs on responses only."""
         linear = self.token + self.adapter_token
         return images * self.image + sum(
             (context + response) * linear + response * self.head + self.pair * causal_pairs(context + response)
@@ -84,10 +84,10 @@ class ModelFlops:
         )
 
     def update(self, context: int, responses: list[int], *, checkpointing: bool, images: int = 1) -> int:
-        """Forward and backward of the same rows. Layers are computed again if `checkpointing`, a trained head always."""
+        """Counts forward and backward of such rows; layers are recomputed if `checkpointing`, a trained head always."""
         full = self.lora_rank == 0
         forwards = 2 if checkpointing else 1
-        # A frozen weight needs no gradient of its own; an adapter's, and all weights' in full fine-tuning, do.
+        # Frozen weights need no weight gradient; adapters do, and so do all weights in full fine-tuning.
         linear = self.token * (forwards + (2 if full else 1)) + self.adapter_token * (forwards + 2)
         head = self.head * (4 if full else 2)
         pair = self.pair * (forwards + ATTENTION_BACKWARD)

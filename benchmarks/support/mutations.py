@@ -1,4 +1,4 @@
-"""One-line errors that can be planted in a module: one expression at a time is changed into another."""
+"""Generates the errors that can be planted in a module, each of which changes one expression."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NAMES = {"min": "max", "max": "min", "amin": "amax", "amax": "amin", "minimum":
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one expression: character offsets in the file, what stands there, and what takes its place.
+    """A change of one expression: its character offsets in the file, its text, and the replacement.
 
-    `text` is the line that it begins in.
+    `text` is the line in which it begins.
     """
 
     file: str
@@ -32,12 +32,12 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """Names it wherever the line has moved to."""
+        """A name that does not depend on the line's position."""
         return f"{self.file}: {self.text}: {self.before} -> {self.after}"
 
 
 def mutants_of(file: str, source: str) -> list[Mutant]:
-    """All changes of a module, in the order of their places."""
+    """Returns all mutants of a module, in the order of their positions."""
     lines = source.splitlines(keepends=True)
     starts = [0]
     for line in lines:
@@ -60,7 +60,7 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
 
 
 def _changeable(tree: ast.AST) -> Iterator[ast.expr]:
-    """Expressions that compute something: no annotations, decorators, messages, assertions, imports or `strict=` of zip."""
+    """Yields expressions except annotations, decorators, messages, assertions, imports and `strict=` of zip."""
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
@@ -119,7 +119,7 @@ def _with(node: ast.expr, **fields: object) -> ast.expr:
 
 
 def lines_that_run_it(mutant: Mutant, source: str) -> range | None:
-    """Lines of the statement that a mutant changes; None outside of functions, where every import runs it."""
+    """Returns the lines of the statement that a mutant changes; None outside of functions: every import runs those."""
     tree = ast.parse(source)
     statement: ast.stmt | None = None
     for function in ast.walk(tree):
@@ -131,7 +131,7 @@ def lines_that_run_it(mutant: Mutant, source: str) -> range | None:
                 statement = node
     if statement is None:
         return None
-    # Of a loop or a condition only the head: what its body runs is another matter.
+    # Of a loop or a condition only the head, since its body may not run.
     body = getattr(statement, "body", None)
     end = body[0].lineno if body else (statement.end_lineno or statement.lineno) + 1
     return range(statement.lineno, max(end, statement.lineno + 1))

@@ -1,4 +1,4 @@
-"""Paired runs: measured processes that live side by side and take their steps in turn, so that a slow minute hits all of them."""
+"""Measures processes that run side by side and alternate their steps, so that a slow minute affects all of them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 from benchmarks.support.machine import ROOT, environment
 
 Record = dict[str, Any]
-"""What a process says of one step: `seconds`, and counts beside it."""
+"""A process's record of one step: `seconds`, and counts."""
 
 
 class StepProcess:
-    """A process that takes one step whenever it is asked, and tells what the step cost.
+    """A process that performs a step on request and reports its cost.
 
     Args:
         module: run with `python -m`; it calls `serve`.
-        options: given to it as JSON.
-        threads: that it computes with.
-        log: file that gets its output.
+        options: passed to the module as JSON.
+        threads: number of threads.
+        log: file for the output of the process.
     """
 
     def __init__(self, module: str, options: Mapping[str, Any], *, threads: int, log: Path) -> None:
@@ -43,10 +43,10 @@ class StepProcess:
         )
 
     def step(self) -> Record:
-        """Lets the process take its next step.
+        """Lets the process perform its next step and returns the record.
 
         Raises:
-            RuntimeError: it ended instead.
+            RuntimeError: the process ended instead.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -75,24 +75,24 @@ class StepProcess:
 
 
 class StepServer:
-    """The other side: `wait` until the next step is wanted, then `report` it. The first standard output is kept for reports."""
+    """The measured process's side: `wait` for a request, then `report` the step on the original standard output."""
 
     def __init__(self) -> None:
         self._reports = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def wait(self) -> bool:
-        """False once no more steps are wanted."""
+        """Waits for the next request; returns False if no more steps are requested."""
         return sys.stdin.readline().strip() == "step"
 
     def report(self, record: Record) -> None:
-        """Hands the step's record over."""
+        """Sends the record of a step."""
         self._reports.write(json.dumps(record) + "\n")
         self._reports.flush()
 
 
 def serve(step: Callable[[int], Record]) -> None:
-    """Takes steps 0, 1, ... as long as they are asked for."""
+    """Performs steps 0, 1, ... as long as they are requested."""
     server, number = StepServer(), 0
     while server.wait():
         server.report(step(number))
@@ -103,7 +103,7 @@ def serve(step: Callable[[int], Record]) -> None:
 def side_by_side(
     sides: Mapping[str, tuple[str, Mapping[str, Any]]], *, threads: int, folder: Path
 ) -> Iterator[dict[str, StepProcess]]:
-    """One process for each side, name -> (module, options); their logs lie in `folder`."""
+    """Yields a process for each side, which is name -> (module, options); the logs are in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     processes: dict[str, StepProcess] = {}
     try:
@@ -116,7 +116,7 @@ def side_by_side(
 
 
 def take_turns(processes: Mapping[str, StepProcess], *, steps: int, warm_up: int = 0) -> dict[str, list[Record]]:
-    """Steps in the order ABAB..., the first `warm_up` of each side dropped."""
+    """Performs steps in the order ABAB...; returns the records without the first `warm_up` of each side."""
     records: dict[str, list[Record]] = {name: [] for name in processes}
     for number in range(warm_up + steps):
         for name, process in processes.items():
@@ -130,7 +130,7 @@ def take_turns(processes: Mapping[str, StepProcess], *, steps: int, warm_up: int
 
 @dataclass(frozen=True)
 class Summary:
-    """Median and quartiles of some values."""
+    """The median and quartiles of some values."""
 
     median: float
     lower_quartile: float
@@ -143,7 +143,7 @@ class Summary:
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Quartiles by linear interpolation between the values themselves; those of a single value are the value."""
+    """Returns median and quartiles by linear interpolation between the values; for a single value, that value."""
     if len(values) == 1:
         return Summary(values[0], values[0], values[0], 1)
     lower, median, upper = statistics.quantiles(values, n=4, method="inclusive")
@@ -151,17 +151,17 @@ def summary(values: Sequence[float]) -> Summary:
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Summary:
-    """Of the ratios of the pairs, not the ratio of the medians: both sides of a pair ran in the same minute."""
+    """Summarises the pairs' ratios (it is no ratio of medians), since both sides of a pair ran in the same minute."""
     return summary([upper / lower for upper, lower in zip(numerators, denominators, strict=True)])
 
 
 def mean_of(records: Sequence[Record], key: str) -> dict[str, float]:
-    """The means of the numbers in the mapping `key` of each record; what a record lacks counts 0."""
+    """Returns the means of the numbers in the mapping `key` of the records; missing numbers count as 0."""
     names = sorted({name for record in records for name in record[key]})
     return {name: statistics.fmean(record[key].get(name, 0.0) for record in records) for name in names}
 
 
 def median_of(records: Sequence[Record], key: str) -> dict[str, float]:
-    """As `mean_of`, medians."""
+    """Returns medians in the same way as `mean_of`."""
     names = sorted({name for record in records for name in record[key]})
     return {name: statistics.median(record[key].get(name, 0.0) for record in records) for name in names}

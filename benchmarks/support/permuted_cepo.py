@@ -1,4 +1,4 @@
-"""A control of the study: cepo's weights on other tokens of the response (`algorithm.adv_estimator=permuted_cepo`)."""
+"""Registers a control of the study: cepo's weights on other tokens (`algorithm.adv_estimator=permuted_cepo`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from cepo.types import TokenBatch, TokenSignal
 
 @register_estimator("permuted_cepo")
 class PermutedCepo(Cepo):
-    """cepo's advantages in random order within each response: the same numbers, on tokens that they do not belong to.
-
-    The order is drawn anew for each step and row.
-    """
+    """cepo's advantages, permuted at random within each response, with another permutation for each step and row."""
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
         signal = super().signal(batch, step=step)

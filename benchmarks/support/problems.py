@@ -1,4 +1,4 @@
-"""Problems of an exact prompt length, and how long and how right the responses to them are, in every compared program alike."""
+"""Defines problems of an exact prompt length, and the responses' lengths and verdicts, for all compared programs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from cepo.models.processing import Processing
 
 RIGHT, WRONG = "7", "8"
-"""Every problem's answer, and what a wrong response says."""
+"""The answer of every problem, and that of a wrong response."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """How responses end. The same numbers for the same step, wherever they are asked for.
+    """The lengths and endings of responses, as a function of the step.
 
     Attributes:
         prompts: per step.
-        dead_share: share of the prompts, rounded, whose responses are all wrong; in the others every second one is right.
+        dead_share: share of the prompts (rounded) whose responses are all wrong; elsewhere every second one is correct.
     """
 
     shape: Shape
@@ -30,7 +30,7 @@ class Script:
     dead_share: float = 0.0
 
     def lengths(self, step: int) -> list[list[int]]:
-        """Response tokens of each sample of each prompt."""
+        """Returns the number of response tokens of each sample of each prompt."""
         size = self.shape.group_size
         flat = response_lengths(self.shape, self.prompts * size, seed=step)
         return [flat[start : start + size] for start in range(0, len(flat), size)]
@@ -42,20 +42,20 @@ class Script:
         return prompt < round(self.dead_share * self.prompts)
 
     def ending(self, processing: Processing, *, right: bool) -> list[int]:
-        """The tokens a response ends with: an answer and the end of the turn."""
+        """Returns the last tokens of a response: an answer and the end of the turn."""
         return [*processing.encode_text(rf"\boxed{{{RIGHT if right else WRONG}}}"), processing.eos_token_ids[0]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkOptions:
-    """The work of measured steps, which every compared program is told alike.
+    """The work of measured steps, which is the same for all compared programs.
 
     Attributes:
         folder: for the model, the problems and the run.
         shape: a name in `SHAPES`.
         prompts, dead_share: see `Script`.
         lora_rank: 0 for full fine-tuning.
-        micro_batch: rows that pass together in the update.
+        micro_batch: rows per micro-batch of the update.
     """
 
     folder: str
@@ -69,12 +69,12 @@ class WorkOptions:
 
     @property
     def script(self) -> Script:
-        """How the responses of these steps end."""
+        """The script of these steps' responses."""
         return Script(shape=SHAPES[self.shape], prompts=self.prompts, dead_share=self.dead_share)
 
 
 def write_problems(shape: Shape, file: Path, processing: Processing, *, count: int) -> Path:
-    """A parquet file of Geo3k's form, each problem with an image of its own; an existing one of the same kind is kept."""
+    """Writes a Parquet file in Geo3k's format, with an image per problem; keeps a file of the same shape and count."""
     from filelock import FileLock
 
     kind = file.with_suffix(".json")

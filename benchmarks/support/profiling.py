@@ -1,7 +1,7 @@
-"""Where a stage's time goes: its operations by their own seconds, and how fast its matrix products run.
+"""Profiles a stage: the time of its operations, and the speed of its matrix products.
 
-The second is put beside the speed of one product of the layer's own sizes on the same device in the same process: what is near it
-is bound by arithmetic, and only fewer tokens make it faster.
+The speed is compared with that of a single product of the layer's sizes on the same device in the same process. A stage
+near that speed is bound by arithmetic, and only fewer tokens make it faster.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from benchmarks.support.shapes import Shape
 
 IN_PLACE = "aten::addmm_"
-"""How adapters add their product to a layer's; torch counts the operations of all other products by itself."""
+"""The operation by which adapters add their product; torch counts the operations of all other products by itself."""
 MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", IN_PLACE, "aten::bmm", "aten::baddbmm")
-"""What linear layers come down to; fused attention is an operation of its own."""
+"""The operations of linear layers; fused attention is a separate operation."""
 LISTED_OPERATIONS = 12
 PRODUCT_RUNS = 7
 GIGA = 1e9
 
 
 def flop_counter() -> FlopCounterMode:
-    """torch's counter of matrix products, those in place included."""
+    """Returns torch's counter of matrix products, extended to those in place."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -36,17 +36,17 @@ def flop_counter() -> FlopCounterMode:
 
 
 def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
-    """One run of `work` under torch's profiler.
+    """Runs `work` once under torch's profiler.
 
-    Seconds are an operation's own, without those of the operations it calls: on a GPU those of the kernels it starts. On a
-    CPU the profiler knows wall seconds; with one thread they are multiplied by the part of them that the process computed, so
-    that other work on the machine does not lengthen them.
+    Seconds are an operation's own, without those of the operations that it calls; on a GPU they are those of its
+    kernels. On a CPU the profiler has wall times. With one thread, these are multiplied by the ratio of processor time
+    to wall time, so that other work on the machine does not increase them.
 
     Returns:
-        operations: the `LISTED_OPERATIONS` that take most, each with operation, seconds, share (of all operations' seconds)
-            and calls.
-        matrix_products: all of `MATRIX_PRODUCTS` together: seconds, share, flops (counted from their shapes, a multiplication
-            with its addition as 2) and gflops_per_second.
+        operations: the `LISTED_OPERATIONS` that take longest, each with operation, seconds, share (of all operations'
+            seconds) and calls.
+        matrix_products: all of `MATRIX_PRODUCTS` together: seconds, share, flops (computed from their shapes; a
+            multiply-add counts as 2) and gflops_per_second.
     """
     import torch
     from torch.autograd import DeviceType
@@ -60,7 +60,7 @@ def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
         _wait(device)
         wall, process = time.perf_counter() - wall, time.process_time() - process
     computed = process / wall if not on_gpu and torch.get_num_threads() == 1 else 1.0
-    # A kernel's seconds are with the operation that started it, and again in an entry of its own.
+    # A kernel's seconds are part of the operation that started it, and also of a separate entry.
     found = [event for event in run.key_averages() if event.device_type == DeviceType.CPU]
     seconds = {
         event.key: computed * (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 1e6
@@ -90,9 +90,9 @@ def profiled(work: Callable[[], Any], *, device: str) -> dict[str, Any]:
 
 
 def product_speed(shape: Shape, tokens: int, *, device: str, dtype: str) -> dict[str, Any]:
-    """Of `tokens` tokens through one matrix of the feed-forward layer, the median of `PRODUCT_RUNS` after a first one.
+    """Measures the product of `tokens` tokens with a matrix of the feed-forward layer: the median of `PRODUCT_RUNS`.
 
-    Seconds are as in `profiled`.
+    A first run is not counted. Seconds are as in `profiled`.
     """
     import torch
     from torch.nn.functional import linear
@@ -122,13 +122,13 @@ def product_speed(shape: Shape, tokens: int, *, device: str, dtype: str) -> dict
 def profile_stages(
     works: dict[str, tuple[Callable[[], Any], int]], shape: Shape, *, device: str, dtype: str
 ) -> dict[str, Any]:
-    """What a record says of its stages under the profiler.
+    """Profiles stages for a record.
 
     Args:
-        works: for each stage what it runs, and the tokens that computes.
+        works: for each stage its work, and the tokens that this computes.
 
     Returns:
-        profile: for each stage its operations, as `profiled` lists them.
+        profile: for each stage the operations of `profiled`.
         matrix_products: for each stage those of `profiled` and, under large_product, the `product_speed` of its tokens.
     """
     record: dict[str, Any] = {"profile": {}, "matrix_products": {}}
@@ -141,7 +141,7 @@ def profile_stages(
 
 
 def profile_tables(record: dict[str, Any]) -> list[str]:
-    """One Markdown table for each stage's operations, and one for the matrix products of all."""
+    """Formats a Markdown table of each stage's operations, and one of the matrix products of all stages."""
     tables = [
         table(
             [f"{name}: operation", "own seconds", "share", "calls"],
@@ -172,13 +172,13 @@ def profile_tables(record: dict[str, Any]) -> list[str]:
 
 
 def _in_place_flops(added_to: Sequence[int], left: Sequence[int], right: Sequence[int], **_: Any) -> int:
-    """By the shapes of the operands."""
+    """Computes operations from the shapes of the operands."""
     assert list(added_to) == [left[0], right[1]]
     return 2 * left[0] * left[1] * right[1]
 
 
 def _product_flops(event: Any) -> int:
-    """Of all calls of one operation with the same shapes."""
+    """Returns the operations of all calls of one operation with the same shapes."""
     if event.key == IN_PLACE:
         return event.count * _in_place_flops(*event.input_shapes[:3])
     return event.flops if event.key in MATRIX_PRODUCTS else 0

@@ -1,4 +1,4 @@
-"""Which tests run a line of the code, as `benchmarks/branches.py` recorded it."""
+"""Finds the tests that run a line of the code, from the record of `benchmarks/branches.py`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from benchmarks.support.mutations import Mutant, lines_that_run_it
 from benchmarks.support.warm_tests import REPOSITORY
 
 STAGES = (8.0, 40.0)
-"""Tests of so many seconds run together: the quickest files alone, then more, then all of the budget."""
+"""Limits in seconds of the stages of tests that run together; the last stage is the budget."""
 
 
 class Reach:
-    """Which tests run a line, and how long they take, as `benchmarks/branches.py` recorded it."""
+    """The tests that run each line and their times, from the record of `benchmarks/branches.py`."""
 
     def __init__(self, folder: Path) -> None:
         from coverage import CoverageData
@@ -31,9 +31,9 @@ class Reach:
             self._tests[test.partition("::")[0]].append(test)
 
     def stages(self, mutant: Mutant, budget: float, *, without: Collection[str]) -> list[list[str]]:
-        """The tests that run the mutant's line, file by file, the quickest file first, in stages; each stage grows.
+        """Returns the tests that run the mutant's line in growing stages, by file, the quickest file first.
 
-        What ran while a test was set up serves all tests of its file.
+        Lines that ran during a test's setup count for all tests of its file.
         """
         source = (REPOSITORY / "cepo" / mutant.file).read_text(encoding="utf-8")
         contexts = self._contexts(mutant.file)
@@ -56,7 +56,7 @@ class Reach:
         return [stage for stage in stages if stage]
 
     def _contexts(self, file: str) -> dict[int, set[str]]:
-        """By line: tests, and files of tests. A child process has its test's name with the phase, which pytest sets."""
+        """Returns tests and test files by line; child processes have their test's name with the phase from pytest."""
         if file not in self._paths:
             return {}
         found: dict[int, set[str]] = {}
@@ -66,10 +66,10 @@ class Reach:
         return found
 
     def seconds(self, tests: Iterable[str]) -> float:
-        """How long they took together."""
+        """Returns how long the tests took in total."""
         return sum(self._seconds[test] for test in tests)
 
     def test_in(self, failure: str) -> str | None:
-        """The test that a line of pytest's summary names: its name may hold what ends a name elsewhere."""
+        """Returns the test that a line of pytest's summary names; names may contain characters that end other names."""
         named = failure.partition(" ")[2]
         return max((test for test in self._seconds if named.startswith(test)), key=len, default=None)

@@ -1,4 +1,4 @@
-"""Rows to score and to update on, and prompts to sample from, of a shape's lengths and with random words and images."""
+"""Builds rows for scoring and updates, and prompts for sampling, with a shape's lengths, random words and images."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from cepo.rollout.generator import GenerationRequest
 
 HINT_TOKENS = 20
-"""By which a teacher's context is longer than the prompt."""
+"""The number of tokens by which a teacher's context is longer than the prompt."""
 
 
 def skewed_lengths(shape: Shape, group_size: int) -> list[int]:
-    """The quantiles of an exponential distribution: most are short, the last is the longest."""
+    """Returns quantiles of an exponential distribution: most are short, the last is the longest."""
     if group_size == 1:
         return [shape.longest]
     top = -math.log(0.5 / group_size)
@@ -28,7 +28,7 @@ def skewed_lengths(shape: Shape, group_size: int) -> list[int]:
 def build_rows(
     shape: Shape, processing: Processing, *, groups: int, group_size: int, contexts: int, prompt: int
 ) -> list[list[ScoringRow]]:
-    """For each context the rows of all groups; every group has an image and random words of its own."""
+    """Returns, for each context, the rows of all groups; every group has its own image and random words."""
     import torch
 
     from cepo.data.batch import ScoringRow
@@ -62,7 +62,7 @@ def build_rows(
 
 
 def optimizer_batch(rows: list[ScoringRow]) -> OptimizerBatch:
-    """The rows with advantages of both signs, as responses of the policy itself."""
+    """Returns a batch of the rows as on-policy responses, with advantages of both signs."""
     import torch
 
     from cepo.data.batch import OptimizerBatch
@@ -82,7 +82,7 @@ def optimizer_batch(rows: list[ScoringRow]) -> OptimizerBatch:
 
 
 def generation_requests(shape: Shape, processing: Processing, *, count: int) -> list[GenerationRequest]:
-    """Prompts of the shape's length, each with an image of its own."""
+    """Returns prompts of the shape's length, each with its own image."""
     from cepo.rollout.generator import GenerationRequest
 
     requests: list[GenerationRequest] = []

@@ -1,6 +1,6 @@
-"""A measured process that scores responses: one point of a grid at each step it is asked for.
+"""Implements a measured process that scores responses, one point of a grid per requested step.
 
-python -m benchmarks.support.scoring OPTIONS-AS-JSON
+Run it with `python -m benchmarks.support.scoring OPTIONS-AS-JSON`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 from cepo.models.processing import Processing
 
 HINT_TOKENS = 20
-"""By which a teacher's context is longer than the prompt."""
+"""The number of tokens by which a teacher's context is longer than the prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What is scored: every response of one group behind every context."""
+    """The sizes of what is scored: every response of one group with every context."""
 
     group_size: int
     response: int
@@ -45,7 +45,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringOptions:
-    """What the process is told: the points as mappings, in the order in which they are asked for."""
+    """The options of the process; `points` are mappings, in the order of the steps."""
 
     folder: str
     shape: str
@@ -58,7 +58,7 @@ class ScoringOptions:
 
 
 def rows_of(point: Point, shape: Shape, processing: Processing) -> list[ScoringRow]:
-    """Random responses behind the prompt, and behind it with each of the hints; all contexts share the prompt and its image."""
+    """Returns random responses with the prompt, and with each hint after it; all contexts share prompt and image."""
     import numpy
 
     from cepo.data.batch import ScoringRow
@@ -113,7 +113,7 @@ class MeasuredScoring:
         self.costs = ModelFlops(self.shape, options.lora_rank)
 
     def step(self, number: int) -> Record:
-        """Scores the point `number`, the last tokens' log-probs summed so that sides can be compared."""
+        """Scores point `number`; the record has the sum of all log-probs, by which sides can be compared."""
         point = self.points[number % len(self.points)]
         rows = rows_of(point, self.shape, self.processing)
         start, processor_start = time.perf_counter(), time.process_time()
@@ -133,7 +133,7 @@ class MeasuredScoring:
 
 
 def main() -> None:
-    """Serves the points described by the first argument, over and over."""
+    """Serves the points described by the first argument, repeatedly."""
     options = ScoringOptions(**json.loads(sys.argv[1]))
     with ExitStack() as stack:
         serve(MeasuredScoring(options, stack).step)

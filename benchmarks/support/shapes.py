@@ -1,4 +1,4 @@
-"""Shapes that are measured: random Qwen3-VL checkpoints of a given size, prompts of an exact length, skewed response lengths."""
+"""Defines the measured shapes: random Qwen3-VL checkpoints, prompts of an exact length, skewed response lengths."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PIXELS_PER_TOKEN_SIDE = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A model's sizes and the work it gets.
+    """The sizes of a model and of its work.
 
     Attributes:
-        image: width and height in image tokens; 32 x 32 pixels each.
-        prompt_tokens: of the whole prompt, the image's and the template's included.
+        image: width and height in image tokens of 32 x 32 pixels.
+        prompt_tokens: of the whole prompt, including those of the image and the template.
         shortest, longest: response tokens; see `response_lengths`.
     """
 
@@ -70,7 +70,7 @@ MICRO = Shape(
     shortest=16,
     longest=64,
 )
-"""The embedded model's own sizes."""
+"""The sizes of the embedded model."""
 
 TINY = dataclasses.replace(MICRO, name="tiny", image=(8, 8), prompt_tokens=96, shortest=32, longest=240)
 """The same model with an image of 64 tokens and responses of about 100."""
@@ -120,7 +120,7 @@ SHAPES = {shape.name: shape for shape in (MICRO, TINY, SMALL, QWEN3_VL_2B, QWEN3
 
 
 def model_config(shape: Shape) -> Qwen3VLConfig:
-    """The architecture, with the embedded tokenizer's special ids; ids beyond its last token are never sampled."""
+    """Returns the configuration, with the embedded tokenizer's special ids; ids beyond its last are never sampled."""
     from transformers import Qwen3VLConfig
 
     from cepo.microgeo.model import model_config as embedded_config
@@ -155,10 +155,10 @@ def model_config(shape: Shape) -> Qwen3VLConfig:
 
 
 def write_checkpoint(shape: Shape, folder: Path, *, seed: int = 0, device: str = "cpu", dtype: str = "float32") -> Path:
-    """A checkpoint folder with random weights, the embedded tokenizer and its processor; an existing one is kept.
+    """Writes a checkpoint folder with random weights, the embedded tokenizer and its processor; keeps an existing one.
 
-    Measured processes that start together may ask for the same one: the first writes it. The weights are drawn on `device`,
-    which for those of a large shape takes a GPU seconds and a processor minutes.
+    If several processes need the same checkpoint, the first one writes it. The weights are drawn on `device`; for a
+    large shape this takes seconds on a GPU and minutes on a CPU.
     """
     from filelock import FileLock
 
@@ -192,7 +192,7 @@ def _write_checkpoint(shape: Shape, folder: Path, seed: int, device: str, dtype:
 
 
 def random_image(shape: Shape, seed: int) -> Image:
-    """Noise of exactly the shape's image tokens."""
+    """Returns a noise image with exactly the shape's number of image tokens."""
     import numpy
     from PIL import Image
 
@@ -202,7 +202,7 @@ def random_image(shape: Shape, seed: int) -> Image:
 
 
 def prompt_text(shape: Shape, processing: Processing, seed: int) -> str:
-    """One `<image>` and random digits, a token each, so that the whole templated prompt has exactly `prompt_tokens`."""
+    """Returns `<image>` and random digits, a token each, so that the templated prompt has exactly `prompt_tokens`."""
     import numpy
 
     fixed = len(processing.template_ids("<image>\n")) - 1 + shape.image_tokens
@@ -212,7 +212,7 @@ def prompt_text(shape: Shape, processing: Processing, seed: int) -> str:
 
 
 def response_lengths(shape: Shape, count: int, *, seed: int) -> list[int]:
-    """`shortest + (longest - shortest) * u^2` with u uniform: the mean is a third of the way up, the median a quarter."""
+    """Draws `shortest + (longest - shortest) * u^2`, u uniform: the mean is at 1/3 of the range, the median at 1/4."""
     import numpy
 
     uniform = numpy.random.default_rng(seed).random(count)

@@ -1,9 +1,11 @@
-"""A model of a training step's time on many GPUs, from what one GPU takes for the work of one prompt.
+"""Models the time of a training step on several GPUs from the time of one GPU for one prompt.
 
-Prompts go to GPUs whole, so the step waits for the GPU with most of them: `ceil(prompts / gpus)`, in scoring over all live
-prompts, in the update over those of each optimizer step. Decoding is bound by memory: an iteration reads the weights and the
-keys and values of all tokens so far. A pass hides its all-gathers or is bound by them, whichever takes longer.
-Left out: sampling, host work, rewards, weight synchronisation, validation, checkpoints, and that prompts differ in length.
+- Prompts are not split over GPUs, so a step waits for the GPU with the most prompts, `ceil(prompts / gpus)`: in scoring
+  of all live prompts, in the update of those of each optimizer step.
+- Decoding is memory-bound: an iteration reads the weights and the keys and values of all tokens so far.
+- A pass takes the time of its computation or of its all-gathers, whichever is longer.
+
+Left out are sampling, host work, rewards, weight synchronisation, validation, checkpoints, and varying prompt lengths.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What a GPU does in a second.
+    """The speed of a GPU per second.
 
     Attributes:
-        operations: floating-point operations that are reached, not the nominal ones.
+        operations: floating-point operations, attained rather than nominal.
         memory: bytes read from its memory.
         link: bytes sent to GPUs of the same machine.
         network: bytes sent to other machines.
-        per_machine: GPUs of a machine.
+        per_machine: number of GPUs per machine.
     """
 
     name: str
@@ -43,8 +45,8 @@ class Batch:
     """A step's rollouts. Response lengths are exponential with mean `mean_response`, cut at `longest_response`.
 
     Attributes:
-        live_share: of prompts whose responses get different rewards; the others are neither scored nor updated on.
-        prompts_per_update: of one optimizer step.
+        live_share: share of prompts whose responses differ in reward; the others are neither scored nor trained on.
+        prompts_per_update: prompts per optimizer step.
     """
 
     prompts: int = 32
@@ -58,7 +60,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptCosts:
-    """Seconds of one GPU for one prompt with its responses; `teachers` beyond what `score` computes anyway."""
+    """Seconds of one GPU for one prompt with its responses; `teachers` is in addition to `score`."""
 
     prefill: float
     score: float
@@ -68,7 +70,7 @@ class PromptCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """Bytes an iteration reads: once, and for each token of each unfinished response and its prompt."""
+    """Bytes that an iteration reads: once, and per token of each unfinished response and its prompt."""
 
     weights: float
     cache_per_token: float
@@ -76,7 +78,7 @@ class Decoding:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Bytes of whole weights that a pass gathers and an optimizer step reduces, and prompts that fit into a pass."""
+    """Bytes of whole weights that a pass gathers and an optimizer step reduces, and the number of prompts per pass."""
 
     scoring_pass: float = 0.0
     update_pass: float = 0.0
@@ -86,15 +88,15 @@ class Traffic:
 
 
 def heaviest(prompts: float, gpus: int) -> int:
-    """Prompts of the GPU that has most."""
+    """Returns the number of prompts of the GPU with the most."""
     return math.ceil(prompts / gpus - 1e-9)
 
 
 def decode_seconds(responses: int, batch: Batch, decoding: Decoding, memory: float) -> float:
-    """Expected seconds to decode `responses` responses side by side on one GPU.
+    """Returns the expected seconds to decode `responses` responses together on one GPU.
 
-    The sum over t < longest of `P(a response is longer than t) weights + E[those longer than t] (prompt + t) cache`, over
-    bytes per second, with `P(one is longer than t) = exp(-t / mean)`.
+    This is the sum over t < longest of `P(any response is longer than t) weights + E[number longer than t] (prompt + t)
+    cache`, divided by bytes per second, with `P(one is longer than t) = exp(-t / mean)`.
     """
     read = 0.0
     for token in range(batch.longest_response):
@@ -106,7 +108,7 @@ def decode_seconds(responses: int, batch: Batch, decoding: Decoding, memory: flo
 
 
 def communication_seconds(passes: int, bytes_per_pass: float, gpus: int, gpu: Gpu) -> float:
-    """Each GPU sends `(gpus - 1) / gpus` of the bytes of a pass, over the slower of the links in use."""
+    """Returns the seconds in which each GPU sends `(gpus - 1) / gpus` of the passes' bytes over the slowest link."""
     speed = gpu.link if gpus <= gpu.per_machine else gpu.network
     return passes * bytes_per_pass * (gpus - 1) / gpus / speed
 
@@ -114,7 +116,7 @@ def communication_seconds(passes: int, bytes_per_pass: float, gpus: int, gpu: Gp
 def step_seconds(
     gpus: int, batch: Batch, costs: PromptCosts, decoding: Decoding, traffic: Traffic, gpu: Gpu
 ) -> Mapping[str, float]:
-    """Seconds of each stage of a step in which teachers are asked; `communication` is part of the stages before it."""
+    """Returns the seconds of each stage of a step with teachers; `communication` is part of the other stages."""
     updates = math.ceil(batch.prompts / batch.prompts_per_update)
     live = batch.prompts * batch.live_share
     sampled, scored = heaviest(batch.prompts, gpus), heaviest(live, gpus)
@@ -136,12 +138,12 @@ def step_seconds(
 
 
 def costs_from_operations(model: ModelFlops, batch: Batch, gpu: Gpu, *, teachers: int, hint: int) -> PromptCosts:
-    """Seconds by the operations of a packed prompt: its prefix and image once, responses behind each of the contexts.
+    """Computes costs from the operations of a packed prompt: prefix and image once, responses once per context.
 
-    Responses have the mean length; layers are computed again in the backward pass.
+    Responses have the mean length; layers are recomputed in the backward pass.
 
     Args:
-        teachers: contexts beside the student's, each `hint` tokens longer.
+        teachers: number of contexts besides the student's, each `hint` tokens longer.
     """
     prompt, response, size = batch.prompt_tokens, round(batch.mean_response), batch.group_size
     linear, answers = model.token + model.adapter_token, size * response
@@ -165,7 +167,7 @@ def costs_from_operations(model: ModelFlops, batch: Batch, gpu: Gpu, *, teachers
 
 
 def measured_costs(record: Mapping[str, Any], prefill: float) -> PromptCosts:
-    """Costs of one prompt as `benchmarks/stages.py` measured them on the device, packed; `prefill` is not among them.
+    """Returns the costs of one packed prompt that `benchmarks/stages.py` measured; it does not measure `prefill`.
 
     Args:
         record: the content of its JSON file.
@@ -182,7 +184,7 @@ def measured_costs(record: Mapping[str, Any], prefill: float) -> PromptCosts:
 
 
 def decoding_of(model: ModelFlops, *, value_bytes: int = 2) -> Decoding:
-    """The language model's weights, a tied head once, and a token's keys and values."""
+    """Returns the bytes of the language model's weights, with a tied head once, and of a token's keys and values."""
     shape = model.shape
     weights = model.token // 2 + shape.hidden * shape.vocabulary
     cache = 2 * shape.layers * shape.key_value_heads * shape.head_width
@@ -190,8 +192,11 @@ def decoding_of(model: ModelFlops, *, value_bytes: int = 2) -> Decoding:
 
 
 def traffic_of(model: ModelFlops, *, gathered_bytes: int = 2, reduced_bytes: int = 4) -> Traffic:
-    """The language model under adapters, a vision tower without gradient left out: a scoring pass gathers all layers, an
-    update pass gathers them twice, embeddings and head once; the adapters' gradients are reduced once per optimizer step."""
+    """Returns the traffic of the language model with adapters, without a vision tower that has no gradient.
+
+    A scoring pass gathers all layers once, an update pass twice; both gather embeddings and head once. The adapters'
+    gradients are reduced once per optimizer step.
+    """
     shape = model.shape
     layers, adapters, embeddings = model.token // 2, model.adapter_token // 2, shape.hidden * shape.vocabulary
     once = gathered_bytes * (layers + adapters)

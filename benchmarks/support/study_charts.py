@@ -1,4 +1,4 @@
-"""The study's learning curves, as charts of the package's own reports."""
+"""Builds the charts of the study's learning curves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cepo.report.compare import Spread
 
 
 def charts(profile: Profile, runs: Runs) -> list[Chart]:
-    """Sampled accuracy by groups of arms, and greedy accuracy of all, at equal rates."""
+    """Returns charts of sampled and greedy accuracy at equal learning rates, by groups of arms."""
     panels = [(title, arms, "sampled") for title, arms in PLAN["panels"].items()]
     panels += [(f"{title}, greedy", arms, "greedy") for title, arms in PLAN["panels"].items()]
     return [

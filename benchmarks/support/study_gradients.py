@@ -1,4 +1,4 @@
-"""The study's table of gradient signal beside accuracy, from the results of `cepo credit gradient=true`."""
+"""Builds the study's table of gradient signal and accuracy from the results of `cepo credit gradient=true`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.support.tables import table
 
 
 def gradients_part(runs: Runs) -> str:
-    """The figures of docs/credit.md beside the accuracy of the arms."""
+    """Returns the page's part with the gradient figures of docs/credit.md and the accuracy of the arms."""
     moments: Mapping[str, str] = PLAN["gradient_measurements"][runs.world]
     measured: dict[str, dict[str, str]] = {}
     for moment, name in moments.items():

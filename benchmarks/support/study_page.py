@@ -1,4 +1,4 @@
-"""Writes the study's records, its page docs/study.md and the page's drawing. Everything on the page follows from the records."""
+"""Writes the study's records, and from them its page docs/study.md and the page's charts."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from cepo.report.compare import Spread
 
 
 def write_study(profile: Profile, out: Path, results: Path, page: Path) -> None:
-    """Writes the records of the runs in `out` that are done, then page and drawing; without `out` from the old records."""
+    """Writes the records of the finished runs in `out`, then page and charts; without `out`, from existing records."""
     if out.is_dir():
         _collect(profile, out, results)
     study = json.loads(results.read_text(encoding="utf-8"))
@@ -81,7 +81,6 @@ def _collect(profile: Profile, out: Path, results: Path) -> None:
 
 
 def profile_of(study: Mapping[str, Any]) -> Profile:
-    """The plan that the records are of."""
     return dataclasses.replace(PROFILES[study["profile"]], worlds=tuple(study["worlds"]))
 
 
@@ -97,7 +96,6 @@ def _runs(study: Mapping[str, Any], world: str, batch: int | None = None) -> Run
 
 
 def study_page(study: Mapping[str, Any]) -> str:
-    """The page of the records."""
     profile = profile_of(study)
     parts = [_head(study, profile)]
     for world in KINDS:
@@ -111,14 +109,14 @@ def study_page(study: Mapping[str, Any]) -> str:
 
 
 def _wrapped(paragraph: str) -> str:
-    """Prose in lines of at most 100 characters; tables, headings and images as they are."""
+    """Wraps prose at 100 characters; leaves tables, headings and images unchanged."""
     if paragraph.startswith(("|", "#", "!")):
         return paragraph
     return textwrap.fill(paragraph, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def summary(study: Mapping[str, Any]) -> str:
-    """The result in two sentences for each world: accuracies at equal learning rates, and how the paper's statements fare."""
+    """Returns two sentences per world: accuracies at equal learning rates, and verdicts on the paper's statements."""
     profile = profile_of(study)
     told = [_summary(profile, runs) for world in profile.worlds if (runs := _runs(study, world)).equal(BASELINE)]
     return "\n\n".join(told) or "Nothing is run yet."

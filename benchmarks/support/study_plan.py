@@ -1,4 +1,4 @@
-"""Reads what the study trains from benchmarks/study.yaml: its arms and profiles, and the runs in their order."""
+"""Reads the study's plan from benchmarks/study.yaml: its arms and profiles, and the runs in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GROUP_SIZE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A method with settings, as the tables name it; see the plan's comments."""
+    """A method with settings, under its name in tables; see the plan's comments."""
 
     name: str
     estimator: str
@@ -52,7 +52,7 @@ ARMS = METHODS | {arm.name: arm for arm in itertools.chain(*ABLATIONS.values())}
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """How much of the study is run; see the plan's comments."""
+    """A size of the study; see the plan's comments."""
 
     name: str
     worlds: Sequence[str]
@@ -73,7 +73,7 @@ PROFILES = {name: Profile(name=name, **own) for name, own in PLAN["profiles"].it
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One training. Runs that several parts of the study name are one run."""
+    """A training run; equal runs of several parts of the study are one run."""
 
     world: str
     arm: str
@@ -84,13 +84,13 @@ class Run:
 
     @property
     def folder(self) -> str:
-        """Of the study's folder."""
+        """The run's folder within the study's."""
         part = "tuning" if self.tuning else "reported"
         return f"{self.world}/{part}/{self.arm.replace(' ', '-')}-lr{self.rate:g}-b{self.batch}-s{self.seed}"
 
 
 def first_runs(profile: Profile) -> Iterator[Run]:
-    """All runs that are known before the sweep's result, the most wanted first: whole seeds one after the other."""
+    """Yields the runs that do not depend on the sweep's result, the most important first, seed by seed."""
     for world in profile.worlds:
         for batch, seed in itertools.product(profile.batches[world], profile.seeds):
             for arm in trained(profile, world):
@@ -111,17 +111,17 @@ def first_runs(profile: Profile) -> Iterator[Run]:
 
 
 def trained(profile: Profile, world: str) -> list[str]:
-    """The arms that are trained in a world."""
+    """Returns the arms that are trained in a world."""
     return [name for name in profile.arms if world in ARMS[name].worlds]
 
 
 def swept(profile: Profile) -> list[str]:
-    """The arms whose learning rate is swept."""
+    """Returns the arms whose learning rate is swept."""
     return [name for name in profile.arms if not ARMS[name].rate_of]
 
 
 def sweep(profile: Profile, world: str, arm: str) -> list[Run]:
-    """The runs that choose an arm's learning rate, all on the tuning world's problems."""
+    """Returns the runs that choose an arm's learning rate, all on the tuning world's problems."""
     rates = itertools.product(profile.tuning_seeds, profile.rates)
     return [
         Run(world=world, arm=arm, rate=rate, batch=profile.batches[world][0], seed=seed, tuning=True)
@@ -130,7 +130,7 @@ def sweep(profile: Profile, world: str, arm: str) -> list[Run]:
 
 
 def own_rate_runs(profile: Profile, world: str, rates: Mapping[str, float]) -> Iterator[Run]:
-    """The runs at the arms' own learning rates, as far as they are chosen."""
+    """Yields the runs at the arms' own learning rates, as far as these have been chosen."""
     for seed, arm in itertools.product(profile.seeds, trained(profile, world)):
         rate = rates.get(ARMS[arm].rate_of or arm)
         if rate is not None:
@@ -138,12 +138,12 @@ def own_rate_runs(profile: Profile, world: str, rates: Mapping[str, float]) -> I
 
 
 def num_steps(profile: Profile, run: Run) -> int:
-    """All runs have equally many rollouts."""
+    """Returns the number of steps of a run; all runs have the same number of rollouts."""
     return profile.rollouts // run.batch
 
 
 def arguments(profile: Profile, run: Run, world: Path, folder: Path) -> list[str]:
-    """The settings of `cepo train` for a run on the problems in `world`."""
+    """Returns the settings of `cepo train` for a run on the problems in `world`."""
     arm, steps = ARMS[run.arm], num_steps(profile, run)
     prompts = run.batch // arm.group_size
     shares = {"half": max(1, steps // 2), "fifth": max(1, steps // 5), "all": steps}

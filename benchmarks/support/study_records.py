@@ -1,4 +1,4 @@
-"""What the study keeps of its runs, and the learning rates that follow from those on the tuning world's problems."""
+"""Reads the records of the study's runs, and chooses learning rates from those on the tuning world's problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.support.study_plan import Profile, Run, num_steps, sweep, swept
 from cepo.report.recorded_run import RunData, load_run
 
 DONE = "study_run.json"
-"""Lies in the folder of a run that is done, with what its metrics do not say."""
+"""The file in the folder of a finished run with what its metrics lack."""
 Record = dict[str, Any]
 _CURVES = {
     "sampled": "val/accuracy",
@@ -30,7 +30,7 @@ _EVIDENCE = {
 
 
 def read_record(profile: Profile, run: Run, out: Path) -> Record | None:
-    """The figures of a run that is done: accuracies by step, means of the evidence, and what it cost; else None."""
+    """Returns a finished run's accuracies by step, means of the evidence, and costs; None if it is not finished."""
     folder = out / run.folder
     if not (folder / DONE).is_file():
         return None
@@ -55,7 +55,7 @@ def _rounded(values: dict[int, float]) -> dict[str, float | None]:
 
 
 def _thirds(data: RunData, metrics: Sequence[str]) -> list[float]:
-    """Means of the sum of the metrics over each third of the steps that have them; empty for fewer than three."""
+    """Returns means of the metrics' sum over each third of the steps that have them; empty for fewer than three."""
     series = [data.series(metric)[1] for metric in metrics]
     sums = [sum(values) for values in zip(*series, strict=True)]
     size = len(sums) // 3
@@ -64,12 +64,12 @@ def _thirds(data: RunData, metrics: Sequence[str]) -> list[float]:
 
 
 def final(record: Record, name: str = "sampled") -> float:
-    """The last validation of a run."""
+    """Returns the accuracy of a run's last validation."""
     return record[name][str(record["steps"])]
 
 
 def chosen_rates(profile: Profile, out: Path, world: str) -> dict[str, float]:
-    """The learning rate of each arm whose sweep is done: that with the highest mean sampled accuracy; of equals the lowest."""
+    """Returns each swept arm's learning rate with the highest mean sampled accuracy, the lowest of equal ones."""
     chosen: dict[str, float] = {}
     for arm in swept(profile) if profile.rates else ():
         records = [read_record(profile, run, out) for run in sweep(profile, world, arm)]
@@ -80,7 +80,7 @@ def chosen_rates(profile: Profile, out: Path, world: str) -> dict[str, float]:
 
 
 def best_rate(records: Sequence[Record]) -> float:
-    """The rule of `chosen_rates` for the records of one arm."""
+    """Chooses the learning rate of one arm by the rule of `chosen_rates`."""
     means = {
         rate: statistics.fmean(final(record) for record in records if record["rate"] == rate)
         for rate in sorted({record["rate"] for record in records})

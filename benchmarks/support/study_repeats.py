@@ -1,4 +1,4 @@
-"""The study's second test: comparisons that were chosen by a first look, made once more with fresh seeds."""
+"""Builds the study's second test: comparisons that the first results suggested, repeated with new seeds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.support.tables import table
 
 
 def late(record: Record) -> float:
-    """The share of right rollouts in the last fifth of a run's steps."""
+    """Returns the share of correct rollouts in the last fifth of a run's steps."""
     return statistics.fmean(record["trained"][-max(1, len(record["trained"]) // 5) :])
 
 
 def repeats_part(runs: Runs, profile: Profile) -> Iterator[str]:
-    """The page's part on a world's second test; nothing where none is planned."""
+    """Yields the page's part on a world's second test; nothing if none is planned."""
     if runs.world not in profile.repeated:
         return
     arms, seeds = (profile.repeated[runs.world][key] for key in ("arms", "seeds"))
@@ -62,7 +62,7 @@ def repeats_part(runs: Runs, profile: Profile) -> Iterator[str]:
 
 
 def _pooled(record: Record) -> float:
-    """Sampled accuracy on all held-out sets, the one of training's distribution included; they are equally large."""
+    """Sampled accuracy over all held-out sets, including that of the training distribution; they have equal sizes."""
     ends = (each["sampled"] for each in record["held_out"].values())
     return statistics.fmean([record["sampled"][str(record["steps"])], *ends])
 

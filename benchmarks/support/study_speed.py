@@ -1,4 +1,4 @@
-"""How many steps an arm needs to learn what the baseline learns, from the accuracy of the rollouts that they train on."""
+"""Computes how many steps an arm needs to reach the baseline's accuracy on training rollouts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from benchmarks.support.tables import table
 
 _DRAWS = 2000
 Curves = NDArray[numpy.float64]
-"""Shape (seeds, steps): the share of right rollouts."""
+"""The share of correct rollouts; shape (seeds, steps)."""
 
 
 def steps_to_reach(own: Curves, base: Curves) -> float:
-    """The first step at which `own` has what `base` has after its last one; infinite if it never has.
+    """Returns the first step at which `own` has the accuracy of `base` after its last step; infinite if there is none.
 
-    Both are means over seeds and over the last fifth of all steps up to the step, whose noise would else decide.
+    Both are means over seeds and over a window of a fifth of all steps up to that step, to reduce noise.
     """
     width = max(1, base.shape[1] // 5)
     target = base[:, -width:].mean()
@@ -31,7 +31,7 @@ def steps_to_reach(own: Curves, base: Curves) -> float:
 
 
 def interval(own: Curves, base: Curves) -> tuple[float, float]:
-    """95 % of `steps_to_reach` over draws of seeds, the same for both."""
+    """Returns the 95 % bootstrap interval of `steps_to_reach`, from draws of seeds that are the same for both."""
     generator = numpy.random.default_rng(0)
     draws = generator.integers(len(own), size=(_DRAWS, len(own)))
     found = sorted(steps_to_reach(own[draw], base[draw]) for draw in draws)
@@ -39,7 +39,7 @@ def interval(own: Curves, base: Curves) -> tuple[float, float]:
 
 
 def speed_part(runs: Runs, arms: Sequence[str], profile: Profile) -> str:
-    """The page's part on steps: each arm against the baseline's accuracy after all steps, at equal rates."""
+    """Returns the page's part on the steps in which each arm reaches the baseline's final accuracy, at equal rates."""
     base, rows = runs.equal(BASELINE), list[list[str]]()
     num_steps = profile.rollouts // runs.batch
     for arm in arms:
@@ -63,5 +63,5 @@ def speed_part(runs: Runs, arms: Sequence[str], profile: Profile) -> str:
 
 
 def written_steps(value: float, most: int) -> str:
-    """A number of steps, as the tables have it."""
+    """Formats a number of steps for a table."""
     return f"more than {most}" if math.isinf(value) else f"{value:.0f}"

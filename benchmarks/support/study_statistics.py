@@ -1,4 +1,4 @@
-"""Figures over the study's seeds: means with errors, differences paired by seed, and the verdicts on the paper's statements."""
+"""Computes the study's statistics over seeds: means with errors, paired differences, verdicts on statements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIGNIFICANT = 0.05
 
 
 def cell(values: Sequence[float], *, signed: bool = False) -> str:
-    """Mean ± standard error over seeds, of shares in percent; one value has no error."""
+    """Formats mean ± standard error over seeds, in percent; a single value has no error."""
     if not values:
         return "not run"
     spread = Spread(values=tuple(100 * value for value in values))
@@ -29,13 +29,13 @@ def cell(values: Sequence[float], *, signed: bool = False) -> str:
 
 
 def paired(first: BySeed, second: BySeed, measure: Measure = final) -> list[float]:
-    """Second minus first at each seed that both have a value for."""
+    """Returns second minus first at each seed for which both have a value."""
     both = [(measure(first[seed]), measure(second[seed])) for seed in sorted(first.keys() & second.keys())]
     return [after - before for before, after in both if before is not None and after is not None]
 
 
 def p_value(differences: Sequence[float]) -> float | None:
-    """Two-sided, of Student's t test against a mean of 0; None for fewer than two values or no spread.
+    """Returns the two-sided p of Student's t test against a mean of 0; None for fewer than two values or no spread.
 
     With t = sqrt(n - 1) tan(a), Student's density becomes cos(a)^(n - 2) on (-pi/2, pi/2).
     """
@@ -46,7 +46,7 @@ def p_value(differences: Sequence[float]) -> float | None:
 
 
 def tail(t: float, freedom: int) -> float:
-    """P(|T| > |t|) of Student's distribution."""
+    """Returns P(|T| > |t|) of Student's distribution."""
     angles = numpy.linspace(math.atan(abs(t) / math.sqrt(freedom)), math.pi / 2, 4001)
     whole = numpy.linspace(0, math.pi / 2, 4001)
     parts = (float(numpy.trapezoid(numpy.cos(part) ** (freedom - 1), part)) for part in (angles, whole))
@@ -54,7 +54,7 @@ def tail(t: float, freedom: int) -> float:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjusted for the number of tests that were made: the chance that any of them is below alpha by chance is at most alpha."""
+    """Adjusts p values by Holm's method: under true null hypotheses, P(any is below alpha) is at most alpha."""
     made = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
@@ -65,7 +65,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def untrained(record: Record) -> float:
-    """Sampled accuracy before training."""
+    """Returns the sampled accuracy before training."""
     return record["sampled"]["0"]
 
 
@@ -75,14 +75,14 @@ def _clipped(record: Record) -> float | None:
 
 
 def _absorbed(record: Record) -> float | None:
-    """How far the effect of an answer in view on wrong responses has moved from its start towards 0, in nats per token."""
+    """How far the effect of a visible answer on wrong responses has moved towards 0, in nats per token."""
     gaps = record["hint_gap_wrong"]
     start, end = gaps.get("0"), gaps.get(str(record["steps"]))
     return None if start is None or end is None else abs(start) - abs(end)
 
 
 def _rise(records: BySeed, name: str) -> list[float]:
-    """The last third of the steps with evidence less the first."""
+    """The mean over the last third of the steps with evidence minus that over the first third, for each run."""
     return [
         thirds[-1] - thirds[0] for record in records.values() if (thirds := record["evidence"].get(name)) is not None
     ]
@@ -93,8 +93,8 @@ class Statement:
     """A statement of the paper as the sign of a mean over seeds, from an entry of the plan's `statements`.
 
     Attributes:
-        topic: what it is about, as the plan says.
-        kind: `above` (accuracy of the first arm less the second's), `absorbs`, `clips_less`, `rises` or `falls`.
+        topic: its subject, from the plan.
+        kind: `above` (accuracy of the first arm minus the second's), `absorbs`, `clips_less`, `rises` or `falls`.
     """
 
     topic: str
@@ -113,7 +113,7 @@ class Statement:
         return words.get(self.kind, f"{self.second} evidence of {self.first} {self.kind}")
 
     def differences(self, runs: Callable[[str], BySeed]) -> list[float]:
-        """One for each seed, above 0 where the statement holds; `runs(arm)` are an arm's runs."""
+        """Returns one value per seed, positive if the statement holds; `runs(arm)` returns an arm's runs."""
         own = runs(self.first)
         if self.kind in ("rises", "falls"):
             return [value if self.kind == "rises" else -value for value in _rise(own, self.second)]
@@ -138,9 +138,9 @@ VERDICTS = ("seen", "not seen", "reversed", "one run", "not run")
 
 
 def verdict(differences: Sequence[float]) -> str:
-    """`seen` where the mean is above 0 and p is below 0.05, `reversed` where it is below 0 and p is, else `not seen`.
+    """Returns `seen` if the mean is positive and p < 0.05, `reversed` if it is negative and p < 0.05, else `not seen`.
 
-    One run has no error, hence no verdict. Equal differences have no p: zeros are `not seen`, others take their sign.
+    A single run has no error, hence no verdict. Equal differences have no p: zeros are `not seen`, others go by sign.
     """
     if len(differences) < 2:
         return "one run" if differences else "not run"
@@ -161,7 +161,7 @@ class Runs:
     own_rates: Mapping[str, float]
 
     def at(self, arm: str, rate: float) -> BySeed:
-        """The runs of an arm by seed."""
+        """Returns the runs of an arm at a learning rate, by seed."""
         return {
             record["seed"]: record
             for record in self.records
@@ -171,9 +171,9 @@ class Runs:
         }
 
     def equal(self, arm: str) -> BySeed:
-        """At the equal learning rate."""
+        """Returns the runs of an arm at the equal learning rate."""
         return self.at(arm, EQUAL_RATE)
 
     def paper(self, arm: str) -> BySeed:
-        """At the paper's ratio of learning rates."""
+        """Returns the runs of an arm at the paper's ratio of learning rates."""
         return self.at(arm, RATIO_RATE if arm == RATIO_ARM else EQUAL_RATE)

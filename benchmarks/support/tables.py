@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: a JSON file and the same figures as a Markdown table."""
+"""Writes the results of a benchmark: a JSON file and the same figures as Markdown tables."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
 def spread(found: Summary, digits: int = 3) -> str:
-    """`median (lower quartile - upper quartile)`."""
+    """Formats a summary as `median (lower quartile-upper quartile)`."""
     return f"{found.median:.{digits}f} ({found.lower_quartile:.{digits}f}-{found.upper_quartile:.{digits}f})"
 
 
 def side_summary(records: Sequence[Record]) -> dict[str, Any]:
-    """Medians of one side's times, means of what it counted."""
+    """Returns the medians of one side's times and the means of its counts."""
     return {
         "seconds": summary([record["seconds"] for record in records]).record,
         "processor_seconds": summary([record["processor_seconds"] for record in records]).record,
@@ -37,7 +36,7 @@ def side_summary(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def stage_rows(sides: dict[str, dict[str, Any]]) -> list[list[str]]:
-    """One row per side and stage: seconds, tokens, FLOPs."""
+    """Returns one row per side and stage: seconds, tokens, GFLOP."""
     rows = []
     for name, side in sides.items():
         for stage in dict.fromkeys([*side["stage_seconds"], *side["tokens"]]):

@@ -1,4 +1,4 @@
-"""The default reward with the seconds that it took, for `benchmarks.hostile_answers`."""
+"""Defines the default reward with its seconds, for `benchmarks.hostile_answers`."""
 
 import time
 

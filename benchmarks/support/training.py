@@ -1,9 +1,9 @@
-"""A measured process of this package's own training: whole steps at a shape, with scripted responses, asked for one by one.
+"""Implements a measured process of this package's training: whole steps on request, with scripted responses.
 
     python -m benchmarks.support.training OPTIONS-AS-JSON
 
-Everything runs as `cepo train` runs it. What differs: the drawn token is replaced where the script says that a response ends, so
-that compared runs have the same lengths and the same right and wrong answers at every step, whatever their weights are.
+Everything runs as in `cepo train`, except that sampled tokens are replaced where the script says that a response ends.
+Compared runs therefore have the same lengths and verdicts at every step, whatever their weights are.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from cepo.trainer.scoring import ScoredBatch
 
 HINT_ROOM = 64
-"""Tokens by which a teacher's context may be longer than the prompt."""
+"""The largest number of tokens by which a teacher's context is longer than the prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(WorkOptions):
-    """What a measured training of this package is told beside its work.
+    """The work of a measured training of this package, and its own options.
 
     Attributes:
         method: the estimator's name.
-        run: name of the run's folder; the method's if empty.
-        score_all: score live rows before the update also where the update starts from the weights that sampled them.
-        overrides: further `a.b.c=value` settings, which win.
+        run: name of the run's folder; by default the method's.
+        score_all: score live rows before the update even if the update starts from the weights that sampled them.
+        overrides: further `a.b.c=value` settings, which take precedence.
     """
 
     method: str
@@ -51,7 +51,7 @@ class TrainingOptions(WorkOptions):
 
 
 def settings(options: TrainingOptions, model: Path, problems: Path) -> list[str]:
-    """The command line of the run."""
+    """Returns the command line of the run."""
     shape, actor = SHAPES[options.shape], "worker.actor"
     return [
         f"config={ROOT}/configs/microgeo/base.yaml",
@@ -84,7 +84,7 @@ def settings(options: TrainingOptions, model: Path, problems: Path) -> list[str]
 
 @contextmanager
 def scripted_generation(script: Script, processing: Processing) -> Iterator[None]:
-    """Inside, the transformers generator that a run builds ends its responses as the script says."""
+    """Makes the transformers generator of runs that are built inside end its responses as the script says."""
     import torch
 
     from cepo.rollout import transformers_generator as module
@@ -120,7 +120,7 @@ def scripted_generation(script: Script, processing: Processing) -> Iterator[None
 
 
 class MeasuredTraining:
-    """A trainer that counts what its steps do."""
+    """A trainer that counts the work of its steps."""
 
     def __init__(self, options: TrainingOptions, stack: ExitStack) -> None:
         from cepo.config import check_config, load_config
@@ -152,7 +152,7 @@ class MeasuredTraining:
         trainer._on_policy_rows = lambda rollouts: torch.zeros(len(rollouts.generations), dtype=torch.bool)
 
     def step(self, number: int) -> Record:
-        """One training step and what it did."""
+        """Performs one training step and returns its record."""
         start, processor_start = time.perf_counter(), time.process_time()
         self.trainer.train_step(number)
         seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor_start
@@ -198,7 +198,7 @@ class MeasuredTraining:
         trainer.record, trainer.tracker.log_metrics = observing_record, observing_log
 
     def _flops(self) -> dict[str, float]:
-        """Of the plain path, which passes every row with its own context; the image once for each group and pass."""
+        """The operations of the plain path: every row with its own context, the image once per group and pass."""
         batch, shape = self._its_batch, self.script.shape
         costs = ModelFlops(shape, self.config.worker.actor.model.lora.rank)
         size = batch.rollouts.group_size
@@ -211,7 +211,7 @@ class MeasuredTraining:
         ]
         live_groups = [group for group in live_groups if group]
         prompt, checkpointing = shape.prompt_tokens, self.config.worker.actor.model.enable_gradient_checkpointing
-        # Rows that nothing reads the log-probs of are not scored.
+        # Rows whose log-probs are not needed are not scored.
         live_tokens = sum(prompt + length for group in live_groups for length in group)
         scored = self._metrics.get("tokens/score", 0.0) / live_tokens if live_tokens else 0.0
         found = {

@@ -1,9 +1,10 @@
-"""A measured process of TRL's GRPOTrainer: the same model, problems, lengths and rewards as `benchmarks.support.training`.
+"""Implements a measured process of TRL's GRPOTrainer, with model, problems, lengths and rewards of the other side.
 
     python -m benchmarks.support.trl_training OPTIONS-AS-JSON
 
-TRL itself is unchanged. Responses end where the script says by a logits processor given to `generate`, which costs one write to
-the logits of each ending row; the stages are read off TRL's own profiling contexts.
+The other side is `benchmarks.support.training`. TRL itself is unchanged. A logits processor of `generate` ends
+responses where the script says, which costs one write to the logits of each ending row. The stages' times come from
+TRL's own profiling contexts.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from benchmarks.support.problems import WorkOptions, write_problems
 from benchmarks.support.shapes import SHAPES, write_checkpoint
 
 STAGES = {"transformers.generate": "generate", "_get_per_token_logps_and_entropies": "forward", "compute_loss": "loss"}
-"""TRL's profiling contexts and what they are called here; `loss` holds `forward`."""
+"""TRL's profiling contexts and their names here; `loss` includes `forward`."""
 
 
 class PeerTraining:
-    """A TRL trainer that takes a step when asked and counts what it did."""
+    """A TRL trainer that performs steps on request and counts their work."""
 
     def __init__(self, options: WorkOptions) -> None:
         from cepo.models.processing import Processing
@@ -46,7 +47,7 @@ class PeerTraining:
         self.began = (0.0, 0.0)
 
     def serve(self) -> None:
-        """Trains, one step whenever one is asked for."""
+        """Trains, one step per request."""
         trainer = self._trainer()
         self._observe(trainer)
         if self.server.wait():
@@ -142,7 +143,7 @@ class PeerTraining:
         trainer.model.generate = scripted
 
     def _ends(self) -> Any:
-        """The logits processor of one `generate`: forces each row's last tokens, and lets no row end before."""
+        """The logits processor of one `generate`, which forces each row's last tokens and prevents an earlier end."""
         import torch
 
         lengths = [length for group in self.script.lengths(self.generations) for length in group]
@@ -178,7 +179,7 @@ class PeerTraining:
         return TurnTaker()
 
     def record(self, seconds: float, processor_seconds: float) -> Record:
-        """What the step that just ended did; the counters start anew."""
+        """Returns the record of the step that has just ended, and resets the counters."""
         found: Mapping[str, float] = dict(self.stages)
         stages = {"generate": found["generate"], "update": seconds - found["generate"]}
         tokens = dict(self.tokens)
@@ -195,7 +196,7 @@ class PeerTraining:
         }
 
     def _flops(self, step: int) -> dict[str, float]:
-        """Every sample reads its own prompt and image; rows that have ended go on, and are padded, to the longest."""
+        """Operations where every sample reads its own prompt and image, and all rows have the longest row's length."""
         costs, options, prompt = ModelFlops(self.shape, self.options.lora_rank), self.options, self.shape.prompt_tokens
         lengths = [length for group in self.script.lengths(step) for length in group]
         longest, rows = max(lengths), len(lengths)

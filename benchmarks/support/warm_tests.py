@@ -1,4 +1,4 @@
-"""Tests in forked processes in which the libraries are imported already, over a copy of the working tree."""
+"""Runs tests on a copy of the working tree, in forked processes that have already imported the libraries."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _IMPORTED_FIRST = ("cepo.train", "cepo.runtime.local", "cepo.rollout.transformer
 
 
 def import_libraries() -> None:
-    """All that `cepo` imports, and not `cepo` itself: each test process imports the mutated one."""
+    """Imports the libraries that `cepo` uses, but not `cepo` itself: each test process imports the mutated one."""
     for name in _IMPORTED_FIRST:
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.split(".")[0] == "cepo"]:
         del sys.modules[name]
-    # A collection in a child process would otherwise look at, and so copy, all that the libraries made.
+    # Otherwise, garbage collection in a child process would visit, and thus copy, all objects of the libraries.
     gc.collect()
     gc.freeze()
 
 
 class _OnlyInThisOrder:
-    """Leaves these tests of the files that are collected; the repository's own conftest puts heavy ones first."""
+    """Selects these tests from the collected files, in this order; the repository's conftest puts heavy ones first."""
 
     def __init__(self, tests: Sequence[str]) -> None:
         self._places = {test: place for place, test in enumerate(tests)}
@@ -61,7 +61,7 @@ class Copy:
                 shutil.copyfile(REPOSITORY / name, self.folder / name)
 
     def failure_with(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> str | None:
-        """What makes these tests fail while the mutant is in the code; None where they pass."""
+        """Runs the tests with the mutant in the code; returns the reason of a failure, None if they pass."""
         path = self.folder / "cepo" / mutant.file
         source = path.read_text(encoding="utf-8")
         assert source[mutant.start : mutant.end] == mutant.before
@@ -72,13 +72,13 @@ class Copy:
             path.write_text(source, encoding="utf-8")
 
     def failure(self, tests: Sequence[str], seconds: float) -> str | None:
-        """The first test that fails, in the order given, or how the tests ended; None where they pass."""
+        """Runs the tests in this order; returns the first failure, or how the tests ended; None if they pass."""
         shutil.rmtree(self._temporary, ignore_errors=True)
         process = os.fork()
         if process == 0:
             self._run(tests)
         code = _awaited(process, seconds)
-        if code in (0, pytest.ExitCode.NO_TESTS_COLLECTED):  # the latter where a recorded test has gone
+        if code in (0, pytest.ExitCode.NO_TESTS_COLLECTED):  # the latter if recorded tests no longer exist
             return None
         if code is None:
             return f"{OVERDUE} {seconds:.0f} s"
@@ -87,7 +87,7 @@ class Copy:
         return failed[0][:300] if failed else f"pytest ended with {code}: {' '.join(lines[-3:])}"
 
     def _run(self, tests: Sequence[str]) -> None:
-        """In the child process, which ends here."""
+        """Runs the tests in the child process and ends it."""
         code = 1
         try:
             os.setsid()
@@ -96,7 +96,7 @@ class Copy:
             os.dup2(output, 2)
             os.chdir(self.folder)
             os.environ["PYTHONPATH"] = str(self.folder)
-            # A file written twice within a second would keep the bytecode of its first text.
+            # If a file is written twice within a second, the bytecode of the first version would be used.
             sys.dont_write_bytecode = True
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
             sys.path[:] = [str(self.folder), *(entry for entry in sys.path if entry != str(REPOSITORY))]
@@ -109,7 +109,7 @@ class Copy:
 
 
 def _awaited(process: int, seconds: float) -> int | None:
-    """The exit code of a process; None where it takes too long. Nothing of its session is left."""
+    """Returns the exit code of a process, None if it takes too long; kills the rest of its session."""
     end = time.monotonic() + seconds
     code = None
     while time.monotonic() < end:
