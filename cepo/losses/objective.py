@@ -101,8 +101,7 @@ def objective(
 def step_metrics(settings: ObjectiveSettings, denominators: LossDenominators, *, distils: bool) -> Metrics:
     """Returns the denominators for the shares of an optimizer step's micro-batches and ranks, once per step.
 
-    Losses become means over optimizer steps, clip fractions shares of all response tokens. Both include rows without
-    gradient, as 0.
+    Losses become means over optimizer steps, clip fractions shares of all response tokens; rows without gradient add 0.
     """
     metrics: Metrics = {"actor/pg_loss": observations()}
     if distils:

@@ -140,7 +140,6 @@ def engine_environment(settings: GeneratorSettings, machine: EngineMachine) -> d
 
 
 def _served_rank(rank: int) -> int:
-    """Returns the smallest LoRA rank supported by vLLM that fits an adapter of `rank`."""
     if rank > _SERVED_RANKS[-1]:
         raise EngineError(f"LoRA rank {rank} is above {_SERVED_RANKS[-1]}, the largest that vLLM serves")
     return next(served for served in _SERVED_RANKS if served >= rank)

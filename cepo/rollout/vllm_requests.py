@@ -60,8 +60,7 @@ def _prepared(llm: LLM, prompts: Sequence[Any]) -> Iterator[Any]:
     """Yields the prompts in the engine's form, with their images prepared on several threads.
 
     vLLM uses one thread, because both ends of its cache of prepared images must agree on their order. With this cache
-    (without a GPU), one thread is used here too. The first prompt is prepared alone, so that it fills the processor's
-    own caches.
+    (without a GPU), one thread is used here too. The first prompt is prepared alone and fills the processor's caches.
     """
     from vllm.renderers.inputs.preprocess import parse_model_prompt
 

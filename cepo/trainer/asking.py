@@ -195,8 +195,7 @@ class Asker:
     def answer_tokens(self, rollouts: Rollouts, row: int, answer: str) -> slice | None:
         """Returns the tokens of response `row` that state its final answer, or None if the answer's text is not found.
 
-        They are where `extract_answer` finds it or, with an `answer_function`, the last occurrence of the answer's
-        text.
+        They are where `extract_answer` finds it or, with an `answer_function`, the last occurrence of its text.
         """
         from cepo.rewards.answers import answer_span  # imports sympy, which this process does not need otherwise
 

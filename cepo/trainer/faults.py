@@ -26,9 +26,8 @@ _SHORTEST_REPETITION = 4
 class FaultWatch:
     """Watches the steps of a run for faults.
 
-    Non-finite numbers, and a log-prob gap of the engine above `trainer.max_log_prob_gap`, are faults at once. Empty
-    responses, responses that repeat one token, and equal rewards are faults after `trainer.collapse_steps` steps in a
-    row.
+    Non-finite numbers, and a log-prob gap of the engine above `trainer.max_log_prob_gap`, are faults at once. Empty or
+    repetitive responses and equal rewards are faults after `trainer.collapse_steps` consecutive steps.
 
     Attributes:
         metrics: the counts of the last step; see `before_update`.

@@ -108,8 +108,7 @@ def check_continuation(
 
     Raises:
         RunFinishedError: all steps are done.
-        CheckpointError: settings that decide what is trained have changed without `trainer.accept_changes`, or when no
-            steps are left.
+        CheckpointError: decisive settings have changed, but `trainer.accept_changes` is off or no steps are left.
     """
     changes = store.changes(checkpoint)
     listed = "".join(f"\n  {change}" for change in changes)

@@ -21,8 +21,7 @@ def target_names(target_modules: str) -> list[str]:
 def require_targets(model: nn.Module, names: Sequence[str], *, excluded: str | None) -> None:
     """Checks that each name matches at least one layer of the model that is not excluded.
 
-    As in PEFT, a name matches paths that equal it or end with it, and `excluded` is a regular expression for whole
-    paths.
+    As in PEFT, a name matches paths that equal it or end with it; `excluded` is a regular expression for whole paths.
 
     Raises:
         ConfigError: a name matches no layer; the message lists the model's layers.

@@ -20,8 +20,7 @@ class TokenRow:
 
     Attributes:
         context, response: token ids, neither empty.
-        images: a key of the images' content; rows with different keys share no tokens, because their placeholders are
-            equal.
+        images: a key of the images' content; with different keys nothing is shared, since placeholders are equal.
     """
 
     context: tuple[int, ...]

@@ -113,8 +113,7 @@ class ImageEncoder:
     """Runs the vision tower once for each image of a batch or, with frozen weights, of a step.
 
     Args:
-        keep: whether features are kept until `forget`; only for a tower without gradient, whose features depend only on
-            the image.
+        keep: keep features until `forget`; only for a tower without gradient, where they depend on the image alone.
     """
 
     def __init__(self, *, keep: bool) -> None:

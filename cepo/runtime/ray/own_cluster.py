@@ -118,7 +118,6 @@ def _read_token_settings() -> None:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Makes Ray servers that are started in this context listen on the loopback interface."""
     before = os.environ.get(_REACHABLE)
     os.environ[_REACHABLE] = "0"
     constants: Any = sys.modules["ray._private.ray_constants"]
