@@ -172,7 +172,6 @@ def profile_tables(record: dict[str, Any]) -> list[str]:
 
 
 def _in_place_flops(added_to: Sequence[int], left: Sequence[int], right: Sequence[int], **_: Any) -> int:
-    """Computes operations from the shapes of the operands."""
     assert list(added_to) == [left[0], right[1]]
     return 2 * left[0] * left[1] * right[1]
 

@@ -87,7 +87,6 @@ class Copy:
         return failed[0][:300] if failed else f"pytest ended with {code}: {' '.join(lines[-3:])}"
 
     def _run(self, tests: Sequence[str]) -> None:
-        """Runs the tests in the child process and ends it."""
         code = 1
         try:
             os.setsid()

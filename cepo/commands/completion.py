@@ -60,7 +60,6 @@ def run_completion_command(argv: Sequence[str]) -> int:
 
 
 def _choices() -> dict[str, tuple[str, ...]]:
-    """Returns the accepted values of every setting that has a fixed list of them."""
     methods = {"algorithm.adv_estimator": tuple(available_estimators()), "dry_run": ("true",)}
     return {setting.key: setting.choices for setting in all_settings() if setting.choices} | methods
 

@@ -244,7 +244,6 @@ def _name(task: Task, source: str, taken: Sequence[str]) -> str:
 
 
 def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any]:
-    """Describes the settings that the results depend on."""
     from cepo.tracking.environment import describe_software
     from cepo.trainer.asking import validation_settings
 

@@ -87,7 +87,6 @@ def _report(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _watch(arguments: argparse.Namespace, console: Console) -> None:
-    """Writes the page again after each change of the run's metrics, until Ctrl-C."""
     from cepo.report.page import write_report
     from cepo.tracking.run_folder import METRICS_FILE, read_metrics
 

@@ -22,7 +22,7 @@ _Indices = NDArray[numpy.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A statistic with its standard error and 95 % interval over problems; None where it is not defined."""
+    """A statistic with its standard error and 95 % interval over problems; undefined numbers are None."""
 
     value: float | None
     error: float | None

@@ -35,7 +35,7 @@ def credit_arms(truth: Truth, rollouts: Rollouts, signals: Sequence[MethodSignal
     - Baselines multiply the first method's advantage A, which is uniform: `position` by (t + 1) / T, `surprisal` by
       -log P of the token, `entropy` by the entropy of its distribution, `random` by a number from [0, 2).
     - A method whose credit differs within a response has two controls: `permuted`, with its credit permuted among the
-      response's measured tokens, and `inverted`, with its credit mirrored at their mean.
+      response's measured tokens, and `inverted`, with its credit mirrored at its mean over them.
     - Evidence is delta itself, and the difference of the belief before and after the token.
     """
     uniform = _at(truth, signals[0].signal.advantages)

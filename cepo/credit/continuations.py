@@ -80,7 +80,7 @@ class Continuations:
         """Splits prefixes into parts of similar length that are sampled together, in random order.
 
         All continuations of a part get the maximum length of its shortest prefix. To fit into the engine's context, a
-        longer prefix must have a prompt that leaves unused at least as many tokens as the prefix is longer.
+        longer prefix joins only if its prompt is shorter than the longest allowed one by at least the difference.
         """
         free = self._session.config.data.max_prompt_length
         parts: list[list[Prefix]] = []
@@ -94,7 +94,6 @@ class Continuations:
         return parts
 
     def _continue(self, prefixes: Sequence[Prefix]) -> list[Continued]:
-        """Continues prefixes up to the maximum length of a response."""
         session, rollouts = self._session, self._rollouts
         settings = training_settings(session.config)
         longest = settings.max_response_length

@@ -96,7 +96,6 @@ def _require_advantages(text: str, estimator: Estimator) -> None:
 
 
 def _split(line: str) -> list[str]:
-    """Splits at commas outside brackets."""
     parts, depth = [""], 0
     for letter in line:
         depth += (letter in _OPENING) - (letter in _CLOSING)

@@ -43,7 +43,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The resources of this machine. Sizes in bytes; None where the system does not report them.
+    """The resources of this machine. Sizes are in bytes, and None if the system does not report them.
 
     Attributes:
         torch_cuda: the CUDA version for which torch was built; None for a CPU build.

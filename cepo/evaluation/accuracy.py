@@ -51,7 +51,7 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> Est
 
 
 def pass_at_k(num_right: int, num_samples: int, k: int) -> float:
-    """Returns the chance that k of n responses, without replacement, include a right one: `1 - C(n-c, k) / C(n, k)`."""
+    """Returns P(k of n responses, drawn without replacement, include a right one), `1 - C(n - c, k) / C(n, k)`."""
     return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 

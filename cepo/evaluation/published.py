@@ -101,7 +101,6 @@ def _evaluated(folder: Path, *, by_harness: bool) -> TableRow:
 
 
 def _averaged(row: TableRow) -> TableRow:
-    """Returns the row with the average of its cells instead of the stated one."""
     return TableRow(group=row.group, name=row.name, cells={**_benchmarks(row), AVERAGE: average(row)})
 
 

@@ -47,7 +47,7 @@ DISTRIBUTIONS = {
 }
 """The distributions of the held-out splits by stream; all other streams have the training distribution."""
 WARM_START, NUM_NAMINGS = "warmstart", 12800
-"""The warm start begins with this many images whose figures are only named: on walks alone, it learns to see later."""
+"""The number of first warm-start images whose figures are only named: walks alone teach the model to see much later."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 FORMAT_PROMPT = "{{ content | trim }} Answer in \\boxed{}."
 TEACHER_PROMPT = "{{ prompt }}\nHere is a sample answer: {{ reference }}"
-"""Both equal the files `configs/format_prompt/microgeo.jinja` and `configs/teacher/user_suffix.jinja`."""
+"""Copies for the package of `configs/format_prompt/microgeo.jinja` and `configs/teacher/user_suffix.jinja`."""
 
 Numbers = tuple[int, ...]
 Slip = Callable[[int], int]
@@ -159,7 +159,7 @@ def right_response(problem: Problem) -> str:
 
 
 def user_text(question: str, reference: str | None = None) -> str:
-    """Returns the text of the user turn; with `reference`, that of the teacher's."""
+    """Returns the text of the user turn; with `reference`, that of the teacher's prompt."""
     text = FORMAT_PROMPT.replace("{{ content | trim }}", question.strip())
     if reference is None:
         return text

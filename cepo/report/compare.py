@@ -257,7 +257,6 @@ def _curves(setting: Setting, name: str) -> Iterator[Series]:
 
 
 def _seconds(run: RunData) -> float:
-    """Returns the recorded seconds of a run: steps, validations and checkpoints."""
     parts = ("timing_s/step", "timing_s/validate", "timing_s/save")
     return math.fsum(value for name in parts for value in run.series(name)[1])
 

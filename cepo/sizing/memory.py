@@ -151,7 +151,7 @@ class Estimate:
 
     @property
     def certain(self) -> int:
-        """The bytes that an update or a scoring pass needs whatever the lengths of prompts and responses are."""
+        """The bytes that an update or a scoring pass needs regardless of the lengths of prompts and responses."""
         update = self.gradients + self.optimizer + max(self.gathered + self.reducing, self.stepping)
         scoring = self.optimizer - self.leaves_while_scoring + self.gathered + self.swapped
         return self.loaded + max(update, scoring)

@@ -45,7 +45,7 @@ class Needs:
 
     @property
     def certain(self) -> int:
-        """The bytes that the trained models need whatever the lengths are; one model works at a time."""
+        """The bytes that the trained models need regardless of lengths; one model works at a time."""
         return self._loaded + max(each.certain - each.loaded + self._beside(each) for each in self.trained)
 
     @property

@@ -15,7 +15,7 @@ class Demand:
     Attributes:
         loaded: weights and copies, on the device when the engine starts.
         kept: bytes beyond `loaded` that remain during sampling, from the second step on.
-        certain: the peak beyond `loaded` during scoring and update, whatever the lengths are.
+        certain: the part of the peak beyond `loaded` during scoring and update that does not depend on lengths.
         bound: the same with the upper bounds of the activations.
         engine: the minimum that the engine needs: its weights and the KV cache of one request.
         with_vllm: vLLM samples. The weights of another generator remain on the device and are part of the sums above.

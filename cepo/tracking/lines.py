@@ -55,7 +55,7 @@ def damaged_as(path: Path, problem: str) -> Iterator[None]:
 
 
 def encode_line(row: Mapping[str, Any]) -> bytes:
-    """Encodes a row as a line of JSON; escapes lone surrogates, which UTF-8 lacks and which then read back the same."""
+    """Encodes a row as a line of JSON; lone surrogates, which UTF-8 lacks, are escaped and read back the same."""
     text = json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
     return text.encode("utf-8", errors="backslashreplace") + b"\n"
 
