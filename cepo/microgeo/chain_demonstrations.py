@@ -54,7 +54,7 @@ def demonstrate_chain(problem: ChainProblem, *, seed: int, rates: ChainNoise | N
 
 
 def _names(problem: Naming, ends: list[int] | None) -> Demonstration:
-    """Names the figures and repeats a hint's positions at the ends of their rows, which teaches the model to read it."""
+    """Names the figures and repeats a hint's positions at their rows' ends, which teaches the model to read it."""
     parts = list[str]()
     for label, figure, ended_row in problem.cells():
         parts.append(f"{label} {name_of(figure)}")
