@@ -4,7 +4,7 @@
     python3 benchmarks/learning_curves.py --methods NAME chain_oracle --config configs/microgeo/chain.yaml \
         --settings "trainer.plugins=[benchmarks/support/chain_oracle.py]"
 
-Interrupted runs are resumed. Each run ends with a greedy validation in addition to the sampled ones.
+Interrupted runs are resumed. Each validation is sampled and greedy.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def train(folder: Path, method: str, seed: int, options: argparse.Namespace, *, greedy: bool) -> None:
-    """Runs a training, or its greedy validation, in its own process with the given number of threads."""
+def train(folder: Path, method: str, seed: int, options: argparse.Namespace) -> None:
+    """Runs a training in its own process with the given number of threads."""
     arguments = [
         f"config={options.config}",
         f"algorithm.adv_estimator={method}",
@@ -30,31 +30,25 @@ def train(folder: Path, method: str, seed: int, options: argparse.Namespace, *, 
         f"trainer.seed={seed}",
         f"trainer.max_steps={options.steps}",
         f"trainer.val_freq={options.val_freq}",
+        "trainer.val_greedy=true",
         "trainer.rollouts_to_log=2",
         "trainer.logger=[console,file]",
+        f"trainer.save_checkpoint_path={folder}",
+        "trainer.save_freq=50",
+        "trainer.save_limit=1",
         *options.settings,
     ]
-    if greedy:
-        arguments += [
-            f"trainer.save_checkpoint_path={folder}-greedy",
-            f"trainer.load_checkpoint_path={folder}/global_step_{options.steps}",
-            "trainer.val_only=true",
-            "worker.rollout.val_override_config.temperature=0",
-        ]
-    else:
-        arguments += [f"trainer.save_checkpoint_path={folder}", "trainer.save_freq=50", "trainer.save_limit=1"]
     environment = os.environ | {"OMP_NUM_THREADS": str(options.threads), "PYTHONPATH": str(ROOT)}
-    log = folder.with_name(folder.name + ("-greedy" if greedy else "") + ".log")
-    with log.open("a") as stream:
+    with folder.with_name(f"{folder.name}.log").open("a") as stream:
         subprocess.run(
             [sys.executable, "-m", "cepo.train", *arguments], check=True, env=environment, stdout=stream, stderr=stream
         )
 
 
-def accuracies(folder: Path) -> dict[int, float]:
-    """Returns the accuracies of a run's validations by step."""
+def accuracies(folder: Path, metric: str) -> dict[int, float]:
+    """Returns a metric of a run's validations by step."""
     records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return {int(record["step"]): float(record["val/accuracy"]) for record in records if "val/accuracy" in record}
+    return {int(record["step"]): float(record[metric]) for record in records if metric in record}
 
 
 def main() -> int:
@@ -77,10 +71,9 @@ def main() -> int:
         for method in options.methods:
             folder = options.out / f"{method}-{seed}"
             print(f"{method}, seed {seed}", flush=True)
-            train(folder, method, seed, options, greedy=False)
-            train(folder, method, seed, options, greedy=True)
-            sampled.setdefault(method, {})[str(seed)] = accuracies(folder)
-            greedy.setdefault(method, {})[str(seed)] = [*accuracies(Path(f"{folder}-greedy")).values()][-1]
+            train(folder, method, seed, options)
+            sampled.setdefault(method, {})[str(seed)] = accuracies(folder, "val/accuracy")
+            greedy.setdefault(method, {})[str(seed)] = [*accuracies(folder, "val/greedy_accuracy").values()][-1]
             folders.append(folder)
     record = {
         "sampled_accuracy": sampled,
@@ -91,9 +84,10 @@ def main() -> int:
         "cpu": os.cpu_count(),
     }
     (options.out / "accuracy.json").write_text(json.dumps(record, indent=2) + "\n")
-    command = [sys.executable, "-m", "cepo.cli", "compare", *map(str, folders)]
-    outputs = ["--out", str(options.out / "comparison.md"), "--plot", str(options.out / "comparison.png")]
-    return subprocess.run([*command, *outputs], env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False).returncode
+    command = [sys.executable, "-m", "cepo", "compare", *map(str, folders)]
+    for name in ("comparison.md", "comparison.png"):
+        command += ["--out", str(options.out / name)]
+    return subprocess.run(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -272,6 +272,7 @@ class Trainer:
                 )
                 metrics |= self.backend.update_critic(targets, step=step)
             if self.estimator.needs_values and step < self.config.trainer.critic_warmup:
+                self.backend.finish_step(step)
                 return metrics
             batches = actor_batches(
                 batch,

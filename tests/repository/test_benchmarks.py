@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.scaling import exponent, memory_fit
+from benchmarks.support.machine import ROOT
 from benchmarks.support.paired import Record, paired_ratio, side_by_side, summary, take_turns
 from benchmarks.support.problems import Script
 from benchmarks.support.shapes import MICRO
@@ -92,3 +96,24 @@ def test_a_measured_process_that_dies_says_why(tmp_path: Path) -> None:
         pytest.raises(RuntimeError, match="unexpected keyword argument 'no'"),
     ):
         found["broken"].step()
+
+
+@pytest.mark.heavy
+def test_learning_curves_end_with_a_table_and_a_drawing(tmp_path: Path) -> None:
+    """Of 1 step of 2 responses, with one greedy and one sampled validation before and after it."""
+    small = ["data.rollout_batch_size=1", "worker.actor.global_batch_size=1", "worker.rollout.n=2"]
+    small += ["worker.rollout.name=transformers", "data.max_response_length=8"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "learning_curves.py"), "--methods", "grpo", "--steps", "1"]
+    command += ["--config", str(ROOT / "configs" / "microgeo" / "chain.yaml")]  # has few held-out problems
+    done = subprocess.run(
+        [*command, "--seeds", "1", "--out", str(tmp_path), "--settings", *small],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "accuracy.json").read_text(encoding="utf-8"))
+    assert [*record["sampled_accuracy"]["grpo"]["1"]] == ["0", "1"]
+    assert 0 <= record["greedy_accuracy"]["grpo"]["1"] <= 1
+    assert "grpo" in (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    assert (tmp_path / "comparison.png").stat().st_size > 1000

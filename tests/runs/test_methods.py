@@ -176,8 +176,10 @@ def test_the_critic_alone_is_trained_during_its_warm_up(tiny_run: list[str], tmp
         before.update(parameters_of(actor_of(trainer)))
 
     overrides = ["algorithm.adv_estimator=gae", "trainer.critic_warmup=2", "trainer.max_steps=2"]
-    finished = run(tiny_run, *overrides, folder=tmp_path, prepare=remember)
+    frozen = ["worker.actor.model.freeze_vision_tower=true", "worker.actor.ppo_epochs=2"]
+    finished = run(tiny_run, *overrides, *frozen, folder=tmp_path, prepare=remember)
     assert differing(before, finished.parameters) == []
+    assert finished.actor.module.encoder._known == {}, "features of a step's images are freed at its end"
     assert all("critic/vf_loss" in row for row in finished.metrics if "reward/mean" in row)
 
 
