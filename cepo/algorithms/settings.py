@@ -1,4 +1,4 @@
-"""Settings that methods share. `DivergenceConfig` stands in `cepo.types`, where the losses find it too."""
+"""Declares the settings that methods share. `DivergenceConfig` is in `cepo.types`, because the losses use it too."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ReferenceSource = Literal["ground_truth", "peer_answer", "peer_full", "peer_pref
 
 @section
 class NoSettings:
-    """The section of a method that has nothing to set."""
+    """The section of a method without settings."""
 
 
 @section
 class GroupAdvantageConfig:
-    """How a rollout's reward is set against those of its group."""
+    """Settings of the group-relative advantage."""
 
     ddof: Literal[0, 1] = Field(default=1, description="The variance of a group of n rewards is divided by n - ddof.")
     scale: Literal["std", "none"] = Field(
@@ -33,7 +33,7 @@ class GroupAdvantageConfig:
 
 @section
 class PositiveConfig:
-    """Where the right answer comes from."""
+    """Settings of the correct answer that the teacher sees."""
 
     source: Literal[ReferenceSource, "solution", "solution_or_answer"] = Field(
         default="ground_truth",
@@ -60,7 +60,7 @@ class PositiveConfig:
 
 @section
 class NegativeConfig:
-    """Where the wrong answer comes from, which wrong rollout gives it, and what happens where none does."""
+    """Settings of the wrong answer: its source, the choice of the wrong rollout, and what happens without one."""
 
     source: ReferenceSource = Field(
         default="peer_answer",
@@ -87,7 +87,7 @@ class NegativeConfig:
 
 @section
 class TeacherConfig:
-    """Whose weights teach, and how the reference is put before the teacher."""
+    """Settings of the teacher's weights, and of how it is shown the reference."""
 
     source: Literal["actor", "reference", "snapshot", "ema"] = Field(
         default="actor",
@@ -120,7 +120,7 @@ class TeacherConfig:
 
 @section
 class HindsightConfig(GroupAdvantageConfig):
-    """Settings of a baseline that follows the evidence: what rewards mean, the reference, the teacher."""
+    """Settings of the hindsight baseline: the meaning of rewards, the reference, the teacher."""
 
     reward_low: float = Field(default=0.0, description="Hindsight baseline: reward of a wrong response.")
     reward_high: float = Field(
@@ -141,7 +141,7 @@ class HindsightConfig(GroupAdvantageConfig):
 
 @section
 class WeightConfig(GroupAdvantageConfig):
-    """Settings of the evidence weight: how much it counts at each step, and its bounds."""
+    """Settings of the evidence weight: its strength at each step, and its bounds."""
 
     lambda_init: float = Field(default=0.5, ge=0, le=1, description="Highest value of the mixing weight lambda.")
     lambda_schedule: Literal["linear", "constant"] = Field(
@@ -168,7 +168,7 @@ class WeightConfig(GroupAdvantageConfig):
     )
 
     def lambda_at(self, step: int) -> float:
-        """lambda at the 0-based rollout step: a pure function, so that a resumed run continues exactly.
+        """Returns lambda at the 0-based rollout step. It is a pure function, so that a resumed run continues exactly.
 
         linear: `lambda_init * max(0, 1 - k / lambda_decay_steps)` with k counted from the end of the warm-up.
         """
@@ -181,7 +181,7 @@ class WeightConfig(GroupAdvantageConfig):
 
 @section
 class EvidenceConfig(WeightConfig, HindsightConfig):
-    """Settings of the methods that weigh evidence from answers, with either baseline."""
+    """Settings of the methods that weight the advantage by evidence, with either baseline."""
 
     baseline: Literal["group", "hindsight"] = Field(
         default="group",
@@ -192,7 +192,7 @@ class EvidenceConfig(WeightConfig, HindsightConfig):
 
 @section
 class ContrastiveConfig(EvidenceConfig):
-    """Settings of the methods that set the right answer against wrong ones."""
+    """Settings of the methods that contrast the correct answer with wrong ones."""
 
     negative: NegativeConfig = NegativeConfig()
 
@@ -208,7 +208,7 @@ class ContrastiveConfig(EvidenceConfig):
 
 @section
 class DistillationConfig(GroupAdvantageConfig):
-    """Settings of the distillation methods. `ddof` and `scale` are of the group advantage beside the divergence."""
+    """Settings of the distillation methods. `ddof` and `scale` belong to the group advantage that `policy_weight` adds."""
 
     weight: float = Field(default=1.0, ge=0, description="Weight of the divergence in the loss.")
     policy_weight: float = Field(
