@@ -87,7 +87,7 @@ def test_what_a_run_would_refuse_exits_1_with_a_remedy_for_each(tmp_path: Path) 
     )
     assert code == 1
     assert "no_such_module_anywhere" in report
-    assert "was written with adv_estimator=rlsd, this run has grpo" in report
+    assert "was written with adv_estimator=rlsd, but this run has grpo" in report
     assert "trainer.find_last_checkpoint=false" in report
     assert "3 rows, but data.rollout_batch_size is" in report
     assert report.count("│ fail │") == 3

@@ -190,7 +190,7 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(tiny_run: list[str], 
     options = [*QLORA, "algorithm.adv_estimator=grpo"]
     whole = run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path / "whole")
     run(tiny_run, *options, "trainer.max_steps=1", folder=tmp_path / "stopped")
-    with pytest.raises(CheckpointError, match="quantization=nf4, this run has fp4"):
+    with pytest.raises(CheckpointError, match="quantization=nf4, but this run has fp4"):
         run(tiny_run, *options, "worker.actor.model.lora.quantization=fp4", folder=tmp_path / "stopped")
     resumed = run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path / "stopped")
     assert resumed.first_step == 1

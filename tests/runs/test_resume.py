@@ -166,7 +166,7 @@ def test_a_new_start_never_resumes_from_an_older_run(tiny_run: list[str], tmp_pa
         ("trainer.load_checkpoint_path={folder}/global_step_9", "global_step_9"),
         ("trainer.load_checkpoint_path={folder}", "global_step_<N>"),
         ("trainer.load_checkpoint_path={folder}/actorless", "no folder actor"),
-        ("trainer.load_checkpoint_path={folder}/stateless", "has no trainer state"),
+        ("trainer.load_checkpoint_path={folder}/stateless", "has no valid trainer state"),
         ("trainer.save_checkpoint_path={folder}/metrics.jsonl", "cannot be written"),
     ],
 )
