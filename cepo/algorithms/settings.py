@@ -97,7 +97,8 @@ class TeacherConfig:
     sync_every: int = Field(
         default=1,
         ge=1,
-        description="A snapshot is refreshed after every update whose 1-based step is divisible by this.",
+        description="A snapshot is refreshed after every update whose 1-based step is divisible by this. If lambda is 0 by "
+        "then, the snapshot equals `reference`.",
     )
     ema_decay: float = Field(default=0.999, ge=0, lt=1, description="Decay of the moving average per step.")
     placement: Literal["user_suffix", "assistant_prefix", "free"] = Field(

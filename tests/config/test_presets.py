@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cepo.algorithms import build_estimator
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.loader import plain_tree
 
@@ -302,6 +303,13 @@ def test_there_is_one_file_for_each_of_21_ablations() -> None:
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_an_ablation_changes_what_its_row_says_and_nothing_else(name: str) -> None:
     assert difference(f"geo3k/ablations/{name}.yaml", "geo3k/cepo.yaml") == ABLATIONS[name]
+
+
+def test_the_snapshot_ablation_is_refreshed_when_lambda_is_0() -> None:
+    """The paper's own settings: the update of the 1-based step 25 is the first after which the snapshot differs."""
+    method: Any = build_estimator("cepo", loaded("geo3k/ablations/teacher_snapshot_25.yaml").methods["cepo"])
+    assert method.config.teacher.sync_every == 25
+    assert [method.config.lambda_at(step) for step in (24, 25)] == [pytest.approx(0.02), 0.0]
 
 
 def test_contexts_of_peer_ablations_hold_question_and_reference() -> None:
