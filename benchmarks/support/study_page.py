@@ -17,6 +17,7 @@ from benchmarks.support.study_plan import (
     ARMS,
     BASELINE,
     EQUAL_RATE,
+    METHODS,
     PLAN,
     PROFILES,
     RATIO_ARM,
@@ -29,7 +30,7 @@ from benchmarks.support.study_plan import (
     trained,
 )
 from benchmarks.support.study_records import Record, best_rate, chosen_rates, final, read_record
-from benchmarks.support.study_repeats import repeats_part
+from benchmarks.support.study_repeats import repeats_part, repeats_sentence
 from benchmarks.support.study_speed import speed_part
 from benchmarks.support.study_statistics import (
     SIGNIFICANT,
@@ -146,7 +147,7 @@ def _summary(profile: Profile, runs: Runs) -> str:
     return (
         f"On `{runs.world}` at equal learning rates, {profile.rollouts:,} rollouts and {len(base)} of "
         f"{len(profile.seeds)} seeds, {BASELINE} raises sampled accuracy from {cell(start)} to {cell(end)} %, and {judged}. "
-        f"Verdicts on {len(tested)} statements of the paper: {counts}."
+        f"Verdicts on {len(tested)} statements of the paper: {counts}.{repeats_sentence(runs, profile)}"
     )
 
 
@@ -312,7 +313,8 @@ def _statements(profile: Profile, runs: Runs) -> Iterator[str]:
         "Each statement is tested as the sign of a mean over seeds, which is positive if the paper's statement holds here. "
         f"The verdict is *seen* if the mean is positive and p < {SIGNIFICANT}, *reversed* if it is negative and "
         f"p < {SIGNIFICANT}, and *not seen* otherwise. A single run has no error and gets no verdict. Statements on accuracy "
-        "use sampled accuracy and are tested at equal learning rates and at the paper's ratio. Statements on evidence compare "
+        "use sampled accuracy; those on methods are tested at equal learning rates and at the paper's ratio, those on ablations "
+        "at equal rates. Statements on evidence compare "
         "the last with the first third of the steps that have evidence. A method *absorbs* the answer's effect as far as the "
         f"leak probe's gap on wrong responses moves towards 0, compared with {BASELINE}."
     )
@@ -328,7 +330,8 @@ def _statement_row(statement: Statement, runs: Runs) -> list[str]:
     else:
         text = cell(found, signed=True)
     row = [statement.topic, statement.text, text, verdict(found)]
-    if statement.kind != "above":
+    # Ablations are trained at the equal rate alone.
+    if statement.kind != "above" or not {statement.first, statement.second} <= {"untrained", *METHODS}:
         return [*row, "", ""]
     other = statement.differences(runs.paper)
     return [*row, cell(other, signed=True), verdict(other)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy
 
@@ -26,28 +26,15 @@ def repeats_part(runs: Runs, profile: Profile) -> Iterator[str]:
         return
     arms, seeds = (profile.repeated[runs.world][key] for key in ("arms", "seeds"))
     again = dataclasses.replace(runs, seeds=seeds)
-    steps, base = profile.rollouts // runs.batch, again.equal(BASELINE)
-    differences = {arm: paired(base, again.equal(arm), late) for arm in arms if arm != BASELINE}
-    adjusted = dict(zip(differences, holm([p_value(each) for each in differences.values()]), strict=True))
+    steps, tested = profile.rollouts // runs.batch, _tested(again, arms)
     rows: list[list[str]] = []
     for arm in arms:
         found = again.equal(arm)
-        p, ends = (
-            adjusted.get(arm),
-            [cell([measure(record) for record in found.values()]) for measure in (late, _pooled)],
-        )
-        rows.append(
-            [
-                arm,
-                f"{len(found)} of {len(seeds)}",
-                ends[0],
-                cell(differences[arm], signed=True) if arm in differences else "",
-                "" if p is None else f"{p:.3f}",
-                ends[1],
-                cell(paired(base, found, _pooled), signed=True) if arm in differences else "",
-                *_speed(again, arm, steps),
-            ]
-        )
+        last, held_out = (cell([measure(record) for record in found.values()]) for measure in (late, _pooled))
+        differences = [*tested.get(arm, ("", "")), held_out, ""]
+        if arm in tested:
+            differences[-1] = cell(paired(again.equal(BASELINE), found, _pooled), signed=True)
+        rows.append([arm, f"{len(found)} of {len(seeds)}", last, *differences, *_speed(again, arm, steps)])
     responses = steps // 5 * runs.batch
     yield f"## {runs.world}: a second test with fresh seeds"
     yield (
@@ -59,6 +46,26 @@ def repeats_part(runs: Runs, profile: Profile) -> Iterator[str]:
     )
     head = ["arm", "runs", "last rollouts %", f"last rollouts - {BASELINE}", "p, Holm", "held-out %"]
     yield table([*head, f"held-out - {BASELINE}", "steps", "interval"], rows)
+
+
+def repeats_sentence(runs: Runs, profile: Profile) -> str:
+    """Returns the second test's result for the page's summary; empty if none was run."""
+    again = profile.repeated.get(runs.world, {"arms": (), "seeds": ()})
+    fresh = dataclasses.replace(runs, seeds=again["seeds"])
+    tested = {arm: found for arm, found in _tested(fresh, again["arms"]).items() if found[1]}
+    results = ", ".join(f"{arm} {difference} (p {p} by Holm)" for arm, (difference, p) in tested.items())
+    ends = f"{len(fresh.equal(BASELINE))} fresh seeds, accuracy on the last rollouts minus {BASELINE}'s"
+    return f" In a second test with {ends}, in points: {results}." if tested else ""
+
+
+def _tested(runs: Runs, arms: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Difference from the baseline and adjusted p of each arm, as the tables have them."""
+    found = {arm: paired(runs.equal(BASELINE), runs.equal(arm), late) for arm in arms if arm != BASELINE}
+    adjusted = holm([p_value(each) for each in found.values()])
+    return {
+        arm: (cell(each, signed=True), "" if p is None else f"{p:.3f}")
+        for (arm, each), p in zip(found.items(), adjusted, strict=True)
+    }
 
 
 def _pooled(record: Record) -> float:

@@ -19,7 +19,7 @@ from benchmarks import study
 from benchmarks.support.study_page import study_page, summary
 from benchmarks.support.study_plan import ARMS, PROFILES, Arm, Run, arguments, first_runs, own_rate_runs
 from benchmarks.support.study_records import best_rate
-from benchmarks.support.study_repeats import late, repeats_part
+from benchmarks.support.study_repeats import late, repeats_part, repeats_sentence
 from benchmarks.support.study_speed import interval, steps_to_reach
 from benchmarks.support.study_statistics import Runs, holm, p_value, paired, tail, verdict
 from cepo.algorithms import build_estimator, load_plugin
@@ -131,6 +131,7 @@ def test_a_page_says_what_its_records_say_and_what_is_not_run() -> None:
     assert "| hindsight | 0 of 5 |  | not run | not run |" in page
     assert "| untrained above opsd | +39.0 ± 0.6 | seen |" in page
     assert "| cepo above rlsd | not run | not run |" in page
+    assert "| cepo above radius 0.1 | not run | not run |  |  |" in page
     assert "**9 of 115 planned runs are done.**" in page
     assert "| cepo above grpo | +10.0 ± 0.6 | seen |" in page
     assert "## chain\n\nThe world `chain` is not run." in page
@@ -153,6 +154,8 @@ def test_a_second_test_takes_its_own_seeds_alone() -> None:
     assert "| grpo | 3 of 10 | 50.0 ± 0.0 |  |  | 30.0 ± 0.0 |  | 52 | 52 to 52 |" in page
     assert "| cepo+hindsight | 3 of 10 | 61.0 ± 0.6 | +11.0 ± 0.6 | 0.003 | 30.0 ± 0.0 | +0.0 ± 0.0 |" in page
     assert "| oracle | 0 of 10 | not run | not run |" in page
+    assert "with 3 fresh seeds" in repeats_sentence(runs, profile)
+    assert "in points: cepo+hindsight +11.0 ± 0.6 (p 0.003 by Holm)." in repeats_sentence(runs, profile)
     assert paired(runs.equal("grpo"), runs.equal("cepo+hindsight"), late) == pytest.approx([-0.8, -0.8])
 
 
