@@ -104,7 +104,9 @@ def test_learning_curves_end_with_a_table_and_a_drawing(tmp_path: Path) -> None:
     small = ["data.rollout_batch_size=1", "worker.actor.global_batch_size=1", "worker.rollout.n=2"]
     small += ["worker.rollout.name=transformers", "data.max_response_length=8"]
     command = [sys.executable, str(ROOT / "benchmarks" / "learning_curves.py"), "--methods", "grpo", "--steps", "1"]
-    command += ["--config", str(ROOT / "configs" / "microgeo" / "chain.yaml")]  # has few held-out problems
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text("".join(f'{{"problem": "What is {n} + 1?", "answer": "{n + 1}"}}\n' for n in range(4)))
+    small += [f"data.train_files={problems}", f"data.val_files={problems}"]
     done = subprocess.run(
         [*command, "--seeds", "1", "--out", str(tmp_path), "--settings", *small],
         capture_output=True,
