@@ -39,6 +39,7 @@ from benchmarks.support.study_statistics import (
     BySeed,
     Runs,
     Statement,
+    adjusted_cells,
     cell,
     holm,
     p_value,
@@ -242,7 +243,7 @@ def _arm_table(runs: Callable[[str], BySeed], arms: Sequence[str], profile: Prof
     greedy = lambda record: final(record, "greedy")  # noqa: E731
     found = {arm: runs(arm) for arm in arms}
     differences = {arm: paired(base, own) for arm, own in found.items() if arm != BASELINE}
-    adjusted = dict(zip(differences, holm([p_value(each) for each in differences.values()]), strict=True))
+    adjusted = adjusted_cells(differences)
     begun = [("sampled", untrained), ("greedy", lambda record: record["greedy"]["0"])]
     rows = [["untrained", len(base), "", *(cell([m(r) for r in base.values()]) for _, m in begun), "", "", ""]]
     for arm, own in found.items():
@@ -251,10 +252,9 @@ def _arm_table(runs: Callable[[str], BySeed], arms: Sequence[str], profile: Prof
         if not own:
             rows.append([arm, f"0 of {len(profile.seeds)}", "", "not run", "not run", "", "", ""])
             continue
-        p = adjusted.get(arm)
         compared = [
             "" if arm == BASELINE else cell(differences[arm], signed=True),
-            "" if p is None else f"{p:.3f}",
+            adjusted.get(arm, ""),
             "" if arm == BASELINE else cell(paired(base, own, greedy), signed=True),
         ]
         rows.append([arm, f"{len(own)} of {len(profile.seeds)}", rate, *ends, *compared])

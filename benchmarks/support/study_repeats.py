@@ -6,18 +6,16 @@ import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
 
-import numpy
-
 from benchmarks.support.study_plan import BASELINE, GROUP_SIZE, Profile
-from benchmarks.support.study_records import Record
-from benchmarks.support.study_speed import interval, steps_to_reach, written_steps
-from benchmarks.support.study_statistics import Runs, cell, holm, p_value, paired
+from benchmarks.support.study_records import Record, final
+from benchmarks.support.study_speed import speed_cells, window
+from benchmarks.support.study_statistics import Runs, adjusted_cells, cell, paired
 from benchmarks.support.tables import table
 
 
 def late(record: Record) -> float:
     """Returns the share of correct rollouts in the last fifth of a run's steps."""
-    return statistics.fmean(record["trained"][-max(1, len(record["trained"]) // 5) :])
+    return statistics.fmean(record["trained"][-window(len(record["trained"])) :])
 
 
 def repeats_part(runs: Runs, profile: Profile) -> Iterator[str]:
@@ -34,8 +32,8 @@ def repeats_part(runs: Runs, profile: Profile) -> Iterator[str]:
         differences = [*tested.get(arm, ("", "")), held_out, ""]
         if arm in tested:
             differences[-1] = cell(paired(again.equal(BASELINE), found, _pooled), signed=True)
-        rows.append([arm, f"{len(found)} of {len(seeds)}", last, *differences, *_speed(again, arm, steps)])
-    responses = steps // 5 * runs.batch
+        rows.append([arm, f"{len(found)} of {len(seeds)}", last, *differences, *speed_cells(again, arm, steps)])
+    responses = window(steps) * runs.batch
     yield f"## {runs.world}: a second test with fresh seeds"
     yield (
         f"The results of seeds {', '.join(map(str, profile.seeds))} chose these comparisons and therefore cannot test them. "
@@ -50,7 +48,9 @@ def repeats_part(runs: Runs, profile: Profile) -> Iterator[str]:
 
 def repeats_sentence(runs: Runs, profile: Profile) -> str:
     """Returns the second test's result for the page's summary; empty if none was run."""
-    again = profile.repeated.get(runs.world, {"arms": (), "seeds": ()})
+    if runs.world not in profile.repeated:
+        return ""
+    again = profile.repeated[runs.world]
     fresh = dataclasses.replace(runs, seeds=again["seeds"])
     tested = {arm: found for arm, found in _tested(fresh, again["arms"]).items() if found[1]}
     results = ", ".join(f"{arm} {difference} (p {p} by Holm)" for arm, (difference, p) in tested.items())
@@ -61,23 +61,11 @@ def repeats_sentence(runs: Runs, profile: Profile) -> str:
 def _tested(runs: Runs, arms: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Difference from the baseline and adjusted p of each arm, as the tables have them."""
     found = {arm: paired(runs.equal(BASELINE), runs.equal(arm), late) for arm in arms if arm != BASELINE}
-    adjusted = holm([p_value(each) for each in found.values()])
-    return {
-        arm: (cell(each, signed=True), "" if p is None else f"{p:.3f}")
-        for (arm, each), p in zip(found.items(), adjusted, strict=True)
-    }
+    adjusted = adjusted_cells(found)
+    return {arm: (cell(each, signed=True), adjusted[arm]) for arm, each in found.items()}
 
 
 def _pooled(record: Record) -> float:
     """Sampled accuracy over all held-out sets, including that of the training distribution; they have equal sizes."""
     ends = (each["sampled"] for each in record["held_out"].values())
-    return statistics.fmean([record["sampled"][str(record["steps"])], *ends])
-
-
-def _speed(runs: Runs, arm: str, steps: int) -> list[str]:
-    seeds = sorted(runs.equal(arm).keys() & runs.equal(BASELINE).keys())
-    if not seeds:
-        return ["not run", ""]
-    own, base = (numpy.array([runs.equal(each)[seed]["trained"] for seed in seeds]) for each in (arm, BASELINE))
-    bounds = (written_steps(bound, steps) for bound in interval(own, base))
-    return [written_steps(steps_to_reach(own, base), steps), " to ".join(bounds) if len(seeds) > 1 else ""]
+    return statistics.fmean([final(record), *ends])

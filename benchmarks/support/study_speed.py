@@ -17,12 +17,17 @@ Curves = NDArray[numpy.float64]
 """The share of correct rollouts; shape (seeds, steps)."""
 
 
+def window(num_steps: int) -> int:
+    """Returns the number of steps over which accuracies on training rollouts are averaged: a fifth of all."""
+    return max(1, num_steps // 5)
+
+
 def steps_to_reach(own: Curves, base: Curves) -> float:
     """Returns the first step at which `own` has the accuracy of `base` after its last step; infinite if there is none.
 
     Both are means over seeds and over a window of a fifth of all steps up to that step, to reduce noise.
     """
-    width = max(1, base.shape[1] // 5)
+    width = window(base.shape[1])
     target = base[:, -width:].mean()
     sums = numpy.cumsum(numpy.pad(own.mean(axis=0), (1, 0)))
     smoothed = (sums[width:] - sums[:-width]) / width
@@ -40,20 +45,11 @@ def interval(own: Curves, base: Curves) -> tuple[float, float]:
 
 def speed_part(runs: Runs, arms: Sequence[str], profile: Profile) -> str:
     """Returns the page's part on the steps in which each arm reaches the baseline's final accuracy, at equal rates."""
-    base, rows = runs.equal(BASELINE), list[list[str]]()
     num_steps = profile.rollouts // runs.batch
+    rows: list[list[str]] = []
     for arm in arms:
-        found = runs.equal(arm)
-        seeds = sorted(found.keys() & base.keys())
-        if not seeds:
-            rows.append([arm, f"0 of {len(profile.seeds)}", "not run", ""])
-            continue
-        own, other = (numpy.array([part[seed]["trained"] for seed in seeds]) for part in (found, base))
-        low, high = interval(own, other)
-        bounds = f"{written_steps(low, num_steps)} to {written_steps(high, num_steps)}" if len(seeds) > 1 else ""
-        rows.append(
-            [arm, f"{len(seeds)} of {len(profile.seeds)}", written_steps(steps_to_reach(own, other), num_steps), bounds]
-        )
+        num_pairs = len(runs.equal(arm).keys() & runs.equal(BASELINE).keys())
+        rows.append([arm, f"{num_pairs} of {len(profile.seeds)}", *speed_cells(runs, arm, num_steps)])
     return (
         f"## {runs.world}: steps to {BASELINE}'s accuracy\n\nThe number of steps after which an arm's accuracy on its training "
         f"rollouts equals {BASELINE}'s after {num_steps} steps, at equal rates. Accuracy is a mean over seeds and over a window "
@@ -62,6 +58,16 @@ def speed_part(runs: Runs, arms: Sequence[str], profile: Profile) -> str:
     )
 
 
-def written_steps(value: float, most: int) -> str:
-    """Formats a number of steps for a table."""
+def speed_cells(runs: Runs, arm: str, num_steps: int) -> list[str]:
+    """Returns an arm's steps and their interval for a table, from the seeds that the baseline has too."""
+    found, base = runs.equal(arm), runs.equal(BASELINE)
+    seeds = sorted(found.keys() & base.keys())
+    if not seeds:
+        return ["not run", ""]
+    own, other = (numpy.array([part[seed]["trained"] for seed in seeds]) for part in (found, base))
+    bounds = (_written(bound, num_steps) for bound in interval(own, other))
+    return [_written(steps_to_reach(own, other), num_steps), " to ".join(bounds) if len(seeds) > 1 else ""]
+
+
+def _written(value: float, most: int) -> str:
     return f"more than {most}" if math.isinf(value) else f"{value:.0f}"

@@ -64,6 +64,12 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
+def adjusted_cells(differences: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """Returns Holm's p of each arm's differences for a table; empty for an arm without a test."""
+    adjusted = holm([p_value(each) for each in differences.values()])
+    return {arm: "" if p is None else f"{p:.3f}" for arm, p in zip(differences, adjusted, strict=True)}
+
+
 def untrained(record: Record) -> float:
     """Returns the sampled accuracy before training."""
     return record["sampled"]["0"]
