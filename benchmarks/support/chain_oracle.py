@@ -24,6 +24,8 @@ def _tokenizer() -> Any:
 class ChainOracle(GroupRelativeEstimator):
     """`A_t = (V(end of t's step) - V(start of t's step)) / (std_g + 1e-6)`: the group advantage's scale and groups.
 
+    Tokens before the first that decides their step get 0.
+
     It keeps counts between steps, which a method must not: it is a reference for comparison, not a method.
     """
 
@@ -49,19 +51,19 @@ class ChainOracle(GroupRelativeEstimator):
         assert len(rows) == len(batch.rewards)
         if not self._chances.seen:
             self._chances.add(
-                [pair for steps, truth, _ in rows for pair in values_along(steps, truth, self._chances)[1]]
+                [pair for steps, truth, _ in rows for pair in values_along(steps, truth, self._chances).outcomes]
             )
         _, deviation, _ = credit.group_moments(batch.rewards, batch.group_ids)
         live = credit.live_rows(batch.rewards, batch.group_ids)
         advantages = torch.zeros_like(batch.token_level_rewards, dtype=torch.float64)
         outcomes, error = list[tuple[str, bool]](), torch.zeros(len(rows))
         for row, (steps, truth, pieces) in enumerate(rows):
-            values, seen = values_along(steps, truth, self._chances)
-            outcomes += seen
+            walk = values_along(steps, truth, self._chances)
+            outcomes += walk.outcomes
             reward = float(batch.rewards[row])
-            error[row] = abs(reward - values[-1])
+            error[row] = abs(reward - walk.values[-1])
             length = int(batch.response_mask[row].sum())
-            credits = token_advantages(steps, values, pieces, reward)[:length]
+            credits = token_advantages(steps, walk, pieces, reward)[:length]
             advantages[row, :length] = torch.tensor(credits).to(advantages)
         self._chances.add(outcomes)
         scaled = (advantages / (deviation + credit.DEVIATION_FLOOR).unsqueeze(1)) * live.unsqueeze(1)

@@ -24,9 +24,11 @@ _PRIOR = 0.8, 2.0  # the prior probability that a step is correct, and its weigh
 class Step:
     """A part of a response: characters up to `end`, and the key under which its outcomes are counted.
 
-    `key` is a figure's name, `row`, `box`, or `again` for a step that corrects the last one.
+    `decides` is where its first word begins that the outcome depends on. `key` is a figure's name, `row`, `box`, or
+    `again` for a step that corrects the last one.
     """
 
+    decides: int
     end: int
     key: str
     label: str
@@ -38,13 +40,26 @@ def steps_of(text: str) -> list[Step]:
     found = []
     for match in _STEP.finditer(text):
         if match["label"]:
-            key = "again" if match["again"] else match["name"]
-            found.append(Step(match.end(), key, match["label"], match["place"]))
+            key, decides = ("again", match.start()) if match["again"] else (match["name"], match.start("name"))
+            found.append(Step(decides, match.end(), key, match["label"], match["place"]))
         elif match["row"]:
-            found.append(Step(match.end(), "row", match["row"], match["end"]))
+            found.append(Step(match.start(), match.end(), "row", match["row"], match["end"]))
         else:
-            found.append(Step(match.end(), "box", "", match["box"]))
+            found.append(Step(match.start(), match.end(), "box", "", match["box"]))
     return found
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A response's values before its first step and after each, and the outcomes of its steps while it was correct.
+
+    `starts` has the character from which each step's tokens have credit: where the step's outcome begins to be decided,
+    and after a wrong step the step's first character, since a correction might have begun there.
+    """
+
+    values: list[float]
+    starts: list[int]
+    outcomes: list[tuple[str, bool]]
 
 
 class Chances:
@@ -68,10 +83,8 @@ class Chances:
             self.seen[key] += 1
 
 
-def values_along(
-    steps: Sequence[Step], truth: Sequence[Step], chances: Mapping[str, float] | Chances
-) -> tuple[list[float], list[tuple[str, bool]]]:
-    """Returns `V` before the first step and after each, and the outcomes of steps while the walk was correct.
+def values_along(steps: Sequence[Step], truth: Sequence[Step], chances: Mapping[str, float] | Chances) -> Walk:
+    """Follows a response's steps beside the solution's.
 
     `V_k = c_k V_{k+1} + (1 - c_k) W_{k+1}`, with c_k the probability that step k of the solution is correct.
     `W = again V + (1 - again) D` is the value just after a wrong step, which may be corrected at once; D is the value
@@ -85,8 +98,9 @@ def values_along(
         mended = 0.0 if key in ("row", "box") else chances["again"] * after[k + 1]
         wrong = mended + (1 - chances["again"]) * repaired[k + 1] if mended else 0.0
         after[k] = chance * after[k + 1] + (1 - chance) * wrong
-    values, seen, k, state = [after[0]], list[tuple[str, bool]](), 0, "right"
+    values, starts, seen, k, state = [after[0]], list[int](), list[tuple[str, bool]](), 0, "right"
     for step in steps:
+        starts.append(0 if state == "wrong" else step.decides)
         repeats = step.key == "again" and k > 0 and step.label == truth[k - 1].label
         if state != "lost" and not repeats and (k == len(truth) or step.label != truth[k].label):
             state = "lost"
@@ -107,18 +121,19 @@ def values_along(
             "lost": 0,
         }
         values.append(worth[state])
-    return values, seen
+    return Walk(values, starts, seen)
 
 
-def token_advantages(
-    steps: Sequence[Step], values: Sequence[float], pieces: Sequence[str], reward: float
-) -> list[float]:
-    """Returns each token's `V(end of its step) - V(start of its step)`; tokens after the last step get R - V."""
-    found, position, k = list[float](), 0, 0
+def token_advantages(steps: Sequence[Step], walk: Walk, pieces: Sequence[str], reward: float) -> list[float]:
+    """Returns each token's `V(end of its step) - V(start of its step)`; tokens after the last step get R - V.
+
+    Words without meaning and labels come before what decides the step and get 0.
+    """
+    found, position, k, values = list[float](), 0, 0, walk.values
     for piece in pieces:
         position += len(piece)
         if k < len(steps):
-            found.append(values[k + 1] - values[k])
+            found.append(values[k + 1] - values[k] if position > walk.starts[k] else 0.0)
             k += position >= steps[k].end
         else:
             found.append(reward - values[-1])

@@ -16,12 +16,12 @@ from benchmarks.support.study_plan import (
     ABLATIONS,
     ARMS,
     BASELINE,
-    EQUAL_RATE,
+    EQUAL_RATES,
     METHODS,
     PLAN,
     PROFILES,
     RATIO_ARM,
-    RATIO_RATE,
+    RATIO_RATES,
     Profile,
     first_runs,
     own_rate_runs,
@@ -165,6 +165,7 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
         + " and ".join(f"{batch} per step ({profile.rollouts // batch} steps)" for batch in profile.batches[world])
         for world in profile.worlds
     )
+    equal = " and ".join(f"{EQUAL_RATES[world]:g} ({world})" for world in profile.worlds)
     held_out = "; ".join(f"{world}: {profile.problems[world][1]} in each set" for world in profile.worlds)
     seeds = PLAN["world_seeds"]
     facts = [
@@ -174,7 +175,8 @@ def _head(study: Mapping[str, Any], profile: Profile) -> str:
         ["run seeds", f"{_listed(profile.seeds)}: they set the order of problems and all sampling"],
         [
             "learning rates",
-            f"equal: {EQUAL_RATE:g}; own: the best of {swept_rates} for each; paper's ratio: {RATIO_RATE:g} for {RATIO_ARM}",
+            f"equal: {equal}; own: the best of {swept_rates} for each; paper's ratio: {PLAN['paper_ratio']['factor']} times the "
+            f"equal rate for {RATIO_ARM}",
         ],
         ["evidence", "lambda falls from 0.5 to 0 over the first half of the steps, clip radius 0.5, as in the paper"],
         ["held-out problems", f"{held_out}; one response each at temperature 1 and one greedy"],
@@ -209,7 +211,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
     yield f"## {world}: equal learning rates"
     for batch in profile.batches[world]:
         own = _runs(study, world, batch)
-        yield f"{batch} rollouts per step, learning rate {EQUAL_RATE:g}."
+        yield f"{batch} rollouts per step, learning rate {EQUAL_RATES[world]:g}."
         yield _arm_table(own.equal, trained(profile, world), profile)
     if world == "shapes":
         yield (
@@ -226,7 +228,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
     yield gradients_part(runs)
     yield f"## {world}: ablations of {PLAN['ablated']}"
     if world in profile.ablations:
-        yield f"Each arm changes one setting, at learning rate {EQUAL_RATE:g} and with equally many rollouts."
+        yield f"Each arm changes one setting, at learning rate {EQUAL_RATES[world]:g} and with equally many rollouts."
         yield from (
             f"**{name}**\n\n"
             + _arm_table(runs.equal, [BASELINE, PLAN["ablated"], *(arm.name for arm in arms)], profile)
@@ -264,7 +266,7 @@ def _arm_table(runs: Callable[[str], BySeed], arms: Sequence[str], profile: Prof
 
 def _rates(study: Mapping[str, Any], profile: Profile, runs: Runs) -> Iterator[str]:
     yield f"## {runs.world}: the paper's ratio of learning rates"
-    yield f"{RATIO_ARM} at {RATIO_RATE:g}, the others at {EQUAL_RATE:g}."
+    yield f"{RATIO_ARM} at {RATIO_RATES[runs.world]:g}, the others at {EQUAL_RATES[runs.world]:g}."
     yield _arm_table(runs.paper, [arm for arm in PLAN["panels"]["the paper's methods"] if arm in profile.arms], profile)
     yield f"## {runs.world}: each method at its own learning rate"
     yield (

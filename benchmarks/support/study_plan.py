@@ -14,9 +14,10 @@ from benchmarks.support.machine import ROOT
 
 PLAN: Mapping[str, Any] = yaml.safe_load((ROOT / "benchmarks" / "study.yaml").read_text(encoding="utf-8"))
 BASELINE: str = PLAN["baseline"]
-EQUAL_RATE: float = PLAN["equal_rate"]
+EQUAL_RATES: Mapping[str, float] = PLAN["equal_rates"]
+"""The learning rate of each world at which all arms are compared."""
 RATIO_ARM: str = PLAN["paper_ratio"]["arm"]
-RATIO_RATE: float = PLAN["paper_ratio"]["factor"] * EQUAL_RATE
+RATIO_RATES = {world: PLAN["paper_ratio"]["factor"] * rate for world, rate in EQUAL_RATES.items()}
 GROUP_SIZE = 8
 
 
@@ -94,19 +95,19 @@ def first_runs(profile: Profile) -> Iterator[Run]:
     for world in profile.worlds:
         for batch, seed in itertools.product(profile.batches[world], profile.seeds):
             for arm in trained(profile, world):
-                yield Run(world=world, arm=arm, rate=EQUAL_RATE, batch=batch, seed=seed)
+                yield Run(world=world, arm=arm, rate=EQUAL_RATES[world], batch=batch, seed=seed)
         batch = profile.batches[world][0]
         again = profile.repeated.get(world, {"arms": (), "seeds": ()})
         for seed, arm in itertools.product(again["seeds"], again["arms"]):
             if arm in profile.arms:
-                yield Run(world=world, arm=arm, rate=EQUAL_RATE, batch=batch, seed=seed)
+                yield Run(world=world, arm=arm, rate=EQUAL_RATES[world], batch=batch, seed=seed)
         if not profile.rates:
             continue
         for seed in profile.seeds:
-            yield Run(world=world, arm=RATIO_ARM, rate=RATIO_RATE, batch=batch, seed=seed)
+            yield Run(world=world, arm=RATIO_ARM, rate=RATIO_RATES[world], batch=batch, seed=seed)
         for seed in profile.seeds if world in profile.ablations else ():
             for arm in itertools.chain(*ABLATIONS.values()):
-                yield Run(world=world, arm=arm.name, rate=EQUAL_RATE, batch=batch, seed=seed)
+                yield Run(world=world, arm=arm.name, rate=EQUAL_RATES[world], batch=batch, seed=seed)
         yield from itertools.chain.from_iterable(sweep(profile, world, arm) for arm in swept(profile))
 
 

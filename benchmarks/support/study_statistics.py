@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from benchmarks.support.study_plan import EQUAL_RATE, PLAN, RATIO_ARM, RATIO_RATE
+from benchmarks.support.study_plan import EQUAL_RATES, PLAN, RATIO_ARM, RATIO_RATES
 from benchmarks.support.study_records import Record, final
 from cepo.report.compare import Spread
 
@@ -178,8 +178,8 @@ class Runs:
 
     def equal(self, arm: str) -> BySeed:
         """Returns the runs of an arm at the equal learning rate."""
-        return self.at(arm, EQUAL_RATE)
+        return self.at(arm, EQUAL_RATES[self.world])
 
     def paper(self, arm: str) -> BySeed:
         """Returns the runs of an arm at the paper's ratio of learning rates."""
-        return self.at(arm, RATIO_RATE if arm == RATIO_ARM else EQUAL_RATE)
+        return self.at(arm, (RATIO_RATES if arm == RATIO_ARM else EQUAL_RATES)[self.world])

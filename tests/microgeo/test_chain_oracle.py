@@ -29,21 +29,24 @@ CHANCES = {"triangle": 0.6, "diamond": 0.5, "row": 1.0, "box": 1.0, "again": 0.2
     ],
 )
 def test_the_worth_of_each_state_is_the_one_by_hand(response: str, values: list[float]) -> None:
-    found, _ = values_along(steps_of(response), steps_of(SOLUTION), CHANCES)
-    assert found == pytest.approx(values)
+    assert values_along(steps_of(response), steps_of(SOLUTION), CHANCES).values == pytest.approx(values)
 
 
-def test_credit_is_on_the_step_and_sums_to_reward_less_value() -> None:
-    response = "A triangle 10+5=15. B diamond back to 0. Row 1 0. \\boxed{(0)}"
+def test_credit_is_on_what_decides_and_sums_to_reward_less_value() -> None:
+    response = "So A triangle 10+5=15. Now B diamond back to 0. Row 1 0. \\boxed{(0)}"
     steps = steps_of(response)
-    values, _ = values_along(steps, steps_of(SOLUTION), CHANCES)
-    credits = token_advantages(steps, values, list(response), 0.0)
+    walk = values_along(steps, steps_of(SOLUTION), CHANCES)
+    credits = token_advantages(steps, walk, list(response), 0.0)
     assert len(credits) == len(response) + 1  # the end token
-    assert credits[0] == pytest.approx(0.6 - 0.568)
+    assert credits[response.index("triangle")] == pytest.approx(0.6 - 0.568)
     assert credits[response.index("diamond")] == pytest.approx(0.2 - 0.6)
+    for start, end in (("So", "triangle"), (" Now", "diamond")):
+        assert not any(credits[response.index(start) : response.index(end)])
+    # The step was wrong, and "No" instead of "Row" would have begun a correction.
+    assert credits[response.index(" Row")] == pytest.approx(0 - 0.2)
     assert credits[-1] == 0.0
     changes = [credits[step.end - 1] for step in steps]
-    assert sum(changes) == pytest.approx(0.0 - values[0])
+    assert sum(changes) == pytest.approx(0.0 - walk.values[0])
 
 
 def test_values_counted_from_walks_are_calibrated_on_others() -> None:
@@ -52,14 +55,14 @@ def test_values_counted_from_walks_are_calibrated_on_others() -> None:
     for index in range(1800):
         problem = generate_chain_problem(1, index)
         one = demonstrate_chain(problem, seed=0, rates=ChainNoise(hinted=0))
-        values, outcomes = values_along(steps_of(one.response), steps_of(chain_solution(problem)), chances)
+        walk = values_along(steps_of(one.response), steps_of(chain_solution(problem)), chances)
         is_right = one.response.endswith(f"{problem.answer}}}")
-        assert values[-1] == is_right
+        assert walk.values[-1] == is_right
         if index < 600:
-            chances.add(outcomes, decay=1.0)
+            chances.add(walk.outcomes, decay=1.0)
         else:
-            predicted += values
-            right += [is_right] * len(values)
+            predicted += walk.values
+            right += [is_right] * len(walk.values)
     bins = np.digitize(predicted, [0.2, 0.4, 0.6, 0.8])
     for place in range(5):
         where = bins == place
