@@ -1,4 +1,4 @@
-"""Generates the problems of the chain world: a beetle's walk along a ruler, in 6 to 12 steps that depend on each other.
+"""Generates the problems of the chain world: a beetle's walk along a ruler, in 7 to 12 steps that depend on each other.
 
 The image shows rows of figures. Each figure moves the beetle, and the answer is its position after each row:
 
@@ -25,14 +25,14 @@ COLUMNS = 3
 ROWS = 4
 NAMES = {"t": "triangle", "s": "square", "c": "circle", "d": "diamond"}
 """Figures as letters in `Problem.seen`: upper case for filled, lower case for hollow; `/` ends a row."""
-_SHARES = {"t": 0.36, "s": 0.36, "c": 0.14, "d": 0.14}
+_SHARES = {"t": 0.3, "s": 0.3, "c": 0.2, "d": 0.2}
 
 
 @dataclass(frozen=True)
 class Distribution:
     """The distribution of a split's problems. `held_out_starts`: starts are multiples of 7, as in no other split."""
 
-    num_figures: tuple[int, int] = (6, 9)
+    num_figures: tuple[int, int] = (7, 10)
     hollow: float = 0.25
     held_out_starts: bool = False
     unseen_shapes: bool = False  # figures are smaller and rotated further than any in training
@@ -42,7 +42,7 @@ class Distribution:
 DISTRIBUTIONS = {
     "numbers": Distribution(held_out_starts=True),
     "shapes": Distribution(unseen_shapes=True),
-    "longer": Distribution(num_figures=(10, 12)),
+    "longer": Distribution(num_figures=(11, 12)),
     "distractors": Distribution(hollow=0.5, specks=True),
 }
 """The distributions of the held-out splits by stream; all other streams have the training distribution."""
@@ -116,18 +116,18 @@ def step(
     """Returns a step's text up to its result, and the result: the position after `figure` for a beetle at `place`.
 
     `misconceived` makes the typical mistake of figures that have one: a circle doubles the position, a diamond leads to
-    0, a hollow square counts. `slip` is applied to computed results.
+    0, a hollow figure counts. `slip` is applied to computed results.
     """
     start, right, left = numbers
-    name = name_of(figure)
-    if figure.islower() and not (figure == "s" and misconceived):
+    name, doubles, kind = name_of(figure), figure == "C" and misconceived, figure.upper()
+    if figure.islower() and not misconceived:
         return f"{name} stays ", place
-    if figure == "D":
-        return f"{name} back to ", 0 if misconceived else start
-    if figure == "C" and not misconceived:
+    if kind == "D":
+        return f"{name} back to ", 0 if figure == "D" and misconceived else start
+    if kind == "C" and not doubles:
         return f"{name} {RULER}-{place}=", slip(RULER - place)
-    change = {"T": right, "S": -left, "s": -left, "C": place}[figure]
-    moved, sum_text = place + change, f"{name} {place}{'-' if figure in 'sS' else '+'}{abs(change)}"
+    change = {"T": right, "S": -left, "C": place}[kind]
+    moved, sum_text = place + change, f"{name} {place}{'-' if kind == 'S' else '+'}{abs(change)}"
     if not 0 <= moved <= RULER:
         return f"{sum_text}, stop ", 0 if moved < 0 else RULER
     return f"{sum_text}=", slip(moved)

@@ -9,6 +9,7 @@ import pytest
 from shipped_model import Evaluator, Rollout, accuracy, mixed_fraction, shuffled_images
 
 from cepo.microgeo.chain import RULER, answer_text, generate_chain_problem
+from cepo.microgeo.chain_demonstrations import CONNECTIVES
 from cepo.microgeo.kinds import CHAIN
 from cepo.microgeo.problems import Problem
 from cepo.microgeo.tokenizer import build_tokenizer
@@ -79,7 +80,7 @@ def test_a_hint_with_another_place_takes_from_the_last_result(
         for (start, end), delta in zip(offsets, (toward - against).tolist(), strict=False):
             if start < high and end > low:
                 results.append(delta)
-            elif response[start:end].strip() in ("Then", "Now", "Next", "So"):
+            elif response[start:end].strip() in CONNECTIVES:
                 filler.append(delta)
     assert np.mean(results) > 0.03
     assert np.mean(results) > 10 * abs(np.mean(filler))
