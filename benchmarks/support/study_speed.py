@@ -25,7 +25,8 @@ def window(num_steps: int) -> int:
 def steps_to_reach(own: Curves, base: Curves) -> float:
     """Returns the first step at which `own` has the accuracy of `base` after its last step; infinite if there is none.
 
-    Both are means over seeds and over a window of a fifth of all steps up to that step, to reduce noise.
+    Both are means over seeds and over a window, a fifth of the steps of `base`, up to that step, to reduce noise. `own`
+    may have more steps than `base`.
     """
     width = window(base.shape[1])
     target = base[:, -width:].mean()
@@ -44,27 +45,34 @@ def interval(own: Curves, base: Curves) -> tuple[float, float]:
 
 
 def speed_part(runs: Runs, arms: Sequence[str], profile: Profile) -> str:
-    """Returns the page's part on the steps in which each arm reaches the baseline's final accuracy, at equal rates."""
+    """Returns the page's part on the steps in which each arm reaches the baseline's accuracy, at equal rates."""
     num_steps = profile.rollouts // runs.batch
+    moments = num_steps // 2, num_steps
     rows: list[list[str]] = []
     for arm in arms:
         num_pairs = len(runs.equal(arm).keys() & runs.equal(BASELINE).keys())
-        rows.append([arm, f"{num_pairs} of {len(profile.seeds)}", *speed_cells(runs, arm, num_steps)])
+        cells = [text for moment in moments for text in speed_cells(runs, arm, moment)]
+        rows.append([arm, f"{num_pairs} of {len(profile.seeds)}", *cells])
+    head = [text for moment in moments for text in (f"steps to {BASELINE}'s after {moment}", "interval")]
     return (
         f"## {runs.world}: steps to {BASELINE}'s accuracy\n\nThe number of steps after which an arm's accuracy on its training "
-        f"rollouts equals {BASELINE}'s after {num_steps} steps, at equal rates. Accuracy is a mean over seeds and over a window "
-        f"of a fifth of all steps; {BASELINE} itself may reach its final accuracy earlier. Intervals are 95 % bootstrap "
-        "intervals over seeds.\n\n" + table(["arm", "runs", "steps", "interval"], rows)
+        f"rollouts equals {BASELINE}'s after {moments[0]} and after {moments[1]} steps, at equal rates. Accuracy is a mean over "
+        f"seeds and over a window of a fifth of {BASELINE}'s steps; {BASELINE} itself may reach it earlier. Intervals are 95 % "
+        "bootstrap intervals over seeds.\n\n" + table(["arm", "runs", *head], rows)
     )
 
 
-def speed_cells(runs: Runs, arm: str, num_steps: int) -> list[str]:
-    """Returns an arm's steps and their interval for a table, from the seeds that the baseline has too."""
+def speed_cells(runs: Runs, arm: str, moment: int) -> list[str]:
+    """Returns an arm's steps to the baseline's accuracy after `moment` steps, and their interval, for a table.
+
+    They are computed from the seeds that the baseline has too.
+    """
     found, base = runs.equal(arm), runs.equal(BASELINE)
     seeds = sorted(found.keys() & base.keys())
     if not seeds:
         return ["not run", ""]
-    own, other = (numpy.array([part[seed]["trained"] for seed in seeds]) for part in (found, base))
+    own, whole = (numpy.array([part[seed]["trained"] for seed in seeds]) for part in (found, base))
+    other, num_steps = whole[:, :moment], whole.shape[1]
     bounds = (_written(bound, num_steps) for bound in interval(own, other))
     return [_written(steps_to_reach(own, other), num_steps), " to ".join(bounds) if len(seeds) > 1 else ""]
 

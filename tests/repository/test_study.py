@@ -172,6 +172,7 @@ def test_steps_are_counted_to_the_baselines_last_accuracy() -> None:
     assert steps_to_reach(base, base) == 10
     assert steps_to_reach(own, base) == 6  # 0.85 on average, and the baseline's last two steps have 0.85
     assert steps_to_reach(own - 0.05, base) == math.inf
+    assert steps_to_reach(own, base[:, :4]) == 5  # 0.3, over single steps
     assert interval(own, base) == (6, math.inf)  # draws of the second seed alone have 0.8
 
 
