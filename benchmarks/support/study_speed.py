@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import numpy
 from numpy.typing import NDArray
 
 from benchmarks.support.study_plan import BASELINE, Profile
-from benchmarks.support.study_statistics import Runs
+from benchmarks.support.study_records import Record
+from benchmarks.support.study_statistics import Runs, adjusted_cells, cell, paired
 from benchmarks.support.tables import table
 
 _DRAWS = 2000
 Curves = NDArray[numpy.float64]
 """The share of correct rollouts; shape (seeds, steps)."""
-
-
-def window(num_steps: int) -> int:
-    """Returns the number of steps over which accuracies on training rollouts are averaged: a fifth of all."""
-    return max(1, num_steps // 5)
 
 
 def steps_to_reach(own: Curves, base: Curves) -> float:
@@ -28,7 +25,7 @@ def steps_to_reach(own: Curves, base: Curves) -> float:
     Both are means over seeds and over a window, a fifth of the steps of `base`, up to that step, to reduce noise. `own`
     may have more steps than `base`.
     """
-    width = window(base.shape[1])
+    width = max(1, base.shape[1] // 5)
     target = base[:, -width:].mean()
     sums = numpy.cumsum(numpy.pad(own.mean(axis=0), (1, 0)))
     smoothed = (sums[width:] - sums[:-width]) / width
@@ -45,24 +42,35 @@ def interval(own: Curves, base: Curves) -> tuple[float, float]:
 
 
 def speed_part(runs: Runs, arms: Sequence[str], profile: Profile) -> str:
-    """Returns the page's part on the steps in which each arm reaches the baseline's accuracy, at equal rates."""
+    """Returns the page's part on how fast each arm learns, at equal rates: its accuracy on training rollouts."""
     num_steps = profile.rollouts // runs.batch
-    moments = num_steps // 2, num_steps
+    moments, base = (num_steps // 2, num_steps), runs.equal(BASELINE)
+    differences = {arm: paired(base, runs.equal(arm), rollout_accuracy) for arm in arms if arm != BASELINE}
+    adjusted = adjusted_cells(differences)
     rows: list[list[str]] = []
     for arm in arms:
-        num_pairs = len(runs.equal(arm).keys() & runs.equal(BASELINE).keys())
-        cells = [text for moment in moments for text in speed_cells(runs, arm, moment)]
-        rows.append([arm, f"{num_pairs} of {len(profile.seeds)}", *cells])
-    head = [text for moment in moments for text in (f"steps to {BASELINE}'s after {moment}", "interval")]
+        found = runs.equal(arm)
+        row = [arm, f"{len(found.keys() & base.keys())} of {len(profile.seeds)}"]
+        row.append(cell([rollout_accuracy(record) for record in found.values()]))
+        row += [cell(differences[arm], signed=True), adjusted[arm]] if arm in differences else ["", ""]
+        rows.append(row + [text for moment in moments for text in _speed_cells(runs, arm, moment)])
+    head = ["arm", "runs", "rollouts %", f"rollouts - {BASELINE}", "p, Holm"]
+    head += [text for moment in moments for text in (f"steps to {BASELINE}'s after {moment}", "interval")]
     return (
-        f"## {runs.world}: steps to {BASELINE}'s accuracy\n\nThe number of steps after which an arm's accuracy on its training "
-        f"rollouts equals {BASELINE}'s after {moments[0]} and after {moments[1]} steps, at equal rates. Accuracy is a mean over "
-        f"seeds and over a window of a fifth of {BASELINE}'s steps; {BASELINE} itself may reach it earlier. Intervals are 95 % "
-        "bootstrap intervals over seeds.\n\n" + table(["arm", "runs", *head], rows)
+        f"## {runs.world}: speed of learning\n\nAccuracy on the training rollouts of all steps, which is the higher the faster "
+        "an arm learns. No problem is sampled twice in a run, and all arms of a seed have the same problems. Then the number of "
+        f"steps after which an arm's accuracy on these rollouts equals {BASELINE}'s after {moments[0]} and after {moments[1]} "
+        f"steps. For these steps, accuracy is a mean over seeds and over a window of a fifth of {BASELINE}'s steps; {BASELINE} "
+        "itself may reach it earlier. Intervals are 95 % bootstrap intervals over seeds.\n\n" + table(head, rows)
     )
 
 
-def speed_cells(runs: Runs, arm: str, moment: int) -> list[str]:
+def rollout_accuracy(record: Record) -> float:
+    """Returns the share of correct rollouts over all steps of a run."""
+    return statistics.fmean(record["trained"])
+
+
+def _speed_cells(runs: Runs, arm: str, moment: int) -> list[str]:
     """Returns an arm's steps to the baseline's accuracy after `moment` steps, and their interval, for a table.
 
     They are computed from the seeds that the baseline has too.
