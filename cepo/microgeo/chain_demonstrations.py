@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cepo.microgeo.chain import NAMES, RULER, ChainProblem, Naming, answer_text, name_of, step
 from cepo.microgeo.demonstrations import Demonstration, near_number
 
-CONNECTIVES = ("Then", "Now", "Next", "So", "And", "Here", "Also", "Well")
+CONNECTIVES = ("Then", "Now", "Next", "So", "And", "Here")
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class ChainNoise:
     misread: float = 0.0
     slip: float = 0.0
     circle: float = 0.57
-    diamond: float = 0.25
-    hollow: float = 0.25
-    corrects: float = 0.25
+    diamond: float = 0.2
+    hollow: float = 0.2
+    corrects: float = 0.1
     doubts: float = 0.0
-    connective: float = 0.9
+    connective: float = 0.8
     hinted: float = 0.60
     bends: float = 0.40
     ignores: float = 0.03

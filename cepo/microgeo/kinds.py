@@ -79,6 +79,6 @@ CHAIN = WorldKind(
     solution=chain_solution,
     seen_words=("hollow", *NAMES.values()),
     held_out=tuple(DISTRIBUTIONS),
-    warm_start={"num_steps": 1900, "batch_size": 32, "num_threads": 1, "bfloat16": False},
+    warm_start={"num_steps": 1900, "batch_size": 32, "num_threads": 2, "bfloat16": False},
 )
 KINDS = {kind.name: kind for kind in (SHAPES, CHAIN)}

@@ -75,7 +75,7 @@ def test_a_hint_with_another_place_takes_from_the_last_result(
     minus = evaluator.log_probs(asked, responses, [other_end(problem) for problem in asked])
     results, filler = list[float](), list[float]()
     for response, toward, against in zip(responses, plus, minus, strict=True):
-        (low, high) = [*re.finditer(r"(\d+)\. Row \d", response)][-1].span(1)
+        (low, high) = [*re.finditer(r"(\d+)\. (?:[A-Z]\w+ )?Row \d", response)][-1].span(1)
         offsets = evaluator.processor.tokenizer(response, return_offsets_mapping=True).offset_mapping
         for (start, end), delta in zip(offsets, (toward - against).tolist(), strict=False):
             if start < high and end > low:
