@@ -24,10 +24,12 @@ _PRIOR = 0.8, 2.0  # the prior probability that a step is correct, and its weigh
 class Step:
     """A part of a response: characters up to `end`, and the key under which its outcomes are counted.
 
-    `decides` is where its first word begins that the outcome depends on. `key` is a figure's name, `row`, `box`, or
+    `named` is where the figure's name begins, and `decides` where the first word begins that decides whether the right
+    step of that figure is made; both are the first character of other parts. `key` is a figure's name, `row`, `box`, or
     `again` for a step that corrects the last one.
     """
 
+    named: int
     decides: int
     end: int
     key: str
@@ -39,13 +41,17 @@ def steps_of(text: str) -> list[Step]:
     """Returns the steps, row ends and box of a response, in order."""
     found = []
     for match in _STEP.finditer(text):
-        if match["label"]:
-            key, decides = ("again", match.start()) if match["again"] else (match["name"], match.start("name"))
-            found.append(Step(decides, match.end(), key, match["label"], match["place"]))
+        named = decides = match.start()
+        if match["again"]:
+            key, label, result = "again", match["label"], match["place"]
+        elif match["label"]:
+            key, label, result = match["name"], match["label"], match["place"]
+            named, decides = match.start("name"), match.start("place") if key == "diamond" else match.end("name")
         elif match["row"]:
-            found.append(Step(match.start(), match.end(), "row", match["row"], match["end"]))
+            key, label, result = "row", match["row"], match["end"]
         else:
-            found.append(Step(match.start(), match.end(), "box", "", match["box"]))
+            key, label, result = "box", "", match["box"]
+        found.append(Step(named, decides, match.end(), key, label, result))
     return found
 
 
@@ -53,8 +59,8 @@ def steps_of(text: str) -> list[Step]:
 class Walk:
     """A response's values before its first step and after each, and the outcomes of its steps while it was correct.
 
-    `starts` has the character from which each step's tokens have credit: where the step's outcome begins to be decided,
-    and after a wrong step the step's first character, since a correction might have begun there.
+    `starts` has the character from which each step's tokens have credit: where its outcome begins to be decided, or the
+    name of a misread figure; after a wrong step its first character, since a correction might have begun there.
     """
 
     values: list[float]
@@ -100,7 +106,8 @@ def values_along(steps: Sequence[Step], truth: Sequence[Step], chances: Mapping[
         after[k] = chance * after[k + 1] + (1 - chance) * wrong
     values, starts, seen, k, state = [after[0]], list[int](), list[tuple[str, bool]](), 0, "right"
     for step in steps:
-        starts.append(0 if state == "wrong" else step.decides)
+        is_misread = k < len(truth) and step.key not in (truth[k].key, "again")
+        starts.append(0 if state == "wrong" else step.named if is_misread else step.decides)
         repeats = step.key == "again" and k > 0 and step.label == truth[k - 1].label
         if state != "lost" and not repeats and (k == len(truth) or step.label != truth[k].label):
             state = "lost"
@@ -127,7 +134,7 @@ def values_along(steps: Sequence[Step], truth: Sequence[Step], chances: Mapping[
 def token_advantages(steps: Sequence[Step], walk: Walk, pieces: Sequence[str], reward: float) -> list[float]:
     """Returns each token's `V(end of its step) - V(start of its step)`; tokens after the last step get R - V.
 
-    Words without meaning and labels come before what decides the step and get 0.
+    Words without meaning, labels and right names come before what decides the step and get 0.
     """
     found, position, k, values = list[float](), 0, 0, walk.values
     for piece in pieces:

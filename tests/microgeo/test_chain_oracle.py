@@ -38,15 +38,23 @@ def test_credit_is_on_what_decides_and_sums_to_reward_less_value() -> None:
     walk = values_along(steps, steps_of(SOLUTION), CHANCES)
     credits = token_advantages(steps, walk, list(response), 0.0)
     assert len(credits) == len(response) + 1  # the end token
-    assert credits[response.index("triangle")] == pytest.approx(0.6 - 0.568)
-    assert credits[response.index("diamond")] == pytest.approx(0.2 - 0.6)
-    for start, end in (("So", "triangle"), (" Now", "diamond")):
+    assert credits[response.index("10+")] == pytest.approx(0.6 - 0.568)
+    assert credits[response.index("0. Row")] == pytest.approx(0.2 - 0.6)
+    for start, end in (("So", " 10+"), (" Now", "0. Row")):
         assert not any(credits[response.index(start) : response.index(end)])
     # The step was wrong, and "No" instead of "Row" would have begun a correction.
     assert credits[response.index(" Row")] == pytest.approx(0 - 0.2)
     assert credits[-1] == 0.0
     changes = [credits[step.end - 1] for step in steps]
     assert sum(changes) == pytest.approx(0.0 - walk.values[0])
+
+
+def test_a_misread_figure_has_its_credit_from_the_name_on() -> None:
+    response = "A square 10-5=5. B diamond back to 10. Row 1 10. \\boxed{(10)}"
+    steps = steps_of(response)
+    credits = token_advantages(steps, values_along(steps, steps_of(SOLUTION), CHANCES), list(response), 1.0)
+    assert credits[0] == 0.0
+    assert credits[response.index("square")] == pytest.approx(0.52 - 0.568)
 
 
 def test_values_counted_from_walks_are_calibrated_on_others() -> None:
