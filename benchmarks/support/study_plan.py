@@ -66,6 +66,7 @@ class Profile:
     validations: int
     problems: Mapping[str, Sequence[int]]
     ablations: Sequence[str]
+    repeated: Mapping[str, Mapping[str, Sequence[Any]]]
 
 
 PROFILES = {name: Profile(name=name, **own) for name, own in PLAN["profiles"].items()}
@@ -96,6 +97,10 @@ def first_runs(profile: Profile) -> Iterator[Run]:
             for arm in trained(profile, world):
                 yield Run(world=world, arm=arm, rate=EQUAL_RATES[world], batch=batch, seed=seed)
         batch = profile.batches[world][0]
+        again = profile.repeated.get(world, {"arms": (), "seeds": ()})
+        for seed, arm in itertools.product(again["seeds"], again["arms"]):
+            if arm in profile.arms:
+                yield Run(world=world, arm=arm, rate=EQUAL_RATES[world], batch=batch, seed=seed)
         if not profile.rates:
             continue
         for seed in profile.seeds:
