@@ -30,7 +30,7 @@ from benchmarks.support.study_plan import (
     trained,
 )
 from benchmarks.support.study_records import Record, best_rate, chosen_rates, final, read_record
-from benchmarks.support.study_speed import speed_part
+from benchmarks.support.study_speed import second_test_sentence, speed_parts
 from benchmarks.support.study_statistics import (
     SIGNIFICANT,
     STATEMENTS,
@@ -147,7 +147,7 @@ def _summary(profile: Profile, runs: Runs) -> str:
     return (
         f"On `{runs.world}` at equal learning rates, {profile.rollouts:,} rollouts and {len(base)} of "
         f"{len(profile.seeds)} seeds, {BASELINE} raises sampled accuracy from {cell(start)} to {cell(end)} %, and {judged}. "
-        f"Verdicts on {len(tested)} statements of the paper: {counts}."
+        f"Verdicts on {len(tested)} statements of the paper: {counts}.{second_test_sentence(runs, profile)}"
     )
 
 
@@ -219,7 +219,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
             "as a training step samples."
         )
     yield f"![Held-out and greedy accuracy over steps](images/study.png)\n\n{_curve_note(profile, world)}"
-    yield speed_part(runs, trained(profile, world), profile)
+    yield from speed_parts(runs, trained(profile, world), profile)
     if profile.rates:
         yield from _rates(study, profile, runs)
     yield from _held_out(runs, trained(profile, world))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy
 from numpy.typing import NDArray
@@ -41,28 +42,70 @@ def interval(own: Curves, base: Curves) -> tuple[float, float]:
     return found[int(0.025 * _DRAWS)], found[int(0.975 * _DRAWS) - 1]
 
 
-def speed_part(runs: Runs, arms: Sequence[str], profile: Profile) -> str:
-    """Returns the page's part on how fast each arm learns, at equal rates: its accuracy on training rollouts."""
+def speed_parts(runs: Runs, arms: Sequence[str], profile: Profile) -> Iterator[str]:
+    """Yields the page's parts on how fast the arms learn at equal rates, and the second test if one is planned."""
+    moments = _moments(profile, runs)
+    yield (
+        f"## {runs.world}: speed of learning\n\nAccuracy on the training rollouts of all steps, which is the higher the faster "
+        "an arm learns. No problem is sampled twice in a run, and all arms of a seed have the same problems. Then the number of "
+        f"steps after which an arm's accuracy on these rollouts equals {BASELINE}'s after {moments[0]} and after {moments[1]} "
+        f"steps. For these steps, accuracy is a mean over seeds and over a window of a fifth of {BASELINE}'s steps; {BASELINE} "
+        "itself may reach it earlier. Intervals are 95 % bootstrap intervals over seeds."
+    )
+    yield _speed_table(runs, arms, moments)
+    if runs.world in profile.repeated:
+        again = profile.repeated[runs.world]
+        yield (
+            f"**A second test with fresh seeds.** The results of seeds {', '.join(map(str, profile.seeds))} chose the comparison "
+            "below and therefore cannot test it. It is repeated here with fresh seeds, "
+            f"{again['seeds'][0]} to {again['seeds'][-1]}. The measure, accuracy on the rollouts of all steps, was fixed before."
+        )
+        yield _speed_table(_fresh(runs, profile), again["arms"], moments)
+
+
+def second_test_sentence(runs: Runs, profile: Profile) -> str:
+    """Returns the second test's result for the page's summary; empty if none was run."""
+    if runs.world not in profile.repeated:
+        return ""
+    fresh, arms = _fresh(runs, profile), profile.repeated[runs.world]["arms"]
+    differences = _differences(fresh, arms)
+    adjusted = adjusted_cells(differences)
+    told = ", ".join(
+        f"{arm} {cell(differences[arm], signed=True)} (p {p} by Holm)"
+        for arm, p in adjusted.items()
+        if differences[arm]
+    )
+    seeds = f"{len(fresh.equal(BASELINE))} fresh seeds, accuracy on the rollouts of all steps minus {BASELINE}'s"
+    return f" In a second test with {seeds}, in points: {told}." if told else ""
+
+
+def _fresh(runs: Runs, profile: Profile) -> Runs:
+    return dataclasses.replace(runs, seeds=profile.repeated[runs.world]["seeds"])
+
+
+def _moments(profile: Profile, runs: Runs) -> tuple[int, int]:
     num_steps = profile.rollouts // runs.batch
-    moments, base = (num_steps // 2, num_steps), runs.equal(BASELINE)
-    differences = {arm: paired(base, runs.equal(arm), rollout_accuracy) for arm in arms if arm != BASELINE}
+    return num_steps // 2, num_steps
+
+
+def _differences(runs: Runs, arms: Sequence[str]) -> dict[str, list[float]]:
+    base = runs.equal(BASELINE)
+    return {arm: paired(base, runs.equal(arm), rollout_accuracy) for arm in arms if arm != BASELINE}
+
+
+def _speed_table(runs: Runs, arms: Sequence[str], moments: tuple[int, int]) -> str:
+    base, differences = runs.equal(BASELINE), _differences(runs, arms)
     adjusted = adjusted_cells(differences)
     rows: list[list[str]] = []
     for arm in arms:
         found = runs.equal(arm)
-        row = [arm, f"{len(found.keys() & base.keys())} of {len(profile.seeds)}"]
+        row = [arm, f"{len(found.keys() & base.keys())} of {len(runs.seeds)}"]
         row.append(cell([rollout_accuracy(record) for record in found.values()]))
         row += [cell(differences[arm], signed=True), adjusted[arm]] if arm in differences else ["", ""]
         rows.append(row + [text for moment in moments for text in _speed_cells(runs, arm, moment)])
     head = ["arm", "runs", "rollouts %", f"rollouts - {BASELINE}", "p, Holm"]
     head += [text for moment in moments for text in (f"steps to {BASELINE}'s after {moment}", "interval")]
-    return (
-        f"## {runs.world}: speed of learning\n\nAccuracy on the training rollouts of all steps, which is the higher the faster "
-        "an arm learns. No problem is sampled twice in a run, and all arms of a seed have the same problems. Then the number of "
-        f"steps after which an arm's accuracy on these rollouts equals {BASELINE}'s after {moments[0]} and after {moments[1]} "
-        f"steps. For these steps, accuracy is a mean over seeds and over a window of a fifth of {BASELINE}'s steps; {BASELINE} "
-        "itself may reach it earlier. Intervals are 95 % bootstrap intervals over seeds.\n\n" + table(head, rows)
-    )
+    return table(head, rows)
 
 
 def rollout_accuracy(record: Record) -> float:

@@ -19,7 +19,7 @@ from benchmarks import study
 from benchmarks.support.study_page import study_page, summary
 from benchmarks.support.study_plan import ARMS, PROFILES, Arm, Run, arguments, first_runs, own_rate_runs
 from benchmarks.support.study_records import best_rate
-from benchmarks.support.study_speed import interval, speed_part, steps_to_reach
+from benchmarks.support.study_speed import interval, second_test_sentence, speed_parts, steps_to_reach
 from benchmarks.support.study_statistics import Runs, holm, p_value, tail, verdict
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
@@ -149,10 +149,28 @@ def test_the_speed_of_an_arm_is_its_accuracy_on_rollouts() -> None:
             made.append(record | {"trained": [0.3] * 40 + [end] * 20})
     profile = PROFILES["small"]
     runs = Runs(records=made, world="chain", batch=32, own_rates={}, seeds=profile.seeds)
-    page = speed_part(runs, ["grpo", "cepo+hindsight", "oracle"], profile)
+    page = "\n".join(speed_parts(runs, ["grpo", "cepo+hindsight", "oracle"], profile))
     assert "| grpo | 3 of 5 | 36.7 ± 0.0 |  |  | 6 | 6 to 6 | 52 | 52 to 52 |" in page
     assert "| cepo+hindsight | 3 of 5 | 40.3 ± 0.2 | +3.7 ± 0.2 | 0.003 | 6 | 6 to 6 | 48 | 48 to 48 |" in page
     assert "| oracle | 0 of 5 | not run | not run |  | not run |  | not run |  |" in page
+    assert "| oracle | 0 of 10 | not run |" in page
+
+
+def test_a_second_test_takes_its_own_seeds_alone() -> None:
+    """The first seeds say that the oracle is worse; of the fresh ones it is better by 10, 11 and 12 points."""
+    profile, own = PROFILES["small"], {"world": "chain", "batch": 32, "rate": 3e-5, "steps": 60}
+    made: list[dict[str, Any]] = []
+    for arm, first, second in (("grpo", 0.9, [0.5, 0.5, 0.5]), ("oracle", 0.1, [0.6, 0.61, 0.62])):
+        made += records(arm, [first, first], **own, trained=[first] * 60)
+        for record, share in zip(records(arm, second, **own), second, strict=True):
+            made.append(record | {"seed": record["seed"] + 20, "trained": [share] * 60})
+    runs = Runs(records=made, world="chain", batch=32, own_rates={}, seeds=profile.seeds)
+    page = "\n".join(speed_parts(runs, ["grpo", "oracle"], profile))
+    assert "| oracle | 2 of 5 | 10.0 ± 0.0 | -80.0 ± 0.0 |" in page
+    assert "| oracle | 3 of 10 | 61.0 ± 0.6 | +11.0 ± 0.6 | 0.003 | 6 | 6 to 6 | 12 | 12 to 12 |" in page
+    sentence = second_test_sentence(runs, profile)
+    assert "with 3 fresh seeds" in sentence
+    assert sentence.endswith("in points: oracle +11.0 ± 0.6 (p 0.003 by Holm).")
 
 
 def test_steps_are_counted_to_the_baselines_last_accuracy() -> None:
