@@ -70,11 +70,7 @@ def second_test_sentence(runs: Runs, profile: Profile) -> str:
     fresh, arms = _fresh(runs, profile), profile.repeated[runs.world]["arms"]
     differences = _differences(fresh, arms)
     adjusted = adjusted_cells(differences)
-    told = ", ".join(
-        f"{arm} {cell(differences[arm], signed=True)} (p {p} by Holm)"
-        for arm, p in adjusted.items()
-        if differences[arm]
-    )
+    told = ", ".join(f"{arm} {cell(differences[arm], signed=True)} (p {p} by Holm)" for arm, p in adjusted.items() if p)
     seeds = f"{len(fresh.equal(BASELINE))} fresh seeds, accuracy on the rollouts of all steps minus {BASELINE}'s"
     return f" In a second test with {seeds}, in points: {told}." if told else ""
 
