@@ -1,4 +1,4 @@
-"""Computes how many steps an arm needs to reach the baseline's accuracy on training rollouts."""
+"""Compares how fast arms learn: accuracy on all training rollouts, and the steps to the baseline's accuracy."""
 
 from __future__ import annotations
 

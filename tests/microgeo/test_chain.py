@@ -18,8 +18,9 @@ from cepo.microgeo.chain import (
     chain_solution,
     generate_chain_problem,
     name_of,
+    step,
 )
-from cepo.microgeo.chain_demonstrations import ChainNoise, demonstrate_chain
+from cepo.microgeo.chain_demonstrations import CONNECTIVES, ChainNoise, demonstrate_chain
 from cepo.microgeo.chain_figures import CELL, draw_chain
 from cepo.microgeo.kinds import CHAIN, KINDS
 from cepo.microgeo.tokenizer import build_tokenizer
@@ -84,6 +85,43 @@ def figure_in(is_ink: np.ndarray) -> str:
 )
 def test_a_walk_is_the_one_worked_out_by_hand(problem: ChainProblem, answer: str) -> None:
     assert problem.answer == answer
+
+
+@pytest.mark.parametrize(
+    ("figure", "place", "text", "result"),
+    [
+        ("C", 7, "circle 7+7=", 14),
+        ("C", 12, "circle 12+12, stop ", 20),
+        ("D", 7, "diamond back to ", 0),
+        ("t", 7, "hollow triangle 7+5=", 12),
+        ("s", 7, "hollow square 7-4=", 3),
+        ("s", 3, "hollow square 3-4, stop ", 0),
+        ("c", 7, "hollow circle 20-7=", 13),
+        ("d", 7, "hollow diamond back to ", 11),
+        ("T", 7, "triangle 7+5=", 12),  # without a typical mistake
+        ("S", 7, "square 7-4=", 3),
+    ],
+)
+def test_typical_mistakes_are_those_by_hand(figure: str, place: int, text: str, result: int) -> None:
+    """From 11, with 5 to the right and 4 to the left."""
+    assert step(figure, place, (11, 5, 4), misconceived=True) == (text, result)
+
+
+def test_mistakes_and_empty_words_are_as_frequent_as_set() -> None:
+    rates = ChainNoise(circle=0.6, diamond=0.1, hollow=0.35, connective=0.8, corrects=0.0, hinted=0.0)
+    mistakes: dict[str, list[bool]] = {"circle": [], "diamond": [], "hollow": [], "none": []}
+    empty = list[bool]()
+    for index in range(3000):
+        problem = generate_chain_problem(8, index, stream="noise")
+        response = demonstrate_chain(problem, seed=0, rates=rates).response
+        figure, first = problem.seen[0], response.split(".")[0]
+        text, result = step(figure, problem.numbers[0], problem.numbers)
+        kind = "hollow" if figure.islower() else {"C": "circle", "D": "diamond"}.get(figure, "none")
+        mistakes[kind].append(not first.endswith(f"A {text}{result}"))
+        empty.append(first.split()[0] in CONNECTIVES)
+    shares = {kind: np.mean(found) for kind, found in mistakes.items()}
+    assert shares == pytest.approx({"circle": 0.6, "diamond": 0.1, "hollow": 0.35, "none": 0.0}, abs=0.06)
+    assert np.mean(empty) == pytest.approx(0.8, abs=0.03)
 
 
 @pytest.mark.parametrize("stream", STREAMS)

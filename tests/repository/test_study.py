@@ -17,7 +17,7 @@ from factories import log_probs_like, token_batch
 
 from benchmarks import study
 from benchmarks.support.study_page import study_page, summary
-from benchmarks.support.study_plan import ARMS, PROFILES, Arm, Run, arguments, first_runs, own_rate_runs
+from benchmarks.support.study_plan import ARMS, EQUAL_RATES, PROFILES, Arm, Run, arguments, first_runs, own_rate_runs
 from benchmarks.support.study_records import best_rate
 from benchmarks.support.study_speed import interval, second_test_sentence, speed_parts, steps_to_reach
 from benchmarks.support.study_statistics import Runs, holm, p_value, tail, verdict
@@ -40,6 +40,14 @@ def test_a_plan_names_every_run_once_and_all_equal_in_rollouts(name: str) -> Non
         assert profile.rollouts % run.batch == 0
         assert run.batch % ARMS[run.arm].group_size == 0
         assert run.world in ARMS[run.arm].worlds
+
+
+@pytest.mark.parametrize(("world", "file"), [("shapes", "base"), ("chain", "chain")])
+def test_the_equal_rate_of_a_world_is_its_configurations(world: str, file: str) -> None:
+    config = load_config([f"config={REPOSITORY}/configs/microgeo/{file}.yaml"])
+    assert config.worker.actor.optim.lr == EQUAL_RATES[world]
+    rates = {run.rate for run in first_runs(PROFILES["small"]) if run.world == world and not run.tuning}
+    assert sorted(rates) == pytest.approx([EQUAL_RATES[world], 5 * EQUAL_RATES[world]])
 
 
 @pytest.mark.parametrize("arm", ARMS.values(), ids=lambda arm: arm.name)
