@@ -29,7 +29,6 @@ from benchmarks.support.study_plan import (
     Run,
     arguments,
     first_runs,
-    num_steps,
     own_rate_runs,
 )
 from benchmarks.support.study_records import DONE, chosen_rates
@@ -114,7 +113,7 @@ def run_one(profile: Profile, run: Run, out: Path) -> int:
             [
                 *settings,
                 f"data.val_files={world}/{split}.parquet",
-                f"trainer.load_checkpoint_path={folder}/global_step_{num_steps(profile, run)}",
+                f"trainer.load_checkpoint_path={folder}/global_step_{run.steps}",
                 "trainer.val_only=true",
                 f"trainer.save_checkpoint_path={own}",
             ]

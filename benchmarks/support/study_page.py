@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from benchmarks.support.study_plan import (
     RATIO_ARM,
     RATIO_RATES,
     Profile,
+    comparisons,
     first_runs,
     own_rate_runs,
     sweep,
@@ -30,15 +31,13 @@ from benchmarks.support.study_plan import (
     trained,
 )
 from benchmarks.support.study_records import Record, best_rate, chosen_rates, final, read_record
-from benchmarks.support.study_speed import second_test_sentence, speed_parts
+from benchmarks.support.study_speed import comparison_parts, comparison_sentences, speed_parts
 from benchmarks.support.study_statistics import (
     SIGNIFICANT,
     STATEMENTS,
     VERDICTS,
-    BySeed,
     Runs,
     Statement,
-    adjusted_cells,
     cell,
     holm,
     p_value,
@@ -46,6 +45,7 @@ from benchmarks.support.study_statistics import (
     untrained,
     verdict,
 )
+from benchmarks.support.study_tables import arm_table
 from benchmarks.support.tables import table
 from cepo.microgeo.kinds import KINDS
 from cepo.report.charts import save_figure
@@ -68,7 +68,7 @@ def _collect(profile: Profile, out: Path, results: Path) -> None:
     rates = {world: chosen_rates(profile, out, world) for world in profile.worlds}
     own = [run for world in profile.worlds for run in own_rate_runs(profile, world, rates[world])]
     runs = dict.fromkeys([*first_runs(profile), *own])
-    records = [record for run in runs if (record := read_record(profile, run, out)) is not None]
+    records = [record for run in runs if (record := read_record(run, out)) is not None]
     head = {
         "profile": profile.name,
         "worlds": profile.worlds,
@@ -147,7 +147,7 @@ def _summary(profile: Profile, runs: Runs) -> str:
     return (
         f"On `{runs.world}` at equal learning rates, {profile.rollouts:,} rollouts and {len(base)} of "
         f"{len(profile.seeds)} seeds, {BASELINE} raises sampled accuracy from {cell(start)} to {cell(end)} %, and {judged}. "
-        f"Verdicts on {len(tested)} statements of the paper: {counts}.{second_test_sentence(runs, profile)}"
+        f"Verdicts on {len(tested)} statements of the paper: {counts}.{comparison_sentences(runs, profile)}"
     )
 
 
@@ -211,7 +211,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
     for batch in profile.batches[world]:
         own = _runs(study, world, batch)
         yield f"{batch} rollouts per step, learning rate {EQUAL_RATES[world]:g}."
-        yield _arm_table(own.equal, trained(profile, world), profile)
+        yield arm_table(own.equal, trained(profile, world), profile.seeds)
     if world == "shapes":
         yield (
             "The arm `oracle` exists in the chain world only, whose true credit can be computed. In `shapes` it has to be "
@@ -220,6 +220,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
         )
     yield f"![Held-out and greedy accuracy over steps](images/study.png)\n\n{_curve_note(profile, world)}"
     yield from speed_parts(runs, trained(profile, world), profile)
+    yield from comparison_parts(runs, profile)
     if profile.rates:
         yield from _rates(study, profile, runs)
     yield from _held_out(runs, trained(profile, world))
@@ -229,7 +230,7 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
         yield f"Each arm changes one setting, at learning rate {EQUAL_RATES[world]:g} and with equally many rollouts."
         yield from (
             f"**{name}**\n\n"
-            + _arm_table(runs.equal, [BASELINE, PLAN["ablated"], *(arm.name for arm in arms)], profile)
+            + arm_table(runs.equal, [BASELINE, PLAN["ablated"], *(arm.name for arm in arms)], profile.seeds)
             for name, arms in ABLATIONS.items()
         )
     else:
@@ -238,34 +239,11 @@ def _world(study: Mapping[str, Any], profile: Profile, world: str) -> Iterator[s
     yield from _statements(profile, runs)
 
 
-def _arm_table(runs: Callable[[str], BySeed], arms: Sequence[str], profile: Profile) -> str:
-    base = runs(BASELINE)
-    greedy = lambda record: final(record, "greedy")  # noqa: E731
-    found = {arm: runs(arm) for arm in arms}
-    differences = {arm: paired(base, own) for arm, own in found.items() if arm != BASELINE}
-    adjusted = adjusted_cells(differences)
-    begun = [("sampled", untrained), ("greedy", lambda record: record["greedy"]["0"])]
-    rows = [["untrained", len(base), "", *(cell([m(r) for r in base.values()]) for _, m in begun), "", "", ""]]
-    for arm, own in found.items():
-        rate = next((f"{record['rate']:g}" for record in own.values()), "")
-        ends = [cell([measure(record) for record in own.values()]) for measure in (final, greedy)]
-        if not own:
-            rows.append([arm, f"0 of {len(profile.seeds)}", "", "not run", "not run", "", "", ""])
-            continue
-        compared = [
-            "" if arm == BASELINE else cell(differences[arm], signed=True),
-            adjusted.get(arm, ""),
-            "" if arm == BASELINE else cell(paired(base, own, greedy), signed=True),
-        ]
-        rows.append([arm, f"{len(own)} of {len(profile.seeds)}", rate, *ends, *compared])
-    head = ["arm", "runs", "rate", "sampled %", "greedy %", f"sampled - {BASELINE}", "p, Holm", f"greedy - {BASELINE}"]
-    return table(head, rows)
-
-
 def _rates(study: Mapping[str, Any], profile: Profile, runs: Runs) -> Iterator[str]:
     yield f"## {runs.world}: the paper's ratio of learning rates"
     yield f"{RATIO_ARM} at {RATIO_RATES[runs.world]:g}, the others at {EQUAL_RATES[runs.world]:g}."
-    yield _arm_table(runs.paper, [arm for arm in PLAN["panels"]["the paper's methods"] if arm in profile.arms], profile)
+    arms = [arm for arm in PLAN["panels"]["the paper's methods"] if arm in profile.arms]
+    yield arm_table(runs.paper, arms, profile.seeds)
     yield f"## {runs.world}: each method at its own learning rate"
     yield (
         "Final sampled accuracy in % on the tuning world's problems. A method's own rate is the one with the highest mean, or "
@@ -283,11 +261,8 @@ def _rates(study: Mapping[str, Any], profile: Profile, runs: Runs) -> Iterator[s
         rows.append([arm, *cells, f"{best_rate(own):g}" if is_done else "not known"])
     yield table(["arm", *(f"{rate:g}" for rate in profile.rates), "own rate"], rows)
     yield "Results at these rates, on the reported problems:"
-    yield _arm_table(
-        lambda arm: runs.at(arm, runs.own_rates.get(ARMS[arm].rate_of or arm, 0.0)),
-        trained(profile, runs.world),
-        profile,
-    )
+    own_rate = lambda arm: runs.own_rates.get(ARMS[arm].rate_of or arm, 0.0)  # noqa: E731
+    yield arm_table(lambda arm: runs.at(arm, own_rate(arm)), trained(profile, runs.world), profile.seeds)
 
 
 def _held_out(runs: Runs, arms: Sequence[str]) -> Iterator[str]:
@@ -358,7 +333,9 @@ def _compute(study: Mapping[str, Any]) -> str:
 
 def _limits(profile: Profile) -> str:
     full = {size for world in profile.worlds for size in PROFILES["full"].batches[world]}
-    missing = sorted(full - {size for world in profile.worlds for size in profile.batches[world]})
+    used = {size for world in profile.worlds for size in profile.batches[world]}
+    used |= {other.batch for world in profile.worlds for other in comparisons(profile, world)}
+    missing = sorted(full - used)
     batches = f"Only the profile `full` has batches of {' and '.join(map(str, missing))} rollouts. " if missing else ""
     return (
         f"## Limits\n\nThe profile `{profile.name}` trains a model of 1.3 million weights for {profile.rollouts:,} rollouts "

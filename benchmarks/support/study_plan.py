@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ class Profile:
     validations: int
     problems: Mapping[str, Sequence[int]]
     ablations: Sequence[str]
-    repeated: Mapping[str, Mapping[str, Sequence[Any]]]
+    comparisons: Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 PROFILES = {name: Profile(name=name, **own) for name, own in PLAN["profiles"].items()}
@@ -80,8 +81,14 @@ class Run:
     arm: str
     rate: float
     batch: int
+    rollouts: int
     seed: int
     tuning: bool = False
+
+    @property
+    def steps(self) -> int:
+        """The number of the run's steps."""
+        return self.rollouts // self.batch
 
     @property
     def folder(self) -> str:
@@ -90,24 +97,48 @@ class Run:
         return f"{self.world}/{part}/{self.arm.replace(' ', '-')}-lr{self.rate:g}-b{self.batch}-s{self.seed}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A comparison of some arms at the equal rate, besides that of all arms; see the plan's comments."""
+
+    title: str
+    why: str
+    arms: Sequence[str]
+    seeds: Sequence[int]
+    batch: int
+    rollouts: int
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of its runs."""
+        return self.rollouts // self.batch
+
+
+def comparisons(profile: Profile, world: str) -> list[Comparison]:
+    """Returns the plan's further comparisons in a world; what an entry does not name is as in the main one."""
+    plain = {"seeds": profile.seeds, "batch": profile.batches[world][0], "rollouts": profile.rollouts}
+    return [Comparison(**{**plain, **entry}) for entry in profile.comparisons.get(world, ())]
+
+
 def first_runs(profile: Profile) -> Iterator[Run]:
     """Yields the runs that do not depend on the sweep's result, the most important first, seed by seed."""
     for world in profile.worlds:
+        rate, rollouts = EQUAL_RATES[world], profile.rollouts
         for batch, seed in itertools.product(profile.batches[world], profile.seeds):
             for arm in trained(profile, world):
-                yield Run(world=world, arm=arm, rate=EQUAL_RATES[world], batch=batch, seed=seed)
-        batch = profile.batches[world][0]
-        again = profile.repeated.get(world, {"arms": (), "seeds": ()})
-        for seed, arm in itertools.product(again["seeds"], again["arms"]):
-            if arm in profile.arms:
-                yield Run(world=world, arm=arm, rate=EQUAL_RATES[world], batch=batch, seed=seed)
+                yield Run(world=world, arm=arm, rate=rate, batch=batch, rollouts=rollouts, seed=seed)
+        for other in comparisons(profile, world):
+            for seed, arm in itertools.product(other.seeds, other.arms):
+                if arm in profile.arms:
+                    yield Run(world=world, arm=arm, rate=rate, batch=other.batch, rollouts=other.rollouts, seed=seed)
         if not profile.rates:
             continue
+        main = functools.partial(Run, world=world, batch=profile.batches[world][0], rollouts=rollouts)
         for seed in profile.seeds:
-            yield Run(world=world, arm=RATIO_ARM, rate=RATIO_RATES[world], batch=batch, seed=seed)
+            yield main(arm=RATIO_ARM, rate=RATIO_RATES[world], seed=seed)
         for seed in profile.seeds if world in profile.ablations else ():
             for arm in itertools.chain(*ABLATIONS.values()):
-                yield Run(world=world, arm=arm.name, rate=EQUAL_RATES[world], batch=batch, seed=seed)
+                yield main(arm=arm.name, rate=rate, seed=seed)
         yield from itertools.chain.from_iterable(sweep(profile, world, arm) for arm in swept(profile))
 
 
@@ -125,7 +156,15 @@ def sweep(profile: Profile, world: str, arm: str) -> list[Run]:
     """Returns the runs that choose an arm's learning rate, all on the tuning world's problems."""
     rates = itertools.product(profile.tuning_seeds, profile.rates)
     return [
-        Run(world=world, arm=arm, rate=rate, batch=profile.batches[world][0], seed=seed, tuning=True)
+        Run(
+            world=world,
+            arm=arm,
+            rate=rate,
+            batch=profile.batches[world][0],
+            rollouts=profile.rollouts,
+            seed=seed,
+            tuning=True,
+        )
         for seed, rate in rates
     ]
 
@@ -135,17 +174,13 @@ def own_rate_runs(profile: Profile, world: str, rates: Mapping[str, float]) -> I
     for seed, arm in itertools.product(profile.seeds, trained(profile, world)):
         rate = rates.get(ARMS[arm].rate_of or arm)
         if rate is not None:
-            yield Run(world=world, arm=arm, rate=rate, batch=profile.batches[world][0], seed=seed)
-
-
-def num_steps(profile: Profile, run: Run) -> int:
-    """Returns the number of steps of a run; all runs have the same number of rollouts."""
-    return profile.rollouts // run.batch
+            batch = profile.batches[world][0]
+            yield Run(world=world, arm=arm, rate=rate, batch=batch, rollouts=profile.rollouts, seed=seed)
 
 
 def arguments(profile: Profile, run: Run, world: Path, folder: Path) -> list[str]:
     """Returns the settings of `cepo train` for a run on the problems in `world`."""
-    arm, steps = ARMS[run.arm], num_steps(profile, run)
+    arm, steps = ARMS[run.arm], run.steps
     prompts = run.batch // arm.group_size
     shares = {"half": max(1, steps // 2), "fifth": max(1, steps // 5), "all": steps}
     plugins = [str(ROOT / "benchmarks" / "support" / arm.plugin)] if arm.plugin else []

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.study_plan import Profile, Run, num_steps, sweep, swept
+from benchmarks.support.study_plan import Profile, Run, sweep, swept
 from cepo.report.recorded_run import RunData, load_run
 
 DONE = "study_run.json"
@@ -29,23 +29,21 @@ _EVIDENCE = {
 }
 
 
-def read_record(profile: Profile, run: Run, out: Path) -> Record | None:
+def read_record(run: Run, out: Path) -> Record | None:
     """Returns a finished run's accuracies by step, means of the evidence, and costs; None if it is not finished."""
     folder = out / run.folder
     if not (folder / DONE).is_file():
         return None
     data, extra = load_run(folder), json.loads((folder / DONE).read_text(encoding="utf-8"))
-    steps = num_steps(profile, run)
-    assert data.last_step == steps, f"{folder} is marked as done and has {data.last_step} of {steps} steps"
+    assert data.last_step == run.steps, f"{folder} is marked as done and has {data.last_step} of {run.steps} steps"
     return {
         **asdict(run),
-        "steps": steps,
+        "steps": run.steps,
         **{name: _rounded(data.values_by_step(metric)) for name, metric in _CURVES.items()},
         "trained": [round(value, 5) for value in data.series("reward/accuracy")[1]],
         "evidence": {name: means for name, metrics in _EVIDENCE.items() if (means := _thirds(data, metrics))},
         "held_out": extra["held_out"],
         "processor_seconds": round(extra["processor_seconds"], 1),
-        "rollouts": steps * run.batch,
         **{name: int(sum(data.series(f"tokens/{name}")[1])) for name in ("generate", "score", "teachers", "update")},
     }
 
@@ -72,7 +70,7 @@ def chosen_rates(profile: Profile, out: Path, world: str) -> dict[str, float]:
     """Returns each swept arm's learning rate with the highest mean sampled accuracy, the lowest of equal ones."""
     chosen: dict[str, float] = {}
     for arm in swept(profile) if profile.rates else ():
-        records = [read_record(profile, run, out) for run in sweep(profile, world, arm)]
+        records = [read_record(run, out) for run in sweep(profile, world, arm)]
         done = [record for record in records if record is not None]
         if len(done) == len(records):
             chosen[arm] = best_rate(done)

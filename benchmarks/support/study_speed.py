@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 import numpy
 from numpy.typing import NDArray
 
-from benchmarks.support.study_plan import BASELINE, Profile
+from benchmarks.support.study_plan import BASELINE, EQUAL_RATES, Comparison, Profile, comparisons
 from benchmarks.support.study_records import Record
 from benchmarks.support.study_statistics import Runs, adjusted_cells, cell, paired
+from benchmarks.support.study_tables import arm_table
 from benchmarks.support.tables import table
 
 _DRAWS = 2000
@@ -43,45 +44,50 @@ def interval(own: Curves, base: Curves) -> tuple[float, float]:
 
 
 def speed_parts(runs: Runs, arms: Sequence[str], profile: Profile) -> Iterator[str]:
-    """Yields the page's parts on how fast the arms learn at equal rates, and the second test if one is planned."""
-    moments = _moments(profile, runs)
+    """Yields the page's parts on how fast the arms learn at equal rates."""
+    num_steps = profile.rollouts // runs.batch
     yield (
         f"## {runs.world}: speed of learning\n\nAccuracy on the training rollouts of all steps, which is the higher the faster "
         "an arm learns. No problem is sampled twice in a run, and all arms of a seed have the same problems. Then the number of "
-        f"steps after which an arm's accuracy on these rollouts equals {BASELINE}'s after {moments[0]} and after {moments[1]} "
+        f"steps after which an arm's accuracy on these rollouts equals {BASELINE}'s after {num_steps // 2} and after {num_steps} "
         f"steps. For these steps, accuracy is a mean over seeds and over a window of a fifth of {BASELINE}'s steps; {BASELINE} "
         "itself may reach it earlier. Intervals are 95 % bootstrap intervals over seeds."
     )
-    yield _speed_table(runs, arms, moments)
-    if runs.world in profile.repeated:
-        again = profile.repeated[runs.world]
+    yield _speed_table(runs, arms, num_steps)
+
+
+def comparison_parts(runs: Runs, profile: Profile) -> Iterator[str]:
+    """Yields the page's parts on the plan's further comparisons in a world."""
+    for other in comparisons(profile, runs.world):
+        own = _runs_of(other, runs)
         yield (
-            f"**A second test with fresh seeds.** The results of seeds {', '.join(map(str, profile.seeds))} chose the comparison "
-            "below and therefore cannot test it. It is repeated here with fresh seeds, "
-            f"{again['seeds'][0]} to {again['seeds'][-1]}. The measure, accuracy on the rollouts of all steps, was fixed before."
+            f"## {runs.world}: {other.title[0].lower()}{other.title[1:]}\n\n{other.why} Run seeds "
+            f"{', '.join(map(str, other.seeds))}; {other.batch} rollouts per step, {other.steps} steps, learning rate "
+            f"{EQUAL_RATES[runs.world]:g}. The measure, accuracy on the rollouts of all steps, was fixed before these runs."
         )
-        yield _speed_table(_fresh(runs, profile), again["arms"], moments)
+        yield _speed_table(own, other.arms, other.steps)
+        yield "Accuracy on the held-out problems after these steps:"
+        yield arm_table(own.equal, other.arms, own.seeds)
 
 
-def second_test_sentence(runs: Runs, profile: Profile) -> str:
-    """Returns the second test's result for the page's summary; empty if none was run."""
-    if runs.world not in profile.repeated:
-        return ""
-    fresh, arms = _fresh(runs, profile), profile.repeated[runs.world]["arms"]
-    differences = _differences(fresh, arms)
-    adjusted = adjusted_cells(differences)
-    told = ", ".join(f"{arm} {cell(differences[arm], signed=True)} (p {p} by Holm)" for arm, p in adjusted.items() if p)
-    seeds = f"{len(fresh.equal(BASELINE))} fresh seeds, accuracy on the rollouts of all steps minus {BASELINE}'s"
-    return f" In a second test with {seeds}, in points: {told}." if told else ""
+def comparison_sentences(runs: Runs, profile: Profile) -> str:
+    """Returns the results of the further comparisons for the page's summary; empty if none was run."""
+    told = ""
+    for other in comparisons(profile, runs.world):
+        own = _runs_of(other, runs)
+        differences = _differences(own, other.arms)
+        adjusted = adjusted_cells(differences)
+        found = ", ".join(f"{arm} {cell(differences[arm], signed=True)} (p {p})" for arm, p in adjusted.items() if p)
+        if found:
+            told += (
+                f" {other.title} ({len(own.equal(BASELINE))} of {len(own.seeds)} seeds), accuracy on the rollouts of all steps "
+                f"minus {BASELINE}'s, in points: {found}."
+            )
+    return told
 
 
-def _fresh(runs: Runs, profile: Profile) -> Runs:
-    return dataclasses.replace(runs, seeds=profile.repeated[runs.world]["seeds"])
-
-
-def _moments(profile: Profile, runs: Runs) -> tuple[int, int]:
-    num_steps = profile.rollouts // runs.batch
-    return num_steps // 2, num_steps
+def _runs_of(other: Comparison, runs: Runs) -> Runs:
+    return dataclasses.replace(runs, batch=other.batch, seeds=other.seeds)
 
 
 def _differences(runs: Runs, arms: Sequence[str]) -> dict[str, list[float]]:
@@ -89,8 +95,8 @@ def _differences(runs: Runs, arms: Sequence[str]) -> dict[str, list[float]]:
     return {arm: paired(base, runs.equal(arm), rollout_accuracy) for arm in arms if arm != BASELINE}
 
 
-def _speed_table(runs: Runs, arms: Sequence[str], moments: tuple[int, int]) -> str:
-    base, differences = runs.equal(BASELINE), _differences(runs, arms)
+def _speed_table(runs: Runs, arms: Sequence[str], num_steps: int) -> str:
+    base, differences, moments = runs.equal(BASELINE), _differences(runs, arms), (num_steps // 2, num_steps)
     adjusted = adjusted_cells(differences)
     rows: list[list[str]] = []
     for arm in arms:

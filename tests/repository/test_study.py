@@ -17,9 +17,19 @@ from factories import log_probs_like, token_batch
 
 from benchmarks import study
 from benchmarks.support.study_page import study_page, summary
-from benchmarks.support.study_plan import ARMS, EQUAL_RATES, PROFILES, Arm, Run, arguments, first_runs, own_rate_runs
+from benchmarks.support.study_plan import (
+    ARMS,
+    EQUAL_RATES,
+    PROFILES,
+    Arm,
+    Run,
+    arguments,
+    comparisons,
+    first_runs,
+    own_rate_runs,
+)
 from benchmarks.support.study_records import best_rate
-from benchmarks.support.study_speed import interval, second_test_sentence, speed_parts, steps_to_reach
+from benchmarks.support.study_speed import comparison_parts, comparison_sentences, interval, speed_parts, steps_to_reach
 from benchmarks.support.study_statistics import Runs, holm, p_value, tail, verdict
 from cepo.algorithms import build_estimator, load_plugin
 from cepo.config import check_config, load_config
@@ -28,7 +38,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_plan_names_every_run_once_and_all_equal_in_rollouts(name: str) -> None:
+def test_a_plan_names_every_run_once_and_compares_equal_rollouts(name: str) -> None:
     profile = PROFILES[name]
     own = [run for world in profile.worlds for run in own_rate_runs(profile, world, {"grpo": 3e-4, "cepo": 1e-4})]
     runs = [*first_runs(profile), *own]
@@ -36,8 +46,11 @@ def test_a_plan_names_every_run_once_and_all_equal_in_rollouts(name: str) -> Non
     assert len(folders) == len(set(runs))
     # What is tuned is never reported: other problems and other seeds.
     assert not {run.seed for run in runs if run.tuning} & {run.seed for run in runs if not run.tuning}
+    compared = [other for world in profile.worlds for other in comparisons(profile, world)]
+    assert {run.rollouts for run in runs} == {profile.rollouts, *(other.rollouts for other in compared)}
+    assert len({(run.world, run.batch, run.rollouts) for run in runs}) == len({(run.world, run.batch) for run in runs})
     for run in runs:
-        assert profile.rollouts % run.batch == 0
+        assert run.rollouts % run.batch == 0
         assert run.batch % ARMS[run.arm].group_size == 0
         assert run.world in ARMS[run.arm].worlds
 
@@ -57,7 +70,7 @@ def test_every_arm_has_a_method_and_settings_that_exist(arm: Arm, tmp_path: Path
     for name in ("train.parquet", "validation.parquet"):
         (world / name).touch()
     profile = PROFILES["full"]
-    run = Run(world=arm.worlds[-1], arm=arm.name, rate=1e-4, batch=32, seed=3)
+    run = Run(world=arm.worlds[-1], arm=arm.name, rate=1e-4, batch=32, rollouts=profile.rollouts, seed=3)
     config = load_config(arguments(profile, run, world, tmp_path / "run"))
     assert check_config(config)
     assert config.algorithm.adv_estimator == arm.estimator
@@ -105,17 +118,26 @@ def test_the_best_rate_is_the_lowest_of_the_best() -> None:
 
 def records(arm: str, ends: list[float], **own: Any) -> list[dict[str, Any]]:
     """Runs of an arm in the small profile, one per seed."""
-    plain = {"world": "shapes", "arm": arm, "rate": 1e-4, "batch": 64, "tuning": False, "steps": 30, "held_out": {}}
+    plain = {
+        "world": "shapes",
+        "arm": arm,
+        "rate": 1e-4,
+        "batch": 64,
+        "tuning": False,
+        "steps": 30,
+        "held_out": {},
+    } | own
+    half, last = str(plain["steps"] // 2), str(plain["steps"])
     cost = dict.fromkeys(("processor_seconds", "rollouts", "generate", "score", "teachers", "update"), 3600)
     return [
         {
             **plain,
             **cost,
             "seed": seed,
-            "sampled": {"0": 0.5, "15": 0.6, "30": end},
-            "greedy": {"0": 0.9, "15": 0.9, "30": 0.8},
+            "sampled": {"0": 0.5, half: 0.6, last: end},
+            "greedy": {"0": 0.9, half: 0.9, last: 0.8},
             "trained": [0.5] * 20 + [end] * 10,
-            "hint_gap_wrong": {"0": -0.2, "30": None},
+            "hint_gap_wrong": {"0": -0.2, last: None},
             "evidence": {"positive": [0.1, 0.2, 0.3], "negative": [0.1, 0.1, 0.2], "clipped": [0.1, 0.1, 0.1]},
             **own,
         }
@@ -157,14 +179,16 @@ def test_the_speed_of_an_arm_is_its_accuracy_on_rollouts() -> None:
             made.append(record | {"trained": [0.3] * 40 + [end] * 20})
     profile = PROFILES["small"]
     runs = Runs(records=made, world="chain", batch=32, own_rates={}, seeds=profile.seeds)
-    page = "\n".join(speed_parts(runs, ["grpo", "cepo+hindsight", "oracle"], profile))
+    page = "\n".join(
+        [*speed_parts(runs, ["grpo", "cepo+hindsight", "oracle"], profile), *comparison_parts(runs, profile)]
+    )
     assert "| grpo | 3 of 5 | 36.7 ± 0.0 |  |  | 6 | 6 to 6 | 52 | 52 to 52 |" in page
     assert "| cepo+hindsight | 3 of 5 | 40.3 ± 0.2 | +3.7 ± 0.2 | 0.003 | 6 | 6 to 6 | 48 | 48 to 48 |" in page
     assert "| oracle | 0 of 5 | not run | not run |  | not run |  | not run |  |" in page
     assert "| oracle | 0 of 10 | not run |" in page
 
 
-def test_a_second_test_takes_its_own_seeds_alone() -> None:
+def test_a_further_comparison_takes_its_own_seeds_alone() -> None:
     """The first seeds say that the oracle is worse; of the fresh ones it is better by 10, 11 and 12 points."""
     profile, own = PROFILES["small"], {"world": "chain", "batch": 32, "rate": 3e-5, "steps": 60}
     made: list[dict[str, Any]] = []
@@ -173,12 +197,28 @@ def test_a_second_test_takes_its_own_seeds_alone() -> None:
         for record, share in zip(records(arm, second, **own), second, strict=True):
             made.append(record | {"seed": record["seed"] + 20, "trained": [share] * 60})
     runs = Runs(records=made, world="chain", batch=32, own_rates={}, seeds=profile.seeds)
-    page = "\n".join(speed_parts(runs, ["grpo", "oracle"], profile))
-    assert "| oracle | 2 of 5 | 10.0 ± 0.0 | -80.0 ± 0.0 |" in page
-    assert "| oracle | 3 of 10 | 61.0 ± 0.6 | +11.0 ± 0.6 | 0.003 | 6 | 6 to 6 | 12 | 12 to 12 |" in page
-    sentence = second_test_sentence(runs, profile)
-    assert "with 3 fresh seeds" in sentence
-    assert sentence.endswith("in points: oracle +11.0 ± 0.6 (p 0.003 by Holm).")
+    main = "\n".join(speed_parts(runs, ["grpo", "oracle"], profile))
+    further = "\n".join(comparison_parts(runs, profile))
+    assert "| oracle | 2 of 5 | 10.0 ± 0.0 | -80.0 ± 0.0 |" in main
+    assert "| oracle | 3 of 10 | 61.0 ± 0.6 | +11.0 ± 0.6 | 0.003 | 6 | 6 to 6 | 12 | 12 to 12 |" in further
+    sentence = comparison_sentences(runs, profile)
+    assert sentence.startswith(" With fresh seeds (3 of 10 seeds), ")
+    assert sentence.endswith("in points: oracle +11.0 ± 0.6 (p 0.003).")
+
+
+def test_a_comparison_at_another_batch_takes_its_runs_alone() -> None:
+    """With 8 rollouts per step the runs have 60 steps too; the oracle is better by 4 and 6 points."""
+    profile, own = PROFILES["small"], {"world": "chain", "batch": 8, "rate": 3e-5, "steps": 60}
+    made: list[dict[str, Any]] = []
+    for arm, shares in (("grpo", [0.5, 0.5]), ("oracle", [0.54, 0.56])):
+        for record, share in zip(records(arm, shares, **own), shares, strict=True):
+            made.append(record | {"seed": record["seed"] + 30, "trained": [share] * 60})
+    runs = Runs(records=made, world="chain", batch=32, own_rates={}, seeds=profile.seeds)
+    page = "\n".join(comparison_parts(runs, profile))
+    assert "## chain: with 8 rollouts per step" in page
+    assert "| oracle | 2 of 10 | 55.0 ± 1.0 | +5.0 ± 1.0 | 0.126 | 6 | 6 to 6 | 12 | 12 to 12 |" in page
+    assert "| oracle | 2 of 10 | 3e-05 | 55.0 ± 1.0 | 80.0 ± 0.0 | +5.0 ± 1.0 | 0.126 | +0.0 ± 0.0 |" in page
+    assert comparison_sentences(runs, profile).startswith(" With 8 rollouts per step (2 of 10 seeds), ")
 
 
 def test_steps_are_counted_to_the_baselines_last_accuracy() -> None:
