@@ -132,7 +132,7 @@ def _summary(profile: Profile, runs: Runs) -> str:
         if p is not None and p < SIGNIFICANT:
             marked[sum(differences) > 0].append(arm)
     told = [
-        f"{', '.join(names)} {'end' if len(names) > 1 else 'ends'} {side}"
+        f"{' and '.join(names)} {'end' if len(names) > 1 else 'ends'} {side}"
         for names, side in ((marked[True], "above"), (marked[False], "below"))
         if names
     ]
