@@ -133,13 +133,18 @@ def first_runs(profile: Profile) -> Iterator[Run]:
                     yield Run(world=world, arm=arm, rate=rate, batch=other.batch, rollouts=other.rollouts, seed=seed)
         if not profile.rates:
             continue
-        main = functools.partial(Run, world=world, batch=profile.batches[world][0], rollouts=rollouts)
+        main = _main_run(profile, world)
         for seed in profile.seeds:
             yield main(arm=RATIO_ARM, rate=RATIO_RATES[world], seed=seed)
         for seed in profile.seeds if world in profile.ablations else ():
             for arm in itertools.chain(*ABLATIONS.values()):
                 yield main(arm=arm.name, rate=rate, seed=seed)
         yield from itertools.chain.from_iterable(sweep(profile, world, arm) for arm in swept(profile))
+
+
+def _main_run(profile: Profile, world: str) -> functools.partial[Run]:
+    """Returns a constructor of runs with the first batch size of a world and the profile's rollouts."""
+    return functools.partial(Run, world=world, batch=profile.batches[world][0], rollouts=profile.rollouts)
 
 
 def trained(profile: Profile, world: str) -> list[str]:
@@ -155,18 +160,7 @@ def swept(profile: Profile) -> list[str]:
 def sweep(profile: Profile, world: str, arm: str) -> list[Run]:
     """Returns the runs that choose an arm's learning rate, all on the tuning world's problems."""
     rates = itertools.product(profile.tuning_seeds, profile.rates)
-    return [
-        Run(
-            world=world,
-            arm=arm,
-            rate=rate,
-            batch=profile.batches[world][0],
-            rollouts=profile.rollouts,
-            seed=seed,
-            tuning=True,
-        )
-        for seed, rate in rates
-    ]
+    return [_main_run(profile, world)(arm=arm, rate=rate, seed=seed, tuning=True) for seed, rate in rates]
 
 
 def own_rate_runs(profile: Profile, world: str, rates: Mapping[str, float]) -> Iterator[Run]:
@@ -174,8 +168,7 @@ def own_rate_runs(profile: Profile, world: str, rates: Mapping[str, float]) -> I
     for seed, arm in itertools.product(profile.seeds, trained(profile, world)):
         rate = rates.get(ARMS[arm].rate_of or arm)
         if rate is not None:
-            batch = profile.batches[world][0]
-            yield Run(world=world, arm=arm, rate=rate, batch=batch, rollouts=profile.rollouts, seed=seed)
+            yield _main_run(profile, world)(arm=arm, rate=rate, seed=seed)
 
 
 def arguments(profile: Profile, run: Run, world: Path, folder: Path) -> list[str]:

@@ -77,7 +77,9 @@ def comparison_sentences(runs: Runs, profile: Profile) -> str:
         own = _runs_of(other, runs)
         differences = _differences(own, other.arms)
         adjusted = adjusted_cells(differences)
-        found = ", ".join(f"{arm} {cell(differences[arm], signed=True)} (p {p})" for arm, p in adjusted.items() if p)
+        found = ", ".join(
+            f"{arm} {cell(differences[arm], signed=True)} (p {p} by Holm)" for arm, p in adjusted.items() if p
+        )
         if found:
             told += (
                 f" {other.title} ({len(own.equal(BASELINE))} of {len(own.seeds)} seeds), accuracy on the rollouts of all steps "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -49,6 +50,11 @@ def test_a_plan_names_every_run_once_and_compares_equal_rollouts(name: str) -> N
     compared = [other for world in profile.worlds for other in comparisons(profile, world)]
     assert {run.rollouts for run in runs} == {profile.rollouts, *(other.rollouts for other in compared)}
     assert len({(run.world, run.batch, run.rollouts) for run in runs}) == len({(run.world, run.batch) for run in runs})
+    for world in profile.worlds:
+        for other in comparisons(profile, world):
+            size = world, EQUAL_RATES[world], other.batch, other.rollouts
+            made = {(run.arm, run.seed) for run in runs if (run.world, run.rate, run.batch, run.rollouts) == size}
+            assert set(itertools.product(other.arms, other.seeds)) <= made
     for run in runs:
         assert run.rollouts % run.batch == 0
         assert run.batch % ARMS[run.arm].group_size == 0
@@ -164,6 +170,9 @@ def test_a_page_says_what_its_records_say_and_what_is_not_run() -> None:
     assert "**9 of 115 planned runs are done.**" in page
     assert "| cepo above grpo | +10.0 ± 0.6 | seen |" in page
     assert "## chain\n\nThe world `chain` is not run." in page
+    assert "Only the profile `full` has batches" not in " ".join(
+        page.split()
+    )  # 32 and 256 are planned in the small one too
 
 
 def test_the_speed_of_an_arm_is_its_accuracy_on_rollouts() -> None:
@@ -203,7 +212,7 @@ def test_a_further_comparison_takes_its_own_seeds_alone() -> None:
     assert "| oracle | 3 of 10 | 61.0 ± 0.6 | +11.0 ± 0.6 | 0.003 | 6 | 6 to 6 | 12 | 12 to 12 |" in further
     sentence = comparison_sentences(runs, profile)
     assert sentence.startswith(" With fresh seeds (3 of 10 seeds), ")
-    assert sentence.endswith("in points: oracle +11.0 ± 0.6 (p 0.003).")
+    assert sentence.endswith("in points: oracle +11.0 ± 0.6 (p 0.003 by Holm).")
 
 
 def test_a_comparison_at_another_batch_takes_its_runs_alone() -> None:
@@ -219,6 +228,11 @@ def test_a_comparison_at_another_batch_takes_its_runs_alone() -> None:
     assert "| oracle | 2 of 10 | 55.0 ± 1.0 | +5.0 ± 1.0 | 0.126 | 6 | 6 to 6 | 12 | 12 to 12 |" in page
     assert "| oracle | 2 of 10 | 3e-05 | 55.0 ± 1.0 | 80.0 ± 0.0 | +5.0 ± 1.0 | 0.126 | +0.0 ± 0.0 |" in page
     assert comparison_sentences(runs, profile).startswith(" With 8 rollouts per step (2 of 10 seeds), ")
+    # 5,120 rollouts in batches of 256 are 20 steps; the main runs of this world have 30.
+    other = Runs(records=[], world="shapes", batch=64, own_rates={}, seeds=profile.seeds)
+    assert "| steps to grpo's after 10 | interval | steps to grpo's after 20 |" in "\n".join(
+        comparison_parts(other, profile)
+    )
 
 
 def test_steps_are_counted_to_the_baselines_last_accuracy() -> None:
