@@ -2,10 +2,10 @@
 # environment of scripts/test.sh (.venv) is used.
 PYTHON := $(or $(CEPO_PYTHON),.venv/bin/python)
 
-.PHONY: help fmt check fast test docs audit gpu
+.PHONY: help fmt check fast test docs audit release gpu-dry gpu
 
 help:    ## list the targets
-	@grep -E '^[a-z]+: ' $(MAKEFILE_LIST) | sed -E 's/: +##/\t/'
+	@grep -E '^[a-z-]+: ' $(MAKEFILE_LIST) | sed -E 's/: +##/\t/'
 
 fmt:     ## format the code and mend what ruff can mend
 	$(PYTHON) -m ruff format .
@@ -29,6 +29,13 @@ docs:    ## write the generated pages, and build the site into build/site
 audit:   ## known vulnerabilities of the pinned packages; exit code 3 where no database is reached
 	$(PYTHON) -m pip install --quiet pip-audit
 	$(PYTHON) scripts/audit.py
+
+release: ## build wheel and source archive, and resolve every extra with its constraints from the public index
+	$(PYTHON) -m build
+	$(PYTHON) scripts/constraints.py --check
+
+gpu-dry: ## what a GPU would find, as far as it can be found without one
+	bash scripts/gpu_dry.sh
 
 gpu:     ## what only a GPU can show
 	bash scripts/gpu_check.sh

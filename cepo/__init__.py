@@ -12,7 +12,3 @@ if sys.version_info < (3, 11):  # noqa: UP036
         "or python3.11 -m venv .venv for an environment of your own.\n"
     )
     raise SystemExit(2)
-
-import _cepo_cpu_torch
-
-_cepo_cpu_torch.watch(and_children=True)  # no effect if a start-up file has called it already

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 
 from cepo import __version__, interrupts
 from cepo.errors import did_you_mean
@@ -13,6 +14,10 @@ _USAGE_ERROR = 2
 
 COMMANDS = {
     "train": ("cepo.train:main", "train a model: cepo train config=FILE a.b.c=value ..."),
+    "quickstart": (
+        "cepo.commands.first_run:run_quickstart_command",
+        "train CEPO on the embedded world for 20 steps and write its report: cepo quickstart",
+    ),
     "config": (
         "cepo.commands.config:run_config_command",
         "resolve, check and print a configuration: cepo config config=FILE a.b.c=value ...",
@@ -39,15 +44,19 @@ COMMANDS = {
     ),
     "credit": (
         "cepo.commands.measure_credit:run_credit_command",
-        "measure the credit and gradients of methods against the truth: cepo credit methods=NAME,NAME ...",
+        "measure the credit of methods against the truth: cepo credit methods=NAME,NAME ...",
     ),
     "merge": (
         "cepo.commands.merge:run_merge_command",
         "export a checkpoint as a Hugging Face folder: cepo merge --checkpoint FOLDER --out FOLDER",
     ),
+    "init": (
+        "cepo.commands.first_run:run_init_command",
+        "copy the shipped configurations, templates and launchers: cepo init FOLDER",
+    ),
     "microgeo": (
         "cepo.microgeo.__main__:main",
-        "build the embedded world (problems and model): cepo microgeo [--folder FOLDER]",
+        "build the embedded world (problems and model): cepo microgeo [--out FOLDER]",
     ),
     "completion": (
         "cepo.commands.completion:run_completion_command",
@@ -58,9 +67,12 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 2 if it is unknown, 130 after Ctrl-C."""
+    """Runs a command and returns its exit code: 2 if it is unknown, 130 after Ctrl-C, 143 after SIGTERM."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else None
+    if name in COMMANDS and find_spec("omegaconf") is None:
+        sys.stderr.write(f"cepo {name}: only the methods' core is installed; pip install 'cepo[cpu]' or 'cepo[gpu]'\n")
+        return _USAGE_ERROR
     if name in COMMANDS:
         module, _, function = COMMANDS[name][0].partition(":")
         with interrupts.handled():
@@ -68,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return getattr(import_module(module), function)(arguments[1:])
             except KeyboardInterrupt:
                 sys.stderr.write(f"cepo {name}: interrupted\n")
-                return interrupts.EXIT_INTERRUPTED
+                return interrupts.exit_code()
     if name in ("--version", "-V", "version"):
         sys.stdout.write(f"cepo {__version__}\n")
         return 0

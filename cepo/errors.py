@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class CepoError(Exception):
@@ -16,6 +18,17 @@ class ConfigError(CepoError, ValueError):
 
 class DataError(CepoError, ValueError):
     """A dataset, a row or an image cannot be used."""
+
+
+class ForeignFileError(DataError):
+    """A file that others may have made is not regular, too large, elsewhere, or not in the stated format."""
+
+    def __init__(self, path: object, fault: str) -> None:
+        super().__init__(str(path), fault)  # both, so that the error can be sent between processes
+        self.fault = fault
+
+    def __str__(self) -> str:
+        return " ".join(self.args)
 
 
 class RewardError(CepoError, ValueError):
@@ -38,3 +51,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns a sentence fragment with the nearest known spelling; empty if none is near."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{nearest[0]}'?" if nearest else ""
+
+
+def place_in(error: BaseException, files: Iterable[str | Path]) -> str | None:
+    """Returns the innermost place of an exception within a user's `files`, as "FILE, line N, in NAME"; None if none."""
+    own = {str(Path(file).expanduser().resolve()): file for file in files}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
+    return f"{own[frames[-1].filename]}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else None

@@ -1,4 +1,7 @@
-"""Handles Ctrl-C and SIGTERM. They end a run at once while libraries are imported, and are never lost afterwards."""
+"""Handles Ctrl-C and SIGTERM. They end a run at once while libraries are imported, and are never lost afterwards.
+
+A part of the work that should be finished first postpones the first signal; a second one is never postponed.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,15 @@ from typing import NoReturn
 
 from cepo import progress
 
-EXIT_INTERRUPTED = 130
+EXIT_CODES = (130, 143)
+"""Exit codes after Ctrl-C and after SIGTERM."""
 _IMPORT_FRAMES = "<frozen importlib._bootstrap>"
 
+logger = logging.getLogger(__name__)
+
 _has_begun = False
-_is_pending = False
+_heard: int | None = None
+_postponed_for: str | None = None
 
 
 @contextmanager
@@ -29,11 +36,11 @@ def handled() -> Iterator[None]:
     Outside the main thread, which alone receives signals, it does nothing. An ignored signal remains ignored, because
     shells start background jobs that way.
     """
-    global _has_begun, _is_pending
+    global _has_begun, _heard
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _has_begun = _is_pending = False
+    _has_begun, _heard = False, None
     heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, _handle) for number in heard}
     try:
@@ -41,6 +48,7 @@ def handled() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _heard = None
 
 
 def work_has_begun() -> None:
@@ -51,8 +59,24 @@ def work_has_begun() -> None:
 
 def raise_if_lost() -> None:
     """Raises a `KeyboardInterrupt` that a library has swallowed. In callbacks and destructors it is only printed."""
-    if _is_pending:
+    if _heard is not None:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def postponed(what: str) -> Iterator[None]:
+    """Only notes a first signal inside this context, and logs what happens first; `raise_if_lost` then raises it."""
+    global _postponed_for
+    before, _postponed_for = _postponed_for, what
+    try:
+        yield
+    finally:
+        _postponed_for = before
+
+
+def exit_code() -> int:
+    """Returns the exit code that names the last signal: 143 after SIGTERM, else 130."""
+    return EXIT_CODES[_heard == signal.SIGTERM]
 
 
 def exit_process(code: int) -> NoReturn:
@@ -61,19 +85,22 @@ def exit_process(code: int) -> NoReturn:
     After an interruption it runs only the `atexit` functions, because interrupted libraries can crash while the
     interpreter shuts down.
     """
-    if code == EXIT_INTERRUPTED:
+    if code in EXIT_CODES:
         atexit._run_exitfuncs()
         _leave(code)
     sys.exit(code)
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    global _is_pending
+    global _heard
+    is_first, _heard = _heard is None, number
     if not _has_begun and _is_importing(frame):
         # An exception here would leave libraries half imported, which causes unrelated errors or a crash.
         sys.stderr.write("interrupted while libraries were being loaded; no work had started\n")
-        _leave(EXIT_INTERRUPTED)
-    _is_pending = True
+        _leave(exit_code())
+    if is_first and _postponed_for is not None:
+        logger.warning("%s heard: %s; a second one ends at once", signal.Signals(number).name, _postponed_for)
+        return
     raise KeyboardInterrupt
 
 

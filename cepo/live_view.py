@@ -6,11 +6,13 @@ import logging
 import sys
 from typing import Protocol
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from cepo.terminal import SafeConsole
 
 _SHORTEST_SECONDS = 0.5
 _BAR_CELLS = 30
@@ -41,7 +43,7 @@ class LiveView:
     def __init__(self) -> None:
         self.board: RenderableType | None = None
         self.work: list[Work] = []
-        self.console = Console(stderr=True)
+        self.console = SafeConsole(stderr=True)
         self._live = Live(
             console=self.console,
             get_renderable=self._drawn,

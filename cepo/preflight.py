@@ -6,12 +6,16 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from cepo.config import RunConfig, chosen_launcher
+from cepo.config import RunConfig, chosen_launcher, run_folder
+from cepo.config.checks import require_weights
 from cepo.config.derived import needs_critic
 from cepo.data.hub import require_hub_names
-from cepo.errors import ConfigError, RewardError
-from cepo.hardware.devices import device_in_words, require_devices, require_wanted_device
+from cepo.errors import ConfigError, DataError, RewardError
+from cepo.hardware.devices import device_in_words, require_devices, require_usable_torch
+from cepo.hardware.threads import limit_threads
 from cepo.runtime.reach import why_no_answer
+from cepo.tracking.run_folder import read_environment
+from cepo.trees import leaves
 
 if TYPE_CHECKING:
     from cepo.data.dataset import ProblemSet
@@ -26,10 +30,11 @@ def check_before_imports(config: RunConfig) -> None:
 
     Raises:
         RewardError: the reward file is not valid Python, or imports a package that is not installed.
-        ConfigError: no Ray cluster answers at the address.
+        ConfigError: the model has no weights, or no Ray cluster answers at the address.
     """
     from cepo.rewards.functions import require_imports, resolve_reward_path
 
+    require_weights(config.worker.actor.model.model_path)
     reward = config.worker.reward
     for spec in [*reward.reward_functions, *filter(None, [reward.answer_function])]:
         require_imports(resolve_reward_path(spec)[0])
@@ -41,6 +46,21 @@ def check_before_imports(config: RunConfig) -> None:
                 f"no Ray cluster answers at '{address}' ({why}). Start one with `ray start --head`, and give the address it "
                 "prints as trainer.ray_address or RAY_ADDRESS; without either, a cluster is started on this machine"
             )
+
+
+def limited_threads(config: RunConfig) -> str | None:
+    """Limits the threads of a run in this process, before torch is loaded; returns what was chosen, if anything.
+
+    Under Ray each worker gets its share of the processors.
+    """
+    if chosen_launcher(config) != "local":
+        return None
+    try:
+        starts = read_environment(run_folder(config)) if config.trainer.find_last_checkpoint else []
+    except DataError:  # the tracker reports damaged records, and renames them
+        starts = []
+    recorded = dict(leaves(starts[-1])).get("threads.torch") if starts else None
+    return limit_threads(recorded if isinstance(recorded, int) else None)
 
 
 def check_hub_names(config: RunConfig) -> None:
@@ -63,12 +83,12 @@ def check_devices(config: RunConfig) -> str:
     """Checks that the run's devices are available and describes where training runs. Imports torch.
 
     Raises:
-        ConfigError: the GPU cannot be used, or this machine has fewer devices than the run needs.
+        ConfigError: torch cannot be used, or this machine has fewer devices than the run needs.
     """
     if not runs_on_this_machine(config):
         address = ray_address(config)
         return f"device: {'those of the Ray cluster' if address is None else f'those of the Ray cluster at {address}'}"
-    require_wanted_device()
+    require_usable_torch()
     require_devices(config.trainer.n_gpus_per_node)
     return f"device: {device_in_words()}"
 

@@ -42,6 +42,16 @@ def live_view() -> Iterator[None]:
         end_view()
 
 
+def log_to_stderr() -> None:
+    """Shows our log on standard error, and of other libraries only warnings."""
+    from cepo.terminal import LogFormatter
+
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.getLogger("cepo").setLevel(logging.INFO)
+
+
 def end_view() -> None:
     """Ends the live view, if there is one, and restores the cursor."""
     global _view

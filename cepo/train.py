@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from cepo import interrupts
+from cepo import interrupts, preflight
 from cepo.config import RunConfig, check_config, chosen_launcher, dump_for_record, load_config, run_folder
 from cepo.config.help import TRAIN, asked_for_help, help_text
-from cepo.errors import CepoError, WorkerLostError
-from cepo.interrupts import EXIT_INTERRUPTED
+from cepo.errors import CepoError, WorkerLostError, place_in
 from cepo.leftovers import remove_left_behind
-from cepo.preflight import check_before_imports, check_before_loading, check_devices, check_hub_names
-from cepo.progress import live_view, phase
+from cepo.progress import live_view, log_to_stderr, phase
+from cepo.runtime.reach import prepare_own_cluster
 
 if TYPE_CHECKING:
     from cepo.algorithms import Estimator
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from cepo.data.mixing import MixedProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
-    from cepo.sizing.phases import Demand
+    from cepo.sizing import Memory
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend
@@ -40,10 +39,11 @@ EXIT_USER_ERROR = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Implements `python3 -m cepo.train config=FILE a.b.c=value ...` and returns the exit code.
 
-    0: the run has finished. 2: a `CepoError` (config and data are checked before heavy work). 130: Ctrl-C.
+    0: the run has finished. 2: a `CepoError` (config and data are checked before heavy work), or a plug-in failed.
+    130: Ctrl-C. 143: SIGTERM.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _log_to_stderr()
+    log_to_stderr()
     with interrupts.handled():
         return _main(arguments)
 
@@ -55,21 +55,29 @@ def _main(arguments: Sequence[str]) -> int:
             sys.stdout.write(help_text(TRAIN, arguments))
             return 0
         config = load_config(arguments)
-        for line in check_config(config):
+        lines = check_config(config)
+        preflight.check_before_imports(config)
+        threads = preflight.limited_threads(config)
+        for line in (*lines, *filter(None, [threads])):
             logger.info("plan: %s", line)
-        check_before_imports(config)
         with live_view():
-            with phase("loading libraries and looking at the devices"):
-                devices = check_devices(config)
+            with phase("looking at the devices"):
+                devices = preflight.check_devices(config)
             logger.info("plan: %s", devices)
-            check_hub_names(config)
+            preflight.check_hub_names(config)
             train(config)
     except CepoError as error:
         logger.error("%s", error)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         logger.warning("interrupted; %s", _what_stands(config))
-        return EXIT_INTERRUPTED
+        return interrupts.exit_code()
+    except Exception as error:
+        where = None if config is None else place_in(error, config.trainer.plugins)
+        if where is None:
+            raise
+        logger.error("%s: %s: %s", where, type(error).__name__, error)
+        return EXIT_USER_ERROR
     return 0
 
 
@@ -93,6 +101,8 @@ def train(config: RunConfig) -> None:
     from cepo.trainer.run_lock import RunLock
 
     remove_left_behind()
+    if chosen_launcher(config) == "ray" and preflight.ray_address(config) is None:
+        prepare_own_cluster()
     with RunLock(run_folder(config)) as lock:
         try:
             _train(with_embedded_world(config), RunHistory(lock=lock))
@@ -132,19 +142,20 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
 
     check_sinks(config.trainer.logger)
     rewards = stack.enter_context(RewardPool.of(config.worker.reward))
-    from cepo.data.contexts import ContextBuilder
-    from cepo.data.dataset import most_visuals
-    from cepo.models.processing import load_processing
-    from cepo.trainer.checkpoints import TrainerState
-    from cepo.trainer.loop import Trainer
-    from cepo.trainer.resuming import RunHistory, check_continuation, checkpoint_store, checkpoint_to_load
-    from cepo.trainer.run_lock import RunLock
-    from cepo.trainer.validation import Validator
-    from cepo.workers.worker import WorkerFacts
+    with phase("loading libraries and the tokenizer"):
+        from cepo.data.contexts import ContextBuilder
+        from cepo.data.dataset import most_visuals
+        from cepo.models.processing import load_processing
+        from cepo.trainer.checkpoints import TrainerState
+        from cepo.trainer.loop import Trainer
+        from cepo.trainer.resuming import RunHistory, check_continuation, checkpoint_store, checkpoint_to_load
+        from cepo.trainer.run_lock import RunLock
+        from cepo.trainer.validation import Validator
+        from cepo.workers.worker import WorkerFacts
 
+        processing = load_processing(config)
     history = history or RunHistory()
     estimator = _estimator(config)
-    processing = load_processing(config)
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
     with phase("reading and checking the problems"):
         problems, held_out = _problem_sets(config, processing, with_solutions=estimator.needs_solutions)
@@ -154,7 +165,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
     state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
     if checkpoint is not None and history.first_step is None:
         check_continuation(config, store, checkpoint, state.step, total_steps)
-    check_before_loading(config, rewards, problems)
+    preflight.check_before_loading(config, rewards, problems)
     store.require_writable()  # last of the checks: a refused run leaves no folder
     (history.lock or stack.enter_context(RunLock(store.folder))).acquire()
     facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=most_visuals(problems, held_out))
@@ -196,7 +207,7 @@ def build_backend(
     config: RunConfig, processing: Processing, facts: WorkerFacts, image_probe: ImageSource | None
 ) -> Backend:
     """Builds the backend, which runs on this process's device or on those of a Ray cluster."""
-    facts = dataclasses.replace(facts, demand=_demand(config, processing, facts))
+    facts = dataclasses.replace(facts, memory=_memory(config, processing, facts))
     if chosen_launcher(config) == "ray":
         from cepo.runtime.ray import RayBackend
 
@@ -207,18 +218,18 @@ def build_backend(
     return LocalBackend(config, facts, processing)
 
 
-def _demand(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Demand | None:
-    """Returns the memory demand, which decides whether the run is refused and vLLM sleeps; None without a GPU."""
+def _memory(config: RunConfig, processing: Processing, facts: WorkerFacts) -> Memory | None:
+    """Returns the memory that the run needs, by which it may be refused; None without a GPU."""
     import torch
 
     from cepo.rollout.factory import settings_of_run, vllm_samples
-    from cepo.sizing.needs import estimate_needs
+    from cepo.sizing import estimate_memory
 
     on_other_machines = chosen_launcher(config) == "ray"
     if not (torch.cuda.is_available() or on_other_machines):
         return None
     with_vllm = vllm_samples(settings_of_run(config, most_visuals=facts.most_visuals), processing)
-    return estimate_needs(config, cpu_engine=False).demand(with_vllm=with_vllm)
+    return estimate_memory(config, with_vllm=with_vllm)
 
 
 def _problem_sets(
@@ -250,8 +261,7 @@ def _tracker(
     config: RunConfig, stack: ExitStack, store: CheckpointStore, total_steps: int, resumed_step: int | None
 ) -> Any:
     """Moves records and checkpoints that this run does not continue out of its folder, then builds the tracker."""
-    import torch
-
+    from cepo.hardware.devices import visible_gpus
     from cepo.tracking.sink import RunDescription
     from cepo.tracking.tracker import build_tracker, set_aside_earlier_records
 
@@ -267,18 +277,11 @@ def _tracker(
             experiment=config.trainer.experiment_name,
             resumed_step=resumed_step,
             max_rollouts_mb=config.trainer.rollouts_max_mb,
-            device_names=[torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+            device_names=[name for name, _ in visible_gpus()],
         ),
     )
     stack.callback(tracker.close)
     return tracker
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
-    logging.getLogger("cepo").setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

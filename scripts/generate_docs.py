@@ -7,14 +7,19 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cepo.algorithms import available_estimators
+from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
 from cepo.config.listing import REQUIRED, Setting, file_schema, method_settings, settings_of, written
+from cepo.config.schema import LoraConfig
 from cepo.models.families import family_lines
-from cepo.sizing.table import memory_table
+from cepo.models.families.qwen3_vl import PUBLISHED_SIZES, published_config
+from cepo.sizing import ModelShape, estimate_memory, fit, shape_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -105,6 +110,60 @@ def easyr1_tables() -> dict[str, list[str]]:
         "internal": [", ".join(f"`{name}`" for name in TABLE.internal) + "."],
         "fork": ["| the fork's key | here |", "| --- | --- |", *replaced_rows()],
     }
+
+
+CARDS = (24, 48, 80, 96, 141, 180)
+"""Memory of the cards in the table, in GB of 10^9 bytes; the driver takes half a GB."""
+RESPONSES = (2048, 4096, 8192)
+_LORA = "worker.actor.model.lora"
+_TRAINED = {
+    "LoRA": [f"{_LORA}.rank=16"],
+    "QLoRA": [f"{_LORA}.rank=16", f"{_LORA}.quantization=nf4"],
+    "all weights": [f"{_LORA}.rank=0"],
+}
+
+
+@cache
+def published_shape(size: str, lora: LoraConfig) -> ModelShape:
+    """Returns the shape of Qwen3-VL-`size` with this adapter."""
+    return shape_of(published_config(size), lora=lora)
+
+
+def memory_table() -> list[str]:
+    """Returns lines of Markdown: the rows of an update pass for which a card has room in the paper's setting."""
+    lines = [
+        f"| model | trained | longest response | {' | '.join(f'{card} GB' for card in CARDS)} |",
+        f"| --- | --- | --- |{' --- |' * len(CARDS)}",
+    ]
+    for size in PUBLISHED_SIZES:
+        for trained, settings in _TRAINED.items():
+            for response in RESPONSES:
+                config = load_config(
+                    ["config=configs/geo3k/cepo.yaml", f"data.max_response_length={response}", *settings]
+                )
+                cells = [memory_cell(config, size, card * 10**9) for card in CARDS]
+                lines.append(f"| {size} | {trained} | {response} | {' | '.join(cells)} |")
+    return lines
+
+
+def memory_cell(config: RunConfig, size: str, total: int) -> str:
+    """Returns the largest of 16, 8, 4, 2, 1 rows that fit, after another share for vLLM where its share does not."""
+    for rows in (16, 8, 4, 2, 1):
+        actor = replace(
+            config.worker.actor,
+            micro_batch_size_per_device_for_update=rows,
+            micro_batch_size_per_device_for_experience=4 * rows,
+        )
+        changed = replace(config, worker=replace(config.worker, actor=actor))
+        memory = estimate_memory(
+            changed, with_vllm=True, shape_of_path=lambda path, trust, override, lora: published_shape(size, lora)
+        )
+        found = fit(memory, config.worker.rollout, free=total - 500_000_000, total=total)
+        if found.short == 0 and found.refused is None:
+            return str(rows)
+        if found.short == 0 and found.share is not None:
+            return f"{found.share:g}: {rows}"
+    return "no"
 
 
 def with_tables(page: Path, blocks: Mapping[str, Sequence[str]]) -> str:

@@ -6,10 +6,10 @@
 # torch, transformers, peft, pytest and the package's other needs; no Ray, no network, no weights.
 # Everything it prints is in log.txt in the folder: paste that into an issue.
 # Variables, all optional:
-#   OUT                    the folder for the log and the figures (benchmarks/results/gpu/<date and time>)
+#   OUT                    the folder for the log and the figures (lab/results/gpu/<date and time>)
 #   CEPO_GPU_CHECK_DEVICE  cuda, or cpu: the same commands with tiny shapes, to see that they run (cuda)
 #   CEPO_GPU_CHECK_SECONDS time limit of the whole (840)
-#   CEPO_PYTHON            the Python to run; else python3 where it has torch; else as in scripts/common.sh
+#   CEPO_PYTHON            the Python to run; else python3 where all packages have versions that serve; else as in scripts/common.sh
 # Exit code: 0 all passed; 1 a part failed, which the last line names; 2 there is no GPU.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$ROOT"
@@ -17,12 +17,15 @@ DEVICE="${CEPO_GPU_CHECK_DEVICE:-cuda}"
 LIMIT="${CEPO_GPU_CHECK_SECONDS:-840}"
 [[ "$DEVICE" == cuda || "$DEVICE" == cpu ]] || die "CEPO_GPU_CHECK_DEVICE is '$DEVICE'; accepted: cuda and cpu."
 [[ "$LIMIT" =~ ^[1-9][0-9]*$ ]] || die "CEPO_GPU_CHECK_SECONDS is '$LIMIT'; accepted: a number of seconds."
-if [[ -z "${CEPO_PYTHON:-}" ]] && python3 -c 'import torch, pytest' >/dev/null 2>&1; then
+SERVES='import peft, pytest, torch, transformers
+from cepo.doctor.versions import installed_versions, version_findings
+raise SystemExit(any(found.mark == "fail" for found in version_findings(installed_versions())))'
+if [[ -z "${CEPO_PYTHON:-}" ]] && python3 -c "$SERVES" >/dev/null 2>&1; then
     CEPO_PYTHON=python3
 fi
 ensure_environment "$(engine_extra),dev"
 
-OUT="${OUT:-$ROOT/benchmarks/results/gpu/$(date +%Y-%m-%d-%H%M%S)}"
+OUT="${OUT:-$ROOT/lab/results/gpu/$(date +%Y-%m-%d-%H%M%S)}"
 mkdir -p "$OUT"
 OUT="$(cd "$OUT" && pwd)"
 LOG="$OUT/log.txt"
@@ -64,14 +67,17 @@ fi
 part versions 60 bash -c "nvidia-smi || true; '$CEPO_PYTHON' -m cepo.cli doctor || true" # the tests decide, not the doctor
 part tests 360 "$CEPO_PYTHON" -m pytest tests/gpu -v -rsP -p no:cacheprovider --confcutdir=tests/gpu -k "$DEVICE" --durations=5 "$@"
 if "$CEPO_PYTHON" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("vllm") is None)'; then
-    part engine 300 "$CEPO_PYTHON" -m benchmarks.engine_check --device "$DEVICE" --shape "$LARGE" --response "$RESPONSE"
+    for weights in adapter full; do # in processes of their own: a run starts one engine in its life
+        part "engine $weights" 200 "$CEPO_PYTHON" -m lab.engine_check --device "$DEVICE" --shape "$LARGE" \
+            --response "$RESPONSE" --weights "$weights"
+    done
 else
     say "" "== engine" "vLLM is not installed: training would sample with transformers, and this part is left out"
 fi
 for size in 2b small; do
     shape="$LARGE"
     [[ "$size" == 2b ]] || shape="$SMALL"
-    part "stages $size" 200 "$CEPO_PYTHON" -m benchmarks.stages --device "$DEVICE" --shape "$shape" --groups "$GROUPS_OF_ROWS" \
+    part "stages $size" 200 "$CEPO_PYTHON" -m lab.stages --device "$DEVICE" --shape "$shape" --groups "$GROUPS_OF_ROWS" \
         --repeats "$REPEATS" --response "$RESPONSE" --no-flops --out "$OUT/stages_$size.json"
 done
 

@@ -4,6 +4,4 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 ensure_environment "cpu"
 cd "$ROOT"
-RUN="${CEPO_QUICKSTART_RUN:-$ROOT/checkpoints/cepo/quickstart}"
-"$CEPO_PYTHON" -m cepo.train config=configs/microgeo/quickstart.yaml trainer.save_checkpoint_path="$RUN" "$@"
-"$CEPO_PYTHON" -m cepo.cli report "$RUN" --open
+exec "$CEPO_PYTHON" -m cepo.cli quickstart "$@"

@@ -19,12 +19,14 @@ from isolation import restored_process
 from jaxtyping import Bool, Float, Int64, install_import_hook, jaxtyped
 
 from cepo.algorithms import credit, grpo
+from cepo.runtime.reach import prepare_own_cluster
 
 if TYPE_CHECKING:
     from cepo.models.processing import Processing
     from cepo.rollout.generator import GenerationRequest
 
-# Before any test module imports them: the hook acts on first import only.
+# Before any test module imports them: Ray reads its variables, and the hook acts, on first import only.
+prepare_own_cluster()
 install_import_hook(["cepo.losses"], "beartype.beartype")
 
 # These name torch in annotations alone, which the checker has to resolve.
@@ -98,7 +100,7 @@ def tiny_model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real Qwen3-VL checkpoint folder of 1.2 million random weights. Read only."""
     from safetensors.torch import save_file
 
-    from cepo.microgeo.model import build_untrained_model
+    from lab.worlds.model import build_untrained_model
 
     folder = build_untrained_model(tmp_path_factory.mktemp("tiny-model"), seed=0)
     tensors = _redrawn(folder, seed=1)

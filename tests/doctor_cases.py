@@ -1,37 +1,25 @@
-"""Models, trainings and machines that the doctor is asked about."""
+"""A model and machines that the doctor is asked about."""
 
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import Any
 
 from cepo.config import RunConfig, load_config
 from cepo.config.schema import LoraConfig
 from cepo.doctor.machine import Machine
-from cepo.sizing.memory import ModelShape, TrainingShape
-from cepo.sizing.table import known_shape
+from cepo.hardware.tools import BuildTools
+from cepo.models.families.qwen3_vl import published_config
+from cepo.sizing import ModelShape, shape_of
 
 GIB = 2**30
 
 
-def qwen3_vl_2b(lora: LoraConfig) -> ModelShape:
-    return known_shape("2B", lora)
-
-
-def training(**changes: Any) -> TrainingShape:
-    usual: dict[str, Any] = {
-        "lora_rank": 0,
-        "trained_type": "fp32",
-        "compute_type": "fp32",
-        "freeze_vision_tower": False,
-        "full_shard": True,
-        "gradient_checkpointing": True,
-        "rows": 4,
-        "prompt_tokens": 1024,
-        "response_tokens": 2048,
-        "head_chunk_elements": 2**25,
-    }
-    return TrainingShape(**usual | changes)
+@cache
+def published_shape(lora: LoraConfig) -> ModelShape:
+    """Qwen3-VL-2B's shape with this adapter."""
+    return shape_of(published_config("2B"), lora=lora)
 
 
 def machine(**changes: Any) -> Machine:
@@ -39,13 +27,13 @@ def machine(**changes: Any) -> Machine:
         "processors": 2,
         "memory_total": 24 * GIB,
         "memory_free": 20 * GIB,
-        "shared_total": 8 * GIB,
         "shared_free": 8 * GIB,
         "torch_cuda": None,
         "compiled": (),
         "driver": None,
-        "mismatched": (),
         "gpus": (),
+        "problems": (),
+        "tools": BuildTools(c_compiler="gcc", python_headers="include", flashinfer_kernels=False),
     }
     return Machine(**usual | changes)
 

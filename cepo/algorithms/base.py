@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _registry: dict[str, type[Estimator]] = {}
+_plugins: dict[str, list[str]] = {}
 _EstimatorType = TypeVar("_EstimatorType", bound="type[Estimator]")
 _Section = TypeVar("_Section", TeacherConfig, PositiveConfig, NegativeConfig)
 
@@ -149,8 +150,8 @@ def register_estimator(name: str) -> Callable[[_EstimatorType], _EstimatorType]:
     return register
 
 
-def load_plugin(path: str | Path) -> None:
-    """Imports a user's Python file (`trainer.plugins`), which registers its methods; a second call does nothing.
+def load_plugin(path: str | Path) -> list[str]:
+    """Imports a user's Python file (`trainer.plugins`) once, and returns the names of the methods that it registers.
 
     Raises:
         ConfigError: the file does not exist.
@@ -158,18 +159,20 @@ def load_plugin(path: str | Path) -> None:
     file = Path(path).expanduser().resolve()
     module_name = f"cepo_plugin_{file.stem}_{abs(hash(str(file))):x}"
     if module_name in sys.modules:
-        return
+        return _plugins[module_name]
     if not file.is_file():
         raise ConfigError(f"trainer.plugins: {path} is not a file; give the path of a Python file")
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module, before = importlib.util.module_from_spec(spec), set(_registry)
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[module_name]  # otherwise a second call would consider the half-imported file loaded
         raise
+    _plugins[module_name] = [name for name in _registry if name not in before]
+    return _plugins[module_name]
 
 
 def available_estimators() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,8 @@ from cepo.config import RunConfig, load_config
 from cepo.config.checks import MICROGEO_MODELS
 from cepo.config.recorded import recorded_for_evaluation
 from cepo.errors import CheckpointError, ConfigError, did_you_mean
+from cepo.progress import log_to_stderr
+from cepo.terminal import SafeConsole
 from cepo.tracking.run_folder import CONFIG_FILE
 
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -26,12 +27,11 @@ def run_command(
     name: str, usage: str, argv: Sequence[str], console: Console | None, work: Callable[[Console], None]
 ) -> int:
     """Prints the usage if `argv` asks for it; else calls `work` like `reported`, with the log on standard error."""
-    console = console or Console()
+    console = console or SafeConsole()
     if any(argument in ("-h", "--help") for argument in argv):
         console.print(usage, markup=False, highlight=False, soft_wrap=True)
         return 0
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("cepo").setLevel(logging.INFO)
+    log_to_stderr()
     return reported(f"cepo {name}", lambda: work(console))
 
 
@@ -46,13 +46,19 @@ def truth(own: Mapping[str, str], name: str) -> bool:
 def split_arguments(argv: Sequence[str], own_names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Splits arguments into a command's own, by name, and the others: `config=FILE` and settings `a.b.c=value`.
 
+    The command's own may also be written as options: `--name value` and `--name=value`.
+
     Raises:
         ConfigError: an argument is neither.
     """
     own: dict[str, str] = {}
     settings: list[str] = []
-    for argument in argv:
+    words = iter(argv)
+    for argument in words:
         key, separator, value = argument.partition("=")
+        option = key.removeprefix("--").replace("-", "_")
+        if key.startswith("--") and option in own_names:
+            key, value, separator = option, value if separator else next(words, ""), "="
         if "." in key or key == "config":
             settings.append(argument)
         elif not separator or key not in own_names:

@@ -29,12 +29,12 @@ TAKE_SETTINGS = ("train", "config", "doctor", "evaluate", "credit", "show")
 OPTIONS: dict[str, tuple[str, ...]] = {
     "report": ("--out", "--png", "--pdf", "--plugin", "--open", "--watch"),
     "show": ("--response", "--problems", "--out"),
-    "compare": ("--out", "--harness"),
+    "compare": ("--out",),
     "merge": (
         *("--checkpoint", "--out", "--base", "--dtype", "--chat-template"),
         *("--trust-remote-code", "--upload", "--public"),
     ),
-    "microgeo": ("--world", "--folder", "--seed", "--num-train", "--num-validation", "--retrain", "--ship"),
+    "microgeo": ("--out", "--seed", "--num-train", "--num-validation"),
 }
 """The options of commands, except `--help`, which every command has."""
 OWN_KEYS = {"evaluate": evaluate.OWN_KEYS, "credit": measure_credit.OWN_KEYS}

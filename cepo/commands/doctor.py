@@ -11,18 +11,17 @@ from rich.text import Text
 from cepo.config import RunConfig, check_config, load_config
 from cepo.doctor.findings import Finding, exit_code, findings_table
 from cepo.errors import CepoError, ConfigError
+from cepo.terminal import SafeConsole
 
 _BAD_CONFIG = 2
-_TABLE, _CHECKS = "table=memory", "checks="
+_CHECKS = "checks="
 _USAGE = """\
 usage: cepo doctor [config=FILE a.b.c=value ...] [checks=NAME,NAME,...]
-       cepo doctor table=memory
 
 Checks versions, devices and memory of this machine against the tested ones. With a configuration, also checks whether
 its training can start.
 
 checks         which checks to run: machine, engine, memory, start, data, disk; default: all
-table=memory   print which GPUs can train which models in the paper's setting (computed, not measured)
 
 exit code: 0 training can start, 1 it cannot (the message says what to do), 2 the configuration has an error
 """
@@ -33,9 +32,7 @@ def run_doctor_command(argv: Sequence[str], *, console: Console | None = None) -
     if any(argument in ("-h", "--help") for argument in argv):
         sys.stdout.write(_USAGE)
         return 0
-    console = console or Console()
-    if _TABLE in argv:
-        return _print_table(argv, console)
+    console = console or SafeConsole()
     config = None
     try:
         checks, settings = _checks(argv)
@@ -50,18 +47,6 @@ def run_doctor_command(argv: Sequence[str], *, console: Console | None = None) -
     code = exit_code(findings)
     console.print(_verdict(code, with_config=config is not None))
     return code
-
-
-def _print_table(argv: Sequence[str], console: Console) -> int:
-    if len(argv) > 1:
-        others = " ".join(argument for argument in argv if argument != _TABLE)
-        sys.stderr.write(f"cepo doctor: {_TABLE} goes with no other argument, got '{others}'\n")
-        return _BAD_CONFIG
-    from cepo.sizing.table import memory_table
-
-    for line in memory_table():
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
-    return 0
 
 
 def _checks(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from cepo import interrupts
 from cepo.commands.checkpoint_arguments import (
     config_of_checkpoint,
     name_of_results,
@@ -24,8 +25,10 @@ from cepo.config.checks import check_model_and_data
 from cepo.config.paths import located_data
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
-from cepo.hardware.devices import require_wanted_device
+from cepo.foreign_files import read_text
+from cepo.hardware.devices import require_usable_torch
 from cepo.progress import Progress
+from cepo.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from cepo.evaluation.run import Task
@@ -33,9 +36,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("cepo.commands.evaluate")
 
-_INTERRUPTED = 130
 _USAGE = """usage: cepo evaluate [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE[,SOURCE ...]] [n=N] [temperature=T]
-                     [top_p=P] [top_k=K] [presence_penalty=X] [protocol=paper] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
+                     [top_p=P] [top_k=K] [presence_penalty=X] [protocol=paper] [--out FOLDER] [dry_run=true] [a.b.c=value ...]
        cepo evaluate compare=FOLDER,FOLDER
 
 Measures the accuracy of a checkpoint or a model on datasets and benchmarks.
@@ -48,7 +50,7 @@ data         hub names, files or folders, or microgeo:validation, separated by c
 n, temperature, top_p, top_k, presence_penalty   short for worker.rollout.val_override_config.n, ...; temperature=0 is greedy
 protocol     paper: sample as the paper did (n=1 temperature=1 top_p=1 top_k=40 presence_penalty=2, 32,000 tokens); other
              arguments override it
-out          new folder for the results; default: evaluations/<checkpoint>
+--out        new folder for the results; default: evaluations/<checkpoint>
 dry_run      true: resolve and print the plan without starting an engine
 compare      print the paired difference of two evaluations
 """
@@ -100,7 +102,7 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
 
     Returns:
         0; 2 with a message on standard error if the command, the config, the data or the checkpoint is invalid; 130
-        after Ctrl-C.
+        after Ctrl-C, 143 after SIGTERM.
     """
 
     def work(console: Console) -> None:
@@ -121,8 +123,10 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
     try:
         return run_command("evaluate", _USAGE, argv, console, work)
     except KeyboardInterrupt:
-        Console(stderr=True).print("cepo evaluate: interrupted; what was sampled is in generations.jsonl", markup=False)
-        return _INTERRUPTED
+        SafeConsole(stderr=True).print(
+            "cepo evaluate: interrupted; what was sampled is in generations.jsonl", markup=False
+        )
+        return interrupts.exit_code()
 
 
 def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -158,7 +162,7 @@ def make_plan(own: Mapping[str, str], settings: Sequence[str]) -> Plan:
     check_model_and_data(config.worker.actor.model.model_path, sources)
     out = Path(own["out"]) if "out" in own else _free_folder(checkpoint or config.worker.actor.model.model_path)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"out={out} is not empty; give a new folder")
+        raise ConfigError(f"--out {out} is not empty; give a new folder")
     return Plan(config=config, checkpoint=checkpoint, actor=actor, sources=sources, out=out)
 
 
@@ -183,7 +187,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     from cepo.tracking.lines import LineFile
 
     model = plan.config.worker.actor.model
-    require_wanted_device()
+    require_usable_torch()
     require_hub_names([("checkpoint", model.model_path)], [("data", source) for source in plan.sources])
     config, processing, tasks = _prepared(plan)
     benchmarks: dict[str, Any] = {}
@@ -255,7 +259,7 @@ def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any
         "dtype": config.worker.rollout.dtype,
         "seed": config.worker.rollout.seed,
         "sampling": dataclasses.asdict(validation_settings(config)),
-        "format_prompt": None if data.format_prompt is None else Path(data.format_prompt).read_text(encoding="utf-8"),
+        "format_prompt": None if data.format_prompt is None else read_text(Path(data.format_prompt)),
         "max_prompt_length": data.max_prompt_length,
         "min_pixels": data.min_pixels,
         "max_pixels": data.max_pixels,

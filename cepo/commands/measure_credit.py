@@ -1,4 +1,4 @@
-"""Implements `cepo credit`: compares methods' credit with Monte-Carlo truth, and measures their gradients' signal."""
+"""Implements `cepo credit`: compares methods' credit with Monte-Carlo truth."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ from cepo.errors import ConfigError
 
 if TYPE_CHECKING:
     from cepo.credit.method_list import MeasuredMethod
-    from cepo.credit.session import Session
 
 _USAGE = """usage: cepo credit methods=NAME[,NAME(setting=value, ...) ...] [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE]
-                   [responses=80] [tokens=64] [continuations=32] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
-       cepo credit gradient=true methods=... [batches=30] [projections=0] ...
+                   [responses=80] [tokens=64] [continuations=32] [--out FOLDER] [dry_run=true] [a.b.c=value ...]
 
-Compares the token credit of methods with Monte-Carlo estimates, or with gradient=true measures their gradients.
+Compares the token credit of methods with Monte-Carlo estimates.
 
 methods        for example "a, b(clip_radius=0.9, negative.select=random)"; settings in algorithm.NAME apply too
 checkpoint     global_step_<N> of a run, a model folder, or a hub name; default: the configuration's model
@@ -36,16 +34,10 @@ data           problems; default: data.train_files
 responses      number of measured responses, from groups whose rewards differ
 tokens         tokens measured per response, drawn at random from longer responses
 continuations  continuations sampled from each prefix
-gradient       true: measure signal, noise and direction of each method's gradient over batches
-batches        number of batches of data.rollout_batch_size prompts with worker.rollout.n responses each
-projections    numbers that each gradient is projected to, if exact gradients would fill the disk; 0: exact gradients
-out            new folder, or the folder of an interrupted measurement with the same settings; default: credit/<checkpoint>
+--out          new folder, or the folder of an interrupted measurement with the same settings; default: credit/<checkpoint>
 dry_run        true: count the continuations and estimate the time
 """
-OWN_KEYS = (
-    *("methods", "checkpoint", "data", "responses", "tokens", "continuations"),
-    *("gradient", "batches", "projections", "out", "dry_run"),
-)
+OWN_KEYS = ("methods", "checkpoint", "data", "responses", "tokens", "continuations", "out", "dry_run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +49,6 @@ class CreditPlan:
     actor: Path | None
     methods: Sequence[MeasuredMethod]
     numbers: Mapping[str, int]
-    gradient: bool
     dry_run: bool
     out: Path
 
@@ -97,7 +88,6 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
     if "methods" not in own:
         raise ConfigError("methods=NAME[,NAME ...] is missing: name the methods to measure")
     check_model_and_data(config.worker.actor.model.model_path, config.data.train_sources)
-    gradient = truth(own, "gradient")
     name = name_of_results(checkpoint or config.worker.actor.model.model_path)
     return CreditPlan(
         config=config,
@@ -105,15 +95,12 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
         actor=actor,
         methods=read_methods(own["methods"], config.methods),
         numbers={
-            "responses": _number(own, "responses", 80, least=1),
-            "tokens": _number(own, "tokens", 64, least=1),
-            "continuations": _number(own, "continuations", 32, least=2),
-            "batches": _number(own, "batches", 30, least=2),
-            "projections": _number(own, "projections", 0, least=0),
+            "responses": number_of(own, "responses", 80, least=1),
+            "tokens": number_of(own, "tokens", 64, least=1),
+            "continuations": number_of(own, "continuations", 32, least=2),
         },
-        gradient=gradient,
         dry_run=truth(own, "dry_run"),
-        out=Path(own.get("out") or f"credit/{name}{'-gradient' if gradient else ''}"),
+        out=Path(own.get("out") or f"credit/{name}"),
     )
 
 
@@ -123,50 +110,29 @@ def measure(plan: CreditPlan) -> list[str]:
     Raises:
         ConfigError, DataError, CheckpointError, EngineError, RewardError: a stage failed.
     """
-    from cepo.credit.session import opened
-    from cepo.hardware.devices import require_wanted_device
-    from cepo.microgeo.world import with_embedded_world
-
-    require_wanted_device()
-    with opened(with_embedded_world(plan.config), plan.actor) as session:
-        return (_gradients if plan.gradient else _credit)(plan, session)
-
-
-def _credit(plan: CreditPlan, session: Session) -> list[str]:
     from cepo.credit.measurement import CreditMeasurement, Effort
+    from cepo.credit.session import opened
     from cepo.credit.tables import credit_markdown
+    from cepo.hardware.devices import require_usable_torch
+    from cepo.microgeo.world import with_embedded_world
+    from cepo.tracking.run_folder import write_atomically
 
+    require_usable_torch()
     numbers = plan.numbers
     effort = Effort(
         num_responses=numbers["responses"], num_tokens=numbers["tokens"], num_continuations=numbers["continuations"]
     )
-    measurement = CreditMeasurement(plan.out, session, plan.methods, effort, plan.checkpoint)
-    return measurement.lines() if plan.dry_run else _written(plan, "credit.md", credit_markdown(measurement.run()))
+    with opened(with_embedded_world(plan.config), plan.actor) as session:
+        measurement = CreditMeasurement(plan.out, session, plan.methods, effort, plan.checkpoint)
+        if plan.dry_run:
+            return measurement.lines()
+        table = credit_markdown(measurement.run())
+        write_atomically(plan.out / "credit.md", table)
+        return [table, f"written: {plan.out}"]
 
 
-def _gradients(plan: CreditPlan, session: Session) -> list[str]:
-    from cepo.credit.gradient_measurement import GradientMeasurement
-    from cepo.credit.tables import gradient_markdown
-
-    measurement = GradientMeasurement(
-        plan.out,
-        session,
-        plan.methods,
-        num_batches=plan.numbers["batches"],
-        dimensions=plan.numbers["projections"],
-        checkpoint=plan.checkpoint,
-    )
-    return measurement.lines() if plan.dry_run else _written(plan, "gradient.md", gradient_markdown(measurement.run()))
-
-
-def _written(plan: CreditPlan, name: str, table: str) -> list[str]:
-    from cepo.tracking.run_folder import write_atomically
-
-    write_atomically(plan.out / name, table)
-    return [table, f"written: {plan.out}"]
-
-
-def _number(own: Mapping[str, str], name: str, default: int, *, least: int) -> int:
+def number_of(own: Mapping[str, str], name: str, default: int, *, least: int) -> int:
+    """Returns a whole number among a command's own arguments, or the default; raises ConfigError below `least`."""
     text = own.get(name, str(default))
     if not text.isdecimal() or int(text) < least:
         raise ConfigError(f"{name}={text}: give a whole number of at least {least}")

@@ -12,7 +12,10 @@ from rich.console import Console
 
 from cepo.commands.exit_codes import guarded
 from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_model
-from cepo.errors import CheckpointError, ConfigError
+from cepo.errors import CheckpointError, ConfigError, ForeignFileError
+from cepo.foreign_files import read_text
+from cepo.progress import log_to_stderr, phase
+from cepo.terminal import SafeConsole
 from cepo.tracking.run_folder import CONFIG_FILE
 
 if TYPE_CHECKING:
@@ -50,11 +53,13 @@ def run_merge_command(argv: Sequence[str], *, console: Console | None = None) ->
         "--upload", metavar="ORG/NAME", help="upload the folder to a repository on the hub; a new one is private"
     )
     parser.add_argument("--public", action="store_true", help="with --upload: make a new repository public")
-    return guarded(parser, argv, lambda arguments: _merge(arguments, console or Console()))
+    return guarded(parser, argv, lambda arguments: _merge(arguments, console or SafeConsole()))
 
 
 def _merge(arguments: argparse.Namespace, console: Console) -> None:
-    from cepo.workers.merged_model import actor_folder, merge_checkpoint
+    log_to_stderr()
+    with phase("loading libraries"):
+        from cepo.workers.merged_model import actor_folder, merge_checkpoint
 
     def say(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
@@ -70,7 +75,7 @@ def _merge(arguments: argparse.Namespace, console: Console) -> None:
     )
     if arguments.upload is not None:
         prepare_repository(arguments.upload, private=not arguments.public)
-    say(f"merging {actor} into {base.path}")
+    say(f"merging {actor} with base {base.path}")
     written = merge_checkpoint(actor, arguments.out, base, dtype=arguments.dtype)
     say(f"written: {arguments.out} ({str(written).removeprefix('torch.')})")
     if arguments.upload is not None:
@@ -177,9 +182,9 @@ def _trained_with(config_file: Path, given: Collection[str]) -> tuple[Mapping[st
 
 def _template_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_text(file)
+    except ForeignFileError as error:
         raise CheckpointError(
-            f"the chat template {file} cannot be read ({error}); the model was trained with it, so restore the file, or give "
+            f"the chat template {file} {error.fault}; the model was trained with it, so restore the file, or give "
             "its path with --chat-template"
         ) from error

@@ -13,6 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from cepo.commands.exit_codes import guarded
+from cepo.errors import ConfigError
+from cepo.terminal import SafeConsole
 
 _PLUGIN_HELP = "Python file that registers further methods, needed to show their credit; may be given several times"
 _SECONDS_BETWEEN_LOOKS = 2.0
@@ -37,7 +39,7 @@ def run_report_command(argv: Sequence[str], *, console: Console | None = None) -
     parser.add_argument("--open", action="store_true", help="open the page if there is a display")
     parser.add_argument("--plugin", type=Path, action="append", default=[], metavar="FILE", help=_PLUGIN_HELP)
     parser.add_argument("--watch", action="store_true", help="update the page while the run continues, until Ctrl-C")
-    return guarded(parser, argv, lambda arguments: _report(arguments, console or Console()))
+    return guarded(parser, argv, lambda arguments: _report(arguments, console or SafeConsole()))
 
 
 def run_compare_command(argv: Sequence[str], *, console: Console | None = None) -> int:
@@ -54,7 +56,7 @@ def run_compare_command(argv: Sequence[str], *, console: Console | None = None) 
         "runs",
         nargs="+",
         metavar="RUN",
-        help="run folders; or folders of cepo evaluate, tables in JSON, and 'paper' for the figures of the paper",
+        help="run folders; or folders of cepo evaluate and tables in JSON",
     )
     parser.add_argument(
         "--out",
@@ -64,8 +66,7 @@ def run_compare_command(argv: Sequence[str], *, console: Console | None = None) 
         metavar="FILE",
         help="write the table (.md .tex .csv .json), page (.html) or curves (.png .pdf .svg); may be given several times",
     )
-    parser.add_argument("--harness", action="store_true", help="score evaluations by the rules of lmms-eval")
-    return guarded(parser, argv, lambda arguments: _compare(arguments, console or Console()))
+    return guarded(parser, argv, lambda arguments: _compare(arguments, console or SafeConsole()))
 
 
 def _report(arguments: argparse.Namespace, console: Console) -> None:
@@ -107,15 +108,21 @@ def _watch(arguments: argparse.Namespace, console: Console) -> None:
 def _compare(arguments: argparse.Namespace, console: Console) -> None:
     from cepo.evaluation.published import is_scored, score_table
     from cepo.report.compare import compare_runs, plot_comparison, write_comparison
-    from cepo.report.score_tables import write_table
+    from cepo.report.score_tables import TABLE_FORMATS, terminal_blocks, write_table
 
-    comparison = None
-    if all(map(is_scored, arguments.runs)):
-        table = score_table(arguments.runs, by_harness=arguments.harness)
+    comparison, of_tables = None, all(map(is_scored, arguments.runs))
+    accepted = (*TABLE_FORMATS, *(() if of_tables else (".html", *_FIGURES)))
+    for path in arguments.out:
+        if path.suffix not in accepted:
+            raise ConfigError(f"--out {path}: the ending must be one of {', '.join(accepted)}")
+    if of_tables:
+        table = score_table(arguments.runs)
     else:
         comparison = compare_runs([Path(run) for run in arguments.runs])
         table = comparison.table()
-    console.print(table.terminal())
+    console.print(table.terminal(console.width))
+    if comparison is not None and comparison.differing:
+        console.print(*terminal_blocks(comparison.settings_table(), console.width))
     for path in arguments.out:
         if comparison is not None and path.suffix == ".html":
             write_comparison(comparison, path)

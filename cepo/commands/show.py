@@ -12,7 +12,11 @@ from rich.console import Console
 
 from cepo.commands.exit_codes import guarded
 from cepo.config import check_config, load_config
+from cepo.config.checks import require_file
 from cepo.errors import ConfigError
+from cepo.foreign_files import read_text
+from cepo.progress import live_view, log_to_stderr
+from cepo.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from cepo.trainer.loop import Trainer
@@ -46,7 +50,7 @@ def run_show_command(argv: Sequence[str], *, console: Console | None = None) -> 
     parser.add_argument(
         "--out", type=Path, default=Path("shown"), metavar="FOLDER", help="folder for the page (default: shown)"
     )
-    return guarded(parser, argv, lambda arguments: _show(arguments, console or Console()))
+    return guarded(parser, argv, lambda arguments: _show(arguments, console or SafeConsole()))
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> None:
@@ -55,15 +59,24 @@ def _show(arguments: argparse.Namespace, console: Console) -> None:
     from cepo.report.page import write_report
     from cepo.train import build_trainer
 
+    log_to_stderr()
+    if Path(arguments.model).is_file() or (Path(arguments.data) / "config.json").is_file():
+        swapped = f"cepo show {arguments.data} {arguments.model}"
+        raise ConfigError(
+            f"{arguments.model} is no model, or {arguments.data} no data: MODEL comes first ({swapped} ...)"
+        )
+    if arguments.out.suffix == ".html":
+        raise ConfigError(f"--out {arguments.out}: give a folder, in which report.html is written")
+    require_file("--response", arguments.response)
     if not any(setting.startswith("config=") for setting in arguments.settings):
         raise ConfigError("give config=FILE, which defines the prompts, the method and its teachers")
-    text = None if arguments.response is None else arguments.response.read_text(encoding="utf-8").rstrip("\n")
+    text = None if arguments.response is None else read_text(arguments.response).rstrip("\n")
     config = load_config([*_settings(arguments), *arguments.settings])
     check_config(config)
     check_before_imports(config)
     check_devices(config)
     check_hub_names(config)
-    with ExitStack() as stack:
+    with ExitStack() as stack, live_view():
         show(build_trainer(with_embedded_world(config), stack), text)
     page = write_report(arguments.out)
     console.print(f"page: {page}", soft_wrap=True, highlight=False, markup=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,17 +10,15 @@ from typing import Any
 
 from cepo.algorithms import build_estimator
 from cepo.config.derived import chosen_launcher, needs_critic, num_devices
-from cepo.config.paths import find_path, searched, split_function
+from cepo.config.paths import PACKAGE_FOLDER, find_path, searched, split_function, without_user
 from cepo.config.plan import plan_lines
 from cepo.config.schema import ModelConfig, RewardConfig, RunConfig
-from cepo.errors import ConfigError, did_you_mean
+from cepo.errors import ConfigError, ForeignFileError, did_you_mean
+from cepo.foreign_files import hub_folder, read_json, read_text
 from cepo.trees import is_mapping
 
-MICROGEO_MODELS = ("microgeo:model", "microgeo:chain-model")
-MICROGEO_DATA = (
-    "microgeo:train", "microgeo:validation", "microgeo:chain-train", "microgeo:chain-validation",
-    "microgeo:chain-numbers", "microgeo:chain-shapes", "microgeo:chain-longer", "microgeo:chain-distractors",
-)  # fmt: skip
+MICROGEO_MODELS = ("microgeo:model",)
+MICROGEO_DATA = ("microgeo:train", "microgeo:validation")
 INSTALL_BITSANDBYTES = "pip install 'bitsandbytes>=0.49'"
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -92,17 +89,20 @@ def _check_lengths(config: RunConfig) -> None:
             f"Set it to at least {needed}, or to null."
         )
     longest = rollout.max_model_len or needed
+    length = f"context length {longest} ({'worker.rollout.max_model_len' if rollout.max_model_len else parts})"
     positions = _positions_of(config.worker.actor.model)
     if positions is not None and positions < longest:
+        lower = f"data.max_response_length to at most {positions - data.max_prompt_length}"
+        if rollout.max_model_len or positions <= data.max_prompt_length:
+            lower = f"{'worker.rollout.max_model_len' if rollout.max_model_len else 'their sum'} to at most {positions}"
         raise ConfigError(
             f"The model {config.worker.actor.model.model_path} has positions for {positions} tokens "
-            f"(max_position_embeddings), but the context length is {longest} "
-            f"({'worker.rollout.max_model_len' if rollout.max_model_len else parts}). Set it to at most {positions}."
+            f"(max_position_embeddings), and the {length} is larger. Lower {lower}."
         )
     if rollout.max_num_batched_tokens < longest:
         raise ConfigError(
-            f"worker.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens} is below the context length "
-            f"{longest} ({'worker.rollout.max_model_len' if rollout.max_model_len else parts}). Set it to at least {longest}."
+            f"worker.rollout.max_num_batched_tokens={rollout.max_num_batched_tokens} is below the {length}. "
+            f"Set it to at least {longest}, or lower those."
         )
     if data.min_pixels is not None and data.max_pixels is not None and data.min_pixels > data.max_pixels:
         raise ConfigError(f"data.min_pixels={data.min_pixels} is above data.max_pixels={data.max_pixels}.")
@@ -110,14 +110,15 @@ def _check_lengths(config: RunConfig) -> None:
 
 def _positions_of(model: ModelConfig) -> int | None:
     """Returns `max_position_embeddings` of a model in a local folder, after `override_config`; None if unknown."""
-    folder = find_path(model.model_path)
+    embedded = model.model_path in MICROGEO_MODELS
+    folder = PACKAGE_FOLDER / "microgeo" / "assets" if embedded else find_path(model.model_path)
     file = (folder or Path()) / "config.json"
     settings: Any = {}
     if folder is not None and file.is_file():
         try:
-            settings = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"worker.actor.model.model_path: {file} cannot be read: {error}.") from error
+            settings = read_json(file, dict, within=hub_folder(folder))
+        except ForeignFileError as error:
+            raise ConfigError(f"worker.actor.model.model_path: {error}.") from error
     name = "max_position_embeddings"
     for tree in (model.override_config, settings):
         for section in (tree, tree.get("text_config") if is_mapping(tree) else None):
@@ -130,7 +131,7 @@ def _positions_of(model: ModelConfig) -> int | None:
 def _check_method(config: RunConfig) -> None:
     name = config.algorithm.adv_estimator
     estimator = build_estimator(name, config.methods[name])
-    _require_file(f"algorithm.{name}.teacher.template", estimator.teacher.template)
+    require_file(f"algorithm.{name}.teacher.template", estimator.teacher.template)
     if estimator.needs_group and config.worker.rollout.n == 1:
         raise ConfigError(
             f"worker.rollout.n=1 with algorithm.adv_estimator={name}: this method compares the responses to one prompt "
@@ -255,13 +256,13 @@ def _check_files(config: RunConfig) -> None:
         _require_model("worker.actor.model.tokenizer_path", model.tokenizer_path)
     if needs_critic(config) and config.worker.critic.model.model_path is not None:
         _require_model("worker.critic.model.model_path", config.worker.critic.model.model_path)
-    _require_file("data.format_prompt", data.format_prompt)
-    _require_file("data.override_chat_template", data.override_chat_template)
+    require_file("data.format_prompt", data.format_prompt)
+    require_file("data.override_chat_template", data.override_chat_template)
     _check_rewards(config.worker.reward)
     for path in trainer.plugins:
-        _require_file("trainer.plugins", path)
+        require_file("trainer.plugins", path)
     _require_folder("data.image_dir", data.image_dir)
-    _require_folder("trainer.load_checkpoint_path", trainer.load_checkpoint_path)
+    _require_checkpoint(trainer.load_checkpoint_path)
 
 
 def _check_rewards(reward: RewardConfig) -> None:
@@ -281,7 +282,7 @@ def _require_function(key: str, name: str) -> None:
     file, function = split_function(name)
     if not file.endswith(".py") or not function.isidentifier():
         raise ConfigError(f"{key}={name} must have the form path/file.py:function.")
-    _require_file(key, file)
+    require_file(key, file)
 
 
 def check_model_and_data(model_path: str, sources: Sequence[str]) -> None:
@@ -291,21 +292,30 @@ def check_model_and_data(model_path: str, sources: Sequence[str]) -> None:
         _require_data("data", source)
 
 
-def _require_file(key: str, path: str | None) -> None:
+def require_file(key: str, path: str | Path | None) -> None:
+    """Raises `ConfigError` if `path` is given and is no file with text in UTF-8; `key` names the setting."""
     if path is None:
         return
-    found = find_path(path)
+    found = find_path(str(path))
     if found is None or not found.is_file():
-        raise ConfigError(f"{key}={path}: there is no such file ({searched(path)}).")
+        raise ConfigError(f"{key}={path}: there is no such file ({searched(str(path))}).")
     try:
-        found.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key}={path}: this file cannot be read ({error}); accepted: text in UTF-8.") from error
+        read_text(found)
+    except ForeignFileError as error:
+        raise ConfigError(f"{key}={path}: this file {error.fault}; accepted: text in UTF-8.") from error
 
 
 def _require_folder(key: str, path: str | None) -> None:
     if path is not None and not ((found := find_path(path)) and found.is_dir()):
         raise ConfigError(f"{key}={path}: there is no such folder.")
+
+
+def _require_checkpoint(path: str | None) -> None:
+    key = "trainer.load_checkpoint_path"
+    _require_folder(key, path)
+    if path is not None and (checkpoint := last_checkpoint(without_user(path))) != without_user(path):
+        last = "give a folder global_step_<N>" if checkpoint is None else f"its last one is {checkpoint}; give that"
+        raise ConfigError(f"{key}={path} is not a complete checkpoint: it has no trainer_state.json; {last}.")
 
 
 def _require_data(key: str, name: str) -> None:
@@ -334,9 +344,47 @@ def _require_model(key: str, name: str) -> None:
             raise ConfigError(f"{key}={name}: unknown part of the embedded world. Known: {', '.join(MICROGEO_MODELS)}.")
         return
     found = find_path(name)
-    if found is not None and not found.is_dir():
-        raise ConfigError(f"{key}={name} is a file; a model is a folder with config.json and weights.")
+    if found is not None:
+        _require_model_folder(f"{key}={name}", found, is_tokenizer=key.endswith("tokenizer_path"))
     if found is None and not _HUB_NAME.fullmatch(name):
         raise ConfigError(
             f"{key}={name}: there is no such folder ({searched(name)}), and it is not a hub name org/name."
         )
+
+
+def require_weights(model_path: str) -> None:
+    """Raises `ConfigError` if a local model has no configuration or no weights. A check of the settings needs neither."""
+    folder = find_path(model_path)
+    if folder is None:
+        return
+    kinds = {"config.json": ("config.json",), "weights (*.safetensors or *.bin)": ("*.safetensors", "*.bin")}
+    for what, patterns in kinds.items():
+        if not any(True for pattern in patterns for _ in folder.glob(pattern)):
+            raise ConfigError(
+                f"worker.actor.model.model_path={model_path} has no {what}; give a folder with a whole Hugging Face checkpoint, "
+                "or a hub name org/name."
+            )
+
+
+def _require_model_folder(setting: str, folder: Path, *, is_tokenizer: bool) -> None:
+    """Raises `ConfigError` if a local model is a file, a checkpoint of a run, or an adapter alone."""
+    if not folder.is_dir():
+        raise ConfigError(f"{setting} is a file; a model is a folder with config.json and weights.")
+    if is_tokenizer or (folder / "config.json").is_file():
+        return
+    checkpoint = last_checkpoint(folder)
+    if checkpoint is not None or (folder / "adapter_config.json").is_file():
+        kind = "an adapter without its model" if checkpoint is None else "a checkpoint of a run, not a model"
+        resume = "" if checkpoint is None else f", or continue that run with trainer.load_checkpoint_path={checkpoint}"
+        raise ConfigError(
+            f"{setting} is {kind}. Export it with `cepo merge --checkpoint {checkpoint or folder} --out FOLDER` and give FOLDER"
+            f"{resume}."
+        )
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Returns the checkpoint that `folder` is, or the last one of the run folder that it is; None if it is neither."""
+    if (folder / "trainer_state.json").is_file():
+        return folder
+    steps = {int(path.name[12:]): path for path in folder.glob("global_step_*") if path.name[12:].isdecimal()}
+    return steps[max(steps)] if steps else None

@@ -14,6 +14,20 @@ def num_devices(config: RunConfig) -> int:
     return config.trainer.nnodes * config.trainer.n_gpus_per_node
 
 
+def most_responses_at_once(config: RunConfig) -> int:
+    """Returns the number of responses that one vLLM engine samples at once, `worker.rollout.max_num_seqs`.
+
+    By default these are an engine's responses of a step. vLLM captures CUDA graphs up to this number, which takes time
+    and memory. There is room for at least 128, because validation has other batches, and for at most 1,024.
+    """
+    rollout = config.worker.rollout
+    if rollout.max_num_seqs is not None:
+        return rollout.max_num_seqs
+    engines = max(1, num_devices(config) // rollout.tensor_parallel_size)
+    wanted = -(-config.data.rollout_batch_size // engines) * rollout.n
+    return min(max(wanted, 128), 1024, rollout.max_num_batched_tokens)
+
+
 def chosen_launcher(config: RunConfig) -> str:
     """Returns `local` or `ray`, with `trainer.launcher=auto` resolved for this run's devices."""
     trainer = config.trainer
@@ -30,12 +44,13 @@ def run_folder(config: RunConfig) -> Path:
     return Path("checkpoints") / trainer.project_name / trainer.experiment_name
 
 
-def served_adapter_rank(lora: LoraConfig) -> int:
+def served_adapter_rank(lora: LoraConfig, *, merged: bool) -> int:
     """Returns the rank of the adapter that the rollout engine serves on the base; 0 if it loads all weights instead.
 
-    vLLM cannot serve a DoRA adapter, and the base that it reads from the checkpoint is not the 4-bit one.
+    It loads them if the adapter is `merged` by request, is a DoRA adapter, which vLLM cannot serve, or was trained on a
+    4-bit base, which is not the one that vLLM reads from the checkpoint.
     """
-    return 0 if lora.use_dora or lora.quantization is not None else lora.rank
+    return 0 if merged or lora.use_dora or lora.quantization is not None else lora.rank
 
 
 def needs_critic(config: RunConfig) -> bool:

@@ -13,8 +13,8 @@ HELP_WORDS = ("-h", "--help")
 _WIDTH = 110
 
 _COMMON = """
-config=FILE      YAML file, relative to the working directory; shipped files (configs/...) are found from any folder.
-                 Its top-level key `base` names a file that it extends.
+config=FILE      YAML file, relative to the working directory, or the name of a shipped one such as geo3k/cepo. Its top-level
+                 key `base` names a file that it extends.
 a.b.c=value      a setting that overrides the file's. Write lists as [a,b], mappings as {{n: 2}}, no value as null. If a
                  setting is given twice, the last one wins.
 --help SECTION   list the settings of a section with their defaults, for example: {command} --help data
@@ -29,9 +29,11 @@ docs/from-easyr1.md EasyR1's keys.
 TRAIN = """\
 usage: cepo train config=FILE [a.b.c=value ...]        (the same: python3 -m cepo.train config=FILE ...)
 
-Trains a model. The same command resumes a stopped run from its last checkpoint.
+Trains a model. The same command resumes a stopped run from its last checkpoint. Ctrl-C and SIGTERM finish the step and save a
+checkpoint first (trainer.save_on_interrupt); a second one ends at once.
 {common}
-exit code: 0 the run has finished, 2 an error that the message explains, 130 interrupted by Ctrl-C
+exit code: 0 the run has finished, 1 a fault of cepo itself (a traceback), 2 an error that the message explains, 130 interrupted
+by Ctrl-C, 143 ended by SIGTERM
 
 examples:
   cepo train config=configs/microgeo/base.yaml trainer.max_steps=20

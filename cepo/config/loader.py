@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -13,14 +14,17 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from cepo.algorithms import available_estimators, estimator_class, load_plugin
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
 from cepo.config.listing import run_schema
+from cepo.config.other_programs import own_name
 from cepo.config.paths import located
 from cepo.config.private import environment_references, with_references, without_secrets
 from cepo.config.schema import RunConfig, RunSettings
 from cepo.config.sources import Origins, Source, read_arguments
 from cepo.config.trainer_schema import TrainerConfig
-from cepo.errors import ConfigError
+from cepo.errors import ConfigError, place_in
 from cepo.sections import Tree, default_tree, fields_of
-from cepo.trees import is_dict, is_mapping, with_texts
+from cepo.trees import is_dict, is_mapping, leaves, with_texts
+
+logger = logging.getLogger(__name__)
 
 
 def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunConfig:
@@ -49,6 +53,9 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
 
 
 def _read_run(tree: Tree, origins: Origins) -> RunConfig:
+    for key, _ in leaves(tree):
+        if (own := own_name(key)) is not None:
+            raise origins.error(key, f"unknown key '{key}'. This is another program's name; here it is {own}.")
     algorithm: Tree = tree["algorithm"]
     written = {name: algorithm.pop(name) for name in available_estimators() if name in algorithm}
     settings = origins.read(RunSettings, tree, schema=run_schema, elsewhere=tuple(EASYR1_KEYS))
@@ -158,11 +165,15 @@ def _load_plugins(merged: DictConfig, origins: Origins) -> None:
         raise _unresolved(error, origins) from error
     for path in origins.read(TrainerConfig, {"plugins": value}, path="trainer").plugins:
         try:
-            load_plugin(path)
+            if not load_plugin(path):
+                logger.warning(
+                    '%s: %s registers no method; decorate its class with @register_estimator("name")', key, path
+                )
         except ConfigError as error:
             raise origins.error(key, str(error)) from None
         except Exception as error:
-            raise origins.error(key, f"{key}: importing {path} failed: {type(error).__name__}: {error}") from error
+            where = place_in(error, [path]) or path
+            raise origins.error(key, f"{key}: importing {where} failed: {type(error).__name__}: {error}") from error
 
 
 def _located_strings(value: Any) -> Any:

@@ -10,25 +10,25 @@ from pydantic import AfterValidator
 import cepo
 
 PACKAGE_FOLDER = Path(cepo.__file__).resolve().parent
-REPOSITORY_FOLDER = PACKAGE_FOLDER.parent
+_IN_WHEEL = PACKAGE_FOLDER / "shipped"
+SHIPPED_FOLDER = _IN_WHEEL if _IN_WHEEL.is_dir() else PACKAGE_FOLDER.parent
+"""The folder with `configs/`, `examples/` and `scripts/`: inside an installed wheel, else the checkout."""
 
-# Folders of the repository whose files can be named by relative paths from any working directory.
-_SHIPPED_FOLDERS = ("configs", "cepo", "examples")
+# Folders whose files can be named by relative paths from any working directory, and what lies around them.
+_SHIPPED_FOLDERS = {"configs": SHIPPED_FOLDER, "examples": SHIPPED_FOLDER, "cepo": PACKAGE_FOLDER.parent}
 
 
 def find_path(path: str) -> Path | None:
     """Returns the file or folder that `path` names, or None.
 
     A path is relative to the working directory. If it does not exist there and starts with `configs/`, `cepo/` or
-    `examples/`, it is looked up in the repository.
+    `examples/`, the file that was shipped with the package is taken.
     """
     given = without_user(path)
     if _exists(given):
         return given
-    shipped = given.parts[:1] and given.parts[0] in _SHIPPED_FOLDERS
-    if shipped and _exists(REPOSITORY_FOLDER / given):
-        return REPOSITORY_FOLDER / given
-    return None
+    around = _SHIPPED_FOLDERS.get(given.parts[0]) if given.parts else None
+    return around / given if around is not None and _exists(around / given) else None
 
 
 def without_user(path: str) -> Path:
@@ -48,13 +48,13 @@ def _exists(path: Path) -> bool:
 
 
 def located(path: str) -> str:
-    """Returns an absolute path if only the repository has the file or folder, else `path` itself."""
+    """Returns an absolute path if only the package has the file or folder, else `path` itself."""
     found = find_path(path)
     return path if found is None or found == Path(path) else str(found)
 
 
 File = Annotated[str, AfterValidator(located)]
-"""A setting that names a file or a folder, made absolute if only the repository has it."""
+"""A setting that names a file or a folder, made absolute if only the package has it."""
 
 
 def located_data(name: str) -> str:
@@ -66,8 +66,13 @@ def located_data(name: str) -> str:
 
 
 def find_config_file(path: str) -> Path | None:
-    """Returns the YAML file of `config=` relative to the working directory, else to the repository, else None."""
-    for candidate in (without_user(path), REPOSITORY_FOLDER / path):
+    """Returns the YAML file of `config=path`, or None.
+
+    It is looked up relative to the working directory, then among the shipped files, there also by its name below
+    `configs/` without the ending: `geo3k/cepo`.
+    """
+    shipped = SHIPPED_FOLDER / "configs"
+    for candidate in (without_user(path), SHIPPED_FOLDER / path, shipped / path, shipped / f"{path}.yaml"):
         if _exists(candidate) and candidate.is_file():
             return candidate
     return None
@@ -77,7 +82,10 @@ def searched(path: str) -> str:
     """Describes for an error message where a path was looked up."""
     if Path(path).is_absolute():
         return "an absolute path"
-    return f"looked in the working directory {Path.cwd()} and, for shipped files, in {REPOSITORY_FOLDER}"
+    return (
+        f"looked in the working directory {Path.cwd()} and among the shipped files in {SHIPPED_FOLDER}, whose names are such "
+        "as geo3k/cepo"
+    )
 
 
 def split_function(name: str) -> tuple[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,12 +13,17 @@ from cepo.trees import is_dict, is_list, is_mapping
 MASK = "***"
 _ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\b")
 _REFERENCE = re.compile(r"\$\{\s*([\w.-]+)\s*\}")
-_SECRET_NAME = r"(?:[\w-]*[_-])?(?:api_?key|access_?key|secret|token|password|passwd|credentials?)"
+_SECRET_NAME = (
+    r"(?:[\w-]*[_-])?(?:(?:api|access|private|secret|signing|encryption|ssh|openai|anthropic|azure|google|gemini|hf|wandb)"
+    r"[_-]?key|secret|token|password|passwd|passphrase|pwd|auth|authorization|bearer|cookie|credentials?)"
+)
 _SECRET = re.compile(_SECRET_NAME, re.IGNORECASE)
 _SECRET_ENTRY = re.compile(
-    rf"(?P<name>(?<![\w-])[\"']?{_SECRET_NAME}[\"']?\s*[:=]\s*)(?P<value>\"[^\"]*\"|'[^']*'|(?!\$\{{)[^\s,}}\]]+)",
+    rf"(?P<name>(?<![\w-])[\"']?{_SECRET_NAME}[\"']?\s*[:=]\s*)(?P<value>\"[^\"]*\"|'[^']*'|(?!\$\{{)[^,}}\]]+)",
     re.IGNORECASE,
 )
+_USER_IN_URL = re.compile(r"(?<=://)[^/\s@]+:[^/\s@]*(?=@)")
+_DIGITS_OF_DIGEST = 16
 
 Path = tuple[str, ...]
 
@@ -40,16 +47,25 @@ def environment_references(tree: Mapping[str, Any]) -> dict[Path, Any]:
         found.update(more)
 
 
-def without_secrets(tree: Mapping[str, Any], path: Path = ()) -> dict[str, Any]:
-    """Returns the tree with masked texts of all settings whose names indicate a secret."""
-    kept: dict[str, Any] = {}
-    for key, value in tree.items():
-        if is_mapping(value):
-            kept[key] = without_secrets(value, (*path, str(key)))
-        else:
-            is_secret = isinstance(value, str) and value and _SECRET.fullmatch(str(key))
-            kept[key] = MASK if is_secret else value
-    return kept
+def is_secret(name: str) -> bool:
+    """Returns whether the name of a setting or an environment variable indicates a secret."""
+    return _SECRET.fullmatch(name) is not None
+
+
+def without_secrets(value: Any, *, name: str = "") -> Any:
+    """Returns settings with all texts masked whose names indicate a secret, and users and passwords in URLs."""
+    if is_mapping(value):
+        return {key: without_secrets(entry, name=str(key)) for key, entry in value.items()}
+    if is_list(value):
+        return [without_secrets(entry, name=name) for entry in value]
+    if not isinstance(value, str):
+        return value
+    return MASK if value and is_secret(name) else _USER_IN_URL.sub(MASK, value)
+
+
+def digest(value: Any) -> str:
+    """Returns a digest of settings, for a record where only their equality matters."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:_DIGITS_OF_DIGEST]
 
 
 def with_references(tree: dict[str, Any], references: Mapping[Path, Any]) -> dict[str, Any]:
@@ -66,9 +82,9 @@ def with_references(tree: dict[str, Any], references: Mapping[Path, Any]) -> dic
 def masked_argument(argument: str) -> str:
     """Returns a command-line argument `a.b=value` with the values of secret settings masked."""
     key, separator, value = argument.partition("=")
-    if separator and value and _SECRET.fullmatch(key.rpartition(".")[2].lstrip("-")) and not value.startswith("${"):
+    if separator and value and is_secret(key.rpartition(".")[2].lstrip("-")) and not value.startswith("${"):
         return f"{key}={MASK}"
-    return _SECRET_ENTRY.sub(rf"\g<name>{MASK}", argument)
+    return _USER_IN_URL.sub(MASK, _SECRET_ENTRY.sub(rf"\g<name>{MASK}", argument))
 
 
 def _leaves(tree: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:

@@ -15,15 +15,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from cepo.config.data_schema import parts_of
-from cepo.config.paths import PACKAGE_FOLDER, REPOSITORY_FOLDER, find_path, split_function
+from cepo.config.paths import PACKAGE_FOLDER, SHIPPED_FOLDER, find_path, split_function, without_user
 from cepo.config.sources import Origins, Source, read_file
-from cepo.errors import ConfigError
+from cepo.errors import ConfigError, DataError
+from cepo.foreign_files import require_within
 from cepo.trees import is_dict, is_list, is_mapping, with_texts
 
 logger = logging.getLogger(__name__)
 
 MODEL = "worker.actor.model"
-CHAT_TEMPLATE = "data.override_chat_template"
+CHAT_TEMPLATE, FORMAT_PROMPT = "data.override_chat_template", "data.format_prompt"
 _EVALUATED = (
     "data",
     MODEL,
@@ -52,8 +53,8 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
         also: further sections to read, which must not name files.
 
     Raises:
-        ConfigError: a needed setting names a reward file that is not part of cepo or a chat template outside the run
-            folder, or is a reference, which may read the environment.
+        ConfigError: a needed setting names a reward file that is not part of cepo, a chat template or a format prompt
+            outside the run folder, or is a reference, which may read the environment.
     """
     kept, places = _kept(file, (*_EVALUATED, *also), given)
     named = [(key, name) for key in _FUNCTIONS if kept.get(key) is not None for name in _function_names(kept[key])]
@@ -63,7 +64,8 @@ def recorded_for_evaluation(file: Path, given: Collection[str], *, also: Collect
                 f"{places.get(key, file)}: the run was rewarded by {name}, a file that is not part of cepo and would run "
                 f"here. If you trust it, give {key}={name}, or config={file} for the whole configuration"
             )
-    _require_own_template(kept, file, f"{CHAT_TEMPLATE}=")
+    for key in (CHAT_TEMPLATE, FORMAT_PROMPT):
+        _require_own_file(kept, key, file, f"{key}=")
     return Source(_tree(kept), Origins(places))
 
 
@@ -78,18 +80,21 @@ def recorded_model(file: Path, given: Collection[str]) -> tuple[Mapping[str, Any
     model = without_interpolation(OmegaConf.to_container(OmegaConf.create(OmegaConf.select(tree, MODEL) or {})))
     if not is_dict(model) or not model:
         raise ConfigError(f"{file} is not the configuration of a run: {MODEL} is not a section")
-    _require_own_template(kept, file, "--chat-template ")
+    _require_own_file(kept, CHAT_TEMPLATE, file, "--chat-template ")
     return model, without_interpolation(kept.get(CHAT_TEMPLATE))
 
 
-def _require_own_template(kept: Mapping[str, Any], file: Path, remedy: str) -> None:
-    """Refuses a chat template outside the run folder, because a record could expose any file of this machine."""
-    name = kept.get(CHAT_TEMPLATE)
-    if name is not None and not Path(str(name)).resolve().is_relative_to(file.parent.resolve()):
+def _require_own_file(kept: Mapping[str, Any], key: str, file: Path, remedy: str) -> None:
+    """Refuses a file outside the run folder, unless it is part of cepo: a record could expose any of this machine."""
+    name = kept.get(key)
+    if name is None or _is_shipped(str(name)):
+        return
+    try:
+        require_within(without_user(str(name)), file.parent)
+    except DataError as error:
         raise ConfigError(
-            f"{file}: the run was trained with the chat template {name}, a file outside its folder. If you trust that record, "
-            f"give {remedy}{name}"
-        )
+            f"{file}: {key} is {name}, which is not in the run's folder. If you trust that record, give {remedy}{name}"
+        ) from error
 
 
 def without_interpolation(value: Any) -> Any:
@@ -99,7 +104,7 @@ def without_interpolation(value: Any) -> Any:
 
 def _kept(file: Path, taken: Collection[str], given: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns the file's settings below `taken` by dotted key, and their lines."""
-    source, _ = read_file(file)
+    source, _ = read_file(file, within=file.parent)
     tree = OmegaConf.to_container(source.tree)
     kept: dict[str, Any] = {}
     for key, value in _leaves(tree, ""):
@@ -158,5 +163,5 @@ def _function_names(value: Any) -> list[str]:
 
 def _is_shipped(file: str) -> bool:
     found = find_path(file)
-    folders = (PACKAGE_FOLDER, REPOSITORY_FOLDER / "examples")
+    folders = (PACKAGE_FOLDER, SHIPPED_FOLDER / "configs", SHIPPED_FOLDER / "examples")
     return found is not None and any(found.resolve().is_relative_to(folder.resolve()) for folder in folders)

@@ -58,10 +58,10 @@ class RolloutConfig:
         "KV cache; lower it if the trainer runs out of memory.",
     )
     enforce_eager: bool = Field(default=False, description="Run vLLM without CUDA graphs.")
-    sleep: Literal["auto", "always", "never"] = Field(
-        default="auto",
-        description="When vLLM frees its GPU memory during scoring and updates; auto: only if they would not fit "
-        "beside it.",
+    sleep: bool = Field(
+        default=True,
+        description="On a GPU, vLLM frees its memory during scoring and updates, at the cost of copying its weights twice "
+        "per step.",
     )
     limit_images: int = Field(default=0, ge=0, description="Most images in a prompt; 0: as many as the data has.")
     max_model_len: int | None = Field(
@@ -74,6 +74,16 @@ class RolloutConfig:
         default=8192,
         ge=1,
         description="Tokens that the rollout engine processes in one pass, at least its context length.",
+    )
+    max_num_seqs: int | None = Field(
+        default=None,
+        ge=1,
+        description="Responses that one vLLM engine samples at once; null: as many as it gets in a step, 128 to 1024.",
+    )
+    merge_lora: bool = Field(
+        default=False,
+        description="Sample from weights with the adapter merged into them, instead of computing the adapter beside "
+        "them: each token is cheaper and each update loads all weights. The sums are rounded to dtype.",
     )
     ignore_eos: bool = Field(
         default=False, description="Do not stop at the end-of-sequence token: every response has the full length."

@@ -75,7 +75,9 @@ class ModelConfig:
 class OptimConfig:
     """`worker.actor.optim.*` and `worker.critic.optim.*`. The scheduler advances once per training step."""
 
-    lr: float = Field(default=1e-6, ge=0, description="Peak learning rate.")
+    lr: float = Field(
+        default=1e-6, ge=0, le=1, description="Peak learning rate, about the most by which a step moves a weight."
+    )
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(
         default=[0.9, 0.999],
         min_length=2,

@@ -12,8 +12,10 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cepo.config.paths import find_config_file, searched
-from cepo.errors import ConfigError
+from cepo.config.other_programs import own_name
+from cepo.config.paths import find_config_file, find_path, searched
+from cepo.errors import ConfigError, DataError
+from cepo.foreign_files import read_text
 from cepo.sections import SectionError, read_section
 from cepo.trees import is_mapping
 
@@ -80,6 +82,10 @@ def read_files(path: str) -> list[Source]:
     """
     found = find_config_file(path)
     if found is None:
+        folder = find_path(path)
+        if folder is not None and folder.is_dir():
+            files = ", ".join(sorted(file.name for file in folder.glob("*.y*ml"))) or "none"
+            raise ConfigError(f"config={path} is a folder; name a YAML file. Those in it: {files}.")
         raise ConfigError(f"config={path}: there is no such file ({searched(path)}).")
     sources: list[Source] = []
     visited: list[Path] = []
@@ -94,18 +100,25 @@ def read_files(path: str) -> list[Source]:
     return sources
 
 
-def read_file(path: Path) -> tuple[Source, Path | None]:
-    """Reads one YAML file; returns it without its `base` key, and the base file named there."""
+def read_file(path: Path, *, within: Path | None = None) -> tuple[Source, Path | None]:
+    """Reads one YAML file; returns it without its `base` key, and the base file named there.
+
+    Raises:
+        ConfigError: the file breaks the policy of `cepo.foreign_files` (`within` as there), or is not a YAML mapping.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, within=within)
         root: Any = yaml.SafeLoader(text).get_single_node()
         empty: dict[str, Any] = {}
         tree = OmegaConf.create(text if isinstance(root, yaml.MappingNode) else empty)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{path}{line}: this is not valid YAML: {error.problem}.") from error
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path}: cannot be read as a YAML file: {error}.") from error
+    except DataError as error:
+        raise ConfigError(f"{error}; give a YAML file.") from error
+    except (ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException) as error:
+        reason = error if within is None else type(error).__name__
+        raise ConfigError(f"{path}: cannot be read as a YAML file: {reason}.") from error
     if not isinstance(tree, DictConfig) or not isinstance(root, yaml.MappingNode | None):
         raise ConfigError(
             f"{path}: a config file must have sections with keys (`data:`, `worker:`, ...), got a list or a text."
@@ -150,7 +163,8 @@ def read_argument(argument: str) -> Source:
         if bare.endswith((".yaml", ".yml")) and not separator:
             raise ConfigError(f"argument '{argument}': a YAML file is named as config={bare}.")
         hint = " Write it without the leading dashes." if argument.startswith("-") else ""
-        example = bare if "=" in bare else f"{bare}=..."
+        name = bare.partition("=")[0]
+        example = f"{own_name(name) or name}={bare.partition('=')[2] or '...'}"
         raise ConfigError(f"argument '{argument}': settings have the form a.b.c=value, for example '{example}'.{hint}")
     try:
         tree = OmegaConf.from_dotlist([argument])
@@ -182,6 +196,10 @@ def read_arguments(argv: Sequence[str]) -> list[Source]:
         raise ConfigError(
             "nothing is configured: give config=FILE, for example config=configs/microgeo/base.yaml, and settings a.b.c=value"
         )
+    for before, word, after in zip(["", *argv], argv, [*argv[1:], ""], strict=False):
+        if (before and word.startswith("=")) or (word.endswith("=") and after and "=" not in after):
+            words = [*([before] if word.startswith("=") else []), word, *([after] if word.endswith("=") else [])]
+            raise ConfigError(f"'{' '.join(words)}': write a setting without spaces: {''.join(words)}")
     files = [argument.partition("=")[2] for argument in argv if argument.startswith("config=")]
     if len(files) > 1:
         raise ConfigError(

@@ -109,6 +109,10 @@ class TrainerConfig:
         description="Write checkpoints with weights only: smaller, and enough for evaluation and merging, but no run "
         "can resume from them.",
     )
+    save_on_interrupt: bool = Field(
+        default=True,
+        description="After Ctrl-C or SIGTERM finish the step and save a checkpoint first; a second signal ends at once.",
+    )
     save_checkpoint_path: str | None = Field(
         default=None, description="Run folder; null: checkpoints/<project_name>/<experiment_name>."
     )

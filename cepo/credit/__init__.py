@@ -1,1 +1,1 @@
-"""Compares methods with the truth: their credit with Monte-Carlo values, and the signal in their gradients."""
+"""Compares methods with the truth: their credit with Monte-Carlo values."""

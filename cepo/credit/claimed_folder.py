@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from cepo.config import RunConfig
-from cepo.errors import ConfigError
-from cepo.tracking.lines import damaged_as
+from cepo.errors import ConfigError, ForeignFileError
+from cepo.foreign_files import damaged_as, irregular_file, read_json
 from cepo.tracking.run_folder import write_atomically
 from cepo.trees import leaves
 
@@ -36,22 +36,24 @@ def claim_folder(folder: Path, own: Mapping[str, Any], config: RunConfig) -> Non
     }
     flat = json.loads(json.dumps(dict(leaves(settings)), default=str))
     path = folder / FILE
+    if (irregular := irregular_file(folder)) is not None:
+        raise ForeignFileError(irregular, "is a link, a pipe or a device; give a new folder (--out)")
     if path.is_file():
         with read_whole(path):
-            before: dict[str, Any] = dict(json.loads(path.read_bytes()))
+            before: dict[str, Any] = read_json(path, dict, within=folder)
         other = [key for key in sorted({*flat, *before}) if flat.get(key) != before.get(key)]
         if other:
             raise ConfigError(
-                f"out={folder} holds a measurement with other settings: {', '.join(other[:5])}; give the same settings "
+                f"--out {folder} holds a measurement with other settings: {', '.join(other[:5])}; give the same settings "
                 "to resume it, or a new folder"
             )
         return
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"out={folder} does not hold a measurement; give a new folder")
+        raise ConfigError(f"--out {folder} does not hold a measurement; give a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(flat, indent=1) + "\n")
 
 
 def read_whole(path: Path) -> AbstractContextManager[None]:
     """Returns a context for reading a file of the folder, which raises `DataError` if the file is damaged."""
-    return damaged_as(path, "is damaged, and its measurement cannot go on; give a new folder (out=...)")
+    return damaged_as(path, "is damaged, and its measurement cannot go on; give a new folder (--out)")

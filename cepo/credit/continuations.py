@@ -14,9 +14,10 @@ from pathlib import Path
 from cepo.credit.claimed_folder import read_whole
 from cepo.credit.prefixes import Prefix
 from cepo.credit.session import Session
+from cepo.foreign_files import read_objects
 from cepo.progress import Progress
 from cepo.rollout.generator import Generation, GenerationRequest, sampling_seed
-from cepo.tracking.lines import LineFile, read_objects
+from cepo.tracking.lines import LineFile
 from cepo.trainer.asking import Rollouts, correctness, reward_input, training_settings
 
 FILE = "continuations.jsonl"
@@ -50,7 +51,7 @@ class Continuations:
     def __init__(self, folder: Path, session: Session, rollouts: Rollouts, *, number: int) -> None:
         self._path, self._session, self._rollouts, self._number = folder / FILE, session, rollouts, number
         with read_whole(self._path):
-            rows = read_objects(self._path) if self._path.exists() else ()
+            rows = read_objects(self._path, within=folder) if self._path.exists() else ()
             self.done: dict[str, Continued] = {row["prefix"]: _read(row) for row in rows}
 
     def missing(self, prefixes: Sequence[Prefix]) -> list[Prefix]:

@@ -10,8 +10,9 @@ import torch
 
 from cepo.credit.claimed_folder import read_whole
 from cepo.credit.session import Session
+from cepo.foreign_files import read_objects
 from cepo.rollout.generator import Generation
-from cepo.tracking.lines import encode_line, read_objects
+from cepo.tracking.lines import encode_line
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.asking import Rollouts
 
@@ -57,7 +58,7 @@ def _read(path: Path, session: Session) -> Rollouts:
     problems = [session.problems[index] for index in indices]
     prompts = [session.contexts.student(problem) for problem in problems]
     with read_whole(path):
-        rows = list(read_objects(path))
+        rows = list(read_objects(path, within=path.parent))
         return Rollouts(
             step=0,
             problems=problems,

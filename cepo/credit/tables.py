@@ -35,39 +35,6 @@ def credit_markdown(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def gradient_markdown(results: Mapping[str, Any]) -> str:
-    """Returns the table of the methods' gradients, with 95 % intervals."""
-    counts = results["counts"]
-    lines = [
-        f"{counts['batches']} batches of {counts['prompts']} prompts with {counts['responses']} responses, gradients in "
-        f"{counts['weights']:,} weights."
-    ]
-    if counts["projections"]:
-        lines.append(
-            f"Each was projected to {counts['projections']:,} numbers, which changed squared lengths by at most "
-            f"{counts['largest_length_error']:.1%}."
-        )
-    first = results["gradient"][0]["name"]
-    lines += [
-        "",
-        f"| method | signal / noise | ratio to {first} | 95 % | direction | 95 % | length |",
-        "| --- |" + " --- |" * 6,
-    ]
-    for row in results["gradient"]:
-        ratio, direction = row["ratio"], row["direction"]
-        cells = [row["name"], _plain(row["snr"]), _plain(ratio, 2), _interval(ratio, 2), _plain(direction)]
-        lines.append(f"| {' | '.join([*cells, _interval(direction), _plain(row['length'], 2)])} |")
-    return "\n".join(lines) + "\n"
-
-
-def _plain(figure: Mapping[str, float | None], digits: int = 3) -> str:
-    return "-" if figure["value"] is None else f"{figure['value']:.{digits}f}"
-
-
-def _interval(figure: Mapping[str, float | None], digits: int = 3) -> str:
-    return "-" if figure["low"] is None else f"{figure['low']:.{digits}f} to {figure['high']:.{digits}f}"
-
-
 def _table(title: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield f"| {title} | {' | '.join(columns.values())} |"
     yield f"| --- |{' --- |' * len(columns)}"

@@ -30,7 +30,7 @@ class ContextBuilder:
         self._processing, self._teacher = processing, teacher
         if not teacher.with_images:
             logger.warning("teacher.with_images is false: teachers score answers about images that they do not see")
-        self._template = HintTemplate(teacher.placement, teacher.template)
+        self.template = HintTemplate(teacher.placement, teacher.template)
         self._special_texts = processing.special_texts
         self._max_context_length = max_context_length
 
@@ -46,10 +46,14 @@ class ContextBuilder:
         return prompt
 
     def reference_text(self, reference: Reference) -> str:
-        """Returns the reference as the teacher sees it: sanitised and cut to its maximum length; may be empty."""
+        """Returns the reference as the teacher sees it: sanitised, and a text cut to its maximum length; may be empty.
+
+        Sampled tokens are never cut here: their sanitised text may encode longer than it was sampled, and its end may
+        be the answer.
+        """
         text = self.whole_text(reference)
         if reference.token_ids is not None:
-            return self._cut(text, len(reference.token_ids))
+            return text
         return self._cut(text, reference.max_tokens or self._teacher.max_reference_tokens)
 
     def whole_text(self, reference: Reference) -> str:
@@ -91,7 +95,7 @@ class ContextBuilder:
         text, history = problem.text, problem.history
         if not self._teacher.with_images:
             text, history = _without_marks(text), [Turn(turn.role, _without_marks(turn.text)) for turn in history]
-        rendered = self._template.render(prompt=text, reference=reference_text)
+        rendered = self.template.render(prompt=text, reference=reference_text)
         if self._teacher.placement != "assistant_prefix":
             return self._processing.encode(rendered, images, history=history)
         return self._processing.encode(text, images, history=history, assistant_prefix=rendered)

@@ -77,8 +77,8 @@ class ProblemSet(Sequence[Problem]):
                 raise ConfigError(
                     f"data.{name} is '{key}', which {source} does not have. Its columns: {', '.join(self._rows.column_names)}"
                 )
-        self._rows = without_decoding(self._rows, config.image_key, config.video_key)
-        checks = check_rows(self._rows, num_rows=len(self._rows), source=source, config=config, measure=self._measure)
+        self._rows = without_decoding(self._rows)
+        checks = check_rows(self._rows, source=source, config=config, measure=self._measure)
         self.skipped = Counter(
             {name: len(rows) for name, rows in (("bad", checks.bad), ("overlong", checks.overlong)) if rows}
         )

@@ -65,5 +65,5 @@ class ImageStore:
     def _data(self, name: str) -> Any:
         if name not in self._rows:
             text_columns = (self._config.prompt_key, self._config.answer_key)
-            self._rows[name] = without_decoding(read_source(name, text_columns=text_columns), self._config.image_key)
+            self._rows[name] = without_decoding(read_source(name, text_columns=text_columns))
         return self._rows[name]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import math
-import os
-import stat
+import re
 from pathlib import Path
 from typing import Any, cast
 
 from PIL import Image
 
 from cepo.errors import DataError
+from cepo.foreign_files import LARGEST_IMAGE, open_image, read_bytes, require_few_pixels
 
 logger = logging.getLogger(__name__)
 
 LARGEST_ASPECT_RATIO = 200
 """The largest accepted aspect ratio. Qwen's resizing refuses thinner images, which would otherwise end a run midway."""
-
-LARGEST_PIXELS = 64_000_000
-"""The largest accepted number of pixels (192 MB decoded), because a file of some kilobytes can state any size."""
+_BASE64 = re.compile(r"data:|(iVBORw0KGgo|/9j/|R0lGOD|UklGR)[A-Za-z0-9+/=\s]{60,}")
+"""A data URL, or the beginning of a PNG, JPEG, GIF or WEBP file in base64."""
 _ORIENTATION_TAG = 0x0112
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """The accepted image formats; JPEG files may turn out to be MPO. Pillow's other formats start programs (EPS:
@@ -37,25 +35,7 @@ _TURNS = {
 """Maps the orientation in EXIF data to the transposition that turns the image upright."""
 
 
-def media_file(path: str, image_dir: str | None) -> Path:
-    """Returns the regular file that a row names, which must lie within `image_dir` if that is set.
-
-    Raises:
-        DataError: the file is elsewhere, does not exist, or is not regular (reading a pipe could block forever).
-    """
-    file = Path(image_dir or "") / path
-    if image_dir is not None and not Path(os.path.abspath(file)).is_relative_to(os.path.abspath(image_dir)):
-        raise DataError(f"the file {path!r} lies outside of data.image_dir {image_dir}; accepted: paths within it")
-    try:
-        mode = file.stat().st_mode
-    except (OSError, ValueError) as error:  # ValueError: a null byte
-        raise DataError(f"the file {str(file)!r} cannot be read ({error})") from error
-    if not stat.S_ISREG(mode):
-        raise DataError(f"{str(file)!r} is not a regular file; accepted: a file with the data")
-    return file
-
-
-def open_image(value: Any, image_dir: str | None) -> Image.Image:
+def image_of(value: Any, image_dir: str | None) -> Image.Image:
     """Opens an image without decoding its pixels; its size is known.
 
     Args:
@@ -65,37 +45,35 @@ def open_image(value: Any, image_dir: str | None) -> Image.Image:
     Raises:
         DataError: the image is not readable, has an unaccepted format, or has too many pixels.
     """
-    image = _opened(value, image_dir)
-    if image.format not in (None, "MPO", *FORMATS):
-        raise DataError(f"the image is a {image.format} file; accepted: {', '.join(FORMATS)}")
-    width, height = image.size
-    if width * height > LARGEST_PIXELS:
-        raise DataError(f"the image is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
-    return image
-
-
-def _opened(value: Any, image_dir: str | None) -> Image.Image:
-    if isinstance(value, Image.Image):
-        return value
-    value = bytes_or_path(value)
-    try:
-        if isinstance(value, bytes):
-            return Image.open(io.BytesIO(value), formats=FORMATS)
-        if isinstance(value, str):
-            return Image.open(media_file(value, image_dir), formats=FORMATS)
-    except DataError:
-        raise
-    except Exception as error:  # damaged bytes make decoders raise almost anything
-        raise DataError(f"the image cannot be read ({error}); accepted: {', '.join(FORMATS)}") from error
-    raise DataError(f"the image is a {type(value).__name__}; accepted: PIL image, bytes, path, or {{bytes, path}}")
+    value, name = bytes_or_path(value), "the image"
+    if isinstance(value, str):
+        name = f"the image {value!r}"
+        file = Path(image_dir or "") / value
+        value = read_bytes(file, within=image_dir, largest=LARGEST_IMAGE)
+    if isinstance(value, bytes):
+        return open_image(value, formats=FORMATS, name=name)
+    if not isinstance(value, Image.Image):
+        raise DataError(f"the image is a {type(value).__name__}; accepted: PIL image, bytes, path, or {{bytes, path}}")
+    if value.format not in (None, "MPO", *FORMATS):
+        raise DataError(f"the image is a {value.format} file; accepted: {', '.join(FORMATS)}")
+    require_few_pixels(value)
+    return value
 
 
 def bytes_or_path(value: Any) -> Any:
-    """Returns a mapping's `bytes`, or its `path` if it has none; returns other values unchanged."""
-    if not isinstance(value, dict):
-        return value
-    entries = cast("dict[str, Any]", value)
-    return entries["bytes"] if entries.get("bytes") is not None else entries.get("path")
+    """Returns a mapping's `bytes`, or its `path` if it has none; returns other values unchanged.
+
+    Raises:
+        DataError: the text is an address or the data itself in base64, not a path.
+    """
+    if isinstance(value, dict):
+        entries = cast("dict[str, Any]", value)
+        value = entries["bytes"] if entries.get("bytes") is not None else entries.get("path")
+    if isinstance(value, str) and value.startswith(("http://", "https://")):
+        raise DataError(f"{value:.200} is an address, and nothing is downloaded; download it and give the file's path")
+    if isinstance(value, str) and _BASE64.match(value):
+        raise DataError(f"{value[:20]}... is base64; decode it with base64.b64decode and give the bytes")
+    return value
 
 
 def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
@@ -104,7 +82,7 @@ def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:
     Raises:
         DataError: the image is missing, unreadable, damaged, empty or too thin.
     """
-    image = open_image(value, image_dir)
+    image = image_of(value, image_dir)
     width, height = image.size
     if _orientation(image) >= 5:
         width, height = height, width
@@ -158,7 +136,7 @@ def load_rgb(value: Any, image_dir: str | None, min_pixels: int | None, max_pixe
     Raises:
         DataError: the image cannot be decoded.
     """
-    image = open_image(value, image_dir)
+    image = image_of(value, image_dir)
     turn = _TURNS.get(_orientation(image))
     try:
         image = image.convert("RGB")

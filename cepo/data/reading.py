@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets  # pyright: ignore[reportMissingTypeStubs]
 import huggingface_hub
 
-from cepo.errors import ConfigError
+from cepo.errors import ConfigError, DataError
+from cepo.foreign_files import hub_folder, open_regular, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +41,8 @@ def read_source(source: str, *, text_columns: Sequence[str] = ()) -> Any:
     path = Path(name).expanduser()
     if path.exists():
         files, part = local_files(source)
-        blank = next((file for file in files if file.stat().st_size == 0), None)
+        within = hub_folder(path) if path.is_dir() else None
+        blank = next((file for file in files if size_of(file, within=within) == 0), None)
         if blank is not None:
             raise ConfigError(f"data files '{source}': {blank} is empty (0 bytes); remove it or write it again")
         options: dict[str, Any] = {}
@@ -126,7 +129,7 @@ def local_files(source: str) -> tuple[list[Path], str]:
 
 def _refuse_null_rows(file: Path) -> None:
     """Raises `ConfigError` for a null row, because pyarrow's reader crashes if a block of a file begins with one."""
-    with file.open("rb") as lines:
+    with open_regular(file) as lines:
         is_start = True
         for number, line in enumerate(lines, start=1):
             row = line.lstrip(b"\xef\xbb\xbf[ \t\r\n") if is_start else line
@@ -137,15 +140,34 @@ def _refuse_null_rows(file: Path) -> None:
             is_start = is_start and not row
 
 
-def without_decoding(rows: Any, image_key: str, video_key: str | None = None) -> Any:
-    """Returns the rows with undecoded images and videos; decoding them to read other columns would take minutes."""
-    for key, kind in ((image_key, datasets.Image), (video_key, datasets.Video)):
-        feature = None if key is None else rows.features.get(key)
-        if isinstance(feature, kind):
-            rows = rows.cast_column(key, kind(decode=False))
-        if isinstance(feature, datasets.List | datasets.LargeList) and isinstance(feature.feature, kind):
-            rows = rows.cast_column(key, type(feature)(kind(decode=False)))
+def without_decoding(rows: Any) -> Any:
+    """Returns the rows with undecoded images, videos and other media, whichever decoders a file's metadata name.
+
+    Decoding would take minutes, could start programs, and needs libraries that need not be installed.
+    """
+    for key, feature in rows.features.items():
+        plain = _undecoded(feature)
+        if plain != feature:
+            rows = rows.cast_column(key, plain)
     return rows
+
+
+def _undecoded(feature: Any) -> Any:
+    if getattr(feature, "decode", False) and not isinstance(feature, datasets.Json):  # only media and JSON have it
+        return dataclasses.replace(feature, decode=False)
+    if isinstance(feature, dict):
+        return {name: _undecoded(inner) for name, inner in cast("dict[str, Any]", feature).items()}
+    if isinstance(feature, datasets.List | datasets.LargeList):
+        return dataclasses.replace(feature, feature=_undecoded(feature.feature))
+    return feature
+
+
+def read_row(rows: Any, number: int) -> dict[str, Any]:
+    """Returns a row; raises `DataError` if it cannot be read, for example if a text is not in UTF-8."""
+    try:
+        return rows[number]
+    except Exception as error:  # each format's reader raises its own types
+        raise DataError(f"the row cannot be read ({type(error).__name__})") from error
 
 
 def _belongs_to(file: Path, folder: Path, split: str) -> bool:

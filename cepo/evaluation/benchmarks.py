@@ -10,7 +10,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from cepo.data.reading import without_decoding
+from cepo.data.reading import read_row, without_decoding
 from cepo.errors import DataError
 from cepo.models.processing import IMAGE_MARK
 from cepo.rewards.benchmark import LETTERS, kind_of, options_in_text
@@ -31,7 +31,6 @@ class Benchmark:
 
     Attributes:
         columns: the columns that identify it.
-        image_columns: columns with at most one image each.
         convert: converts a row to `problem`, `images`, `answer`, and for grading `answer_kind`, `choices`, `tolerance`
             and `cluster`; rows with the same cluster are dependent.
         has_variants: rows of one cluster are variants of one question.
@@ -39,7 +38,6 @@ class Benchmark:
 
     name: str
     columns: frozenset[str]
-    image_columns: Sequence[str]
     convert: Callable[[Mapping[str, Any]], dict[str, Any]]
     has_variants: bool = False
 
@@ -51,11 +49,9 @@ def recognise(columns: Sequence[str]) -> Benchmark | None:
 
 def converted(rows: Any, benchmark: Benchmark) -> Any:
     """Converts a datasets table to problems without decoding images; raises `DataError` with a bad row's number."""
-    for column in benchmark.image_columns:
-        if column in rows.column_names:
-            rows = without_decoding(rows, column)
+    rows = without_decoding(rows)
     problems = []
-    for number, row in enumerate(rows):
+    for number in range(len(rows)):
         try:
             problems.append(
                 {
@@ -65,7 +61,7 @@ def converted(rows: Any, benchmark: Benchmark) -> Any:
                     "tolerance": None,
                     "cluster": str(number),
                 }
-                | benchmark.convert(row)
+                | benchmark.convert(read_row(rows, number))
             )
         except (ValueError, SyntaxError, KeyError) as error:
             raise DataError(
@@ -175,32 +171,27 @@ BENCHMARKS = (
     Benchmark(
         name="dynamath",
         columns=frozenset({"question", "ground_truth", "answer_type", "decoded_image", "id"}),
-        image_columns=("decoded_image",),
         convert=_dynamath,
         has_variants=True,
     ),
     Benchmark(
         name="mathvision",
         columns=frozenset({"question", "options", "answer", "decoded_image"}),
-        image_columns=("decoded_image",),
         convert=_mathvision,
     ),
     Benchmark(
         name="wemath",
         columns=frozenset({"ID", "question", "option", "answer", "image_path"}),
-        image_columns=("image_path",),
         convert=_wemath,
     ),
     Benchmark(
         name="mmmu",
         columns=frozenset({"question", "options", "answer", "question_type", "image_1"}),
-        image_columns=tuple(_MMMU_PICTURES),
         convert=_mmmu,
     ),
     Benchmark(
         name="logicvista",
         columns=frozenset({"question", "answer", "image"}),
-        image_columns=("image",),
         convert=_logicvista,
     ),
 )

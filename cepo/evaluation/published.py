@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,14 +10,11 @@ from typing import Any
 from cepo.errors import DataError
 from cepo.evaluation.accuracy import macro_average
 from cepo.evaluation.results import RESULTS_FILE, compare_evaluations
+from cepo.foreign_files import damaged_as, read_json
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
-from cepo.tracking.lines import damaged_as
 
-PAPER = "paper"
-"""The name of the paper's table, which is part of the package."""
 AVERAGE, _DIFFERENCE = "Average", "difference"
-_PAPER_FILE = Path(__file__).with_name("paper.json")
-_NAMES = {
+NAMES = {
     "dynamath": "DynaMath",
     "logicvista": "LogicVista",
     "mathvision": "MathVision",
@@ -30,71 +26,66 @@ _ROUNDING = 0.01
 
 
 def is_scored(name: str) -> bool:
-    """Returns whether a name is an evaluation's folder, a JSON table, or the paper's table; otherwise it is a run."""
-    return name == PAPER or name.endswith(".json") or (Path(name) / RESULTS_FILE).is_file()
+    """Returns whether a name is an evaluation's folder or a JSON table; otherwise it is a run."""
+    return name.endswith(".json") or (Path(name) / RESULTS_FILE).is_file()
 
 
-def score_table(names: Sequence[str], *, by_harness: bool = False) -> ScoreTable:
+def score_table(names: Sequence[str]) -> ScoreTable:
     """Returns a table of evaluations and published tables in the given order, with averages computed from their cells.
 
-    Without `by_harness`, each evaluation after the first also has its difference from the first, paired by problem.
+    Each evaluation after the first also has its difference from the first, paired by problem.
 
     Args:
         names: evaluations and tables, as in `is_scored`.
-        by_harness: use the verdicts of lmms-eval's rules instead of ours.
 
     Raises:
-        DataError: a name is neither an evaluation nor a table, or an evaluation lacks the requested verdicts.
+        DataError: a name is neither an evaluation nor a table.
     """
     rows: list[TableRow] = []
     notes: list[str] = []
     evaluations: list[Path] = []
     for name in names:
-        if name == PAPER or name.endswith(".json"):
-            published = list(_published(_PAPER_FILE if name == PAPER else Path(name)))
+        if name.endswith(".json"):
+            published = list(_published(Path(name)))
             notes += [note for row in published for note in _wrong_average(row)]
             rows += [_averaged(row) for row in published]
             continue
-        row = _averaged(_evaluated(Path(name), by_harness=by_harness))
-        if evaluations and not by_harness:
+        row = _averaged(_evaluated(Path(name)))
+        if evaluations:
             row = TableRow(
                 group=row.group, name=row.name, cells={**row.cells, _DIFFERENCE: _paired(evaluations[0], Path(name))}
             )
         evaluations.append(Path(name))
         rows.append(row)
-    known = [*_NAMES.values(), *(name for row in rows for name in row.cells if name not in (AVERAGE, _DIFFERENCE))]
+    known = [*NAMES.values(), *(name for row in rows for name in row.cells if name not in (AVERAGE, _DIFFERENCE))]
     benchmarks = [name for name in dict.fromkeys(known) if any(name in row.cells for row in rows)]
     columns = [Column(name=name, is_ranked=True) for name in (*benchmarks, AVERAGE)]
     if any(_DIFFERENCE in row.cells for row in rows):
         columns.append(Column(name=_DIFFERENCE, signed=True))
         notes.append(f"The difference of averages is from {evaluations[0].name}, paired by problem.")
-    rules = " by lmms-eval's rules" if by_harness else ""
-    title = f"Accuracy in %{rules}, ± standard error; the average is the unweighted mean"
+    title = "Accuracy in %, ± standard error; the average is the unweighted mean"
     return ScoreTable(title=title, columns=columns, rows=rows, notes=notes)
 
 
 def _published(path: Path) -> Iterator[TableRow]:
     """Yields the rows of a table from `ScoreTable.as_json`, or of one in the same format."""
     with damaged_as(path, "holds no table of `cepo compare --out FILE.json`"):
-        for row in json.loads(path.read_text(encoding="utf-8"))["rows"]:
+        for row in read_json(path, dict)["rows"]:
             cells = {name: cell for name, cell in row.items() if isinstance(cell, Mapping) and name != _DIFFERENCE}
             values = {name: _cell(cell, 1.0) for name, cell in cells.items()}
             yield TableRow(group=str(row["group"]), name=str(row["name"]), cells=values)
 
 
-def _evaluated(folder: Path, *, by_harness: bool) -> TableRow:
-    path, key = folder / RESULTS_FILE, "harness_accuracy" if by_harness else "accuracy"
+def _evaluated(folder: Path) -> TableRow:
+    path = folder / RESULTS_FILE
     if not path.is_file():
         raise DataError(
             f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
         )
     with damaged_as(path, "holds no result of cepo evaluate; evaluate the model again"):
-        results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        missing = [name for name, figures in results["benchmarks"].items() if key not in figures]
-        if missing:
-            raise DataError(f"{folder}: {', '.join(missing)} has no verdicts of lmms-eval's rules; evaluate it again")
+        results: dict[str, Any] = read_json(path, dict, within=folder)
         cells = {
-            _NAMES.get(str(name), str(name)): _cell(figures[key], 100.0)
+            NAMES.get(str(name), str(name)): _cell(figures["accuracy"], 100.0)
             for name, figures in results["benchmarks"].items()
         }
         return TableRow(group=str(results["model"]), name=folder.resolve().name, cells=cells)
@@ -105,8 +96,14 @@ def _averaged(row: TableRow) -> TableRow:
 
 
 def average(row: TableRow) -> Cell:
-    """Returns the unweighted mean of the benchmarks' cells, with the error `sqrt(sum of squared errors) / number`."""
+    """Returns the unweighted mean of the benchmarks' cells, with the error `sqrt(sum of squared errors) / number`.
+
+    Raises:
+        DataError: the row has no cell.
+    """
     cells = list(_benchmarks(row).values())
+    if not cells:
+        raise DataError(f"{row.group}, {row.name}: there is no benchmark to average; evaluate the model again")
     errors = [cell.error for cell in cells if cell.error is not None]
     error = math.hypot(*errors) / len(cells) if len(errors) == len(cells) else None
     return Cell(mean=math.fsum(cell.mean for cell in cells) / len(cells), error=error)
@@ -130,5 +127,7 @@ def _paired(first: Path, second: Path) -> Cell:
 
 
 def _cell(estimate: Mapping[str, Any], scale: float) -> Cell:
-    error = estimate["error"]
-    return Cell(mean=scale * float(estimate["mean"]), error=None if error is None else scale * float(error))
+    mean, error = (None if value is None else float(value) for value in (estimate["mean"], estimate["error"]))
+    if mean is None or not abs(mean) <= 100 or not 0 <= (error or 0) <= 100:
+        raise ValueError("neither a fraction nor a percentage")
+    return Cell(mean=scale * mean, error=None if error is None else scale * error)

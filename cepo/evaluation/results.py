@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from cepo.errors import DataError
 from cepo.evaluation.accuracy import Estimate, Row, clustered_mean, macro_average
-from cepo.tracking.lines import read_objects
+from cepo.foreign_files import read_objects
 from cepo.tracking.run_folder import write_atomically
 
 RESULTS_FILE = "evaluation.json"
@@ -25,9 +26,6 @@ def write_results(folder: Path, description: Mapping[str, Any], benchmarks: Mapp
     results = {**description, "benchmarks": dict(benchmarks)}
     if len(benchmarks) > 1:
         results["average"] = macro_average([_estimate(figures["accuracy"]) for figures in benchmarks.values()])
-        if all("harness_accuracy" in figures for figures in benchmarks.values()):
-            by_harness = [_estimate(figures["harness_accuracy"]) for figures in benchmarks.values()]
-            results["harness_average"] = macro_average(by_harness)
     write_atomically(folder / RESULTS_FILE, json.dumps(results, indent=2, ensure_ascii=False) + "\n")
     return results
 
@@ -38,15 +36,13 @@ def results_table(results: Mapping[str, Any]) -> Table:
     num_samples = results["sampling"]["num_samples"]
     largest = [f"pass@{num_samples}"] if num_samples > 1 else []
     table = Table(title="accuracy in %, ± standard error over independent problems")
-    harness = ["lmms-eval"] if any("harness_accuracy" in figures for figures in benchmarks.values()) else []
-    for heading in ("", "problems", "accuracy", *harness, *largest, "tokens", "cut off", "no answer"):
+    for heading in ("", "problems", "accuracy", *largest, "tokens", "cut off", "no answer"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for name, figures in benchmarks.items():
         table.add_row(
-            name,
+            escape(name),
             str(figures["num_problems"]),
             percent(figures["accuracy"]),
-            *(percent(figures["harness_accuracy"]) if "harness_accuracy" in figures else "" for _ in harness),
             *(percent(figures["pass_at_k"][str(num_samples)]) for _ in largest),
             f"{figures['response_length']['mean']:.0f}",
             f"{100 * figures['share_cut_off']:.1f}",
@@ -57,8 +53,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
             table.add_row(f"  {kind}", str(kinds[kind]["num_problems"]), percent(kinds[kind]), style="dim")
     if "average" in results:
         table.add_section()
-        of_harness = [percent(results["harness_average"])] if "harness_average" in results else []
-        table.add_row("average", "", percent(results["average"]), *of_harness)
+        table.add_row("average", "", percent(results["average"]))
     return table
 
 
@@ -75,7 +70,7 @@ def read_rows(folder: Path) -> dict[str, list[Row]]:
             f"{folder} holds no finished evaluation ({RESULTS_FILE}); give a folder that cepo evaluate wrote"
         )
     rows: dict[str, list[Row]] = defaultdict(list)
-    for row in read_objects(folder / GENERATIONS_FILE):
+    for row in read_objects(folder / GENERATIONS_FILE, within=folder):
         if not all(isinstance(row.get(name), str) for name in ("benchmark", "problem_id", "cluster", "ground_truth")):
             raise DataError(f"{folder / GENERATIONS_FILE}: a row has no benchmark, problem or truth; evaluate again")
         rows[row["benchmark"]].append(row | {"correct": bool(row.get("correct"))})
@@ -123,7 +118,7 @@ def comparison_table(comparisons: Sequence[Paired]) -> Table:
         ]
         rows.append(("average", "", means[0], means[1], average))
     for name, count, before, after, difference in rows:
-        table.add_row(name, count, f"{100 * before:.1f}", f"{100 * after:.1f}", percent(difference, sign="+"))
+        table.add_row(escape(name), count, f"{100 * before:.1f}", f"{100 * after:.1f}", percent(difference, sign="+"))
     return table
 
 

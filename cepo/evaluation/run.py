@@ -97,8 +97,9 @@ def graded_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yields one row per response, in the problems' order; calls `on_progress` with the number of finished problems.
 
-    A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `sample`, `ground_truth`,
-    `response`, `answer` (as extracted, or None), `correct`, `length` in tokens, `finished` and `scores`.
+    A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `choices` (the options'
+    texts), `sample`, `ground_truth`, `response`, `answer` (as extracted, or None), `correct`, `length` in tokens,
+    `finished` and `scores`.
     """
     size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
     for start in range(0, len(task.problems), size):
@@ -115,6 +116,7 @@ def graded_rows(
                     "problem_id": problem.prompt_id,
                     "cluster": columns.get("cluster", problem.prompt_id),
                     "kind": kind,
+                    "choices": list(columns.get("choices") or ()),
                     "sample": sample,
                     "ground_truth": problem.ground_truth,
                     "response": response,

@@ -6,13 +6,16 @@ import os
 import platform
 import subprocess
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from cepo.errors import ConfigError
 
 _CPU_FACTS = Path("/proc/cpuinfo")
+_DEVICES = Path("/dev")
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _SMALLEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """The minimum NVIDIA driver for each major version of CUDA."""
 
@@ -30,36 +33,53 @@ class Problem:
 
 def driver_version() -> str | None:
     """Returns the NVIDIA driver's version; None if no driver answers."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    lines = _nvidia_smi("--query-gpu=driver_version")
+    return lines[0] if lines and lines[0][:1].isdigit() else None
+
+
+def visible_gpus() -> list[tuple[str, float]]:
+    """Returns name and memory in GiB of each GPU that this process sees.
+
+    The driver is asked first: torch opens a context, which takes 0.5 GB on the first GPU for as long as the process
+    lives, and the driver process of several GPUs computes nothing on them.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    shown, count = os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()
+    lines = _nvidia_smi("--query-gpu=name,memory.total", *([] if shown is None else ["-i", shown]))
+    parts = [line.rpartition(", ") for line in lines]
+    if len(parts) == count and all(mebibytes.isdigit() for _, _, mebibytes in parts):
+        return [(name, int(mebibytes) / 2**10) for name, _, mebibytes in parts]
+    # A part of a GPU, or a GPU that shares the host's memory.
+    properties = [torch.cuda.get_device_properties(index) for index in range(count)]
+    return [(one.name, one.total_memory / 2**30) for one in properties]
+
+
+def _nvidia_smi(*options: str) -> list[str]:
+    """Returns the lines of the driver's answer; none if it does not answer."""
+    command = ["nvidia-smi", *options, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def gpu_problem() -> Problem | None:
+    """Explains why a CUDA build of torch sees no GPU where there is one that is not hidden; None if there is no such problem."""
+    import torch
+
+    cuda = torch.version.cuda
+    if cuda is None or gpus_are_hidden() or torch.cuda.is_available() or not has_nvidia_gpu():
         return None
-    lines = done.stdout.split()
-    return lines[0] if done.returncode == 0 and lines and lines[0][0].isdigit() else None
-
-
-def smallest_driver(cuda: str) -> int | None:
-    """Returns the minimum major driver version for a torch built for this CUDA version; None if unknown."""
-    return _SMALLEST_DRIVER.get(int(cuda.split(".")[0]))
-
-
-def driver_problem(driver: str, cuda: str) -> Problem | None:
-    """Returns the problem if the driver is too old for a torch built for this CUDA version, else None."""
-    smallest = smallest_driver(cuda)
-    if smallest is None or int(driver.split(".")[0]) >= smallest:
-        return None
-    return Problem(
-        found=f"driver {driver}, but torch's CUDA {cuda} needs at least {smallest}",
-        remedy=f"install driver {smallest} or later, or a torch build for the CUDA version that `nvidia-smi` shows",
-    )
-
-
-def unseen_gpu_problem(driver: str | None, cuda: str) -> Problem:
-    """Explains why a torch built for this CUDA version sees no GPU."""
-    old = None if driver is None else driver_problem(driver, cuda)
-    if old is not None:
-        return old
+    driver, smallest = driver_version(), _SMALLEST_DRIVER.get(int(cuda.split(".")[0]), 0)
+    if driver is not None and int(driver.split(".")[0]) < smallest:
+        return Problem(
+            found=f"driver {driver}, but torch's CUDA {cuda} needs at least {smallest}",
+            remedy=f"install driver {smallest} or later, or a torch build for the CUDA version that `nvidia-smi` shows",
+        )
     seen = "no NVIDIA driver answers" if driver is None else f"driver {driver} answers"
     return Problem(
         found=f"torch is built for CUDA {cuda} and sees no GPU ({seen})",
@@ -67,38 +87,67 @@ def unseen_gpu_problem(driver: str | None, cuda: str) -> Problem:
     )
 
 
-def gpus_are_hidden(environment: Mapping[str, str] | None = None) -> bool:
+def gpus_are_hidden() -> bool:
     """Returns whether CUDA_VISIBLE_DEVICES hides every GPU, which requests the CPU."""
-    return (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES") in _HIDDEN
+    return os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN
 
 
-def require_wanted_device() -> None:
-    """Raises if torch is a CUDA build that sees no GPU, unless `CUDA_VISIBLE_DEVICES=` requests the CPU.
+def has_nvidia_gpu() -> bool:
+    """Returns whether this machine has an NVIDIA GPU, usable or not: a device file, a PCI device, or a driver that answers."""
+    if any(_DEVICES.glob("nvidia[0-9]*")):
+        return True
+    for device in _PCI_DEVICES.glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text("ascii").strip() for name in ("vendor", "class"))
+        except OSError:  # unplugged meanwhile, or not readable in this container
+            continue
+        if vendor == _NVIDIA and kind.startswith(_DISPLAY_CLASSES):
+            return True
+    return driver_version() is not None
 
-    Otherwise a run would silently use the CPU and be hundreds of times slower.
+
+def require_usable_torch() -> None:
+    """Raises if an NVIDIA GPU is there and torch's CUDA build cannot use it, or if torchvision was built for another torch.
+
+    A run that silently used the CPU would be hundreds of times slower. Without such a GPU, a CUDA build of torch runs
+    on the processors, as a CPU build does; `CUDA_VISIBLE_DEVICES=` asks for that where there is one.
 
     Raises:
         ConfigError: with the same advice as `cepo doctor`.
     """
+    problem = gpu_problem()
+    if problem is not None:
+        raise ConfigError(
+            f"no GPU can be used: {problem.found}. Remedy: {problem.remedy}. To run on the processors, set "
+            "CUDA_VISIBLE_DEVICES= (empty)"
+        )
+    mixture = torchvision_problem()
+    if mixture is not None:
+        raise ConfigError(f"{mixture.found}. Remedy: {mixture.remedy}")
+
+
+def torchvision_problem() -> Problem | None:
+    """Returns the problem if torchvision cannot be imported beside this torch, as two different builds cannot, else None."""
     import torch
 
-    cuda = torch.version.cuda
-    if cuda is None or gpus_are_hidden() or torch.cuda.is_available():
-        return
-    problem = unseen_gpu_problem(driver_version(), cuda)
-    raise ConfigError(
-        f"no GPU can be used: {problem.found}. Remedy: {problem.remedy}. To run on the processors, set "
-        "CUDA_VISIBLE_DEVICES= (empty)"
-    )
+    try:
+        import torchvision  # noqa: F401  # pyright: ignore[reportMissingTypeStubs]
+    except ImportError:
+        found = "torchvision is not installed, and the processors of vision-language models need it"
+        return Problem(found=found, remedy="pip install 'cepo[cpu]' or 'cepo[gpu]'")
+    except (RuntimeError, OSError, AttributeError) as error:
+        return Problem(
+            found=f"torchvision does not work with torch {torch.__version__}, as a build for another torch does not: {error}",
+            remedy="install both in one command from one index: pip install --force-reinstall torch==2.13.0 torchvision==0.28.0",
+        )
+    return None
 
 
 def device_in_words() -> str:
     """Describes where this process would train: the GPUs by name and memory, or the CPU and why no GPU is used."""
-    import torch
 
-    if torch.cuda.is_available():
-        properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-        names = Counter(f"{one.name}, {one.total_memory / 2**30:.0f} GiB" for one in properties)
+    names = Counter(f"{name}, {memory:.0f} GiB" for name, memory in visible_gpus())
+    if names:
         return "; ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
     return f"CPU ({_processor()}, {num_processors()} processors): {_why_no_gpu()}"
 
@@ -130,8 +179,12 @@ def require_devices(per_machine: int) -> None:
 
 
 def num_processors() -> int:
-    """Returns the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Returns the number of processors that this process may use by its affinity and its cgroup's quota."""
+    number = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = (
+        _CPU_QUOTA.read_text(encoding="ascii").partition(" ") if _CPU_QUOTA.is_file() else ("max", "", "")
+    )
+    return number if quota == "max" else max(1, min(number, int(quota) // int(period)))
 
 
 def _why_no_gpu() -> str:
@@ -140,7 +193,9 @@ def _why_no_gpu() -> str:
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return f"CUDA_VISIBLE_DEVICES={hidden} hides the GPUs" if hidden is not None else "torch sees no GPU"
+    if hidden is not None:
+        return f"CUDA_VISIBLE_DEVICES={hidden} hides the GPUs"
+    return f"this machine has no NVIDIA GPU, so torch {torch.__version__}, a CUDA build, runs on the processors"
 
 
 def _processor() -> str:

@@ -9,11 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-FORMAT_PROMPT = "{{ content | trim }} Answer in \\boxed{}."
-TEACHER_PROMPT = "{{ prompt }}\nHere is a sample answer: {{ reference }}"
-"""Copies for the package of `configs/format_prompt/microgeo.jinja` and `configs/teacher/user_suffix.jinja`."""
 
 Numbers = tuple[int, ...]
 Slip = Callable[[int], int]
@@ -156,17 +151,3 @@ def response_text(steps: Steps) -> str:
 def right_response(problem: Problem) -> str:
     """Returns the solution without mistakes."""
     return response_text(FAMILIES[problem.family].solve(problem.seen, problem.numbers, False, no_slip))
-
-
-def user_text(question: str, reference: str | None = None) -> str:
-    """Returns the text of the user turn; with `reference`, that of the teacher's prompt."""
-    text = FORMAT_PROMPT.replace("{{ content | trim }}", question.strip())
-    if reference is None:
-        return text
-    return TEACHER_PROMPT.replace("{{ prompt }}", text).replace("{{ reference }}", reference)
-
-
-def user_messages(question: str, reference: str | None = None) -> list[dict[str, Any]]:
-    """Returns a user turn with the image and then the text, in the format of chat templates."""
-    content = [{"type": "image"}, {"type": "text", "text": user_text(question, reference)}]
-    return [{"role": "user", "content": content}]

@@ -8,21 +8,20 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cepo.errors import DataError
-from cepo.microgeo.kinds import KINDS, SHAPES, WorldKind
+from cepo.microgeo.kinds import SHAPES, WorldKind
 from cepo.microgeo.problems import Problem
 from cepo.progress import phase
 from cepo.tracking.run_folder import png_bytes
 
 if TYPE_CHECKING:
     from cepo.config import RunConfig
-    from cepo.microgeo.warmstart import Progress, WarmStartSettings
 
 ASSETS = SHAPES.assets
 _MANIFEST = "world.json"
@@ -56,8 +55,6 @@ class _Plan:
     seed: int
     num_train: int
     num_validation: int
-    retrain: bool
-    settings: WarmStartSettings | None
 
 
 def build_world(
@@ -67,9 +64,7 @@ def build_world(
     seed: int = 0,
     num_train: int = 4096,
     num_validation: int = 512,
-    retrain: bool = False,
-    settings: WarmStartSettings | None = None,
-    progress: Progress | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> World:
     """Builds the world in `folder`, or reuses one that was built there with the same arguments and code.
 
@@ -77,24 +72,22 @@ def build_world(
 
     Args:
         kind: which world.
-        folder: by default `microgeo-<prefix><fingerprint>` in `$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`.
+        folder: by default `microgeo-<fingerprint>` in `$XDG_CACHE_HOME/cepo` or `~/.cache/cepo`.
         num_validation: number of problems of the validation split and of each held-out split.
-        seed: of the problems, and with `retrain` also of the weights. The shipped weights have seed 0.
-        retrain: train the weights here (minutes) instead of copying the shipped ones (seconds).
-        settings: of the warm start; used only with `retrain`.
+        seed: of the problems.
         progress: called as `progress(stage, done, total)`.
 
     Raises:
-        DataError: the folder holds something else, a count is not positive, or no weights are shipped.
+        DataError: the folder holds something else, or a count is not positive.
     """
     if num_train < 1 or num_validation < 1:
         raise DataError(
             f"A world needs problems: num_train={num_train}, num_validation={num_validation}; both must be at least 1."
         )
-    plan = _Plan(kind, seed, num_train, num_validation, retrain, settings)
+    plan = _Plan(kind, seed, num_train, num_validation)
     fingerprint = _fingerprint(plan)
     if folder is None:
-        folder = _user_cache_folder() / f"microgeo-{kind.prefix}{fingerprint[:12]}"
+        folder = _user_cache_folder() / f"microgeo-{fingerprint[:12]}"
     folder = folder.expanduser().absolute()
     world = World(folder)
     if _built_fingerprint(folder) == fingerprint:
@@ -151,27 +144,15 @@ def write_problems(file: Path, problems: Iterable[Problem], kind: WorldKind = SH
     Dataset.from_dict(columns, features=Features(types)).to_parquet(str(file))
 
 
-def _build(folder: Path, plan: _Plan, fingerprint: str, progress: Progress | None) -> None:
+def _build(folder: Path, plan: _Plan, fingerprint: str, progress: Callable[[str, int, int], None] | None) -> None:
     kind = plan.kind
     problems = split_problems(plan.seed, plan.num_train, plan.num_validation, kind)
     for done, (split, some) in enumerate(zip(kind.splits, problems, strict=True), start=1):
         write_problems(World(folder).split_file(split), some, kind)
         if progress is not None:
             progress("problems", done, len(problems))
-    if plan.retrain:
-        from cepo.microgeo.model import build_untrained_model
-        from cepo.microgeo.warmstart import warm_start
-
-        model = build_untrained_model(World(folder).model_path, kind=kind, seed=plan.seed)
-        warm_start(model, kind=kind, settings=plan.settings, seed=plan.seed, progress=progress)
-    else:
-        if not (kind.assets / "model.safetensors").is_file():
-            raise DataError(
-                f"The embedded model's weights are not in {kind.assets}; make them with "
-                f"`python3 -m cepo.microgeo --world {kind.name} --retrain --ship`."
-            )
-        shutil.copytree(kind.assets, World(folder).model_path)
-    manifest = {"fingerprint": fingerprint, "seed": plan.seed, "retrain": plan.retrain}
+    shutil.copytree(kind.assets, World(folder).model_path)
+    manifest = {"fingerprint": fingerprint, "seed": plan.seed}
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
@@ -221,33 +202,28 @@ def _built_fingerprint(folder: Path) -> str | None:
 
 
 def _fingerprint(plan: _Plan) -> str:
-    """Hashes everything that determines the world: arguments, this package's code, and the shipped weights if used."""
+    """Hashes everything that determines the world: arguments, this package's code and the kind's, and the weights."""
     digest = hashlib.sha256()
-    settings = asdict(plan.settings) if plan.settings is not None else None
-    arguments = (plan.kind.name, plan.seed, plan.num_train, plan.num_validation, plan.retrain, settings)
-    digest.update(json.dumps(arguments, sort_keys=True).encode())
-    package = Path(__file__).parent
-    files = sorted(package.glob("*.py")) + ([] if plan.retrain else sorted(plan.kind.assets.glob("*")))
+    arguments = (plan.kind.name, plan.seed, plan.num_train, plan.num_validation)
+    digest.update(json.dumps(arguments).encode())
+    code = itertools.chain.from_iterable(
+        sorted(folder.glob("*.py")) for folder in dict.fromkeys((Path(__file__).parent, plan.kind.assets.parent))
+    )
+    files = [*code, *sorted(plan.kind.assets.glob("*"))]
     for file in files:
         digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()
 
 
 def with_embedded_world(config: RunConfig) -> RunConfig:
-    """Replaces `microgeo:*` names by paths of the embedded worlds, which are built if they are not in the cache."""
+    """Replaces `microgeo:*` names by paths of the embedded world, which is built if it is not in the cache."""
     data, model, critic = config.data, config.worker.actor.model, config.worker.critic
     names = {*data.train_sources, data.val_files or "", model.model_path, critic.model.model_path or ""}
-    places: dict[str, str] = {}
-    for kind in KINDS.values():
-        parts = {f"microgeo:{kind.prefix}{part}": part for part in ("model", *kind.splits)}
-        if names & set(parts):
-            world = build_world(kind=kind)
-            places |= {
-                name: str(world.model_path if part == "model" else world.split_file(part))
-                for name, part in parts.items()
-            }
-    if not places:
+    if not any(name.startswith("microgeo:") for name in names):
         return config
+    world = build_world()
+    files = {f"microgeo:{split}": str(world.split_file(split)) for split in SHAPES.splits}
+    places = files | {"microgeo:model": str(world.model_path)}
     new_data = dataclasses.replace(
         data,
         train_files=",".join(places.get(source, source) for source in data.train_sources),

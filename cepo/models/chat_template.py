@@ -1,113 +1,113 @@
-"""Runs a model's chat template, an untrusted program, in transformers' sandbox and with a time limit."""
+"""Runs a model's chat template, an untrusted program, in transformers' sandbox and in a process with limits."""
 
 from __future__ import annotations
 
-import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from jinja2 import TemplateSyntaxError, nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+import cepo
 from cepo.errors import ConfigError, DataError
 
 SECONDS = 10.0
-"""The time limit of one rendering, which normally takes about a millisecond."""
+"""The processor time of one rendering, which normally takes about a millisecond."""
 MOST_OWN_CHARACTERS = 1_000_000
 """The maximum number of characters that a template may add to the texts of a conversation."""
+_PACKAGE_PARENT = str(Path(cepo.__file__).resolve().parent.parent)
 
 
 class ChatTemplate:
     """Renders conversations with a processor's chat template. `origin` names the template in errors."""
 
     def __init__(self, processor: Any, origin: str) -> None:
-        self._processor, self._origin, self._is_checked = processor, origin, False
+        self._processor, self._origin = processor, origin
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Returns the conversation as text that ends with the assistant header.
 
         Raises:
-            ConfigError: the template does not parse, takes too long, or writes too much.
+            ConfigError: there is no template, it does not parse, takes too long or too much memory, or writes too much.
             DataError: the template refuses the roles, their order, or the content.
         """
-        self._require_bounded()
-        roles = ", ".join(message["role"] for message in messages)
-        try:
-            with _within(SECONDS):
-                text: str = self._processor.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=True
-                )
-        except TimeoutError as error:
-            raise self.error(f"is not done with messages of the roles {roles} within {SECONDS:g} s") from error
-        except Exception as error:  # a template is a program: it can raise anything
-            raise DataError(
-                f"{self._origin} refuses messages of the roles {roles}: {type(error).__name__}: {error}"
-            ) from error
-        if len(text) > MOST_OWN_CHARACTERS + len(str(messages)):
-            raise self.error(f"makes {len(text):,} characters of messages of the roles {roles}")
-        return text.encode("utf-8", errors="replace").decode("utf-8")  # no tokenizer accepts a lone surrogate
+        roles = "messages of the roles " + ", ".join(message["role"] for message in messages)
+        request = {
+            "messages": messages,
+            "variables": self._variables(),
+            "seconds": SECONDS,
+            "most_characters": MOST_OWN_CHARACTERS + len(str(messages)),
+        }
+        kind, found = _renderer(os.getpid()).reply(request)
+        if kind == "text":
+            return found
+        if kind == "raised":
+            raise DataError(f"{self._origin} refuses {roles}: {found}")
+        if kind == "ended" and found == -signal.SIGPROF:
+            raise self.error(f"is not done with {roles} within {SECONDS:g} s of processor time")
+        how = {"unparsable": "does not parse: {}", "memory": "takes more than {} for " + roles}
+        how |= {"characters": "makes {:,} characters of " + roles, "ended": "ends its process with code {} at " + roles}
+        raise self.error(how[kind].format(found))
 
     def error(self, what: str) -> ConfigError:
         """Returns an error that names the template and the remedy."""
         return ConfigError(f"{self._origin} {what}; name another template in data.override_chat_template")
 
-    def _require_bounded(self) -> None:
-        """Refuses operations that no time limit can interrupt: powers, products of unknown numbers, `round`."""
-        if self._is_checked:
-            return
+    def _variables(self) -> dict[str, Any]:
+        """Returns the template and the special tokens that it may name."""
         chosen = self._processor.chat_template
-        for source in chosen.values() if isinstance(chosen, dict) else [chosen or ""]:
-            try:
-                tree = _ENVIRONMENT.parse(source)
-            except (TemplateSyntaxError, RecursionError) as error:
-                raise self.error(f"does not parse: {type(error).__name__}: {error}") from error
-            for node in tree.find_all((nodes.Pow, nodes.Mul, nodes.Filter)):
-                if isinstance(node, nodes.Pow) or (isinstance(node, nodes.Filter) and node.name == "round"):
-                    raise self.error(f"uses ** or the filter round in line {node.lineno}, which may take forever")
-                if isinstance(node, nodes.Mul) and not any(
-                    isinstance(side, nodes.Const) for side in (node.left, node.right)
-                ):
-                    raise self.error(f"multiplies unknown values in line {node.lineno}, which may take forever")
-        self._is_checked = True
+        chosen = chosen.get("default") if isinstance(chosen, dict) else chosen
+        if chosen is None:
+            raise self.error("is missing")
+        tokenizer = getattr(self._processor, "tokenizer", self._processor)
+        return {**tokenizer.special_tokens_map, "chat_template": chosen}
 
 
-class _Generation(Extension):
-    """Parses the tag around an assistant's text, which transformers accepts too."""
+class _Renderer:
+    """Runs the process that renders templates, and another one after a template that has ended it."""
 
-    tags: ClassVar[set[str]] = {"generation"}  # pyright: ignore[reportIncompatibleVariableOverride]
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def reply(self, request: Mapping[str, Any]) -> tuple[str, Any]:
+        """Returns what `template_serving` answers, or ("ended", the exit code) if rendering ended the process."""
+        with self._lock:
+            process, self._process = (
+                self._process or _start(),
+                None,
+            )  # kept only if its next reply is the next request's
+            assert process.stdin is not None and process.stdout is not None, "both are pipes"
+            line = b""
+            with suppress(BrokenPipeError):  # it ended before it read the request
+                process.stdin.write(json.dumps(request).encode() + b"\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+            if not line:
+                process.communicate()
+                return "ended", process.returncode
+            self._process = process
+            kind, found = json.loads(line)
+            return kind, found
 
 
-_ENVIRONMENT = ImmutableSandboxedEnvironment(extensions=[_Generation, loopcontrols])
+def _start() -> subprocess.Popen[bytes]:
+    python_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "cepo.models.template_serving"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"},
+    )
 
 
-@contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    """Raises `TimeoutError` in this thread, between two Python instructions, if the block takes longer than `seconds`.
-
-    It is raised again every second, because Python drops exceptions that arrive while it finalises an object.
-    """
-    thread, lock, done = threading.get_ident(), threading.Lock(), threading.Event()
-
-    def stop() -> None:
-        wait = seconds
-        while not done.wait(wait):
-            with lock:
-                if not done.is_set():
-                    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(TimeoutError))
-            wait = 1.0
-
-    threading.Thread(target=stop, daemon=True).start()
-    try:
-        yield
-    finally:
-        while not done.is_set():
-            with suppress(TimeoutError), lock:  # an escaping TimeoutError would keep `stop` raising forever
-                done.set()
+@cache
+def _renderer(process: int) -> _Renderer:
+    """Returns the renderer of this process; a forked one must not share its parent's pipes."""
+    return _Renderer()

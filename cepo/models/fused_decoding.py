@@ -1,6 +1,6 @@
 """Decodes Qwen3 and Qwen3-VL fast: few large operations per token, and one KV cache per prompt for all its samples.
 
-A step is 4.6 times as fast as TRL's with it, and 2.7 times with the model's own forward pass (`benchmarks/peers.py`).
+A step is 4.6 times as fast as TRL's with it, and 2.7 times with the model's own forward pass (`lab/peers.py`).
 """
 
 from __future__ import annotations

@@ -44,6 +44,10 @@ def _rows(  # pyright: ignore
 ):
     row = tl.program_id(0).to(tl.int64)  # rows x vocabulary exceeds 32 bits
     here = logits + row * row_stride
+    # Read before the first loop, whose barriers all warps pass together: after the last one, a warp that is ahead may
+    # already overwrite this logit in the second loop.
+    target = tl.load(targets + row)
+    at_target = tl.load(here + target).to(tl.float32) * scale
     highest = -float("inf")
     total = 0.0
     for start in range(0, vocabulary, block):
@@ -53,8 +57,7 @@ def _rows(  # pyright: ignore
         highest = tl.maximum(known, tl.max(values, axis=0))
         total = total * tl.exp(known - highest) + tl.sum(tl.exp(values - highest), axis=0)
     normaliser = highest + tl.log(total)
-    target = tl.load(targets + row)
-    tl.store(log_probs + row, tl.load(here + target).to(tl.float32) * scale - normaliser)
+    tl.store(log_probs + row, at_target - normaliser)
     if with_direction:
         for start in range(0, vocabulary, block):
             entries = start + tl.arange(0, block)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import nn
 from cepo.config.schema import LoraConfig
 from cepo.errors import ConfigError, EngineError
 from cepo.models.families import family_of
+from cepo.models.model_files import check_model_files
 from cepo.models.quantization import kept_modules, prepare_quantised
 from cepo.models.segments import ATTENTION_NAME, segment_attention
 
@@ -31,9 +31,10 @@ def read_config(path: str, *, trust_remote_code: bool, section: str = "worker.ac
     import transformers
 
     try:
+        check_model_files(path)
         return transformers.AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        first_line = str(error).strip().splitlines()[0]
+    except Exception as error:  # damaged files make transformers raise almost anything
+        first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise ConfigError(f"{section}.model_path '{path}' cannot be read: {first_line}") from error
 
 
@@ -58,7 +59,6 @@ def load_model(
         EngineError: the weights are missing or damaged.
     """
     import transformers
-    from safetensors import SafetensorError
 
     config = read_config(path, trust_remote_code=trust_remote_code, section=section)
     family = family_of(config, section=section, trust_remote_code=trust_remote_code)
@@ -82,7 +82,7 @@ def load_model(
         model = auto.from_pretrained(path, config=config, quantization_config=quantization, **options)
         prepare_quantised(model)
         return model
-    except (OSError, ValueError, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
+    except Exception as error:  # damaged files make transformers and torch raise almost anything
         raise EngineError(
             f"{section}.model_path '{path}': its weights cannot be loaded ({type(error).__name__}: {error}). If a file is "
             "truncated or damaged, copy or download the folder again"

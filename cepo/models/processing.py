@@ -16,9 +16,11 @@ from torch import Tensor
 
 from cepo.config import RunConfig
 from cepo.errors import ConfigError, DataError
+from cepo.foreign_files import read_text
 from cepo.models.chat_template import ChatTemplate
 from cepo.models.families import ImageReader, family_of
 from cepo.models.inputs import EncodedPrompt, ImageInputs, ImageSource, Turn, Video
+from cepo.models.model_files import check_model_files
 
 IMAGE_MARK, VIDEO_MARK = "<image>", "<video>"
 """The marks that stand for an image or a video in a dataset's text, as in EasyR1."""
@@ -39,6 +41,7 @@ class Processing:
         from transformers import AutoConfig, AutoProcessor
 
         try:
+            check_model_files(path)
             config: Any = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
             self.family = family_of(config, trust_remote_code=trust_remote_code)
             self._processor: Any = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -46,11 +49,12 @@ class Processing:
             raise
         except ImportError as error:  # some processors need a further package, which the error names
             raise ConfigError(f"worker.actor.model.model_path '{path}': {str(error).strip()}") from error
-        except (OSError, ValueError) as error:
+        except Exception as error:  # damaged files make transformers and tokenizers raise almost anything
             raise ConfigError(
                 f"worker.actor.model.model_path '{path}': no model can be read there ({error}); "
                 "give a folder with a Hugging Face checkpoint, or a hub name where a hub can be reached"
             ) from error
+        self._path = path
         self.tokenizer: Any = getattr(self._processor, "tokenizer", self._processor)  # a text model's is the tokenizer
         origin = f"the chat template of worker.actor.model.model_path '{path}'"
         if chat_template is not None:
@@ -227,8 +231,11 @@ class Processing:
         return [self.decode([token], skip_special_tokens=False) for token in token_ids]
 
     def save(self, folder: Path) -> None:
-        """Writes tokenizer, template and processor files."""
-        self._processor.save_pretrained(folder)
+        """Writes tokenizer, template and processor files; raises `ConfigError` if their content does not allow it."""
+        try:
+            self._processor.save_pretrained(folder)
+        except (TypeError, ValueError) as error:  # for example, a template whose name is a path
+            raise ConfigError(f"tokenizer and processor of {self._path} cannot be written: {error}") from error
 
     def _content(self, text: str, marks: Sequence[str], slots: list[str] | None = None) -> Any:
         """Returns a message's content. With `slots`, texts are moved there and replaced by their slots' names."""
@@ -252,7 +259,7 @@ def load_processing(config: RunConfig) -> Processing:
     return Processing(
         model.tokenizer_path or model.model_path,
         trust_remote_code=model.trust_remote_code,
-        chat_template=None if template is None else Path(template).read_text(encoding="utf-8"),
+        chat_template=None if template is None else read_text(Path(template)),
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cepo.config.checks import INSTALL_BITSANDBYTES
 from cepo.config.schema import LoraConfig
 from cepo.errors import CheckpointError
+from cepo.foreign_files import read_json
 
 if TYPE_CHECKING:
     from transformers import BitsAndBytesConfig
@@ -100,7 +101,7 @@ def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
         CheckpointError: the file has no valid settings, or bitsandbytes is not installed.
     """
     path = folder / QUANTIZATION_CONFIG
-    if not path.is_file():
+    if not path.exists():
         return None
     if importlib.util.find_spec("bitsandbytes") is None:
         raise CheckpointError(
@@ -109,7 +110,7 @@ def read_quantization(folder: Path) -> BitsAndBytesConfig | None:
     from transformers import BitsAndBytesConfig
 
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = read_json(path, dict, within=folder)
         return BitsAndBytesConfig.from_dict(settings)  # pyright: ignore[reportReturnType]
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} cannot be read as settings of a 4-bit base: {error}") from error

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
+from cepo.config.listing import REQUIRED, settings_of
 from cepo.errors import DataError
 from cepo.report.charts import Chart, Series, save_figure
-from cepo.report.curves import binomial_error
+from cepo.report.curves import wilson_interval
 from cepo.report.html import Section, Table, write_page
-from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, load_run
+from cepo.report.recorded_run import UNKNOWN_ESTIMATOR, RunData, as_yaml, load_run
 from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
 from cepo.trees import leaves
 
-_METHOD = "algorithm.adv_estimator"
+_METHOD, _DATA = "algorithm.adv_estimator", "data.train_files"
 _ACCURACY, _GREEDY = "val/accuracy", "val/greedy_accuracy"
+# Beginnings of the settings that cannot change what is trained or how it is measured: names, records, waiting.
 _MAY_DIFFER = (
-    "trainer.experiment_name",
-    "trainer.project_name",
-    "trainer.save_checkpoint_path",
-    "trainer.load_checkpoint_path",
-    "trainer.logger",
+    *(
+        "trainer.experiment_name",
+        "trainer.project_name",
+        "trainer.logger",
+        "trainer.save_",
+        "trainer.load_checkpoint_path",
+    ),
+    *("trainer.find_last_checkpoint", "trainer.accept_changes", "trainer.rollouts_", "trainer.val_generations_to_log"),
+    *("trainer.val_freq", "trainer.val_before_train", "trainer.start_timeout", "trainer.stage_timeout"),
+    *("trainer.launcher", "trainer.ray_address", "trainer.max_restarts"),
 )
+_LONGEST_LABEL = 28
 _CURVES = (
     ("Held-out accuracy", "fraction right", _ACCURACY),
     ("Held-out accuracy, greedy", "fraction right", _GREEDY),
@@ -68,8 +78,9 @@ class Spread:
 
     @property
     def error(self) -> float | None:
-        """The standard error of the mean, `sd / sqrt(n)` with n - 1 in the variance; None for a single value."""
-        return statistics.stdev(self.values) / math.sqrt(len(self.values)) if len(self.values) > 1 else None
+        """The standard error of the mean, `sd / sqrt(n)` with n - 1 in the variance; None for a single value or a NaN."""
+        known = len(self.values) > 1 and all(map(math.isfinite, self.values))
+        return statistics.stdev(self.values) / math.sqrt(len(self.values)) if known else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +94,23 @@ class Setting:
         """Returns the step of a run's last validation; None if it has none."""
         return run.series(_ACCURACY)[0][-1] if run.series(_ACCURACY)[0] else None
 
-    def at_end(self, name: str, *, first: bool = False) -> Cell | str:
-        """Returns the mean over runs of a validation metric, in percent, at each run's last (or first) measurement."""
-        ends = [values[0 if first else -1] for run in self.runs if (values := run.series(name)[1])]
+    def at_end(self, name: str, *, before: bool = False) -> Cell | str:
+        """Returns the mean over runs of a validation metric, in percent, at each run's last measurement after training.
+
+        With `before`, the one before training. Empty if a run has none.
+        """
+        measured = [
+            [value for step, value in zip(*run.series(name), strict=True) if (step == 0) == before] for run in self.runs
+        ]
+        ends = [values[-1] for values in measured if values]
         if len(ends) < len(self.runs):
             return ""
         spread = Spread(values=tuple(ends))
         error = spread.error
         if error is None:
             counts = self.runs[0].series("val/num_samples" if name == _ACCURACY else "val/num_greedy_samples")[1]
-            error = binomial_error(spread.mean, counts[-1] if counts else None)
+            interval = wilson_interval(spread.mean, counts[-1] if counts else None)
+            error = None if interval is None else (interval[1] - interval[0]) / 2
         return Cell(mean=100 * spread.mean, error=None if error is None else 100 * error)
 
 
@@ -120,12 +138,12 @@ class Comparison:
         seconds = _seconds_per_step(setting)
         own, other = (spread.mean if spread else 0.0 for spread in (seconds, _seconds_per_step(first)))
         lasts = sorted({run.last_step for run in setting.runs})
-        hours = Spread(values=tuple(_seconds(run) / 3600 for run in setting.runs))
+        hours = Spread(values=tuple(run.seconds / 3600 for run in setting.runs))
         is_timed = seconds is not None and setting is not first and other > 0
         return {
             "runs": str(len(setting.runs)),
             "steps": " to ".join(map(str, dict.fromkeys((lasts[0], lasts[-1])))),
-            "before": setting.at_end(_ACCURACY, first=True),
+            "before": setting.at_end(_ACCURACY, before=True),
             "after": setting.at_end(_ACCURACY),
             "greedy after": setting.at_end(_GREEDY),
             "difference": "" if setting is first else paired_difference(first, setting),
@@ -133,6 +151,12 @@ class Comparison:
             "overhead %": Cell(mean=100 * (own / other - 1)) if is_timed else "",
             "hours": Cell(mean=hours.mean, error=hours.error),
         }
+
+    def settings_table(self) -> list[list[str]]:
+        """Returns what differs between the settings, and the names of their runs, with a head as the first row."""
+        names = [", ".join(run.name for run in setting.runs) for setting in self.settings]
+        head = ["setting", *(setting.label for setting in self.settings)]
+        return [head, ["runs", *names], *([key, *_without_folders(values)] for key, values in self.differing.items())]
 
     def charts(self) -> list[Chart]:
         """Returns the charts for which any run has values, each with the curves of all settings."""
@@ -145,7 +169,7 @@ class Comparison:
             )
             for title, unit, name in _CURVES
         ]
-        return [chart for chart in drawn if chart.series]
+        return [chart for chart in drawn if chart.without_zeros() is not None]
 
 
 def compare_runs(folders: Sequence[Path]) -> Comparison:
@@ -164,8 +188,8 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
             )
         if run.estimator == UNKNOWN_ESTIMATOR:
             raise DataError(f"{run.folder}/config.yaml does not set {_METHOD}; runs are grouped by their settings")
-    configs = [{key: str(value) for key, value in leaves(run.config)} for run in runs]
-    differing = [key for key in _keys(configs) if not _may_differ(key) and len(_values(configs, key)) > 1]
+    configs = _configs(runs)
+    differing = [key for key in sorted({*chain(*configs)}) if not _may_differ(key) and _differs(key, configs)]
     grouped: dict[tuple[str, ...], list[int]] = {}
     for number, config in enumerate(configs):
         grouped.setdefault(tuple(config.get(key, "not set") for key in differing), []).append(number)
@@ -181,26 +205,21 @@ def compare_runs(folders: Sequence[Path]) -> Comparison:
 def write_comparison(comparison: Comparison, out: Path) -> Path:
     """Writes a comparison as an HTML page and returns its path."""
     table = comparison.table()
-    head = ["", *(text for column in table.columns for text in (column.name, "±"))]
-    rows: list[list[str | float | None]] = []
-    for row in table.rows:
-        cells = [row.cells[column.name] for column in table.columns]
-        pairs = [(cell, None) if isinstance(cell, str) else (cell.mean, cell.error) for cell in cells]
-        rows.append([row.name, *(value for pair in pairs for value in pair)])
-    kept = [place for place in range(len(head)) if head[place] != "±" or any(row[place] is not None for row in rows)]
-    result = Table(
-        caption=table.title, head=[head[place] for place in kept], rows=[[row[place] for place in kept] for row in rows]
-    )
-    labels = [setting.label for setting in comparison.settings]
-    settings = [[key, *values] for key, values in comparison.differing.items()]
+    head = ["setting", *(column.name for column in table.columns)]
+    rows = [[row.name, *(column.value(row) for column in table.columns)] for row in table.rows]
+    settings_head, *settings = comparison.settings_table()
     return write_page(
         out,
         title=f"Comparison of {sum(len(setting.runs) for setting in comparison.settings)} runs",
-        facts=[(setting.label, ", ".join(run.name for run in setting.runs)) for setting in comparison.settings],
         sections=[
-            Section(title="Result", notes=comparison.notes, tables=[result]),
-            Section(title="Curves", charts=comparison.charts()),
-            Section(title="Settings that differ", tables=[Table(head=["setting", *labels], rows=settings)]),
+            Section(title="Result", closed=False, tables=[Table(caption=table.title, head=head, rows=rows)]),
+            Section(
+                title="Runs and the settings in which they differ",
+                closed=False,
+                tables=[Table(head=settings_head, rows=settings)],
+            ),
+            Section(title="Notes", closed=False, notes=comparison.notes),
+            Section(title="Curves", closed=False, charts=comparison.charts()),
         ],
     )
 
@@ -256,29 +275,57 @@ def _curves(setting: Setting, name: str) -> Iterator[Series]:
         yield Series(label=setting.label, steps=steps, values=means, low=band[0], high=band[1])
 
 
-def _seconds(run: RunData) -> float:
-    parts = ("timing_s/step", "timing_s/validate", "timing_s/save")
-    return math.fsum(value for name in parts for value in run.series(name)[1])
-
-
 def _seconds_per_step(setting: Setting) -> Spread | None:
     medians = [statistics.median(values) for run in setting.runs if (values := run.series("timing_s/step")[1])]
     return Spread(values=tuple(medians)) if medians else None
 
 
+def _configs(runs: Sequence[RunData]) -> list[dict[str, str]]:
+    """Returns the settings of each run as text, with defaults, and files by their content, however their path is spelt."""
+    defaults = {each.key: as_yaml(each.default) for each in settings_of() if each.default is not REQUIRED}
+    configs = [defaults | {key: as_yaml(value) for key, value in leaves(run.config)} for run in runs]
+    spelt: dict[str, str] = {}
+    for run, config in zip(runs, configs, strict=True):
+        checksum = run.training_data()
+        for key, value in config.items():
+            path, colon, name = value.rpartition(":") if ":" in value else (value, "", "")
+            longer = [other[key] for other in configs if other.get(key, "").endswith(f"/{value}")]
+            if key == _DATA and checksum is not None:
+                config[key] = spelt.setdefault(checksum, value)
+            elif "/" in value and Path(path).is_file():
+                with Path(path).open("rb") as file:
+                    content = hashlib.file_digest(file, "sha256").hexdigest()
+                config[key] = spelt.setdefault(f"{key} {content}{colon}{name}", value)
+            elif longer:  # a relative path, from a folder that this machine does not know
+                config[key] = longer[0]
+    return configs
+
+
+def _differs(key: str, configs: Sequence[Mapping[str, str]]) -> bool:
+    """Returns whether runs differ in a setting; one of a method is compared between the runs of that method alone."""
+    is_of_method = any(key.startswith(f"algorithm.{config[_METHOD]}.") for config in configs)
+    return len({config.get(key, "not set") for config in configs if key in config or not is_of_method}) > 1
+
+
+def _without_folders(values: Sequence[str]) -> Sequence[str]:
+    """Returns paths by their last two parts, if these tell them apart."""
+    ends = ["/".join(Path(value).parts[-2:]) if "/" in value else value for value in values]
+    return ends if len(set(ends)) == len(set(values)) else values
+
+
 def _labels(methods: Sequence[str], values: Sequence[Sequence[str]], keys: Sequence[str]) -> Iterator[str]:
-    """Yields a label per setting: its method, and the values that differ between the settings of that method."""
+    """Yields a short label per setting: its method, then the value that differs within the method, or else a number."""
     for method, own in zip(methods, values, strict=True):
         same = [other for other, name in zip(values, methods, strict=True) if name == method]
         places = [place for place in range(len(keys)) if len({other[place] for other in same}) > 1]
-        stems = [keys[place].rpartition(".")[2] for place in places]
-        named = [stem if stems.count(stem) == 1 else keys[place] for place, stem in zip(places, stems, strict=True)]
-        yield ", ".join([method, *(f"{name}={own[place]}" for name, place in zip(named, places, strict=True))])
+        named = [f"{method}, {keys[place].rpartition('.')[2]}={own[place]}" for place in places]
+        is_short = len(named) == 1 and len(named[0]) <= _LONGEST_LABEL
+        yield method if not places else named[0] if is_short else f"{method} ({same.index(own) + 1})"
 
 
 def _notes(settings: Sequence[Setting], differing: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield (
-        "Errors are standard errors over runs, and of a single run the binomial one over its samples. The difference is "
+        "Errors are standard errors over runs, and of a single run Wilson's over its samples. The difference is "
         "from the first row, paired by seed, at the last validation that both runs made; seconds are medians over steps."
     )
     for setting in settings:
@@ -289,7 +336,7 @@ def _notes(settings: Sequence[Setting], differing: Mapping[str, Sequence[str]]) 
         if missing:
             yield f"{setting.label}: {', '.join(missing)} made no validation, so there is no accuracy."
         elif lasts == [0]:
-            yield f"{setting.label} was validated before training alone: its accuracy shows nothing of it."
+            yield f"{setting.label} has no validation after training."
         seeds = [_seeds(run) for run in setting.runs]
         if len(set(seeds)) < len(seeds):
             yield f"Some runs of {setting.label} have the same seeds: they are not independent."
@@ -298,18 +345,9 @@ def _notes(settings: Sequence[Setting], differing: Mapping[str, Sequence[str]]) 
     ends = {step for setting in settings for run in setting.runs if (step := setting.last_step(run)) is not None}
     if len(ends) > 1:
         yield "The last validations were made at different steps, so the accuracies after training are not all comparable."
-    for key, values in differing.items():
-        if not key.startswith("algorithm.") and len({setting.runs[0].estimator for setting in settings}) > 1:
-            shown = "; ".join(f"{setting.label}: {value}" for setting, value in zip(settings, values, strict=True))
-            yield f"{key} differs ({shown})."
-
-
-def _keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    return sorted({key for config in configs for key in config})
-
-
-def _values(configs: Sequence[Mapping[str, str]], key: str) -> set[str]:
-    return {config.get(key, "not set") for config in configs}
+    others = [key for key in differing if key != _METHOD and not key.startswith("algorithm.")]
+    if others and len({setting.runs[0].estimator for setting in settings}) > 1:
+        yield f"More than the method differs: {', '.join(others)}."
 
 
 def _seeds(run: RunData) -> tuple[tuple[str, str], ...]:
@@ -321,4 +359,4 @@ def _is_seed(key: str) -> bool:
 
 
 def _may_differ(key: str) -> bool:
-    return _is_seed(key) or key in _MAY_DIFFER
+    return _is_seed(key) or key.startswith(_MAY_DIFFER)

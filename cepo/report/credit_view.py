@@ -11,6 +11,7 @@ import gzip
 import io
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ import numpy
 
 from cepo.algorithms import Estimator, available_estimators, build_estimator, credit
 from cepo.algorithms.settings import DEFAULT_ESTIMATOR
+from cepo.foreign_files import damaged_as, open_image, require_within
 from cepo.report.recorded_run import RunData
 from cepo.tracking.run_folder import write_atomically
 from cepo.tracking.trace import STUDENT, GroupRecord, RolloutRecord, read_rollouts
@@ -42,7 +44,7 @@ def credit_view(run: RunData, page: Path) -> dict[str, Any] | None:
     blocks: dict[int, str] = {}
     index: list[list[Any]] = []
     problems: dict[str, int] = {}
-    start = (0, 0, -1.0)
+    start = (0, 0, -math.inf)
     for step, groups in itertools.groupby(read_rollouts(run.folder), key=lambda group: group.step):
         listed = list(groups)
         blocks[step] = _block(*step_credit(run, listed))
@@ -50,9 +52,9 @@ def credit_view(run: RunData, page: Path) -> dict[str, Any] | None:
         for place, (group, rollout) in enumerate(rollouts):
             problem = problems.setdefault(f"{group.prompt_id}: {group.problem}", len(problems))
             index.append([step, place, problem, rollout.right, rollout.reward, rollout.response])
-        moved = [_movement(rollout) for _, rollout in rollouts]
-        if max(moved) > 0 or start[2] <= 0:
-            start = (step, moved.index(max(moved)), max(moved))
+        clarity = [_clarity(rollout) for _, rollout in rollouts]
+        if max(clarity) >= start[2]:
+            start = (step, clarity.index(max(clarity)), max(clarity))
     if not blocks:
         return None
     is_split = sum(map(len, blocks.values())) > _INLINE_BYTES
@@ -89,7 +91,6 @@ def step_credit(run: RunData, groups: Sequence[GroupRecord]) -> tuple[dict[str, 
         "rollouts": [
             _rollout_header(place, rollout) for place, group in enumerate(groups) for rollout in group.rollouts
         ],
-        "scales": _scales(columns),
     }
     return header, columns
 
@@ -156,20 +157,14 @@ def _recorded(rollout: RolloutRecord) -> _Columns:
     return {key: numpy.array(value, numpy.float32) for key, value in values.items() if value is not None}
 
 
-def _scales(columns: Sequence[Sequence[_Columns]]) -> dict[str, float]:
-    """Returns the largest distance of each kind of value from its neutral value at this step, over all methods."""
-    scales: dict[str, float] = {}
-    for name, neutral in ((_ADVANTAGE, 0.0), ("weight", 1.0), ("delta", 0.0)):
-        shifts = [numpy.abs(each[name] - neutral) for row in columns for each in row[1:] if name in each]
-        largest = max((float(numpy.nan_to_num(shift).max()) for shift in shifts), default=0.0)
-        scales[name] = largest or 1.0
-    return scales
+def _clarity(rollout: RolloutRecord) -> float:
+    """Returns how clearly the evidence picks out a few tokens: the three largest shifts less half of all others.
 
-
-def _movement(rollout: RolloutRecord) -> float:
-    """Returns how far the evidence moves a rollout's tokens on average; 0 without evidence."""
-    shifts = [weight - 1 for weight in rollout.weight] if rollout.weight else rollout.delta or [0.0]
-    return float(numpy.nan_to_num(numpy.abs(shifts)).mean())
+    It is -1e9 without evidence.
+    """
+    values = [weight - 1 for weight in rollout.weight] if rollout.weight else rollout.delta or [0.0]
+    shifts = numpy.sort(numpy.nan_to_num(numpy.abs(values)))
+    return float(shifts[-3:].sum() - shifts[:-3].sum() / 2) if shifts[-1] > 0 else -1e9
 
 
 def _group_header(group: GroupRecord) -> dict[str, Any]:
@@ -184,14 +179,13 @@ def _rollout_header(group: int, rollout: RolloutRecord) -> dict[str, Any]:
 
 
 def _data_uri(png: bytes) -> str:
-    from PIL import Image
-
-    with Image.open(io.BytesIO(png)) as image:
-        if max(image.size) > _LARGEST_IMAGE:
+    image = open_image(png, formats=("PNG", "JPEG"))
+    if max(image.size) > _LARGEST_IMAGE:
+        smaller = io.BytesIO()
+        with damaged_as(Path("an image of the run"), "cannot be decoded"):
             image.thumbnail((_LARGEST_IMAGE, _LARGEST_IMAGE))
-            smaller = io.BytesIO()
             image.save(smaller, format="WEBP", quality=80)
-            return "data:image/webp;base64," + base64.b64encode(smaller.getvalue()).decode()
+        return "data:image/webp;base64," + base64.b64encode(smaller.getvalue()).decode()
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
@@ -217,6 +211,7 @@ def _packed(content: bytes) -> str:
 def _written(page: Path, blocks: Mapping[int, str]) -> dict[int, str]:
     folder = page.with_name(f"{page.stem}_steps")
     folder.mkdir(parents=True, exist_ok=True)
+    require_within(folder, page.parent)
     for step, block in blocks.items():
         write_atomically(folder / f"{step}.js", f'creditBlock({step}, "{block}");\n')
     return {step: f"{folder.name}/{step}.js" for step in blocks}

@@ -9,7 +9,51 @@ from cepo.report.charts import Chart, Series
 from cepo.report.recorded_run import RunData
 from cepo.tracking.console import STAGES
 
+HELD_OUT = "Held-out accuracy"
 _SMOOTHED_STEPS = 5
+_WORDS = {
+    "actor/pg_loss": ("policy loss", "mean over the optimizer steps"),
+    "actor/distillation_loss": ("distillation loss", "mean over the optimizer steps"),
+    "actor/grad_norm": ("gradient norm", "before clipping, mean over the optimizer steps"),
+    "actor/live_entropy": ("of the trainer", "entropy over the tokens of rows that got an update pass"),
+    "rollout/entropy": ("of the sampler", "mean of -log P over all sampled tokens, at temperature 1"),
+    "critic/kl": ("in the reward", "distance from the reference model, as the reward's penalty"),
+    "actor/kl_loss": ("in the loss", "distance from the reference model, as a term of the loss"),
+    "actor/live_ppo_kl": ("old to new policy", "over the tokens of rows that got an update pass"),
+    "actor/pg_clipfrac_higher": (
+        "clipped from above",
+        "share of tokens whose probability ratio exceeds its upper limit",
+    ),
+    "actor/pg_clipfrac_lower": (
+        "clipped from below",
+        "share of tokens whose probability ratio is below its lower limit",
+    ),
+    "actor/lr": ("policy", "learning rate of the policy"),
+    "critic/lr": ("critic", "learning rate of the critic"),
+    "rollout/log_prob_gap_mean": ("mean", "difference of a token's log-prob between sampler and trainer"),
+    "rollout/log_prob_gap_max": ("largest", "difference of a token's log-prob between sampler and trainer"),
+    "evidence/positive_fraction": (
+        "for a right answer",
+        "tokens likelier with a right answer in view than with a wrong one",
+    ),
+    "evidence/negative_fraction": (
+        "for a wrong answer",
+        "tokens likelier with a wrong answer in view than with a right one",
+    ),
+    "evidence/lambda": ("lambda", "share of the evidence's weights in the advantages"),
+    "evidence/delta_mean_positive_advantage": ("A > 0", "mean of delta, the evidence of a token"),
+    "evidence/delta_mean_negative_advantage": ("A < 0", "mean of delta, the evidence of a token"),
+    "evidence/clip_low_rate": ("clipped from below", "tokens whose weight is at its lower limit"),
+    "evidence/clip_high_rate": ("clipped from above", "tokens whose weight is at its upper limit"),
+    "evidence/weight_mean": ("weight", "mean over tokens; 1 is the plain method"),
+    "evidence/disagreement_rate": ("against", "tokens whose evidence has the other sign than their advantage"),
+    "groups/mixed": ("mixed", "groups with right and wrong responses, from which a group method learns"),
+    "leak/hint_gap_right": ("right responses", "log-prob with the answer in the context minus without it"),
+    "leak/hint_gap_wrong": ("wrong responses", "log-prob with the answer in the context minus without it"),
+    "response_length/clip_ratio": ("cut", "responses that reached the length limit"),
+    "perf/cpu_memory_used_gb": ("main memory", "of the trainer's process"),
+}
+"""Of some metrics a label, in words, and the definition."""
 _PARTS = {
     "Optimisation": (
         ("Policy loss", "loss", ("actor/pg_loss", "actor/distillation_loss")),
@@ -69,11 +113,17 @@ def running_mean(values: Sequence[float], width: int) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def binomial_error(fraction: float, count: float | None) -> float | None:
-    """Returns the standard error of a fraction of n independent samples, `sqrt(p (1 - p) / n)`; None if n is unknown."""
-    if not count or not math.isfinite(fraction):
+def wilson_interval(fraction: float, count: float | None, z: float = 1.0) -> tuple[float, float] | None:
+    """Returns Wilson's interval of a fraction p of n independent samples; None if n is unknown.
+
+    `(p + z^2 / 2n ± z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)`: z is 1 for one standard error and 1.96 for
+    95 %. It has a width at p = 0 and p = 1 too, and stays between 0 and 1.
+    """
+    if count is None or not count > 0 or not math.isfinite(fraction):
         return None
-    return math.sqrt(max(fraction * (1 - fraction), 0.0) / count)
+    square = z * z / count
+    half = math.sqrt(square * max(fraction * (1 - fraction), 0.0) + square * square / 4)
+    return (fraction + square / 2 - half) / (1 + square), (fraction + square / 2 + half) / (1 + square)
 
 
 def _plain_charts(run: RunData, heading: str) -> list[Chart]:
@@ -82,8 +132,9 @@ def _plain_charts(run: RunData, heading: str) -> list[Chart]:
 
 def _plain(run: RunData, names: Sequence[str]) -> list[Series]:
     return [
-        Series(label=name.partition("/")[2].replace("_", " "), steps=steps, values=values)
+        Series(label=label, steps=steps, values=values, help=f"{meaning + '; ' if meaning else ''}{name}")
         for name in names
+        for label, meaning in [_WORDS.get(name, (name.partition("/")[2].replace("_", " "), ""))]
         for steps, values in [run.series(name)]
         if steps
     ]
@@ -116,11 +167,11 @@ def _accuracy(run: RunData) -> list[Chart]:
     for name, label in (("accuracy", f"temperature {run.temperature(validation=True)}"), ("greedy_accuracy", "greedy")):
         steps, values = run.series(f"val/{name}")
         counts = run.values_by_step("val/num_samples" if name == "accuracy" else "val/num_greedy_samples")
-        errors = [binomial_error(value, counts.get(step)) or 0.0 for step, value in zip(steps, values, strict=True)]
-        low, high = ([v + sign * e for v, e in zip(values, errors, strict=True)] for sign in (-1, 1))
+        bounds = [wilson_interval(v, counts.get(step)) or (v, v) for step, v in zip(steps, values, strict=True)]
+        low, high = ([bound[end] for bound in bounds] for end in (0, 1))
         held_out += [Series(label=label, steps=steps, values=values, low=low, high=high)] if steps else []
-    note = "the band is one binomial standard error"
-    return [*charts, Chart(title="Held-out accuracy", unit="fraction right", series=held_out, note=note)]
+    note = "the band is one standard error (Wilson)"
+    return [*charts, Chart(title=HELD_OUT, unit="fraction right", series=held_out, note=note)]
 
 
 def _lengths(run: RunData) -> Chart:

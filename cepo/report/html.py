@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cepo.report.charts import Chart, bokeh_item
+from cepo.report.charts import Chart, chart_data
 from cepo.tracking.run_folder import write_atomically
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -16,10 +16,13 @@ _ASSETS = Path(__file__).parent / "assets"
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table that the reader sorts by clicking on a heading. Numbers show 6 digits and keep the exact value."""
+    """A table that the reader sorts by clicking on a heading.
+
+    Numbers show 3 digits and keep the exact value; a pair is a number with its text.
+    """
 
     head: Sequence[str]
-    rows: Sequence[Sequence[str | float | None]]
+    rows: Sequence[Sequence[str | float | tuple[float, str] | None]]
     caption: str = ""
 
 
@@ -31,36 +34,50 @@ class Section:
     notes: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     tables: Sequence[Table] = ()
-    closed: bool = False
+    closed: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """The first screen: one line on the run, its results, and the chart of what it learned.
+
+    Attributes:
+        results: of each measure its value, its name, and how it changed.
+    """
+
+    subtitle: str
+    results: Sequence[tuple[str, str, str]] = ()
+    chart: Chart | None = None
 
 
 def write_page(
     path: Path,
     *,
     title: str,
-    facts: Sequence[tuple[str, str]] = (),
+    story: Story | None = None,
     sections: Sequence[Section] = (),
     credit: Mapping[str, Any] | None = None,
+    clocks: Mapping[str, Mapping[int, float]] | None = None,
 ) -> Path:
     """Writes a page and returns its path. All texts are escaped.
 
     Args:
-        facts: names and values below the title.
         credit: the result of `credit_view.credit_view`, shown above the sections.
+        clocks: other axes for the charts than the step, as values by step.
     """
     from jinja2 import Environment, FileSystemLoader
 
-    charts = [chart for section in sections for chart in section.charts]
     environment = Environment(loader=FileSystemLoader(_ASSETS), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # BokehJS reads objects before references to them
     text = environment.get_template("page.html").render(
         title=title,
-        facts=facts,
+        story=story,
         sections=sections,
         credit=credit,
+        clocks=clocks or {},
+        charts_from=next((place for place, section in enumerate(sections, 1) if section.charts), 0),
         style=_asset("page.css"),
-        scripts=[*([_bokeh()] if charts else []), _asset("page.js"), *([_asset("credit.js")] if credit else [])],
-        item=bokeh_item,
+        scripts=[_asset("page.js"), *([_asset("credit.js")] if credit else [])],
+        data=chart_data,
         is_number=lambda cell: isinstance(cell, int | float),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,10 +88,3 @@ def write_page(
 @cache
 def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
-
-
-@cache
-def _bokeh() -> str:
-    from bokeh.resources import Resources
-
-    return "\n".join(Resources(mode="inline", components=["bokeh"], log_level="error").js_raw)

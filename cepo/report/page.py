@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from cepo.algorithms import available_estimators
-from cepo.config.listing import method_settings, settings_of
-from cepo.report.charts import save_figure
+from cepo.config.listing import REQUIRED, method_settings, settings_of
+from cepo.report.charts import Chart, save_figure
 from cepo.report.credit_view import credit_view
-from cepo.report.curves import run_charts
-from cepo.report.html import Section, Table, write_page
-from cepo.report.recorded_run import RunData, load_run
-from cepo.report.summary import summary_rows
+from cepo.report.curves import HELD_OUT, run_charts
+from cepo.report.html import Section, Story, Table, write_page
+from cepo.report.recorded_run import RunData, as_yaml, load_run
+from cepo.report.summary import result_lines, subtitle, summary_rows
 from cepo.tracking.run_folder import read_environment, read_generations
 from cepo.trees import leaves
 
@@ -29,13 +32,28 @@ def write_report(run_folder: Path, out: Path | None = None) -> Path:
     """
     run = load_run(Path(run_folder))
     page = run.folder / REPORT_FILE if out is None else Path(out)
-    sections = [Section(title=heading, charts=charts) for heading, charts in run_charts(run).items()]
+    charts = run_charts(run)
+    learning = charts.get("Learning", [])
+    held_out = next((chart for chart in learning if chart.title == HELD_OUT), None)
+    if held_out is not None:
+        learning.remove(held_out)
+    sections = [
+        Section(
+            title=heading,
+            charts=[drawn for chart in listed if (drawn := chart.without_zeros())],
+            notes=[*_zeros(listed)],
+            closed=place > 0,
+        )
+        for place, (heading, listed) in enumerate(charts.items())
+        if listed
+    ]
     return write_page(
         page,
-        title=f"{run.estimator}: {run.name}",
-        facts=summary_rows(run) if run.rows else [],
+        title=run.name,
+        story=Story(subtitle=subtitle(run), results=result_lines(run), chart=held_out),
         sections=[*sections, *_records(run)],
         credit=credit_view(run, page),
+        clocks=_clocks(run),
     )
 
 
@@ -45,20 +63,69 @@ def save_curves(run_folder: Path, out: Path) -> Path:
     return save_figure([chart for part in charts.values() for chart in part], Path(out))
 
 
+def _zeros(charts: Sequence[Chart]) -> Iterator[str]:
+    names = [f"{chart.title} ({one.label})" for chart in charts for one in chart.series if not any(one.values)]
+    if names:
+        yield f"Always 0, and not drawn: {', '.join(names)}."
+
+
+def _clocks(run: RunData) -> dict[str, dict[int, float]]:
+    """Returns the tokens that were generated, and the minutes that passed, up to each step."""
+    clocks: dict[str, dict[int, float]] = {}
+    for name, metric, unit in (("tokens", "tokens/generate", 1), ("minutes", "timing_s/step", 60)):
+        steps, values = run.series(metric)
+        if steps:
+            sums = (value / unit for value in itertools.accumulate(values))
+            clocks[name] = {0: 0.0} | dict(zip(steps, sums, strict=True))
+    return clocks
+
+
 def _records(run: RunData) -> Iterator[Section]:
     samples = list(read_generations(run.folder))
     if samples:
-        head = list(dict.fromkeys(name for row in samples for name in row))
-        newest = [[row.get(name) for name in head] for row in reversed(samples[-_MOST_SAMPLES:])]
-        note = f"the newest {len(newest)} of {len(samples)}, sampled at temperature {run.temperature(validation=True)}"
-        yield Section(title="Validation samples", notes=[note], tables=[Table(head=head, rows=newest)], closed=True)
-    yield Section(title="All metrics", tables=[_metrics_table(run)], closed=True)
-    yield Section(title="Configuration", tables=list(_config_tables(run)), closed=True)
+        yield Section(title="Validation samples", tables=[_samples_table(samples)])
+    if run.rows:
+        yield Section(title="Summary and timings", tables=[Table(head=["quantity", "value"], rows=summary_rows(run))])
+    yield Section(title="All metrics", tables=[_metrics_table(run)])
+    yield Section(title="Configuration", tables=list(_config_tables(run)))
     starts = [dict(leaves(entry)) for entry in read_environment(run.folder)]
     keys = list(dict.fromkeys(key for start in starts for key in start))
-    head = ["", *(f"start {number}" for number in range(1, len(starts) + 1))]
+    head = ["entry", *(f"start {number}" for number in range(1, len(starts) + 1))]
     rows = [[key, *(str(start.get(key, "")) for start in starts)] for key in keys]
-    yield Section(title="Versions and machine", tables=[Table(head=head, rows=rows)] if rows else [], closed=True)
+    yield Section(title="Versions and machine", tables=[Table(head=head, rows=rows)] if rows else [])
+
+
+def _samples_table(samples: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns each problem's response at the first and at the last validation; those whose verdict changed are first."""
+    first, last = (min(row["step"] for row in samples), max(row["step"] for row in samples))
+    places = collections.Counter[tuple[int, str]]()
+    found: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
+    for row in samples:
+        step, name = row["step"], row["prompt_id"]
+        found.setdefault((name, places[step, name]), {})[step] = row
+        places[step, name] += 1
+    steps = list(dict.fromkeys((first, last)))
+    rows: list[list[str]] = []
+    for of_step in found.values():
+        shown = [of_step.get(step, {}) for step in steps]
+        verdicts = ["right" if row["accuracy"] >= 0.5 else "wrong" for row in shown if row]
+        about = next((row for row in shown if row), {})
+        texts = [str(row.get("response", "")) for row in shown]
+        rows.append(
+            [
+                " → ".join(dict.fromkeys(verdicts)),
+                str(about.get("problem", "")),
+                str(about.get("ground_truth", "")),
+                *texts,
+            ]
+        )
+    rows = sorted((row for row in rows if row[0]), key=lambda row: "→" not in row[0])
+    head = ["verdict", "problem", "answer", *(f"response at step {step}" for step in steps)]
+    return Table(
+        head=head,
+        rows=rows[:_MOST_SAMPLES],
+        caption=f"{min(len(rows), _MOST_SAMPLES)} of {len(rows)}, changed verdicts first",
+    )
 
 
 def _metrics_table(run: RunData) -> Table:
@@ -76,7 +143,11 @@ def _config_tables(run: RunData) -> Iterator[Table]:
     defaults = {setting.key: setting.default for setting in settings}
     values = dict(leaves(run.config))
     own = {key: value for key, value in values.items() if key not in defaults or value != defaults[key]}
-    rows = [[key, str(value), str(defaults.get(key, "required"))] for key, value in own.items()]
-    yield Table(caption="differs from the defaults", head=["setting", "value", "default"], rows=rows)
-    rest = [[key, str(value)] for key, value in values.items() if key not in own]
-    yield Table(caption="as by default", head=["setting", "value"], rows=rest)
+    rows = [[key, as_yaml(value), _default(defaults.get(key, REQUIRED))] for key, value in own.items()]
+    yield Table(caption="settings that differ from the defaults", head=["setting", "value", "default"], rows=rows)
+    rest = [[key, as_yaml(value)] for key, value in values.items() if key not in own]
+    yield Table(caption="settings as by default", head=["setting", "value"], rows=rest)
+
+
+def _default(value: Any) -> str:
+    return "required" if value is REQUIRED else as_yaml(value)

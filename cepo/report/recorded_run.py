@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,13 +10,17 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from cepo.config.checks import last_checkpoint
+from cepo.config.listing import written
 from cepo.config.recorded import without_interpolation
-from cepo.errors import DataError
+from cepo.config.sources import read_file
+from cepo.errors import ConfigError, DataError
+from cepo.foreign_files import read_json
 from cepo.tracking.run_folder import CONFIG_FILE, MetricsRow, read_metrics
 
 UNKNOWN_ESTIMATOR = "unknown method"
+_TIMED = ("timing_s/step", "timing_s/validate", "timing_s/save")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +46,11 @@ class RunData:
         """The last recorded step; 0 before the first."""
         return self.rows[-1].step if self.rows else 0
 
+    @property
+    def seconds(self) -> float:
+        """The seconds of all steps, validations and checkpoints."""
+        return math.fsum(value for name in _TIMED for value in self.series(name)[1])
+
     def setting(self, key: str, default: Any = None) -> Any:
         """Returns the value of a dotted key of the configuration."""
         return nested(self.config, key, default)
@@ -49,6 +59,17 @@ class RunData:
         """Returns the sampling temperature of training or of validation."""
         sampled = self.setting("worker.rollout.temperature", 1.0)
         return self.setting("worker.rollout.val_override_config.temperature", sampled) if validation else sampled
+
+    def training_data(self) -> str | None:
+        """Returns the name and checksum of the training set as the run's last checkpoint states them; None without one."""
+        checkpoint = last_checkpoint(self.folder)
+        if checkpoint is None:
+            return None
+        try:
+            settings = read_json(checkpoint / "trainer_state.json", dict, within=self.folder)["settings"]
+            return f"{Path(settings['data.train_files']).name}: {settings['data']}"
+        except (DataError, KeyError, TypeError):  # an earlier version's, or damaged: the path must do
+            return None
 
     def names(self, beginning: str) -> list[str]:
         """Returns the sorted names of the metrics that begin with `beginning`."""
@@ -77,14 +98,20 @@ def nested(tree: Mapping[str, Any], key: str, default: Any = None) -> Any:
     return default if node is None else node
 
 
+def as_yaml(value: Any) -> str:
+    """Returns a value of the configuration as YAML in one line."""
+    if not isinstance(value, list | Mapping):
+        return written(value)
+    return yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=math.inf).strip()
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     """Returns the configuration as plain mappings, without resolving references; `DataError` if it is not a mapping."""
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
-        tree = without_interpolation(OmegaConf.to_container(OmegaConf.load(path)))
-    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(tree, dict):
-        raise DataError(f"{path} must hold a mapping of settings, got {type(tree).__name__}")
+        source, _ = read_file(path, within=path.parent)
+    except ConfigError as error:
+        raise DataError(str(error)) from error
+    tree = without_interpolation(OmegaConf.to_container(source.tree))
     return {str(key): value for key, value in tree.items()}

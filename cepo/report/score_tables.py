@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
+from rich.cells import cell_len
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cepo.errors import ConfigError
 from cepo.tracking.run_folder import write_atomically
 
+TABLE_FORMATS = (".md", ".tex", ".csv", ".json")
+_NOTHING = "–"
+_WIDEST = 18
+"""Width of a column on a terminal, if there are more than fit; longer values are folded."""
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -45,6 +51,14 @@ class Column:
         """Formats a value, with a plus sign if `sign` and the column is signed."""
         return f"{value:{'+' if sign and self.signed else ''}.{self.digits}f}"
 
+    def value(self, row: TableRow) -> str | tuple[float, str]:
+        """Returns a row's cell for a page: its text, with the exact mean by which the reader sorts."""
+        cell = row.cells.get(self.name, "")
+        if isinstance(cell, str):
+            return cell or _NOTHING
+        error = "" if cell.error is None else f" ± {self.shown(cell.error)}"
+        return cell.mean, self.shown(cell.mean, sign=True) + error
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
@@ -66,11 +80,12 @@ class ScoreTable:
 
     def markdown(self) -> str:
         """Returns the table as Markdown; the best cells are bold."""
-        lines = [self.title, "", *self._markdown_lines(), ""] + [f"- {note}" for note in self.notes]
+        notes = [f"- {_markdown(note)}" for note in self.notes]
+        lines = [_markdown(self.title), "", *self._markdown_lines(), "", *notes]
         return "\n".join(lines).rstrip("\n") + "\n"
 
     def _markdown_lines(self) -> Iterator[str]:
-        head = ["", *(column.name for column in self.columns)]
+        head = ["", *(_markdown(column.name) for column in self.columns)]
         yield from ("| " + " | ".join(cells) + " |" for cells in (head, ["---", *["---:"] * len(self.columns)]))
         for group, rows in self.groups():
             if group:
@@ -82,7 +97,12 @@ class ScoreTable:
     def latex(self) -> str:
         r"""Returns a `tabular` with booktabs rules and errors as subscripts, as in the paper's tables."""
         head = " & ".join(["", *(f"\\textbf{{{_latex(column.name)}}}" for column in self.columns)])
-        lines = [f"% {self.title}", rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}", r"\toprule", head + r" \\"]
+        lines = [
+            f"% {_one_line(self.title)}",
+            rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
+            r"\toprule",
+            head + r" \\",
+        ]
         for group, rows in self.groups():
             lines.append(r"\midrule")
             if group:
@@ -93,7 +113,10 @@ class ScoreTable:
                     for column in self.columns
                 ]
                 lines.append(" & ".join([_latex(row.name), *cells]) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.notes)]) + "\n"
+        return (
+            "\n".join([*lines, r"\bottomrule", r"\end{tabular}", *(f"% {_one_line(note)}" for note in self.notes)])
+            + "\n"
+        )
 
     def csv(self) -> str:
         """Returns the table as CSV, with one column for each mean and one for its error."""
@@ -119,19 +142,18 @@ class ScoreTable:
         columns = [column.name for column in self.columns]
         return {"title": self.title, "columns": columns, "rows": rows, "notes": list(self.notes)}
 
-    def terminal(self) -> Table:
-        """Returns the table in rich's form for a terminal."""
-        table = Table(title=Text(self.title), caption=Text("\n".join(self.notes)), caption_justify="left")
-        for name in ("", *(column.name for column in self.columns)):
-            table.add_column(Text(name), justify="right" if name else "left")
+    def terminal(self, width: int = 80) -> Group:
+        """Returns the table in rich's form; on a terminal that is too narrow for it, its columns become rows."""
+        lines = [["", *(column.name for column in self.columns)]]
         for group, rows in self.groups():
-            table.add_section()
-            if group:
-                table.add_row(Text(group, style="italic"))
+            lines += [[group, *[""] * len(self.columns)]] if group else []
             for row in rows:
-                cells = [self._text(row, column, rows, "{}", "{} ± {}", str) for column in self.columns]
-                table.add_row(Text(row.name), *map(Text, cells))
-        return table
+                lines.append([row.name, *(self._text(row, each, rows, "{}", "{} ± {}", str) for each in self.columns)])
+        parts = [
+            Text(self.title, style="bold"),
+            *terminal_blocks(lines if _width(lines) <= width else [*zip(*lines, strict=True)], width),
+        ]
+        return Group(*parts, *(Text(note) for note in self.notes))
 
     def groups(self) -> Iterator[tuple[str, list[TableRow]]]:
         """Yields the groups with their rows, in the order of their first rows."""
@@ -149,7 +171,7 @@ class ScoreTable:
     ) -> str:
         cell = row.cells.get(column.name, "")
         if isinstance(cell, str):
-            return escape(cell)
+            return escape(cell) or _NOTHING
         text = column.shown(cell.mean, sign=True)
         rivals = [one.mean for each in rows if isinstance(one := each.cells.get(column.name), Cell)]
         is_best = column.is_ranked and len(rivals) > 1 and cell.mean == max(rivals)
@@ -157,23 +179,50 @@ class ScoreTable:
         return text if cell.error is None else with_error.format(text, column.shown(cell.error))
 
 
+def terminal_blocks(lines: Sequence[Sequence[str]], width: int) -> Iterator[Table]:
+    """Yields a table, given with its head as first line, in blocks of columns that fit into `width` side by side."""
+    columns = [*zip(*lines, strict=True)]
+    while len(columns) > 1:
+        count = 2
+        while count < len(columns) and _width([*zip(*columns[: count + 1], strict=True)]) <= width:
+            count += 1
+        head, *rows = zip(*columns[:count], strict=True)
+        table = Table(box=SIMPLE, pad_edge=False)
+        for name in head:
+            table.add_column(
+                Text(name), justify="right" if table.columns else "left", overflow="fold", no_wrap=not table.columns
+            )
+        for row in rows:
+            table.add_row(*map(Text, row))
+        yield table
+        columns = [columns[0], *columns[count:]]
+
+
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    return sum(min(width, _WIDEST) + 2 for width in widths[1:]) + widths[0] + 2
+
+
 def write_table(table: ScoreTable, path: Path) -> None:
-    """Writes the table in the format of the file's extension: .md, .tex, .csv or .json; `ConfigError` for others."""
+    """Writes the table in the format of the file's extension: .md, .tex, .csv or .json."""
     forms = {
         ".md": table.markdown,
         ".tex": table.latex,
         ".csv": table.csv,
         ".json": lambda: json.dumps(table.as_json(), indent=2, ensure_ascii=False) + "\n",
     }
-    if path.suffix not in forms:
-        raise ConfigError(f"{path}: its suffix is not a table format; accepted: {', '.join(forms)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, forms[path.suffix]())
 
 
+def _one_line(text: str) -> str:
+    """Replaces control characters, among them ends of lines, which would end a comment or a row."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
+    return "".join(_LATEX.get(character, character) for character in _one_line(text))
 
 
 def _markdown(text: str) -> str:
-    return re.sub(r"([\\|*_<>`\[\]])", r"\\\1", text)
+    return re.sub(r"([\\|*_<>`\[\]&])", r"\\\1", _one_line(text))

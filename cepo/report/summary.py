@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table
 
-from cepo.report.curves import binomial_error
+from cepo.report.curves import wilson_interval
 from cepo.report.recorded_run import RunData, load_run
 from cepo.tracking.console import STAGES
-from cepo.tracking.run_folder import read_generations
+from cepo.tracking.run_folder import read_environment, read_generations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,9 @@ class AccuracyChange:
 def run_summary(run_folder: Path) -> Table:
     """Returns a run's summary as a table; raises `DataError` if the folder or its metrics are missing or broken."""
     run = load_run(Path(run_folder))
-    table = Table(title=f"{run.estimator}: {run.name}", title_justify="left", show_header=False, title_style="bold")
+    table = Table(
+        title=escape(f"{run.estimator}: {run.name}"), title_justify="left", show_header=False, title_style="bold"
+    )
     table.add_column("quantity", no_wrap=True)
     table.add_column("value")
     for quantity, value in summary_rows(run):
@@ -57,26 +60,65 @@ def summary_rows(run: RunData) -> list[tuple[str, str]]:
     return [*_accuracy_rows(run), *_evidence_rows(run), *_time_rows(run)]
 
 
-def accuracy_change(run: RunData) -> AccuracyChange | None:
+def subtitle(run: RunData) -> str:
+    """Returns one line on a run: method, model, data, device, date, duration and status."""
+    start = next(iter(read_environment(run.folder)), {})
+    names = [run.setting("worker.actor.model.model_path"), run.setting("data.train_files")]
+    devices = start.get("devices") or [start.get("processor") or ""]
+    steps, planned = run.last_step, run.setting("trainer.max_steps")
+    minutes, seconds = divmod(round(run.seconds), 60) if math.isfinite(run.seconds) else (None, None)
+    parts = [
+        run.estimator,
+        *("/".join(Path(str(name)).parts[-2:]) for name in names if name),
+        ", ".join(dict.fromkeys(map(str, devices))),
+        str(start.get("started", ""))[:16].replace("T", " "),
+        f"{minutes} min {seconds} s" if run.rows and minutes is not None else "",
+        f"{steps} of {planned} steps" if planned else f"steps: {steps}",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def result_lines(run: RunData) -> list[tuple[str, str, str]]:
+    """Returns of sampled and of greedy accuracy its last value, its name with a 95 % interval, and the change."""
+    lines: list[tuple[str, str, str]] = []
+    for label, name, counted in (
+        (f"accuracy at temperature {run.temperature(validation=True):g}", "val/accuracy", "val/num_samples"),
+        ("greedy accuracy", "val/greedy_accuracy", "val/num_greedy_samples"),
+    ):
+        steps, values = run.series(name)
+        counts = run.values_by_step(counted)
+        change = accuracy_change(run, greedy=name != "val/accuracy")
+        if not steps:
+            continue
+        first, last = (f"{100 * value:.1f} %" for value in (values[0], values[-1]))
+        ends = [_interval(values[place], counts.get(steps[place])) for place in (0, -1)]
+        story = f"measured once, at step {steps[0]}"
+        if change is not None:
+            story = f"from {first}{ends[0]} at step {steps[0]}: {_points(change, with_kind=False)}"
+        lines.append((last, label + ends[1], story))
+    return lines
+
+
+def accuracy_change(run: RunData, *, greedy: bool = False) -> AccuracyChange | None:
     """Returns the change from the first to the last validation; None if fewer than two were made."""
-    steps, values = run.series("val/accuracy")
+    steps, values = run.series("val/greedy_accuracy" if greedy else "val/accuracy")
     if len(steps) < 2:
         return None
-    counts = run.values_by_step("val/num_samples")
+    counts = run.values_by_step("val/num_greedy_samples" if greedy else "val/num_samples")
     first, last = steps[0], steps[-1]
     error, paired = None, False
     if first in counts and last in counts:
-        error = _paired_error(run, first, last, counts)
+        error = None if greedy else _paired_error(run, first, last, counts)
         paired = error is not None
         if error is None:
-            parts = [binomial_error(value, counts[step]) for step, value in ((first, values[0]), (last, values[-1]))]
+            parts = [_error(value, counts[step]) for step, value in ((first, values[0]), (last, values[-1]))]
             error = None if None in parts else math.hypot(*(part for part in parts if part is not None))
     return AccuracyChange(
         before_step=first,
         before=values[0],
         after_step=last,
         after=values[-1],
-        num_samples=int(counts[first]) if first in counts else None,
+        num_samples=int(counts[first]) if math.isfinite(counts.get(first, math.nan)) else None,
         difference_error=error,
         paired=paired,
     )
@@ -110,11 +152,7 @@ def _accuracy_rows(run: RunData) -> list[tuple[str, str]]:
         ("held-out accuracy after", change.after_step, change.after),
     ):
         rows.append((label, f"{value:.3f}{_with_error(value, change.num_samples)}, step {step}"))
-    points = f"{100 * change.difference:+.1f} points"
-    if change.difference_error is not None:
-        kind = "paired" if change.paired else "as if the two were independent"
-        points += f" ± {100 * change.difference_error:.1f} ({kind})"
-    return [*rows, ("difference", points)]
+    return [*rows, ("difference", _points(change))]
 
 
 def _evidence_rows(run: RunData) -> list[tuple[str, str]]:
@@ -156,9 +194,27 @@ def _training_values(run: RunData, name: str) -> list[float]:
     return [value for step, value in zip(*run.series(name), strict=True) if step > 0 and value > 0]
 
 
-def _with_error(value: float, count: int | None) -> str:
-    error = binomial_error(value, count)
-    return "" if error is None else f" ± {error:.3f} (n {count})"
+def _points(change: AccuracyChange, *, with_kind: bool = True) -> str:
+    points = f"{100 * change.difference:+.1f} points"
+    if change.difference_error is None:
+        return points
+    kind = "paired" if change.paired else "as if the two were independent"
+    return f"{points} ± {100 * change.difference_error:.1f}" + (f" ({kind})" if with_kind else "")
+
+
+def _interval(value: float, count: float | None) -> str:
+    interval = wilson_interval(value, count, 1.96)
+    return f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})" if interval else ""
+
+
+def _with_error(value: float, count: float | None) -> str:
+    error = _error(value, count)
+    return "" if error is None else f" ± {error:.3f} (n {count:.0f})"
+
+
+def _error(value: float, count: float | None) -> float | None:
+    interval = wilson_interval(value, count)
+    return None if interval is None else (interval[1] - interval[0]) / 2
 
 
 def _paired_error(run: RunData, first: int, last: int, counts: dict[int, float]) -> float | None:

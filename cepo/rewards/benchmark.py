@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from cepo.rewards.answers import answers_equal, decimal_value, extract_answer, is_numeric_answer, normalise_answer
-from cepo.rewards.harness import harness_score
 
 REWARD_NAME = "benchmark"
 REWARD_TYPE = "batch"
@@ -34,8 +33,7 @@ def compute_score(reward_inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     """Scores a batch: `overall = accuracy` is 1 if the answer from `read_answer` is right, `format` 1 if there is one.
 
     Reads these columns of a row: `answer_kind` (choice, numeric or text; if missing, from `kind_of`), `choices` (the
-    options' texts in order) and `tolerance` (absolute, for numbers; 0 if missing). If there is a column `benchmark`,
-    the score also has `harness`, the verdict by lmms-eval's rules (`harness_score`).
+    options' texts in order) and `tolerance` (absolute, for numbers; 0 if missing).
     """
     scores: list[dict[str, float]] = []
     for reward_input in reward_inputs:
@@ -46,10 +44,7 @@ def compute_score(reward_inputs: Sequence[Mapping[str, Any]]) -> list[dict[str, 
         accuracy = float(
             answer is not None and is_right(answer, gold, kind, choices, reward_input.get("tolerance") or 0.0)
         )
-        score = {"overall": accuracy, "accuracy": accuracy, "format": float(answer is not None)}
-        if "benchmark" in reward_input:
-            score["harness"] = harness_score(reward_input["benchmark"], reward_input["response"], gold, kind, choices)
-        scores.append(score)
+        scores.append({"overall": accuracy, "accuracy": accuracy, "format": float(answer is not None)})
     return scores
 
 

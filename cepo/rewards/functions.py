@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 import cepo
-from cepo.errors import RewardError, did_you_mean
+from cepo.errors import RewardError, did_you_mean, place_in
 from cepo.rewards.contract import ContractError, RewardScore, validate_score, validate_scores
 
 RewardType = Literal["batch", "sequential"]
@@ -168,7 +168,9 @@ def _run_file(path: Path) -> ModuleType:
         module_spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise RewardError(f"{path} fails when it is loaded: {type(error).__name__}: {error}") from error
+        raise RewardError(
+            f"{place_in(error, [path]) or path} fails when it is loaded: {type(error).__name__}: {error}"
+        ) from error
     return module
 
 

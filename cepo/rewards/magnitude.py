@@ -37,13 +37,16 @@ def is_too_costly(text: str) -> bool:
 
 
 def is_too_large(text: str) -> bool:
-    """Returns True for powers like `10^{10^9}`, `9^{9^{9^9}}`, `x^{123456789}` and factorials like `99999!`, `9!!!`.
+    """Returns True for powers like `10^{10^9}`, `9^{9^{9^9}}`, `x^{123456789}` and factorials like `99999!`, `9!!!`, `(9!)!`.
 
     An exponent is too large if it contains a number, product or power above 10,000.
     """
     powers = [_logarithm(_exponent(text, found.end())) for found in _POWER.finditer(text)]
     for found in _FACTORIAL.finditer(text):
         if len(found[1]) > _LONGEST_FACTORIAL or text[found.end() :].lstrip().startswith("!"):
+            return True
+        before = text[: found.start()]
+        if not found[1].isdigit() and ("!" in before or _logarithm(before) > _LONGEST_FACTORIAL):
             return True
         if not found[1].isdigit() and any(power > math.log10(_LONGEST_FACTORIAL) for power in powers):
             return True

@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import threading
-import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -289,18 +288,20 @@ class RewardPool:
         waiting = [worker for worker in self._workers if worker in self._busy or not worker.ready]
         if not waiting:
             return
-        patience = max(0.0, min(worker.deadline for worker in waiting) - time.monotonic())
+        patience = max(0.0, min(worker.seconds_left for worker in waiting))
         readable = wait([worker.connection for worker in waiting], min(patience, _SECONDS_BETWEEN_LOOKS))
         for worker in waiting:
+            message: tuple[str, Any] | None = None
+            has_ended, overdue = False, worker.is_overdue()
             if worker.connection in readable:
                 try:
-                    status, value = worker.connection.recv()
-                except (EOFError, OSError):
-                    self._handle_end(worker, queue, verdicts)
-                else:
-                    self._handle_message(worker, status, value, queue, verdicts)
-            elif time.monotonic() >= worker.deadline:
-                self._handle_end(worker, queue, verdicts)
+                    message = worker.receive()
+                except EOFError:
+                    has_ended = True
+            if message is not None:
+                self._handle_message(worker, *message, queue, verdicts)
+            elif has_ended or overdue:
+                self._handle_end(worker, queue, verdicts, overdue=not has_ended)
 
     def _handle_message(
         self, worker: WorkerProcess, status: str, value: Any, queue: deque[_Task], verdicts: list[Any]
@@ -326,9 +327,8 @@ class RewardPool:
         if not task.indices:
             del self._busy[worker]
 
-    def _handle_end(self, worker: WorkerProcess, queue: deque[_Task], verdicts: list[Any]) -> None:
+    def _handle_end(self, worker: WorkerProcess, queue: deque[_Task], verdicts: list[Any], *, overdue: bool) -> None:
         """Replaces a process that has ended or is overdue. Its current item fails; the others are retried."""
-        overdue = time.monotonic() >= worker.deadline
         ending = worker.kill()
         if not worker.ready:
             reason = f"took more than {START_SECONDS:g} s" if overdue else f"did not succeed: {ending}"
@@ -347,7 +347,7 @@ class RewardPool:
 
     def _start_clock(self, worker: WorkerProcess, task: _Task) -> None:
         task.limit = self._timeout_seconds / (1 if self._num_overdue < _FULL_TIMEOUTS else 10)
-        worker.deadline = time.monotonic() + task.limit
+        worker.allow(task.limit)
 
     def _note_overdue(self, overdue: bool) -> None:
         self._num_overdue += overdue

@@ -1,20 +1,21 @@
 """Runs a reward worker process: `python -m cepo.rewards.serving`, started by `cepo.rewards.process`, never by hand.
 
 It is a fresh interpreter, not a fork (the trainer has threads and devices) and not a `multiprocessing` child (which
-would run the user's main script again). It ends when its parent has ended: at once if idle, else soon after the time
-limit. Processes that the reward function started end with it.
+would run the user's main script again). It ends soon after its parent. Processes that the reward function started end with it.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import IO, Any
+from typing import Any
 
 import cepo
 from cepo.leftovers import end_marked
@@ -24,33 +25,34 @@ from cepo.rewards.process import MARK
 _PACKAGE_FOLDER = os.path.dirname(os.path.abspath(cepo.__file__)) + os.sep
 _PARENT_CHECK_SECONDS = 2.0
 _GRACE_SECONDS = 2.0
+_BUSY_CORES = 4
 
 
 def main() -> None:
     """Loads the reward function that the first message names, then answers tasks until the parent has ended."""
     # The parent handles Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent, descriptor = os.getppid(), int(sys.argv[1])
+    threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
+    descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)  # a child process of a reward function must not hold the connection open
     connection = Connection(descriptor)
     _offer_to_memory_killer()
     try:
         setup = connection.recv()
         sys.path[:] = setup["sys_path"]
-        with open(os.devnull, "w") as devnull:
-            _serve(setup, connection, parent, devnull)
+        _serve(setup, connection)
     except (EOFError, ConnectionError):
         return
     finally:
         end_marked(MARK, os.environ[MARK])
 
 
-def _serve(setup: dict[str, Any], connection: Connection, parent: int, devnull: IO[str]) -> None:
+def _serve(setup: dict[str, Any], connection: Connection) -> None:
     from cepo.rewards.answers import answers_equal, states_the_same, value_key
     from cepo.rewards.combined import load_reward
     from cepo.rewards.functions import load_answer_function
 
-    with _Deadline(setup["start_seconds"] + _GRACE_SECONDS, devnull):
+    with _processor_time(setup["start_seconds"]):
         try:
             reward = load_reward(setup["spec"], setup["kwargs"], setup["weights"])
             own = setup["answer_function"]
@@ -73,12 +75,11 @@ def _serve(setup: dict[str, Any], connection: Connection, parent: int, devnull: 
         "value": lambda answers, _: [value_key(answer) for answer in answers],
         "match": lambda pairs, _: [states_the_same(*pair) for pair in pairs],
     }
-    limit = setup["timeout_seconds"] + _GRACE_SECONDS
-    while _wait_for_request(connection, parent):
+    while True:
         action, one_by_one, first, items = connection.recv()
         units = [[item] for item in items] if one_by_one else [items]
         for position, unit in enumerate(units):
-            with _Deadline(limit, devnull):
+            with _processor_time(setup["timeout_seconds"]):
                 reply = _attempt(actions[action], unit, first + position)
             connection.send(reply)
 
@@ -100,29 +101,25 @@ def _attempt(action: Callable[[list[Any], int], list[Any]], unit: list[Any], fir
         return "raised", Failure(reason=words + place, details=details)
 
 
-class _Deadline:
-    """Ends this process at a deadline, even while C code holds the interpreter lock.
+@contextmanager
+def _processor_time(seconds: float) -> Generator[None]:
+    """Ends this process after so long on up to 4 cores, even while C code holds the interpreter lock.
 
     The parent kills an overdue worker earlier; this is for workers whose parent has died.
     """
-
-    def __init__(self, seconds: float, devnull: IO[str]) -> None:
-        self._seconds = seconds
-        self._devnull = devnull
-
-    def __enter__(self) -> None:
-        faulthandler.dump_traceback_later(self._seconds, exit=True, file=self._devnull)
-
-    def __exit__(self, *_: object) -> None:
-        faulthandler.cancel_dump_traceback_later()
+    signal.setitimer(signal.ITIMER_PROF, _BUSY_CORES * (seconds + _GRACE_SECONDS))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _wait_for_request(connection: Connection, parent: int) -> bool:
-    """Returns False once the parent has ended, even if another process still holds the connection's other end."""
+def _end_after(parent: int) -> None:
+    """Ends this process and those it has started after the parent, even if another process holds the connection."""
     while os.getppid() == parent:
-        if connection.poll(_PARENT_CHECK_SECONDS):
-            return True
-    return False
+        time.sleep(_PARENT_CHECK_SECONDS)
+    end_marked(MARK, os.environ[MARK])
+    os._exit(0)
 
 
 def _offer_to_memory_killer() -> None:

@@ -53,12 +53,12 @@ class EngineMachine:
 
     Attributes:
         capability: compute capability of the device; None without a GPU.
-        serves_flashinfer: whether FlashInfer's kernels are installed in compiled form or can be compiled.
+        flashinfer_kernels: whether FlashInfer's kernels are installed in compiled form.
         num_ranks: number of processes in the trainer's process group, each of which sees one device.
     """
 
     capability: Capability | None
-    serves_flashinfer: bool
+    flashinfer_kernels: bool
     num_ranks: int
 
     @property
@@ -96,6 +96,8 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[
         options["hf_overrides"] = dict(FLOAT32_HEAD)
     if settings.max_num_batched_tokens is not None:
         options["max_num_batched_tokens"] = settings.max_num_batched_tokens
+    if settings.max_num_seqs is not None:
+        options["max_num_seqs"] = settings.max_num_seqs
     if settings.lora_rank > 0:
         options |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _served_rank(settings.lora_rank)}
     if not machine.on_gpu:
@@ -106,24 +108,37 @@ def engine_options(settings: GeneratorSettings, machine: EngineMachine) -> dict[
     backend = attention_backend(machine)
     if backend is not None:
         options["attention_config"] = {"backend": backend}
+    compilation: dict[str, Any] = {}
+    if settings.max_num_seqs is not None and not settings.enforce_eager:
+        compilation["max_cudagraph_capture_size"] = _largest_graph(settings.max_num_seqs)
     if settings.tensor_parallel_size > 1:
         # vLLM's own all-reduce looks up devices by their number on the machine, but a rank sees only one of them:
         # IndexError in `device_id_to_physical_device_id`. The fused pass uses FlashInfer's all-reduce, which has the
         # same limit.
         options["disable_custom_all_reduce"] = True
-        options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
-    return options
+        compilation["pass_config"] = {"fuse_allreduce_rms": False}
+    return options | ({"compilation_config": compilation} if compilation else {})
+
+
+def _largest_graph(most_responses: int) -> int:
+    """Returns the largest batch for which vLLM captures a CUDA graph: all responses, rounded up to one of its sizes.
+
+    By default it captures twice as many, up to 512 (1,024 on a B200), for batches that contain prompts too.
+    """
+    step = 8 if most_responses < 256 else 16
+    return min(-(-most_responses // step) * step, 512)
 
 
 def attention_backend(machine: EngineMachine) -> str | None:
     """Returns the attention backend to request from vLLM; None if its own choice runs without a compiler.
 
-    vLLM's first choice for compute capability 10.x is FlashInfer. It needs compiled kernels, or ninja and nvcc, but
-    vLLM only checks that it can be imported. FLASH_ATTN is FlashAttention 4 there, which brings its own compiler. On
-    all other capabilities FLASH_ATTN is the first choice, and is compiled into vLLM's wheel.
+    vLLM's first choice for compute capability 10.x is FlashInfer, and vLLM only checks that it can be imported. Without
+    compiled kernels FlashInfer compiles for minutes and may download sources, or fails. FLASH_ATTN is FlashAttention 4
+    there, which brings its own compiler. On all other capabilities FLASH_ATTN is the first choice, and is compiled into
+    vLLM's wheel.
     """
     wanted = machine.capability is not None and prefers_flashinfer(machine.capability)
-    return "FLASH_ATTN" if wanted and not machine.serves_flashinfer else None
+    return "FLASH_ATTN" if wanted and not machine.flashinfer_kernels else None
 
 
 def prefers_flashinfer(capability: Capability) -> bool:

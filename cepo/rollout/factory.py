@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cepo.config.derived import served_adapter_rank
+from cepo.config.derived import most_responses_at_once, served_adapter_rank
 from cepo.errors import ConfigError
 from cepo.models.families import EngineUse, Family
 from cepo.rollout.generator import Generator, GeneratorSettings
@@ -88,13 +88,15 @@ def settings_of_run(config: RunConfig, *, most_visuals: tuple[int, int]) -> Gene
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         enforce_eager=rollout.enforce_eager,
         max_num_batched_tokens=rollout.max_num_batched_tokens,
+        max_num_seqs=most_responses_at_once(config),
         limit_images=rollout.limit_images or most_visuals[0],
         limit_videos=most_visuals[1],
-        lora_rank=served_adapter_rank(model.lora),
+        lora_rank=served_adapter_rank(model.lora, merged=rollout.merge_lora),
         trust_remote_code=model.trust_remote_code,
         fp32_logits=model.fp32_logits,
         show_progress=not rollout.disable_tqdm and sys.stderr.isatty(),
         tensor_parallel_size=rollout.tensor_parallel_size,
+        sleeps=rollout.sleep,
     )
 
 

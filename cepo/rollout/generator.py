@@ -38,6 +38,7 @@ class GeneratorSettings:
             VLLM_CPU_KVCACHE_SPACE GiB (1 if unset).
         enforce_eager: use no CUDA graphs. Without a GPU the engine is always eager.
         max_num_batched_tokens: maximum number of tokens in one pass of the engine; None for vLLM's default.
+        max_num_seqs: maximum number of responses sampled at once; None for vLLM's default.
         limit_images, limit_videos: maximum numbers of images and of videos in a prompt.
         lora_rank: 0 if the weights come as `FullWeights`, else the rank of the adapters.
         tensor_parallel_size: number of neighbouring ranks that share one engine; all of them get the same calls.
@@ -56,6 +57,7 @@ class GeneratorSettings:
     gpu_memory_utilization: float = 0.6
     enforce_eager: bool = False
     max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
     limit_images: int = 1
     limit_videos: int = 0
     lora_rank: int = 0
@@ -132,7 +134,8 @@ class AdapterWeights:
         from safetensors.torch import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        # Clones, because the format has no tensors that share memory.
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in self.tensors.items()}
         save_file(tensors, folder / "adapter_model.safetensors")
         text = json.dumps(self.plain_config(), indent=2)
         (folder / "adapter_config.json").write_text(text + "\n", encoding="utf-8")

@@ -246,16 +246,18 @@ class TransformersGenerator:
     def _load_adapter(self, weights: AdapterWeights) -> None:
         import peft
 
-        if not self._wrapped:
-            known = {key: value for key, value in weights.adapter_config.items() if key != "peft_type"}
-            config = peft.LoraConfig(**(known | {"inference_mode": True}))  # type: ignore[arg-type]
-            self._model = peft.get_peft_model(self._model, config).eval()
-            self._wrapped = True
-        expected = set(peft.get_peft_model_state_dict(self._model))
-        _check_names("adapter", expected, set(weights.tensors))
         try:
+            if not self._wrapped:
+                known = {key: value for key, value in weights.adapter_config.items() if key != "peft_type"}
+                config = peft.LoraConfig(**(known | {"inference_mode": True}))  # type: ignore[arg-type]
+                self._model = peft.get_peft_model(self._model, config).eval()
+                self._wrapped = True
+            expected = set(peft.get_peft_model_state_dict(self._model))
+            _check_names("adapter", expected, set(weights.tensors))
             peft.set_peft_model_state_dict(self._model, dict(weights.tensors))
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, EngineError):
+                raise
             raise EngineError(f"the adapter does not fit the model: {error}") from error
 
     def _load_full(self, weights: FullWeights) -> None:

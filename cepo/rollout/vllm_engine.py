@@ -254,9 +254,9 @@ def _prompt(request: GenerationRequest) -> Any:
 
 def _generation(output: CompletionOutput) -> Generation:
     token_ids = tuple(output.token_ids)
-    assert output.logprobs is not None
-    log_probs = tuple(position[token].logprob for token, position in zip(token_ids, output.logprobs, strict=True))  # type: ignore[index]
-    return Generation(response_ids=token_ids, log_probs=log_probs, finished=output.finish_reason == "stop")
+    flat: Any = output.logprobs
+    assert tuple(flat.token_ids) == token_ids, "one log-prob is requested for each token, its own"
+    return Generation(response_ids=token_ids, log_probs=tuple(flat.logprobs), finished=output.finish_reason == "stop")
 
 
 def _spread_seed(seed: int) -> int:

@@ -106,7 +106,7 @@ def this_machine() -> EngineMachine:
     """Returns the properties of this machine and process that determine how an engine starts."""
     return EngineMachine(
         capability=None if without_gpu() else torch.cuda.get_device_capability(),
-        serves_flashinfer=look_for_tools().serves_flashinfer,
+        flashinfer_kernels=look_for_tools().flashinfer_kernels,
         num_ranks=torch.distributed.get_world_size() if has_process_group() else 1,
     )
 
@@ -187,6 +187,12 @@ def meeting_places_removed() -> Iterator[None]:
 def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
     """Frees the engine; `keep_process_group` avoids vLLM's shutdown of torch.distributed."""
     client: Any = llm.llm_engine.engine_core
+    # vLLM's worker frees its model and then, without collecting, the memory pools of an engine that sleeps. The LoRA
+    # manager still refers to the model, and a GPU's allocator aborts if a pool holds a tensor.
+    llm.collective_rpc(_free_model)
+    gc.unfreeze()
+    gc.collect()
+    gc.collect()  # what the first round finalised
     if not keep_process_group:
         client.shutdown()
         return
@@ -198,11 +204,18 @@ def shut_down(llm: LLM, *, keep_process_group: bool) -> None:
     client._finalizer.detach()
     client.engine_core.model_executor.shutdown()
     client.engine_core.scheduler.shutdown()
-    gc.unfreeze()
     parallel_state.destroy_model_parallel()
     if parallel_state._WORLD is not None:
         parallel_state._WORLD.destroy()
     parallel_state._WORLD = parallel_state._NODE_COUNT = None
+
+
+def _free_model(worker: Any) -> None:
+    """Runs in vLLM's worker."""
+    runner = worker.model_runner
+    runner.lora_manager = None
+    runner.shutdown()
+    worker.worker.model_runner = None
 
 
 def without_gpu() -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from cepo.hardware.devices import num_processors
 from cepo.metrics import Metrics, fraction
 from cepo.progress import Progress
 
@@ -72,13 +72,8 @@ def _prepared(llm: LLM, prompts: Sequence[Any]) -> Iterator[Any]:
         yield from map(prepare, prompts)
         return
     yield from map(prepare, prompts[:1])
-    with ThreadPoolExecutor(_threads(), thread_name_prefix=PREPARING) as pool:
+    with ThreadPoolExecutor(min(_MOST_THREADS, num_processors()), thread_name_prefix=PREPARING) as pool:
         yield from pool.map(prepare, prompts[1:])
-
-
-def _threads() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MOST_THREADS, cores)
 
 
 class PrefixCounter:

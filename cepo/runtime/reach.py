@@ -1,38 +1,75 @@
-"""Tests whether a Ray cluster answers at an address, without Ray, which would wait minutes if there is none."""
+"""Settles, before Ray is imported, who reaches a run's own cluster, and whether a cluster answers at an address."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import secrets
 import socket
+import subprocess
+import sys
 
-ANSWER_SECONDS = 3.0
+from cepo.errors import ConfigError
+from cepo.leftovers import OwnFolder
+
+CONNECTION_SECONDS, ANSWER_SECONDS = 3.0, 30.0
 _ADDRESS = re.compile(r"(?:ray://)?\[?(?P<host>[^/\]]+)\]?:(?P<port>\d{1,5})")
-_SETTINGS = 4
-_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0))
-"""The preface of an HTTP/2 client (RFC 9113, section 3.4): a fixed text and an empty SETTINGS frame."""
+_REACHABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's switch for laptops: with 0, all servers of a cluster listen on loopback. ray.init has no argument for this."""
+
+
+def prepare_own_cluster() -> None:
+    """Sets the variables that Ray reads at its import: a cluster of this process stays on loopback and needs a token.
+
+    The token is for this process's clusters alone; only this user can enter the folder (mode 0700) of its file. A
+    user's own RAY_AUTH_MODE, RAY_AUTH_TOKEN and RAY_AUTH_TOKEN_PATH are left unchanged. Further calls change nothing.
+
+    Raises:
+        ConfigError: Ray was imported without these variables, and is not connected to a cluster, which would be used.
+    """
+    has_token = any(name in os.environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if has_token and os.environ.get(_REACHABLE) == "0":
+        return
+    ray = sys.modules.get("ray")
+    if ray is not None:
+        if ray.is_initialized():
+            return
+        raise ConfigError(
+            "Ray was imported before this run could close its own Ray cluster to others, which Ray allows only at its import: "
+            "import Ray after cepo.train.train has begun, call ray.init before it, or start Python with "
+            f"{_REACHABLE}=0, RAY_AUTH_MODE=token and a secret RAY_AUTH_TOKEN"
+        )
+    os.environ[_REACHABLE] = "0"
+    if has_token:
+        return
+    folder = OwnFolder("ray-token")
+    atexit.register(folder.remove)
+    file = folder.path / "auth_token"
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
+        opened.write(secrets.token_hex(32))
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file)}
 
 
 def why_no_answer(address: str) -> str | None:
     """Returns the reason why no Ray cluster can be at an address, or None if there may be one.
 
-    Addresses of the forms `host:port` and `ray://host:port` are tested; for others the result is None. Ray's ports use
-    gRPC, whose server answers the preface with a SETTINGS frame (three bytes of length, then the frame's type). With
-    TLS only the connection is tested.
+    For `host:port` the command `ray status` decides, because ray.init ends this process, without an exception, if what
+    answers is not Ray or wants another token. For `ray://host:port` only the connection is tested, for others nothing.
     """
     found = _ADDRESS.fullmatch(address)
     if found is None:
         return None
     try:
-        connection = socket.create_connection((found["host"], int(found["port"])), timeout=ANSWER_SECONDS)
+        socket.create_connection((found["host"], int(found["port"])), timeout=CONNECTION_SECONDS).close()
     except (OSError, OverflowError) as error:
         return str(error)
-    with connection:
-        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
-            return None
-        try:
-            connection.sendall(_GREETING)
-            answer = connection.recv(4)
-        except OSError as error:
-            return f"what takes connections there does not answer as Ray does: {error}"
-    return None if answer[3:] == bytes((_SETTINGS,)) else "what answers there is not Ray"
+    if address.startswith("ray://"):
+        return None
+    status = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+    try:
+        done = subprocess.run(status, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return f"`ray status` had no answer from it within {ANSWER_SECONDS:g} s"
+    *_, last = ["no reason", *done.stderr.splitlines()]
+    return None if done.returncode == 0 else f"`ray status`: {last}"

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from cepo.live_view import duration
 from cepo.progress import show_board
+from cepo.terminal import SafeConsole
 from cepo.tracking.board import Board, decimal, significant
 from cepo.tracking.sink import RunDescription, Sink
 from cepo.tracking.trace import GroupRecord
@@ -37,7 +37,7 @@ class ConsoleSink(Sink):
         self._board = Board(printable(run.experiment, "utf-8"), run.max_steps)
         above = show_board(self._board) if run.console is None and sys.stdout.isatty() else None
         self._is_live = above is not None
-        self._console = above or run.console or Console()
+        self._console = above or run.console or SafeConsole()
 
     def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         if "timing_s/step" in values:

@@ -13,6 +13,7 @@ from typing import Any
 
 import cepo
 from cepo.config.private import masked_argument
+from cepo.hardware.devices import num_processors
 from cepo.tracking.run_folder import RECORDS_FORMAT
 from cepo.tracking.sink import RunDescription
 
@@ -85,7 +86,7 @@ def _thread_counts() -> dict[str, int | str | None]:
     torch = sys.modules.get("torch")  # a training run has loaded torch; do not load it only for this record
     return {
         "processors": os.cpu_count(),
-        "processors_usable": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processors_usable": num_processors(),
         "torch": None if torch is None else torch.get_num_threads(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS"),
     }

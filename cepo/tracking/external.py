@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from cepo.foreign_files import read_json
 from cepo.tracking.run_folder import MLFLOW_FOLDER, SWANLAB_FOLDER, TRACKERS_FILE, write_atomically
 from cepo.tracking.sink import RunDescription, Sink
 from cepo.tracking.trace import GroupRecord
@@ -203,4 +204,4 @@ def finite_or_nan(value: float) -> float:
 
 def _known(run: RunDescription) -> dict[str, str]:
     path = run.folder / TRACKERS_FILE
-    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return read_json(path, dict, within=run.folder) if path.exists() else {}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cepo.errors import CepoError, DataError
+from cepo.foreign_files import read_text
 from cepo.tracking.environment import describe_environment
 from cepo.tracking.lines import LineFile
 from cepo.tracking.run_folder import (
@@ -104,7 +105,7 @@ class FileSink:
         """Writes the configuration; if a resume changed it, the earlier one is kept, named by its last step."""
         path = run.folder / CONFIG_FILE
         if run.resumed_step is not None and path.exists():
-            earlier = path.read_text("utf-8")
+            earlier = read_text(path, within=run.folder)
             kept = run.folder / f"config_until_step_{run.resumed_step}.yaml"
             # If `kept` exists, the results of an earlier resume from this step were discarded.
             if earlier != run.config_text and not kept.exists():

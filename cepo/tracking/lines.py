@@ -1,57 +1,19 @@
-"""Reads and writes JSON lines. A crash leaves at most an incomplete last line, which the next run removes."""
+"""Writes JSON lines. A crash leaves at most an incomplete last line, which the next run removes."""
 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from cepo.errors import CepoError, DataError
+from cepo.errors import DataError
+from cepo.foreign_files import objects_in, open_regular
 
-
-def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a file in order; skips an incomplete last line.
-
-    Raises:
-        DataError: a line other than an incomplete last one is not a JSON object.
-    """
-    with path.open("rb") as file:
-        yield from (row for row, _ in _rows(path, file))
-
-
-def _rows(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
-    for number, line in enumerate(file, start=1):
-        if not line.endswith(b"\n"):
-            return
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise DataError(
-                f"{path}, line {number}: not a JSON object: {line[:60]!r}. Every line must be one; "
-                "only the last line may be incomplete. Remove that line to read the rest."
-            )
-        yield row, len(line)
-
-
-@contextmanager
-def damaged_as(path: Path, problem: str) -> Iterator[None]:
-    """Converts errors from reading and using the file `path` to `DataError`; `problem` follows the path in the message.
-
-    Raises:
-        DataError: the file cannot be read, or its content is incomplete or malformed.
-    """
-    try:
-        yield
-    except CepoError:
-        raise
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise DataError(f"{path} {problem}: {type(error).__name__}: {error}") from error
+_log = logging.getLogger(__name__)
 
 
 def encode_line(row: Mapping[str, Any]) -> bytes:
@@ -85,17 +47,19 @@ class LineFile:
         num_cut: number of rows that were removed.
 
     Raises:
-        DataError: a line is not a row, or has no `step` although `last_step` is given.
+        DataError: the file is a pipe or a link out of its folder, a line is not a row, or a row has no `step` although
+            `last_step` is given.
     """
 
     def __init__(self, path: Path, *, last_step: int | None = None) -> None:
-        path.touch()
-        self._file = path.open("r+b")
+        if not path.is_symlink():
+            path.touch()
+        self._path, self._file = path, open_regular(path, within=path.parent, writable=True)
         self.last: Mapping[str, Any] | None = None
         self.num_cut = self._last_start = end = 0
-        for row, length in _rows(path, self._file):
+        for row, length in objects_in(path, self._file):
             if last_step is not None and not isinstance(row.get("step"), int):
-                raise DataError(f"{path}: a row has no 'step'; it has {', '.join(row) or 'nothing'}. Remove that line")
+                raise DataError(f"{path}: a row has no 'step'. Remove that line")
             if self.num_cut or (last_step is not None and row["step"] > last_step):
                 self.num_cut += 1
             else:
@@ -110,11 +74,23 @@ class LineFile:
 
     def replace_last(self, row: Mapping[str, Any]) -> None:
         """Overwrites the last row."""
+        self._restore_if_deleted()
         self._file.seek(self._last_start)
         self._file.write(encode_line(row))
         self._file.truncate()
         self._file.flush()
         self.last = row
+
+    def _restore_if_deleted(self) -> None:
+        """Writes the file again with all its rows, which the open file still has, if it has been deleted or moved."""
+        if self._path.exists():
+            return
+        _log.warning("%s has disappeared during the run; it is written again with all its rows", self._path)
+        self._file.seek(0)
+        content = self._file.read()
+        self._file.close()
+        self._file = self._path.open("w+b")
+        self._file.write(content)
 
     def to_disk(self) -> None:
         """Flushes all rows to the disk."""

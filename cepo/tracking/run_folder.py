@@ -9,37 +9,44 @@
 | `environment.json` | a list: versions, commit, devices and command of the start and of every resume |
 | `trackers.json` | the identifiers that external trackers gave the run, for resuming |
 
-Non-finite values are null in the files and NaN when read.
+Non-finite values are null in the files and NaN when read, as are those beyond float32, whose sums would overflow.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cepo.errors import CepoError, DataError
-from cepo.tracking.lines import finite_or_none, read_objects, to_disk
-from cepo.trees import is_dict, is_list
+from cepo.errors import CepoError, DataError, ForeignFileError
+from cepo.foreign_files import damaged_as, irregular_file, read_json, read_objects
+from cepo.tracking.lines import finite_or_none, to_disk
+from cepo.trees import is_dict
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+LOCK_FILE = "run.lock"
+LOGS_FOLDER = "logs"
 RECORDS_FORMAT = 1
 """The version of the run folder's format; entries of `environment.json` without a version have 1."""
 METRICS_FILE = "metrics.jsonl"
 GENERATIONS_FILE = "generations.jsonl"
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
+LARGEST_NUMBER = 3.4028235e38
+"""The largest number of float32."""
 TENSORBOARD_FOLDER = "tensorboard"
 TRACKERS_FILE = "trackers.json"
 MLFLOW_FOLDER = "mlflow"
 SWANLAB_FOLDER = "swanlab"
+_WANDB_FOLDER = "wandb"
+_WRITTEN = (LOCK_FILE, LOGS_FOLDER, METRICS_FILE, GENERATIONS_FILE, "rollouts", "images")
+_WRITTEN += (TENSORBOARD_FOLDER, MLFLOW_FOLDER, SWANLAB_FOLDER, _WANDB_FOLDER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,21 @@ class MetricsRow:
 
     step: int
     values: Mapping[str, float]
+
+
+def require_own_records(folder: Path, names: Sequence[str] = _WRITTEN) -> None:
+    """Refuses a run folder in which a run would write through a link, into a pipe or into a device.
+
+    Files that are replaced as a whole do not count, and neither do the links that W&B makes in its folder.
+
+    Raises:
+        ForeignFileError: there is such an entry.
+    """
+    entries = [folder / name for name in names]
+    odd = [path for path in entries if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir()))]
+    odd += [found for path in entries if path.name != _WANDB_FOLDER and (found := irregular_file(path)) is not None]
+    if odd:
+        raise ForeignFileError(odd[0], "is a link, a pipe or a device, and the run would write there; remove it")
 
 
 def png_bytes(image: Image) -> bytes:
@@ -65,17 +87,26 @@ def metrics_object(row: MetricsRow) -> dict[str, Any]:
 def metrics_row(line: Mapping[str, Any]) -> MetricsRow:
     """Reads what `metrics_object` wrote; raises `DataError` if there is no `step`."""
     if "step" not in line:
-        raise DataError(f"a row of {METRICS_FILE} has no 'step'; it has {', '.join(line) or 'nothing'}")
-    try:
-        values = {name: math.nan if value is None else float(value) for name, value in line.items()}
-        return MetricsRow(step=int(values.pop("step")), values=values)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise DataError(f"a row of {METRICS_FILE} holds a value that is not a number: {error}") from error
+        raise DataError(f"a row of {METRICS_FILE} has no 'step'")
+    with damaged_as(Path(METRICS_FILE), "has a row with a value that is not a number"):
+        numbers = {name: math.nan if value is None else float(value) for name, value in line.items()}
+        step = int(numbers.pop("step"))
+        values = {name: number if abs(number) <= LARGEST_NUMBER else math.nan for name, number in numbers.items()}
+        return MetricsRow(step=step, values=values)
 
 
 def read_metrics(run_folder: Path) -> list[MetricsRow]:
     """Returns a run's metrics in order; raises `DataError` if the folder or file is missing or a line is broken."""
-    return [metrics_row(line) for line in read_objects(_existing(run_folder, METRICS_FILE))]
+    if run_folder.is_file():
+        raise DataError(f"{run_folder} is a file; give the run folder, {run_folder.parent}")
+    if not run_folder.is_dir():
+        raise DataError(
+            f"run folder {run_folder} does not exist; give the folder a training run wrote its records into"
+        )
+    path = run_folder / METRICS_FILE
+    if not path.exists():
+        raise DataError(f"{path} does not exist; a run writes it when trainer.logger contains 'file'")
+    return [metrics_row(line) for line in read_objects(path, within=run_folder)]
 
 
 def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
@@ -86,8 +117,11 @@ def read_generations(run_folder: Path) -> Iterator[dict[str, Any]]:
     """
     path = run_folder / GENERATIONS_FILE
     fields = {"step": int, "prompt_id": str, "accuracy": int | float}
-    for row in read_objects(path) if path.exists() else ():
-        if wrong := [name for name, kind in fields.items() if not isinstance(row.get(name), kind)]:
+    for row in read_objects(path, within=run_folder) if path.exists() else ():
+        wrong = [name for name, kind in fields.items() if not isinstance(row.get(name), kind)]
+        if not wrong and not abs(row["accuracy"]) <= LARGEST_NUMBER:
+            wrong = ["accuracy"]
+        if wrong:
             raise DataError(f"{path}: a sample has no valid {wrong[0]}. Remove the file to read the rest")
         yield row
 
@@ -102,12 +136,8 @@ def read_environment(run_folder: Path) -> list[dict[str, Any]]:
     path = run_folder / ENVIRONMENT_FILE
     if not path.exists():
         return []
-    try:
-        entries = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged: {error}") from error
-    if not is_list(entries):
-        raise DataError(f"{path} is damaged: it does not hold a list")
+    with damaged_as(path, "is damaged"):
+        entries: list[Any] = read_json(path, list, within=run_folder)
     found = [entry.get("format", 1) for entry in entries if is_dict(entry)]
     newer = [number for number in found if not isinstance(number, int) or number > RECORDS_FORMAT]
     if newer:
@@ -133,14 +163,3 @@ def write_atomically(path: Path, text: str, *, private: bool = False) -> None:
         os.fsync(file.fileno())
     os.replace(beside, path)
     to_disk(path.parent)
-
-
-def _existing(run_folder: Path, name: str) -> Path:
-    if not run_folder.is_dir():
-        raise DataError(
-            f"run folder {run_folder} does not exist; give the folder a training run wrote its records into"
-        )
-    path = run_folder / name
-    if not path.is_file():
-        raise DataError(f"{path} does not exist; a run writes it when trainer.logger contains 'file'")
-    return path

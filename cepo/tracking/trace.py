@@ -18,6 +18,7 @@ import pyarrow
 import pyarrow.parquet
 
 from cepo.errors import DataError
+from cepo.foreign_files import LARGEST_IMAGE, damaged_as, open_regular, read_bytes
 from cepo.tracking.lines import to_disk
 
 ROLLOUTS_FOLDER = "rollouts"
@@ -25,6 +26,8 @@ IMAGES_FOLDER = "images"
 STUDENT = "student"
 """The name of the student's own view in `RolloutRecord.log_probs`."""
 TRACE_VERSION = 1
+_MOST_VALUES = 200_000_000
+"""The largest number of values in a step's file; 1,000 responses of 32,000 tokens have 160 million at most."""
 _VERSION_KEY = b"cepo_trace_version"
 _REFERENCE, _LOG_PROBS = "reference_", "log_probs_"
 _MAY_BE_NULL = ("token_ids", "delta", "weight")
@@ -191,19 +194,36 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
         DataError: a file or an image is damaged, lacks columns, or was written in another version of the format.
     """
     for _, file in _steps(run_folder):
-        try:
-            table = pyarrow.parquet.read_table(file)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{file} cannot be read as Parquet: {error}. Remove it to read the rest") from error
-        version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
-        if version != str(TRACE_VERSION):
-            raise DataError(f"{file} has trace version {version}, but this cepo reads version {TRACE_VERSION}")
+        table = _table(file, run_folder)
+        version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none")
+        if version != str(TRACE_VERSION).encode():
+            raise DataError(
+                f"{file} has trace version {version[:20].decode(errors='replace')}, but this cepo reads version {TRACE_VERSION}"
+            )
         _require_columns(table, file)
         by_group: dict[int, list[dict[str, Any]]] = {}
-        for row in table.to_pylist():
+        with damaged_as(file, "has text that is not UTF-8"):
+            listed: list[dict[str, Any]] = table.to_pylist()
+        for row in listed:
             by_group.setdefault(row["group"], []).append(row)
         for rows in by_group.values():
             yield _group(file, rows)
+
+
+def _table(file: Path, run_folder: Path) -> Any:
+    """Reads a Parquet file of at most `_MOST_VALUES`: repeated values take no space in a file, but much in memory."""
+    try:
+        with open_regular(file, within=run_folder) as opened:
+            content = pyarrow.parquet.ParquetFile(opened)
+            groups = [content.metadata.row_group(index) for index in range(content.num_row_groups)]
+            values = sum(group.column(index).num_values for group in groups for index in range(group.num_columns))
+            if values > _MOST_VALUES or content.metadata.num_rows > _MOST_VALUES:
+                raise DataError(f"{file} has {values:,} values; accepted: at most {_MOST_VALUES:,}")
+            return content.read()
+    except (pyarrow.ArrowException, OSError, MemoryError) as error:
+        raise DataError(
+            f"{file} cannot be read as Parquet ({type(error).__name__}). Remove it to read the rest"
+        ) from error
 
 
 def _require_columns(table: Any, file: Path) -> None:
@@ -225,10 +245,15 @@ def _require_columns(table: Any, file: Path) -> None:
 
 def _image(file: Path, name: str) -> bytes:
     """Reads an image of the run. Its name must be the digest of its content, so a trace cannot refer to other files."""
-    path = file.parents[1] / IMAGES_FOLDER / name
-    content = path.read_bytes() if path.is_file() else b""
-    if _image_name(content) != name:
-        raise DataError(f"{file}: the image {name} is not in the run's images. Remove the file to read the rest")
+    images = file.parents[1] / IMAGES_FOLDER
+    try:
+        content = read_bytes(images / name, within=images, largest=LARGEST_IMAGE)
+        if _image_name(content) != name:
+            raise DataError("its content is another's")
+    except DataError as error:
+        raise DataError(
+            f"{file}: the image {name!r} is not in the run's images: {error}. Remove the file to read the rest"
+        ) from error
     return content
 
 
@@ -278,7 +303,8 @@ def _schema(views: Collection[str]) -> Any:
 
 def _steps(run_folder: Path) -> Iterator[tuple[int, Path]]:
     for file in sorted((run_folder / ROLLOUTS_FOLDER).glob("step_*.parquet")):
-        yield int(file.stem.removeprefix("step_")), file
+        if (number := file.stem.removeprefix("step_")).isdecimal():
+            yield int(number), file
 
 
 def _utf8(text: str) -> str:

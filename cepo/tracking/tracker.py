@@ -15,6 +15,7 @@ from cepo.tracking.run_folder import (
     METRICS_FILE,
     TENSORBOARD_FOLDER,
     TRACKERS_FILE,
+    require_own_records,
 )
 from cepo.tracking.sink import RunDescription, Sink, build_sink, check_sinks
 from cepo.tracking.trace import IMAGES_FOLDER, ROLLOUTS_FOLDER, GroupRecord
@@ -74,11 +75,12 @@ def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
 
     Raises:
         ConfigError: a sink is unknown, or its library is not installed.
-        CepoError: the run folder cannot be written.
+        CepoError: the run folder cannot be written, or it would write through a link.
     """
     check_sinks(names)
     if run.resumed_step is None:
         set_aside_earlier_records(run.folder)
+    require_own_records(run.folder)
     sinks: dict[str, Sink] = {}
     for name in dict.fromkeys(names):
         try:

@@ -15,7 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cepo.errors import CheckpointError
+from cepo.config.paths import find_path
+from cepo.errors import CheckpointError, ForeignFileError
+from cepo.foreign_files import irregular_file, read_json
 from cepo.tracking.lines import to_disk
 from cepo.tracking.run_folder import write_atomically
 from cepo.trainer.protocol import Backend
@@ -48,6 +50,12 @@ class TrainerState:
     rounds: int = 0
     kl_coefficient: float = 0.0
 
+    def __post_init__(self) -> None:
+        if any(type(count) is not int or count < 0 for count in (self.step, self.rounds)):
+            raise TypeError("step and rounds are not counts")
+        if type(self.kl_coefficient) not in (int, float) or not math.isfinite(self.kl_coefficient):
+            raise TypeError("kl_coefficient is not a number")
+
 
 class CheckpointStore:
     """Stores `<run folder>/global_step_<N>/{actor/, trainer_state.json, files.json}` and `checkpoint_tracker.json`.
@@ -62,6 +70,7 @@ class CheckpointStore:
         keep: number of checkpoints to keep: the last, the best and the most recent others. With 1, both the last and
             the best are kept. -1 keeps all.
         weights_only: the backend writes only weights, so no run can continue from the checkpoints.
+        new_run: how to start a run that does not continue from a checkpoint.
     """
 
     def __init__(
@@ -72,8 +81,10 @@ class CheckpointStore:
         identity: dict[str, Any],
         settings: Mapping[str, Any] | None = None,
         weights_only: bool = False,
+        new_run: str = "trainer.find_last_checkpoint=false or another trainer.experiment_name starts a new run",
     ) -> None:
         self.folder, self._keep, self._identity, self._weights_only = folder, keep, identity, weights_only
+        self._new_run = new_run
         self._settings: dict[str, Any] = json.loads(json.dumps(settings or {}))
 
     def save(self, state: TrainerState, backend: Backend, *, val_reward_score: float | None = None) -> Path:
@@ -123,8 +134,9 @@ class CheckpointStore:
                 to_disk(path)
         except (OSError, CheckpointError) as error:
             shutil.rmtree(partial, ignore_errors=True)  # on a full disk the next attempt needs its space
+            free = shutil.disk_usage(self.folder).free / 1e9
             raise CheckpointError(
-                f"the checkpoint of step {step} cannot be written to {self.folder}: {error}"
+                f"the checkpoint of step {step} cannot be written to {self.folder} ({free:.1f} GB are free there): {error}"
             ) from error
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
@@ -152,14 +164,14 @@ class CheckpointStore:
             CheckpointError: the checkpoint is incomplete or damaged, holds only weights, has a newer format, or was
                 written by a run with another `identity`.
         """
+        if (irregular := irregular_file(folder)) is not None:
+            raise CheckpointError(f"{irregular} is not a regular file; give another folder global_step_<N>")
         try:
-            state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            state = read_json(folder / STATE_FILE, dict, within=folder)
+        except ForeignFileError as error:
             raise CheckpointError(
                 f"{folder} is not a complete checkpoint ({error}); give a folder global_step_<N>"
             ) from error
-        if not is_dict(state):
-            raise CheckpointError(f"{folder / STATE_FILE} has no trainer state; give another folder global_step_<N>")
         version = state.get(_FORMAT, FORMAT_VERSION)
         if not isinstance(version, int) or version > FORMAT_VERSION:
             raise CheckpointError(
@@ -167,10 +179,10 @@ class CheckpointStore:
                 "wrote it"
             )
         for key, value in self._identity.items():
-            if state.get(key) != value:
+            if _comparable(key, state.get(key)) != _comparable(key, value):
                 raise CheckpointError(
-                    f"{folder} was written with {key}={state.get(key)}, but this run has {value}; "
-                    "set trainer.find_last_checkpoint=false or another trainer.experiment_name to start a new run"
+                    f"{folder} was written with {key}={state.get(key)}, but this run has {value}; set it to {state.get(key)} to "
+                    f"continue from there. {self._new_run}"
                 )
         if state.get(_WEIGHTS_ONLY):
             raise CheckpointError(
@@ -190,15 +202,19 @@ class CheckpointStore:
                 f"{folder / STATE_FILE} has no valid trainer state ({error!r}); give another one"
             ) from error
 
+    def is_validated(self, folder: Path) -> bool:
+        """Returns whether a checkpoint, which `read` has checked, was written after a validation of its weights."""
+        return _state(folder).get(_SCORE) is not None
+
     def changes(self, folder: Path) -> list[str]:
         """Lists the settings, among those that this run and the checkpoint's run both have, whose values differ."""
-        recorded = json.loads((folder / STATE_FILE).read_text(encoding="utf-8")).get(_SETTINGS)
+        recorded = _state(folder).get(_SETTINGS)
         written: dict[str, Any] = recorded if is_dict(recorded) else {}
         both = [key for key in self._settings if key in written]
         return [
             f"{key}: was {json.dumps(written[key])}, is {json.dumps(self._settings[key])}"
             for key in both
-            if written[key] != self._settings[key]
+            if _comparable(key, written[key]) != _comparable(key, self._settings[key])
         ]
 
     def require_writable(self) -> None:
@@ -241,14 +257,16 @@ class CheckpointStore:
     def _folders(self) -> dict[int, Path]:
         found = [*self.folder.glob("global_step_*")] if self.folder.is_dir() else []
         numbered = [(path.name.removeprefix("global_step_"), path) for path in found]
-        return {int(number): path for number, path in numbered if number.isdecimal()}
+        # Two names of one number, or a link, are not from a run; those beyond `keep` would be deleted.
+        own = [(number, path) for number, path in numbered if number.isdecimal() and not path.is_symlink()]
+        return {int(number): path for number, path in own if str(int(number)) == number}
 
     def _scores(self) -> dict[int, float]:
         scores: dict[int, float] = {}
         for step, path in self._whole().items():
             try:
-                score = json.loads((path / STATE_FILE).read_text(encoding="utf-8")).get(_SCORE)
-            except (OSError, ValueError, AttributeError) as error:
+                score = _state(path).get(_SCORE)
+            except ForeignFileError as error:
                 logger.warning("%s cannot be read (%s); it cannot be chosen as the best checkpoint", path, error)
                 continue
             if isinstance(score, float) and math.isfinite(score):
@@ -265,6 +283,20 @@ class CheckpointStore:
             shutil.rmtree(whole[step])
 
 
+def _comparable(key: str, value: Any) -> Any:
+    """Returns a setting such that two spellings of one path are equal.
+
+    Of training files only the names count, because a checksum of their content is compared too.
+    """
+    if key == "data.train_files" and isinstance(value, str):
+        return [os.path.basename(path.strip()) for path in value.split(",")]
+    return os.path.abspath(find_path(value) or value) if isinstance(value, str) else value
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    return read_json(folder / STATE_FILE, dict, within=folder)
+
+
 def written_files(folder: Path) -> dict[str, list[int]]:
     """Returns the size and CRC-32 of every file below `folder`, by relative path."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -276,18 +308,24 @@ def written_files(folder: Path) -> dict[str, list[int]]:
 
 
 def damaged_file(folder: Path) -> str | None:
-    """Describes the first file of a checkpoint that differs from what was written, or returns None if none differs."""
+    """Describes the first file of a checkpoint that differs from what was written, or returns None if none differs.
+
+    Every file is among those that were written, and none is a link, a pipe or a device.
+    """
+    if (irregular := irregular_file(folder)) is not None:
+        return f"{irregular.relative_to(folder)} is not a regular file"
     try:
-        expected = json.loads((folder / FILES_FILE).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return f"{FILES_FILE} is missing"
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{FILES_FILE}: {error}"
+        expected = read_json(folder / FILES_FILE, dict, within=folder)
+    except ForeignFileError as error:
+        return f"{FILES_FILE} {error.fault}"
     if not _lists_files(expected):
         return f"{FILES_FILE} does not list the checkpoint's files"
+    present = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} - {FILES_FILE}
+    if unlisted := present - expected.keys():
+        return f"{min(unlisted)} is not listed in {FILES_FILE}"
     for name, (size, number) in expected.items():
         path = folder / name
-        found = path.stat().st_size if path.is_file() else None
+        found = path.stat().st_size if name in present else None
         if found != size:
             return f"{name} {'is missing' if found is None else f'has {found} bytes'}, {size} were written"
         if _checksum(path) != number:
@@ -300,7 +338,6 @@ def _lists_files(content: object) -> bool:
     return (
         is_dict(content)
         and STATE_FILE in content
-        and all("\0" not in name for name in content)
         and all(
             is_list(entry) and len(entry) == 2 and all(type(part) is int for part in entry)
             for entry in content.values()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -18,6 +19,8 @@ from cepo.types import TokenSignal
 logger = logging.getLogger(__name__)
 
 LOG_PROB_GAP = "rollout/log_prob_gap_mean"
+MODELS_NUMBERS = ("_loss", "/weight_norm")
+"""The ends of the names of metrics that are finite after every update of a sound model with finite inputs."""
 _COLLAPSED_SHARE = 0.5
 """Share of a step's responses that must be empty, or repeat one token, for the step to count as collapsed."""
 _SHORTEST_REPETITION = 4
@@ -37,6 +40,7 @@ class FaultWatch:
         self._settings = settings
         self._in_a_row = {"repeated": 0, "empty": 0, "equal": 0}
         self._found: dict[str, str] = {}
+        self._has_bad_inputs = False
         self._told: set[str] = set()
         self.metrics: Metrics = {}
 
@@ -68,6 +72,7 @@ class FaultWatch:
             **{f"health/{name}_fraction": fraction(number, total) for name, number in shares.items()},
             "health/equal_reward_steps": max_value(self._in_a_row["equal"]),
         }
+        self._has_bad_inputs = any(counts.values())
         self._found = {
             f"nonfinite {name}": f"{number} {name.replace('_', '-')} are not finite"
             for name, number in counts.items()
@@ -80,8 +85,16 @@ class FaultWatch:
         """Checks the metrics of the 1-based `step` after they have been recorded.
 
         Raises:
-            EngineError: the step has a fault and `trainer.on_fault` is stop.
+            EngineError: the step has a fault and `trainer.on_fault` is stop; or, whatever it is, the update broke the
+                model: a weight, or a loss of finite inputs, is not finite.
         """
+        broken = [name for name, value in values.items() if name.endswith(MODELS_NUMBERS) and not math.isfinite(value)]
+        if broken and not (self._has_bad_inputs and all(name.endswith("_loss") for name in broken)):
+            raise EngineError(
+                f"step {step}: {' and '.join(broken)} {'is' if len(broken) == 1 else 'are'} not finite, so the model is "
+                "broken. The last checkpoint was written before this step; continue from it with a lower "
+                "worker.actor.optim.lr"
+            )
         gap, most = values.get(LOG_PROB_GAP, 0.0), self._settings.max_log_prob_gap
         if not gap <= most:
             self._found["gap"] = (

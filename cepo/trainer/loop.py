@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -80,10 +81,14 @@ class Trainer:
         self._last_validated = -1
         self._last_val_reward: float | None = None
         self._last_saved = -1
+        self._is_between_steps = True
         self._is_save_missing = False
 
     def fit(self) -> None:
-        """Trains from `state.step` to `total_steps`, with validations and checkpoints at set steps and at the end."""
+        """Trains from `state.step` to `total_steps`, with validations and checkpoints at set steps and at the end.
+
+        With `trainer.save_on_interrupt` an interruption is raised at the end of its step, when a checkpoint has been saved.
+        """
         settings = self.config.trainer
         with phase("handing the weights to the rollout engine"):
             self.backend.synchronise_rollout()
@@ -92,8 +97,20 @@ class Trainer:
             return
         if settings.val_before_train and self._first_step == 0:
             self.validate(0)
+        try:
+            self._train()
+        except KeyboardInterrupt:
+            if settings.save_on_interrupt and self._is_between_steps and self.state.step > self._first_step:
+                self.save_if_possible(self.state.step)
+            raise
+
+    def _train(self) -> None:
+        settings = self.config.trainer
         for step in range(self._first_step, self.total_steps):
-            self.train_step(step)
+            self._is_between_steps = False
+            with self._unbroken(f"step {step + 1} is finished and saved first (trainer.save_on_interrupt)"):
+                self.train_step(step)
+            self._is_between_steps = True
             interrupts.raise_if_lost()
             done = step + 1
             if _due(done, settings.val_freq):
@@ -101,7 +118,8 @@ class Trainer:
             self._skipped_updates.require_an_update(self.checkpoints.folder)
             if (_due(done, settings.save_freq) or self._is_save_missing) and done < self.total_steps:
                 self.save_if_possible(done)
-        if self.total_steps > self._first_step:
+                interrupts.raise_if_lost()
+        if self.total_steps > 0:
             if settings.val_freq > 0 or settings.val_before_train:
                 self.validate(self.total_steps)
             self.save_last()
@@ -360,11 +378,14 @@ class Trainer:
         """Saves a checkpoint after `done` steps."""
         if self._last_saved == done:
             return
-        with self.clock.stage("save"):
+        with self.clock.stage("save"), self._unbroken("the checkpoint is written first"):
             score = self._last_val_reward if self._last_validated == done else None
             folder = self.checkpoints.save(self.state, self.backend, val_reward_score=score)
         self._last_saved = done
         logger.info("checkpoint after step %d: %s", done, folder)
+
+    def _unbroken(self, what: str) -> AbstractContextManager[None]:
+        return interrupts.postponed(what) if self.config.trainer.save_on_interrupt else nullcontext()
 
 
 def _due(done: int, every: int) -> bool:

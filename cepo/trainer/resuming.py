@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cepo.config import RunConfig, record_tree, run_folder
+from cepo.config.private import digest
 from cepo.errors import CepoError, CheckpointError
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.run_lock import RunLock
@@ -29,6 +30,7 @@ _TRAINED = (
     *(f"trainer.{name}" for name in ("seed", "critic_warmup", "plugins", "max_try_make_batch")),
 )
 """Prefixes of the settings that decide what is trained, unless a suffix is in `_FREE` (speed, memory, validation)."""
+_KEYWORDS = "worker.reward.reward_function_kwargs"
 _FREE = (
     "data.val_files",
     "data.val_batch_size",
@@ -44,6 +46,10 @@ _FREE = (
     ".fsdp_size",
     ".offload_params",
     ".offload_optimizer",
+)
+_WEIGHTS_ALONE = (
+    "To train its weights in another form, leave out trainer.load_checkpoint_path and give the output of `cepo merge` as "
+    "worker.actor.model.model_path"
 )
 
 
@@ -89,16 +95,22 @@ def checkpoint_store(config: RunConfig, *, data: str = "") -> CheckpointStore:
         identity=_identity(config),
         settings=trained_settings(config) | {"data": data},
         weights_only=trainer.save_model_only,
+        **({} if trainer.load_checkpoint_path is None else {"new_run": _WEIGHTS_ALONE}),
     )
 
 
 def trained_settings(config: RunConfig) -> dict[str, Any]:
-    """Returns the recorded settings that decide what is trained, by dotted key, without empty mappings."""
-    return {
+    """Returns the recorded settings that decide what is trained, by dotted key, without empty mappings.
+
+    Of the reward function's keywords, which may be confidential, a digest is kept.
+    """
+    found = {
         key: value
         for key, value in leaves(record_tree(config))
         if key.startswith(_TRAINED) and not key.endswith(_FREE) and not is_mapping(value)
     }
+    keywords = {key: found.pop(key) for key in list(found) if key.startswith(_KEYWORDS)}
+    return found | {f"{_KEYWORDS} (digest)": digest(keywords)}
 
 
 def check_continuation(
@@ -113,7 +125,11 @@ def check_continuation(
     changes = store.changes(checkpoint)
     listed = "".join(f"\n  {change}" for change in changes)
     anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts a new run"
-    if step >= total_steps and not config.trainer.val_only:
+    trainer = config.trainer
+    validates = config.data.val_files is not None and (trainer.val_freq > 0 or trainer.val_before_train)
+    if step == total_steps and validates and not store.is_validated(checkpoint):
+        logger.info("%s: all %d steps are done, and only the last validation is missing", checkpoint, step)
+    elif step >= total_steps and not trainer.val_only:
         if not changes:
             raise RunFinishedError(
                 f"{checkpoint}: all {total_steps} steps of this run are done; raise trainer.max_steps to add steps"
@@ -122,7 +138,7 @@ def check_continuation(
             f"all {total_steps} steps of this run are done ({checkpoint}), so these changes would train nothing:{listed}\n"
             f"{anew}; a larger trainer.max_steps with trainer.accept_changes=true continues with them"
         )
-    if changes and not config.trainer.accept_changes:
+    if changes and not trainer.accept_changes:
         raise CheckpointError(
             f"settings that decide what is trained have changed since {checkpoint}:{listed}\n"
             f"trainer.accept_changes=true continues with them; {anew}"
@@ -142,12 +158,7 @@ def checkpoint_to_load(config: RunConfig, store: CheckpointStore, history: RunHi
             return history.first_checkpoint
         return store.find_last(after=history.first_step) or history.first_checkpoint
     if config.trainer.load_checkpoint_path is not None:
-        folder = Path(config.trainer.load_checkpoint_path)
-        if not folder.is_dir():
-            raise CheckpointError(
-                f"trainer.load_checkpoint_path '{folder}' does not exist; give a folder global_step_<N>"
-            )
-        return folder
+        return Path(config.trainer.load_checkpoint_path).expanduser()
     return store.find_last() if config.trainer.find_last_checkpoint else None
 
 

@@ -15,11 +15,11 @@ from types import TracebackType
 from typing import Any
 
 from cepo.errors import CheckpointError
+from cepo.tracking.run_folder import LOCK_FILE, require_own_records
 from cepo.trees import is_dict
 
 logger = logging.getLogger(__name__)
 
-LOCK_FILE = "run.lock"
 _HELD = (errno.EACCES, errno.EAGAIN)
 
 
@@ -50,9 +50,11 @@ class RunLock:
 
         Raises:
             CheckpointError: another run holds it, or the file cannot be written.
+            ForeignFileError: the file is a link or a pipe.
         """
         if self._descriptor is not None:
             return
+        require_own_records(self._folder, [LOCK_FILE])
         while self._descriptor is None:
             try:
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

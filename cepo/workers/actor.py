@@ -215,17 +215,17 @@ class Actor:
         """Offloads weights before sampling, if `offload` is set; the next call loads them again."""
         self.offload.weights_away()
 
-    def rollout_weights(self) -> Weights:
+    def rollout_weights(self, *, merged: bool = False) -> Weights:
         """Returns the current weights under the rollout engine's names: under LoRA only the adapter, else all weights.
 
         Every rank gets the whole adapter. Full weights are gathered one at a time as they are read, which all ranks
-        must do together before their next call. The same holds for merged weights, which are used if the engine cannot
-        serve the adapter on its base (`served_adapter_rank`).
+        must do together before their next call. The same holds for weights with the adapter merged into them, which are
+        used by request and if the engine cannot serve the adapter on its base (`served_adapter_rank`).
         """
         lora = self._config.model.lora
         if lora.rank == 0:
             return FullWeights(tensors=GatheredWeights(self.module, prefix="model.", device=self.device))
-        if served_adapter_rank(lora) > 0:
+        if served_adapter_rank(lora, merged=merged) > 0:
             return self.adapter_weights()
         return FullWeights(tensors=MergedWeights(self.module, scale=lora.alpha / lora.rank, device=self.device))
 

@@ -124,9 +124,9 @@ def _restore(worker: Actor | Critic, state: dict[str, Any]) -> None:
         optim_state_dict=state["optimizer"],
         options=StateDictOptions(strict=False, ignore_frozen_params=True),
     )
-    # The moments come from the checkpoint; their settings and the learning rate come from the resumed run.
+    # The moments come from the checkpoint; their settings come from the resumed run, which sets the learning rate later.
     for group in worker.optimizer.param_groups:
-        group.update({name: worker.optimizer.defaults[name] for name in ("betas", "weight_decay")})
+        group.update(worker.optimizer.defaults)
     worker.offload.optimizer_away()
 
 

@@ -49,13 +49,20 @@ class GatheredWeights(Mapping[str, Tensor]):
 
 @torch.no_grad()
 def trained_weights(module: nn.Module, *, prefix: str, device: torch.device) -> dict[str, Tensor]:
-    """Returns CPU copies of the whole trained weights on every rank; collective."""
+    """Returns CPU copies of the whole trained weights on every rank; collective.
+
+    They share one block of memory, because each copy from a device waits for it, and an adapter has hundreds of small
+    tensors. The device briefly holds them twice.
+    """
     reshard(module)
-    return {
-        name.removeprefix(prefix): whole_tensor(parameter.detach().to(device)).cpu().clone()
+    found = {
+        name.removeprefix(prefix): whole_tensor(parameter.detach().to(device))
         for name, parameter in module.named_parameters()
         if parameter.requires_grad
     }
+    block = torch.cat([tensor.flatten() for tensor in found.values()]).cpu()
+    parts = block.split([tensor.numel() for tensor in found.values()])
+    return {name: part.view(tensor.shape) for (name, tensor), part in zip(found.items(), parts, strict=True)}
 
 
 class MergedWeights(Mapping[str, Tensor]):

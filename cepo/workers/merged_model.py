@@ -9,23 +9,24 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
 
 from cepo.config.schema import FloatType
-from cepo.errors import CheckpointError, ConfigError, EngineError
+from cepo.errors import CheckpointError, ConfigError, DataError, EngineError
+from cepo.foreign_files import irregular_file, read_json
 from cepo.models import pretrained
 from cepo.models.families import Family, family_of
 from cepo.models.processing import Processing
 from cepo.models.quantization import read_quantization
+from cepo.workers.adapter_files import ADAPTER_CONFIG, read_adapter
 from cepo.workers.checkpoint import ADAPTER, SHARDS, pass_interruption_on
 from cepo.workers.shards import METADATA, ShardReader, load_shards
 
 logger = logging.getLogger(__name__)
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 GENERATION_CONFIG = "generation_config.json"
 _WEIGHTS = "model."
 """The prefix of weights in the saved state."""
@@ -56,10 +57,12 @@ def actor_folder(checkpoint: Path) -> Path:
     """Returns the folder with the policy's weights: `actor` in a `global_step_<N>`, or `checkpoint` itself.
 
     Raises:
-        CheckpointError: neither folder has an adapter or shards.
+        CheckpointError: neither folder has an adapter or shards, or the folder has links, pipes or devices.
     """
     for folder in (checkpoint / "actor", checkpoint):
         if _has_adapter(folder) or (folder / SHARDS / METADATA).is_file():
+            if (irregular := irregular_file(folder)) is not None:
+                raise CheckpointError(f"{irregular} is not a regular file; give a checkpoint without links and pipes")
             return folder
     steps = sorted(path.name for path in checkpoint.glob("global_step_*"))
     if steps:
@@ -81,8 +84,8 @@ def adapter_base(folder: Path) -> str | None:
         return None
     path = folder / ADAPTER / ADAPTER_CONFIG
     try:
-        return json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path") or None
-    except (OSError, ValueError, AttributeError) as error:
+        return read_json(path, dict, within=folder).get("base_model_name_or_path") or None
+    except DataError as error:
         raise CheckpointError(f"{path} cannot be read as an adapter's configuration: {error}") from error
 
 
@@ -131,6 +134,10 @@ def merge_checkpoint(actor: Path, out: Path, base: BaseModel, *, dtype: FloatTyp
         model = _with_adapter_merged(model, actor / ADAPTER)
     else:
         _load_shards(model, actor / SHARDS)
+    if infinite := [name for name, tensor in model.named_parameters() if not bool(tensor.isfinite().all())]:
+        raise CheckpointError(
+            f"{actor} gives weights that are not finite, such as {infinite[0]}; give an earlier checkpoint"
+        )
     logger.info("writing %s in %s", out, written)
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -158,26 +165,23 @@ def _declared_dtype(base: BaseModel) -> torch.dtype:
 
 
 def _with_adapter_merged(model: Any, folder: Path) -> Any:
-    from peft import PeftConfig, get_peft_model, set_peft_model_state_dict
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 
+    adapter = read_adapter(folder)
+    settings = {name: value for name, value in adapter.adapter_config.items() if name != "peft_type"}
     try:
-        settings = PeftConfig.from_pretrained(str(folder))
-        settings.base_model_name_or_path = None  # the base is given, and PEFT would warn about another path
-        tensors = load_file(folder / ADAPTER_WEIGHTS)
-        wrapped: Any = get_peft_model(model, settings, autocast_adapter_dtype=False)  # pyright: ignore[reportArgumentType]
-        result: Any = set_peft_model_state_dict(wrapped, tensors)
-    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        wrapped: Any = get_peft_model(model, LoraConfig(**cast(Any, settings)), autocast_adapter_dtype=False)
+        result: Any = set_peft_model_state_dict(wrapped, dict(adapter.tensors))
+    except (ValueError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"the adapter {folder} does not fit this base model: {error}") from error
     # PEFT ignores unknown names and leaves missing adapter weights at zero, so the base would be written unchanged.
     absent = [name for name in result.missing_keys if ".lora_" in name or ".modules_to_save." in name]
     _require_none(result.unexpected_keys, f"the adapter {folder} has weights for layers that the base model lacks")
     _require_none(absent, f"the adapter {folder} lacks weights")
-    tied = [name for name in tensors if "lm_head" in name or "embed_tokens" in name]
+    tied = [name for name in adapter.tensors if "lm_head" in name or "embed_tokens" in name]
     if getattr(model.config, "tie_word_embeddings", False):  # in some families only the text part has this entry
         _require_none(tied, f"the adapter {folder} changes one of two tied weights, which a merge cannot keep apart")
-    logger.info("adding %d tensors of the adapter %s", len(tensors), folder)
+    logger.info("adding %d tensors of the adapter %s", len(adapter.tensors), folder)
     return wrapped.merge_and_unload()
 
 

@@ -86,16 +86,18 @@ def clipped_step(optimizer: Optimizer, *, max_grad_norm: float, worker: str) -> 
     The norm is that of the whole gradient, so either all ranks step or none.
 
     Returns:
-        On rank 0, `<worker>/skipped_updates` and, unless skipped, `<worker>/grad_norm` (before clipping) and its
-        maximum; nothing on other ranks.
+        On rank 0, `<worker>/skipped_updates` and, unless skipped, `<worker>/grad_norm` (before clipping), its maximum
+        and `<worker>/weight_norm` (after the step); nothing on other ranks.
     """
     norm = torch.nn.utils.clip_grad_norm_(_weights(optimizer), max_grad_norm)
     grad_norm = float(whole_tensor(norm))
     if not math.isfinite(grad_norm):
         return on_first_rank({f"{worker}/skipped_updates": sum_value(1.0)})
     optimizer.step()
+    weight_norm = float(whole_tensor(torch.nn.utils.get_total_norm(_weights(optimizer))))
     return on_first_rank(
         {
+            f"{worker}/weight_norm": mean_value(weight_norm),
             f"{worker}/grad_norm": mean_value(grad_norm),
             f"{worker}/grad_norm_max": max_value(grad_norm),
             f"{worker}/skipped_updates": sum_value(0.0),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,22 +15,19 @@ from cepo.algorithms import Estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig, resolved_critic
 from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
-from cepo.errors import CheckpointError, ConfigError
+from cepo.errors import CheckpointError
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.policy import ClipRange, PolicyLossSettings, RolloutCorrection
 from cepo.metrics import Metrics, max_value, merge_metrics
 from cepo.models.processing import Processing
 from cepo.progress import phase
 from cepo.rollout.factory import build_generator, settings_of_run
-from cepo.rollout.generator import Generation, GenerationRequest, Generator, OnFinished, SamplingSettings
-from cepo.sizing.fitting import what_would_fit
-from cepo.sizing.phases import Demand, Phases, gib, plan_phases
+from cepo.rollout.generator import Generation, GenerationRequest, OnFinished, SamplingSettings
+from cepo.sizing import Memory, require_memory
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_actor, load_critic, pass_interruption_on, save_actor, save_critic
 from cepo.workers.critic import Critic
 from cepo.workers.distributed import this_device
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,14 +39,14 @@ class WorkerFacts:
         needs_values: whether the method uses a critic.
         total_steps: length of the learning-rate schedules.
         most_visuals: maximum numbers of images and of videos in a prompt.
-        demand: the GPU memory that the trained models need; None if no GPU can be in use.
+        memory: what the run needs on a GPU; None if no GPU can be in use.
     """
 
     teacher: TeacherConfig
     needs_values: bool
     total_steps: int
     most_visuals: tuple[int, int]
-    demand: Demand | None = None
+    memory: Memory | None = None
 
     @classmethod
     def of(cls, estimator: Estimator, *, total_steps: int, most_visuals: tuple[int, int]) -> WorkerFacts:
@@ -75,7 +70,9 @@ class Worker:
     """
 
     def __init__(self, config: RunConfig, facts: WorkerFacts, processing: Processing) -> None:
-        _require_memory(config, facts)
+        if facts.memory is not None and this_device().type == "cuda":
+            require_memory(facts.memory, config.worker.rollout, this_device())
+        self._merges_adapter = config.worker.rollout.merge_lora
         self._saves_weights_only = config.trainer.save_model_only
         longest_row = config.data.max_prompt_length + config.data.max_response_length
         with phase("loading the model"):
@@ -100,7 +97,9 @@ class Worker:
                     seed=config.trainer.seed,
                     longest_row=longest_row,
                 )
-        self.generator = _generator(config, facts, processing)
+        torch.cuda.empty_cache()  # the engine takes its share of what is free
+        settings = settings_of_run(config, most_visuals=facts.most_visuals)
+        self.generator = build_generator(settings, processing, device=this_device().type)
         self.generator_name = self.generator.name
 
     def generate(
@@ -172,7 +171,7 @@ class Worker:
 
     def synchronise_rollout(self) -> None:
         """Sends the current weights to this rank's engine."""
-        self.generator.sync_weights(self.actor.rollout_weights())
+        self.generator.sync_weights(self.actor.rollout_weights(merged=self._merges_adapter))
 
     def save(self, folder: Path) -> None:
         """Writes this rank's part of the checkpoint.
@@ -233,57 +232,3 @@ def memory_metrics() -> Metrics:
         metrics["perf/max_memory_allocated_gb"] = max_value(torch.cuda.max_memory_allocated(device) / 2**30)
         metrics["perf/max_memory_reserved_gb"] = max_value(torch.cuda.max_memory_reserved(device) / 2**30)
     return metrics
-
-
-def _generator(config: RunConfig, facts: WorkerFacts, processing: Processing) -> Generator:
-    settings = settings_of_run(config, most_visuals=facts.most_visuals)
-    settings = dataclasses.replace(settings, sleeps=_sleeps(config, facts))
-    return build_generator(settings, processing, device=this_device().type)
-
-
-def _require_memory(config: RunConfig, facts: WorkerFacts) -> None:
-    """Checks the memory of this device before a model is loaded.
-
-    Raises:
-        ConfigError: the memory that does not depend on lengths does not fit; the message names settings that would.
-    """
-    phases = _phases(config, facts, is_loaded=False)
-    if phases is None or phases.refused is None or facts.demand is None:
-        return
-    free, total = torch.cuda.mem_get_info(this_device())
-    would_fit = what_would_fit(config, free=free, total=total, with_vllm=facts.demand.with_vllm)
-    raise ConfigError(
-        f"the run does not fit on this GPU ({gib(free)} of {gib(total)} are free): {phases.refused}; {would_fit}"
-    )
-
-
-def _sleeps(config: RunConfig, facts: WorkerFacts) -> bool:
-    """Decides whether vLLM sleeps; called after the trained models are loaded and before the engine starts."""
-    if this_device().type == "cuda":
-        torch.cuda.empty_cache()
-    phases = _phases(config, facts, is_loaded=True)
-    if phases is None:
-        return False
-    if phases.sleeps:
-        logger.info(
-            "vLLM frees its GPU memory (sleeps) during scoring and updates (worker.rollout.sleep=%s)",
-            config.worker.rollout.sleep,
-        )
-    if not phases.fits:
-        logger.warning(
-            "GPU memory may be short by up to %s; if it runs out, lower "
-            "worker.actor.micro_batch_size_per_device_for_update and _for_experience (`cepo doctor` names settings that fit)",
-            gib(-min(phases.sampling_left, phases.training_left)),
-        )
-    return phases.sleeps
-
-
-def _phases(config: RunConfig, facts: WorkerFacts, *, is_loaded: bool) -> Phases | None:
-    """Plans the memory of a step's phases from this device's free memory; returns None without a GPU."""
-    device, rollout = this_device(), config.worker.rollout
-    if device.type != "cuda" or facts.demand is None:
-        return None
-    free, total = torch.cuda.mem_get_info(device)
-    share = int(rollout.gpu_memory_utilization * total) if facts.demand.with_vllm else 0
-    left = free if is_loaded else free - facts.demand.loaded
-    return plan_phases(facts.demand, free=left, share=share, sleep=rollout.sleep)

@@ -235,6 +235,19 @@ def test_the_weight_scales_the_baselines_advantage_within_bounds(name: str, step
         torch.testing.assert_close(signal.diagnostics[recorded], expected.where(batch.response_mask, 0.0))
 
 
+def test_each_tokens_own_sign_weights_its_advantage() -> None:
+    """The baseline falls below the reward 0.25 and rises again, so that A changes its sign, and evidence its effect."""
+    correct = torch.tensor([[-3.0, 2.5, 0.2, 0.5], [0.5, 0.5, 0.5, 0.5]])
+    views = {"correct": correct, "wrong": torch.zeros(2, 4)}
+    batch = token_batch([0.25, 1.0], [0, 0], lengths=[4, 4], old=torch.zeros(2, 4), views=views, dtype=torch.float64)
+    plain = build_estimator("hindsight").signal(batch, step=0).advantages
+    assert len(plain[0].sign().unique()) == 2
+    settings = {"baseline": "hindsight", "lambda_init": 0.5, "lambda_schedule": "constant", "clip_radius": 0.4}
+    weighted = build_estimator("cepo", settings).signal(batch, step=0).advantages
+    weight = (plain.sign() * correct.double()).exp().clamp(0.6, 1.4)
+    torch.testing.assert_close(weighted, plain * (1 + 0.5 * (weight - 1)), rtol=0.0, atol=1e-12)
+
+
 def test_the_baseline_goes_on_when_lambda_is_0() -> None:
     """Then the wrong side, which only the weight reads, is not asked any more."""
     these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "3"))

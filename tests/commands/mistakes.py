@@ -3,6 +3,7 @@ each as a command of its own and writes docs/mistakes.md."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+BASE = REPOSITORY / "configs" / "microgeo" / "base.yaml"
 PAGE = REPOSITORY / "docs" / "mistakes.md"
 
 
@@ -43,7 +45,7 @@ class Mistake:
 
     def words(self, run: Sequence[str], folder: Path) -> list[str]:
         """The words behind `cepo`."""
-        typed = [word.replace("{folder}", str(folder)) for word in self.typed]
+        typed = [word.replace("{folder}", str(folder)).replace("{base}", f"{BASE}") for word in self.typed]
         return typed if self.alone else ["train", *run, *typed]
 
 
@@ -71,11 +73,24 @@ MISTAKES = (
     _alone("EasyR1's key with dashes", "train --trainer.max_steps=3", "without the leading dashes"),
     _alone("a missing configuration file", "train config=nowhere.yaml", "nowhere.yaml", "there is no such file"),
     _alone("invalid YAML", "train config={folder}/broken.yaml", "broken.yaml, line", "not valid YAML"),
+    _alone("a folder instead of a configuration", "train config={folder}", "is a folder", "broken.yaml, good.yaml"),
+    _alone("spaces in a setting", "train config={folder}/good.yaml trainer.max_steps = 3", "without spaces: trainer.max_steps=3"),
     _alone("help for an unknown section", "train --help worker.rolout", "Did you mean 'worker.rollout'?"),
     _alone("completion for an unknown shell", "completion bsh", "Did you mean 'bash'?"),
     _alone("a report of a missing run folder", "report {folder}/nowhere", "nowhere"),
+    _alone("a report of a file", "report {folder}/trained/metrics.jsonl", "is a file", "give the run folder, {folder}/trained"),
+    _alone("a comparison in an unknown format", "compare {folder}/trained --out x.docx", "--out x.docx", ".html, .png"),
+    _alone("model and data in each other's place", "show {folder}/good.jsonl {folder}/sham config={base}", "MODEL comes first"),
+    _alone("a page where a folder belongs", "show a b config={base} --out show.html", "--out show.html: give a folder"),
+    _alone("a missing response", "show a b config={base} --response nope", "--response=nope: there is no such file"),
     _alone("an evaluation without config=", "evaluate", "config=FILE"),
     _alone("an evaluation of a missing checkpoint", "evaluate checkpoint={folder}/no", "there is no such folder", "global_step_"),
+    _typed("TRL's name of a setting", "--num_generations 8", "'--num_generations'", "'worker.rollout.n=...'"),
+    _typed("verl's name of a setting", "actor_rollout_ref.rollout.n=8", "here it is worker.rollout.n"),
+    _typed(
+        "an older EasyR1's reward type", "worker.reward.reward_type=sequential", "worker.reward.reward_type=sequential",
+        'Write REWARD_TYPE = "sequential"',
+    ),
     _typed("a misspelt key", "data.rollout_batchsize=4", "data.rollout_batchsize", "Did you mean 'rollout_batch_size'?"),
     _typed("a key without its section", "rollout_batch_size=4", "data.rollout_batch_size"),
     _typed("a word instead of a number", "worker.rollout.n=four", "worker.rollout.n", "'four'", "an integer"),
@@ -85,6 +100,11 @@ MISTAKES = (
     _typed("batch sizes that do not divide", "worker.actor.global_batch_size=3", "global_batch_size=3", "1, 2, 4"),
     _typed("a misspelt tracker", "trainer.logger=[wandbb]", "'wandbb'", "Did you mean 'wandb'?"),
     _typed("a missing checkpoint folder", "trainer.load_checkpoint_path={folder}/no", "load_checkpoint_path", "no such"),
+    _typed(
+        "a run folder as its checkpoint", "trainer.load_checkpoint_path={folder}/trained", "{folder}/trained is not",
+        "its last one is {folder}/trained/global_step_20",
+    ),
+    _typed("too long responses", "data.max_response_length=1000000", "has positions for", "data.max_response_length to at most"),
     _data("a missing data file", "nowhere.parquet", "there is no such file or folder"),
     _data("an empty file", "empty.jsonl", "empty.jsonl is empty (0 bytes)"),
     _data("a file without rows", "head.csv", "have no rows"),
@@ -93,6 +113,8 @@ MISTAKES = (
     _typed("a wrong answer column", "data.answer_key=label", "data.answer_key", "'label'", "images, problem, answer"),
     _typed("a wrong image column", "data.image_key=pictures", "data.image_key", "'pictures'", "images, problem"),
     _data("a missing image file", "absent.jsonl", "row 1", "absent.png", "data.skip_bad_rows=true"),
+    _data("an image by its address", "address.jsonl", "row 1", "https://example.org/a.png", "download it"),
+    _data("an image in base64", "base64.jsonl", "row 1", "is base64", "base64.b64decode"),
     _data("an image without its placeholder", "mark.jsonl", "row 1", "0 '<image>' in the text but 1 images"),
     _data("a row without an answer", "answer.jsonl", "row 1", "'answer' is empty", "data.skip_bad_rows=true"),
     _typed(
@@ -105,7 +127,13 @@ MISTAKES = (
     ),
     _typed("a template without its variable", "data.format_prompt={folder}/question.jinja", "question", "accepted: content"),
     _typed("a missing model folder", "worker.actor.model.model_path=./nowhere", "./nowhere", "org/name"),
-    _typed("a model folder without a model", "worker.actor.model.model_path={folder}", "model_path '{folder}'", "checkpoint"),
+    _typed("a model folder without a model", "worker.actor.model.model_path={folder}", "model_path={folder}", "checkpoint"),
+    _typed("a model folder without weights", "worker.actor.model.model_path={folder}/sham", "{folder}/sham", "no weights"),
+    _typed(
+        "a checkpoint as the model", "worker.actor.model.model_path={folder}/trained/global_step_20", "is a checkpoint",
+        "cepo merge --checkpoint {folder}/trained/global_step_20", "trainer.load_checkpoint_path={folder}/trained/global_step_20",
+    ),
+    _typed("an adapter as the model", "worker.actor.model.model_path={folder}/adapter", "merge --checkpoint {folder}/adapter"),
     _typed(
         "a hub model without a network", "worker.actor.model.model_path=org/model", "org/model", "cannot be reached",
         "Give a local folder", variables={"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"},
@@ -130,6 +158,11 @@ MISTAKES = (
     _reward("a misspelt reward function", "reward.py:scores", "no function 'scores'", "Did you mean 'score'?"),
     _reward("a missing library of the reward", "ruler.py:score", "line 1 imports 'mathruler'", "pip install mathruler"),
     _reward("a reward file with a syntax error", "unclosed.py:score", "unclosed.py, line 1", "not valid Python"),
+    _reward("a reward file that raises", "shelf.py:score", "shelf.py, line 3, in table fails when it is loaded: KeyError"),
+    _typed(
+        "a plug-in without a method", "trainer.plugins=[{folder}/plugin.py] algorithm.adv_estimator=mine", "registers no",
+        "@register_estimator", "'mine'",
+    ),
     _reward("a misspelt reward keyword", "reward.py:score worker.reward.reward_function_kwargs={weigth:1}", "weigth", "weight"),
     _reward("a reward that returns a number", "reward.py:number", "a float: 1.0", "{'overall': 1.0}"),
     _reward("a reward without overall", "reward.py:without", "without 'overall'", "Add the key"),
@@ -137,6 +170,10 @@ MISTAKES = (
     _reward(
         "a reward that always raises", "reward.py:raises", "failed for each of the first 16 responses", "KeyError: 'label'",
         "reward.py\", line 13, in raises", loads_model=True, limit_seconds=60,
+    ),
+    _typed(
+        "a method of one's own that raises", "trainer.plugins=[{folder}/method.py] algorithm.adv_estimator=faulty",
+        "method.py, line 8, in signal: KeyError: 'answers'", loads_model=True, limit_seconds=60,
     ),
 )  # fmt: skip
 
@@ -156,6 +193,17 @@ def twice(samples):
 def raises(samples): return [{"overall": sample["label"]} for sample in samples]
 """
 
+_METHOD = """\
+from cepo.algorithms import Estimator, register_estimator
+
+@register_estimator("faulty")
+class Faulty(Estimator):
+    views = ()
+
+    def signal(self, batch, *, step):
+        return {}["answers"]
+"""
+
 
 def build_world(folder: Path, model: Path) -> list[str]:
     """Files with mistakes in `folder`, and the arguments of a run that is right."""
@@ -164,6 +212,8 @@ def build_world(folder: Path, model: Path) -> list[str]:
     Image.new("RGB", (64, 64), (200, 30, 30)).save(folder / "good.png")
     good = {"images": ["good.png"], "problem": "<image>Find x.", "answer": "4"}
     faulty = {"absent": {"images": ["absent.png"]}, "mark": {"problem": "Find x."}, "answer": {"answer": " "}}
+    text = base64.b64encode((folder / "good.png").read_bytes()).decode()
+    faulty |= {"address": {"images": ["https://example.org/a.png"]}, "base64": {"images": [text]}}
     rows = {"good": [good] * 8} | {name: [good, good | change, good, good] for name, change in faulty.items()}
     for name, values in rows.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in values))
@@ -177,8 +227,16 @@ def build_world(folder: Path, model: Path) -> list[str]:
         "reward.py": _REWARDS,
         "ruler.py": "from mathruler.grader import grade_answer\n",
         "unclosed.py": "def score(samples:\n",
+        "shelf.py": "values = {}\ndef table():\n    return values['weights']\ntable()\n",
+        "plugin.py": "",
+        "method.py": _METHOD,
+        "sham/config.json": "{}",
+        "adapter/adapter_config.json": "{}",
+        "trained/metrics.jsonl": "",
+        "trained/global_step_20/trainer_state.json": "{}",
     }
     for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return [
         "config=configs/microgeo/base.yaml",
@@ -230,7 +288,7 @@ def page(results: Mapping[str, tuple[int, str, float]], folder: Path, model: Pat
         "# Common mistakes",
         "",
         "The table lists common mistakes, the time each takes to fail, and its message. None ends with a",
-        "traceback, and all but the last fail before a model is loaded; `tests/commands/test_mistakes.py`",
+        "traceback, and all but the last two fail before a model is loaded; `tests/commands/test_mistakes.py`",
         "checks this. `python3 tests/commands/mistakes.py` runs each mistake as a separate command and writes",
         "this page. Seconds are CPU time, which equals the elapsed time on an idle machine. Most of the",
         "longer ones are spent importing torch and transformers.",
@@ -252,7 +310,7 @@ def main() -> None:
     """Measures every mistake and writes the page."""
     import tempfile
 
-    from cepo.microgeo.model import build_untrained_model
+    from lab.worlds.model import build_untrained_model
 
     with tempfile.TemporaryDirectory() as name:
         folder, model = Path(name) / "world", Path(name) / "model"

@@ -12,6 +12,7 @@ import pytest
 import cepo
 import cepo.train
 from cepo.cli import COMMANDS, main
+from cepo.commands.checkpoint_arguments import split_arguments
 from cepo.config.listing import settings_of
 
 REPOSITORY = Path(cepo.__file__).resolve().parents[1]
@@ -81,7 +82,7 @@ def test_no_command_at_all_is_told_what_there_is(capsys: pytest.CaptureFixture[s
         ("trian", "Did you mean 'train'?"),
         ("evalute", "Did you mean 'evaluate'?"),
         ("--train", "Did you mean 'train'?"),
-        ("xyz", "unknown command 'xyz'. Commands: train, config"),
+        ("xyz", "unknown command 'xyz'. Commands: train, quickstart, config"),
         ("base.yaml", "write cepo train config=base.yaml"),
         ("config=base.yaml", "write cepo train config=base.yaml"),
     ],
@@ -103,3 +104,16 @@ def test_python_3_6_reads_the_first_file_and_3_10_is_refused(tmp_path: Path) -> 
     assert "this is Python 3.9" in done.stderr
     assert "PYTHON=python3.11" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["--out", "a", "--dry-run=true"], ["--out=a", "dry_run=true"], ["out=a", "--dry_run", "true"]]
+)
+def test_a_commands_own_argument_has_two_spellings(words: list[str]) -> None:
+    own, settings = split_arguments([*words, "a.b=1"], ("out", "dry_run"))
+    assert (own, settings) == ({"out": "a", "dry_run": "true"}, ["a.b=1"])
+
+
+def test_an_option_may_be_written_like_a_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(tmp_path), "out=x.docx"]) == 2
+    assert "--out x.docx: the ending must be one of .md, .tex, .csv, .json, .html" in capsys.readouterr().err

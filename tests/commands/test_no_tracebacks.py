@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from cepo.errors import CheckpointError, ConfigError, DataError
 from cepo.tracking.run_folder import read_environment
 from cepo.tracking.sink import RunDescription
 from cepo.tracking.tracker import build_tracker
-from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, CheckpointStore, damaged_file, written_files
+from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, CheckpointStore, TrainerState, damaged_file, written_files
 
 BASE = "config=configs/microgeo/base.yaml"
 
@@ -25,6 +27,18 @@ def test_a_file_that_is_no_configuration_is_one_message(tmp_path: Path, text: st
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"config\.yaml"):
         load_config([f"config={tmp_path / 'config.yaml'}"])
+
+
+def test_a_checkpoint_without_room_names_the_free_space(tmp_path: Path) -> None:
+    class FullDisk:
+        def save(self, folder: Path) -> None:
+            raise OSError(28, "No space left on device")
+
+    store = CheckpointStore(tmp_path, keep=1, identity={})
+    with pytest.raises(
+        CheckpointError, match=r"cannot be written to .* \(\d+\.\d GB are free there\): .*No space left"
+    ):
+        store.save(TrainerState(step=1), FullDisk())  # type: ignore[arg-type]
 
 
 SETTINGS = [
@@ -89,7 +103,49 @@ def test_a_files_checksum_is_crc_32_as_in_other_programs(tmp_path: Path) -> None
 def test_a_missing_list_of_files_is_damage(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "global_step_1")
     (folder / FILES_FILE).unlink()
-    assert damaged_file(folder) == f"{FILES_FILE} is missing"
+    assert damaged_file(folder) == f"{FILES_FILE} does not exist"
+
+
+@pytest.mark.parametrize("name", ["more", "actor/.hidden", "actor/deep/more"])
+def test_a_file_that_was_not_written_is_damage(tmp_path: Path, name: str) -> None:
+    folder = checkpoint(tmp_path / "global_step_1")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).touch()
+    assert damaged_file(folder) == f"{name} is not listed in {FILES_FILE}"
+
+
+@pytest.mark.parametrize("name", ["../outside", "{folder}/../outside", "actor", "/dev/zero", "actor/../actor/weights"])
+def test_a_listed_file_outside_the_checkpoint_is_damage(tmp_path: Path, name: str) -> None:
+    folder = checkpoint(tmp_path / "global_step_1")
+    (tmp_path / "outside").write_text("abc")
+    listed = json.loads((folder / FILES_FILE).read_text())
+    name = name.format(folder=folder)
+    (folder / FILES_FILE).write_text(json.dumps(listed | {name: listed["actor/weights"]}))
+    assert damaged_file(folder) == f"{name} is missing, 3 were written"
+
+
+def link(path: Path) -> None:
+    path.rename(path.parent.parent.parent / "outside")
+    path.symlink_to(path.parent.parent.parent / "outside")
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("replace", [link, pipe])
+@pytest.mark.parametrize("name", ["weights", STATE_FILE, FILES_FILE])
+def test_links_and_pipes_in_a_checkpoint_are_damage(tmp_path: Path, name: str, replace: Callable[[Path], None]) -> None:
+    """Opening a pipe would wait for ever."""
+    folder = checkpoint(tmp_path / "global_step_1")
+    (path,) = folder.rglob(name)
+    replace(path)
+    damage = damaged_file(folder)
+    assert damage is not None
+    assert damage.endswith(f"{name} is not a regular file")
+    with pytest.raises(CheckpointError, match=f"{name} is not a regular file"):
+        CheckpointStore(tmp_path, keep=-1, identity={}).read(folder)
 
 
 @pytest.mark.parametrize("version", [2, "x", None])

@@ -34,10 +34,11 @@ def fault(*arguments: str) -> str:
         ),
         (["worker.rollout.n=1"], ["worker.rollout.n=1", "adv_estimator=grpo", "at least 2"]),
         (["worker.rollout.max_model_len=319"], ["max_model_len=319", "256 + 64 = 320", "at least 320"]),
+        (["data.max_response_length=1000000"], ["microgeo:model", "Lower data.max_response_length to at most"]),
         (["worker.rollout.max_num_batched_tokens=100"], ["max_num_batched_tokens=100", "320"]),
         (
             ["worker.actor.model.override_config.text_config.max_position_embeddings=300"],
-            ["positions for 300 tokens", "is 320 (", "256 + 64", "at most 300"],
+            ["positions for 300 tokens", "length 320 (", "256 + 64", "Lower data.max_response_length to at most 44"],
         ),
         (
             ["data.rollout_batch_size=1", "worker.actor.global_batch_size=1", "trainer.n_gpus_per_node=9"],
@@ -67,7 +68,7 @@ def fault(*arguments: str) -> str:
         (["data.image_dir=no/such"], ["data.image_dir=no/such: there is no such folder"]),
         (["trainer.load_checkpoint_path=runs/global_step_3"], ["trainer.load_checkpoint_path", "no such folder"]),
         (["data.train_files=data/train.parquet"], ["data.train_files=data/train.parquet", "no such file or folder"]),
-        (["data.train_files=../elsewhere"], ["no such file or folder", "org/name@split"]),
+        (["data.train_files=../nowhere-at-all"], ["no such file or folder", "org/name@split"]),
         (["data.train_files=org/name@a@b"], ["one '@'"]),
         (["data.train_files=[org/name, data/train.parquet]"], ["data.train_files=data/train.parquet", "no such file"]),
         (
@@ -244,7 +245,7 @@ def test_lengths_are_checked_against_a_local_models_positions(tmp_path: Path) ->
         longer = "worker.actor.model.override_config.max_position_embeddings=320"
         assert check_config(load_config([BASE, model, longer]))
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    assert f"{tmp_path / 'config.json'} cannot be read" in fault(model)
+    assert f"{tmp_path / 'config.json'} is not valid JSON" in fault(model)
 
 
 def test_a_discount_without_effect_is_noted_in_the_plan() -> None:

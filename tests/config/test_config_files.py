@@ -52,7 +52,6 @@ def test_runs_of_different_methods_have_folders_of_their_own() -> None:
     }
     assert names == {f"{world}-{method}" for world, method in EVERY_METHOD} | {
         "microgeo-lora-grpo",
-        "microgeo-chain-grpo",
         "quickstart",
         "geo3k-released-code",
     }

@@ -7,11 +7,30 @@ from pathlib import Path
 import pytest
 from config_arguments import REQUIRED, load, message_of, write
 
+from cepo.config.listing import settings_of
+from cepo.config.other_programs import NAMES
+
 
 def test_a_missing_config_file_is_named_with_the_places_searched() -> None:
     message = message_of(["config=configs/none.yaml"])
     assert message.startswith("config=configs/none.yaml: there is no such file")
     assert "working directory" in message
+
+
+@pytest.mark.parametrize(("name", "own"), NAMES.items())
+def test_another_programs_name_of_a_setting_leads_to_ours(name: str, own: str) -> None:
+    keys = [setting.key for setting in settings_of()]
+    assert any(f"{key}.".startswith(f"{own}.") for key in keys)
+    assert name not in keys
+    longer = f"{name}.n" if own not in keys else name
+    ours = f"{own}.n" if own not in keys else own
+    assert f"'{longer}'. This is another program's name; here it is {ours}." in message_of([f"{longer}=1"])
+
+
+def test_an_empty_value_before_another_setting_is_no_space() -> None:
+    assert "without spaces: trainer.max_steps=3" in message_of([*REQUIRED, "trainer.max_steps=", "3"])
+    assert "without spaces: trainer.max_steps=3" in message_of([*REQUIRED, "trainer.max_steps", "=3"])
+    assert load("data.format_prompt=", "trainer.max_steps=3").trainer.max_steps == 3
 
 
 def test_two_config_files_are_refused() -> None:
@@ -102,8 +121,9 @@ def test_a_wrong_type_names_key_value_and_what_is_accepted(argument: str, part: 
         ("data.val_batch_size=0", "must be -1 (off) or at least 1, got 0"),
         ("worker.actor.optim.betas=[0.9]", "must have 2 entries, got 1"),
         ("worker.actor.optim.betas=[0.9,1.0]", "betas[1] must be at least 0 and below 1, got 1.0"),
-        ("worker.actor.optim.lr=.nan", "lr must be at least 0, got nan"),
-        ("worker.actor.optim.lr=.inf", "lr must be at least 0, got inf"),
+        ("worker.actor.optim.lr=.nan", "lr must be at least 0 and at most 1, got nan"),
+        ("worker.actor.optim.lr=1e6", "worker.actor.optim.lr must be at least 0 and at most 1, got 1000000.0"),
+        ("worker.actor.optim.lr=.inf", "lr must be at least 0 and at most 1, got inf"),
         ("worker.rollout.temperature=0", "must be above 0, got 0"),
         ("worker.rollout.gpu_memory_utilization=1.5", "above 0 and at most 1, got 1.5"),
         ("worker.rollout.tensor_parallel_size=0", "at least 1, got 0"),

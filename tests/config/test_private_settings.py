@@ -13,6 +13,7 @@ from cepo.config.private import masked_argument
 from cepo.tracking.external import config_tree
 from cepo.tracking.sink import RunDescription
 from cepo.tracking.tracker import build_tracker
+from cepo.trainer.resuming import trained_settings
 
 BASE = "config=configs/microgeo/base.yaml"
 SECRET = "s3cret-value"
@@ -30,6 +31,10 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
         "worker.reward.reward_function_kwargs={nested: {list: [1, 'x-${oc.env:CEPO_KEY}']}}",
         f"worker.reward.reward_function_kwargs={{api_key: {SECRET}}}",
         f"worker.reward.reward_function_kwargs={{judge: {{hf-token: {SECRET}}}}}",
+        f"worker.reward.reward_function_kwargs={{headers: {{Authorization: Bearer {SECRET}}}}}",
+        f"worker.reward.reward_function_kwargs={{auth: {SECRET}, pwd: {SECRET}, openai_key: [{SECRET}]}}",
+        f"worker.reward.reward_function_kwargs={{private_key: '{SECRET}'}}",
+        f"worker.reward.reward_function_kwargs={{urls: ['https://judge:{SECRET}@host:8000/v1']}}",
         "trainer.project_name=${oc.env:CEPO_KEY}",
         "data.train_files=['${oc.env:CEPO_KEY}', other]",
     ],
@@ -65,6 +70,9 @@ def test_a_reference_is_recorded_as_written_and_resolves_again(tmp_path: Path) -
         ('a.kwargs={url: "x", password: "a b", n: 3}', 'a.kwargs={url: "x", password: ***, n: 3}'),
         ("a.kwargs={'secret':abc}", "a.kwargs={'secret':***}"),
         ("a.api_key=${oc.env:KEY}", "a.api_key=${oc.env:KEY}"),
+        ("a.kwargs={Authorization: Bearer abc, n: 3}", "a.kwargs={Authorization: ***, n: 3}"),
+        ("a.kwargs={url: https://me:abc@host/x}", "a.kwargs={url: https://***@host/x}"),
+        ("a.url=https://host:8000/x@y", "a.url=https://host:8000/x@y"),
         ("data.prompt_key=problem", "data.prompt_key=problem"),
         ("worker.rollout.max_num_batched_tokens=8192", "worker.rollout.max_num_batched_tokens=8192"),
         ("a.tokenizer_path=b", "a.tokenizer_path=b"),
@@ -72,3 +80,17 @@ def test_a_reference_is_recorded_as_written_and_resolves_again(tmp_path: Path) -
 )
 def test_arguments_are_masked_by_their_names(argument: str, recorded: str) -> None:
     assert masked_argument(argument) == recorded
+
+
+def test_a_checkpoint_records_a_digest_of_the_rewards_keywords() -> None:
+    """Only their equality matters to a resume, and other keywords than those with secret names may be confidential."""
+
+    def recorded(*arguments: str) -> dict[str, object]:
+        return trained_settings(load_config([BASE, *arguments]))
+
+    one, same, other = (
+        recorded(f"worker.reward.reward_function_kwargs={{prompt: {text}}}") for text in (SECRET, SECRET, "x")
+    )
+    assert SECRET not in str(one)
+    assert one == same
+    assert {key for key in one if one[key] != other[key]} == {"worker.reward.reward_function_kwargs (digest)"}

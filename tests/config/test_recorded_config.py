@@ -101,7 +101,7 @@ def test_a_recorded_chat_template_reads_no_local_file(tmp_path: Path, capsys: py
         if extra != secret:
             extra.symlink_to(secret)
         assert dry_run(checkpoint)[0] == 2
-        words = f"the run was trained with the chat template {extra}, a file outside its folder"
+        words = f"data.override_chat_template is {extra}, which is not in the run's folder"
         message = capsys.readouterr().err
         assert words in message
         assert f"give data.override_chat_template={extra}" in message
@@ -112,7 +112,7 @@ def test_a_recorded_chat_template_reads_no_local_file(tmp_path: Path, capsys: py
     checkpoint = stranger(tmp_path / "own", f"data.override_chat_template={own}")
     own.write_text("{{ messages }}")
     assert find_base(checkpoint / "actor").chat_template == "{{ messages }}"
-    with pytest.raises(CheckpointError, match=r"missing\.jinja cannot be read .*--chat-template"):
+    with pytest.raises(CheckpointError, match=r"missing\.jinja does not exist.*--chat-template"):
         find_base(checkpoint / "actor", chat_template=tmp_path / "missing.jinja")
 
 

@@ -17,7 +17,17 @@ import cepo
 from cepo.config import check_config
 from cepo.config.schema import DataConfig
 from cepo.data.row_checks import RowMeasure, check_rows
-from cepo.errors import CepoError, CheckpointError, ConfigError, DataError, EngineError, RewardError, WorkerLostError
+from cepo.errors import (
+    CepoError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    EngineError,
+    ForeignFileError,
+    RewardError,
+    WorkerLostError,
+)
+from cepo.foreign_files import read_text
 from cepo.rewards.contract import BatchContractError, ContractError, validate_score, validate_scores
 from cepo.rewards.functions import resolve_reward_path
 from cepo.sections import SectionError, read_section
@@ -39,9 +49,12 @@ def a_negative_seed(_: Path) -> None:
 
 def a_prompt_that_is_too_long(_: Path) -> None:
     config = DataConfig(train_files="rows.jsonl", filter_overlong_prompts=False)
-    check_rows(
-        [{}], num_rows=1, source="rows.jsonl", config=config, measure=lambda _: RowMeasure(length=999, num_images=0)
-    )
+    check_rows([{}], source="rows.jsonl", config=config, measure=lambda _: RowMeasure(length=999, num_images=0))
+
+
+def a_link_out_of_the_folder(folder: Path) -> None:
+    (folder / "config.yaml").symlink_to("/etc/hostname")
+    read_text(folder / "config.yaml", within=folder)
 
 
 def a_reward_file_that_is_not_there(_: Path) -> None:
@@ -104,6 +117,7 @@ CASES: dict[type[CepoError], tuple[Callable[[Path], None], str, str, str]] = {
         "999 tokens",
         "data.filter_overlong_prompts=true leaves such rows out",
     ),
+    ForeignFileError: (a_link_out_of_the_folder, "config.yaml", "lies outside of", "copy the file there"),
     RewardError: (
         a_reward_file_that_is_not_there,
         "reward function",
@@ -116,7 +130,7 @@ CASES: dict[type[CepoError], tuple[Callable[[Path], None], str, str, str]] = {
         a_checkpoint_of_another_run,
         "adv_estimator=grpo",
         "this run has cepo",
-        "set trainer.find_last_checkpoint=false or another trainer.experiment_name",
+        "set it to grpo to continue from there. trainer.find_last_checkpoint=false or another trainer.experiment_name",
     ),
     RunFinishedError: (a_run_whose_steps_are_all_done, "trainer.max_steps", "all 3 steps", "to add steps"),
     EngineError: (
@@ -139,9 +153,9 @@ def classes_in_the_code() -> set[type[BaseException]]:
     """Every class of the package that derives, directly or not, from an exception."""
     found: set[type[BaseException]] = set()
     for file in sorted(PACKAGE.rglob("*.py")):
-        names = [node.name for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.ClassDef)]
-        bases = any(word in file.read_text("utf-8") for word in ("Error)", "Error, ", "Exception)", "Interrupt)"))
-        if not names or not bases:
+        classes = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.ClassDef)]
+        names, bases = [node.name for node in classes], [ast.unparse(base) for node in classes for base in node.bases]
+        if not any(base.endswith(("Error", "Exception", "Interrupt")) for base in bases):
             continue
         module = importlib.import_module(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
         members = [getattr(module, name) for name in names if hasattr(module, name)]

@@ -23,22 +23,22 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A unit may import units of its own level and of lower ones. A module at the package's root that is not named here
 # (a command, the composition root) stands on top.
 LEVELS = {
-    "types": 0, "sections": 0, "trees": 0, "metrics": 0, "errors": 0, "interrupts": 0, "leftovers": 0,
-    "progress": 0, "live_view": 0, "child_site": 0,
+    "types": 0, "sections": 0, "trees": 0, "metrics": 0, "errors": 0, "foreign_files": 0, "interrupts": 0, "leftovers": 0,
+    "progress": 0, "live_view": 0, "terminal": 0,
     "algorithms": 1, "losses": 1,
     "config": 2,
     "data": 3, "hardware": 3, "models": 3, "rewards": 3, "tracking": 3,
     "microgeo": 4, "rollout": 4, "sizing": 4, "workers": 4,
     "trainer": 5, "report": 5, "evaluation": 5,
     "runtime": 6,
-    "credit": 7, "doctor": 7,
+    "credit": 7, "doctor": 7, "integrations": 7, "preflight": 7,
     "commands": 8,
 }  # fmt: skip
 TOP = 8
 PURE = {"types", "sections", "metrics", "errors", "algorithms", "losses"}
 PURE_LIBRARIES = {"torch", "jaxtyping", "pydantic", "pydantic_core"}
 HOMES = {
-    "ray": {"runtime"}, "vllm": {"rollout"}, "peft": {"workers", "models", "rollout"},
+    "ray": {"runtime"}, "trl": {"integrations"}, "vllm": {"rollout"}, "peft": {"workers", "models", "rollout"},
     "wandb": {"tracking"}, "mlflow": {"tracking"}, "swanlab": {"tracking"},
 }  # fmt: skip
 COMMON_STEMS = {"__init__", "__main__"}
@@ -185,7 +185,7 @@ def test_no_module_outside_algorithms_knows_a_methods_name() -> None:
         for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1)
         if word.search(line)
     ]
-    for folder in ("scripts", "benchmarks"):
+    for folder in ("scripts", "lab"):
         programs = [path for path in sorted((REPOSITORY / folder).rglob("*")) if path.suffix in (".py", ".sh")]
         assert programs, f"{folder} holds no program"
         found += [
@@ -238,9 +238,7 @@ def test_the_search_for_decisions_on_a_name_sees_5_of_5() -> None:
     assert [source for source in deciding + passing if list(decisions_on_own_name(source))] == deciding
 
 
-SIZED = [
-    file for folder in ("cepo", "scripts", "benchmarks", "examples") for file in (REPOSITORY / folder).rglob("*.py")
-]
+SIZED = [file for folder in ("cepo", "scripts", "lab", "examples") for file in (REPOSITORY / folder).rglob("*.py")]
 
 
 def test_modules_have_at_most_400_lines() -> None:

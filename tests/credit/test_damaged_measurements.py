@@ -21,7 +21,7 @@ WHOLE = {"prefix": "0/3", "right": "0110", "entropy": 0.5, "num_tokens": 40}
 def test_settings_that_cannot_be_read_are_named(tmp_path: Path, text: bytes) -> None:
     (tmp_path / FILE).write_bytes(text)
     config = load_config(["config=configs/microgeo/base.yaml"])
-    with pytest.raises(DataError, match=rf"{tmp_path}/{FILE} is damaged, .*give a new folder \(out="):
+    with pytest.raises(DataError, match=rf"{tmp_path}/{FILE} is damaged, .*give a new folder \(--out\)"):
         claim_folder(tmp_path, {}, config)
 
 

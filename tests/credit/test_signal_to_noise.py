@@ -9,9 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from cepo.credit.gradient_store import GradientStore, projected
-from cepo.credit.signal_to_noise import Products, gradient_figures
 from cepo.errors import ConfigError
+from lab.gradient.signal_to_noise import Products, gradient_figures
+from lab.gradient.store import GradientStore, projected
 
 Numbers = NDArray[numpy.float64]
 

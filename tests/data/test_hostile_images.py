@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cepo.data.images import LARGEST_PIXELS, load_rgb, media_file, verify_image
+from cepo.data.images import load_rgb, verify_image
 from cepo.errors import DataError
+from cepo.foreign_files import LARGEST_PIXELS
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -66,6 +67,11 @@ def test_a_hostile_file_is_a_bad_row_and_starts_no_program(
             load_rgb(value, None, None, None)
 
 
+def test_broken_bytes_are_named_without_the_address_of_a_buffer() -> None:
+    with pytest.raises(DataError, match=r"the image cannot be read \(UnidentifiedImageError\); accepted: PNG"):
+        verify_image({"bytes": b"nothing"}, None)
+
+
 def test_opened_images_of_bad_format_or_size_are_refused(tmp_path: Path) -> None:
     """Their format starts a program, or they have too many pixels."""
     with pytest.raises(DataError, match="is a EPS file; accepted: PNG, JPEG"):
@@ -75,15 +81,37 @@ def test_opened_images_of_bad_format_or_size_are_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "path", ["../secret.png", "/etc/hostname", "inner/../../secret.png", "a\0b.png", "pipe", "inner", 5000 * "x"]
+    "path",
+    [
+        "../secret.png",
+        "/etc/hostname",
+        "inner/../../secret.png",
+        "a\0b.png",
+        "pipe",
+        "inner",
+        5000 * "x",
+        "link.png",
+        "up/secret.png",
+        "zero.png",
+        "huge.png",
+    ],
+    ids=lambda path: path[:20],
 )
 def test_paths_outside_image_dir_or_irregular_are_bad_rows(tmp_path: Path, path: str) -> None:
     folder = tmp_path / "images"
     (folder / "inner").mkdir(parents=True)
     (tmp_path / "secret.png").write_bytes(png())
     os.mkfifo(folder / "pipe")
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "up").symlink_to(tmp_path)
+    (folder / "zero.png").symlink_to("/dev/zero")
+    with (folder / "huge.png").open("wb") as huge:
+        huge.truncate(10**12)  # takes no space on the disk
     for value in (path, {"path": path}):
-        with pytest.raises(DataError, match=r"lies outside of data\.image_dir|cannot be read|is not a regular file"):
+        with pytest.raises(
+            DataError,
+            match=r"does not exist|lies outside of|cannot be read|is not a regular file|has 1,000,000,000,000 bytes",
+        ):
             verify_image(value, str(folder))
 
 
@@ -98,7 +126,7 @@ def test_paths_within_image_dir_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     assert verify_image(str(folder / "inner" / "a.png"), None) == (5, 3)
     monkeypatch.chdir(tmp_path)
     assert verify_image("inner/a.png", "images") == (5, 3)
-    assert media_file("images/link.png", None) == Path("images/link.png")
+    assert verify_image("images/link.png", None) == (5, 3)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])

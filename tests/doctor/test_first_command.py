@@ -87,22 +87,15 @@ def golden(name: str) -> str:
     return (GOLDEN / f"first_command_{name}.txt").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("name", "attention", "asked"),
-    [
-        ("h100", "vLLM's own choice", False),
-        ("b200", "FLASH_ATTN: FlashInfer, which vLLM would choose", True),
-        ("rtx_pro_6000", "vLLM's own choice", False),
-    ],
-)
-def test_the_golden_files_hold_what_the_audit_calls_right(name: str, attention: str, asked: bool) -> None:
+@pytest.mark.parametrize(("name", "asked"), [("h100", False), ("b200", True), ("rtx_pro_6000", False)])
+def test_the_golden_files_hold_what_the_audit_calls_right(name: str, asked: bool) -> None:
+    """Only on a B200 FLASH_ATTN is asked for, where vLLM's own choice has no compiled kernels."""
     text = golden(name)
-    assert f"attention: info: {attention}" in text
     assert ('"attention_config": {"backend": "FLASH_ATTN"}' in text) == asked
     assert "VLLM_USE_FLASHINFER_SAMPLER=0" in text
-    assert '"enable_sleep_mode": false' in text
+    assert '"enable_sleep_mode": true' in text
     assert '"max_lora_rank": 16' in text
-    assert "scoring and update beside vLLM" in text
+    assert "fits GPU 0: ok" in text
     assert "samples per step: 32 prompts x 8 responses = 256" in text
     shared = golden("two_h100_one_engine")
     assert '"disable_custom_all_reduce": true' in shared
@@ -119,7 +112,7 @@ def test_a_b200_with_flashinfers_kernels_keeps_vllms_choice(model_folder: Path, 
     done = dry_run(model_folder, [B200], PYTHONPATH=paths)
     assert done.returncode == 0, done.stderr
     text = outcome(done, model_folder)
-    assert "attention: info: vLLM's own choice" in text
+    assert "options: info" in text
     assert "attention_config" not in text
 
 

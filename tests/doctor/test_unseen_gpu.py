@@ -1,4 +1,4 @@
-"""A CUDA build of torch that sees no GPU ends every command, and does not fall back to the processors without a word."""
+"""A CUDA build of torch that cannot use the GPU that is there ends every command; without a GPU it runs on processors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from doctor_cases import machine
 from fake_machine import REPOSITORY, fake_machine
 
+from cepo.doctor.machine import machine_findings
 from cepo.errors import ConfigError
 from cepo.hardware import devices
-from cepo.hardware.devices import require_wanted_device, unseen_gpu_problem
+from cepo.hardware.devices import device_in_words, require_usable_torch
 
 OLD_DRIVER = "driver 570.86.10, but torch's CUDA 13.0 needs at least 580"
 
@@ -72,33 +74,102 @@ def test_the_doctor_says_the_same_and_exits_with_1(tmp_path: Path) -> None:
     assert OLD_DRIVER in done.stdout
 
 
+@pytest.fixture
+def hardware(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine without a GPU: folders `dev` and `pci` in the places of /dev and of the PCI bus, and no driver."""
+    for name, place in (("_DEVICES", tmp_path / "dev"), ("_PCI_DEVICES", tmp_path / "pci")):
+        place.mkdir()
+        monkeypatch.setattr(devices, name, place)
+    monkeypatch.setattr(devices, "driver_version", lambda: None)
+    return tmp_path
+
+
+def add_pci_device(hardware: Path, vendor: str, kind: str) -> None:
+    folder = hardware / "pci" / f"0000:0{len(list((hardware / 'pci').iterdir()))}:00.0"
+    folder.mkdir()
+    (folder / "vendor").write_text(f"{vendor}\n")
+    (folder / "class").write_text(f"{kind}\n")
+
+
 def on_a_cuda_build(monkeypatch: pytest.MonkeyPatch, *, sees_gpu: bool) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: sees_gpu)
-    monkeypatch.setattr(devices, "driver_version", lambda: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
-def test_an_empty_list_of_visible_devices_asks_for_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_build_runs_on_the_processors_of_a_laptop(monkeypatch: pytest.MonkeyPatch, hardware: Path) -> None:
+    """A graphics card of another maker, and NVIDIA's sound device, change nothing; one line says what runs where."""
+    add_pci_device(hardware, "0x8086", "0x030000")
+    add_pci_device(hardware, "0x10de", "0x040300")
+    on_a_cuda_build(monkeypatch, sees_gpu=False)
+    require_usable_torch()
+    assert device_in_words().endswith(
+        f"this machine has no NVIDIA GPU, so torch {torch.__version__}, a CUDA build, runs on the processors"
+    )
+
+
+@pytest.mark.parametrize("kind", ["0x030000", "0x030200"])
+def test_a_gpu_on_the_bus_that_torch_cannot_use_is_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch, hardware: Path
+) -> None:
+    add_pci_device(hardware, "0x10de", kind)
+    on_a_cuda_build(monkeypatch, sees_gpu=False)
+    with pytest.raises(ConfigError, match="no NVIDIA driver answers"):
+        require_usable_torch()
+
+
+def test_an_empty_list_of_visible_devices_asks_for_the_cpu(monkeypatch: pytest.MonkeyPatch, hardware: Path) -> None:
+    (hardware / "dev" / "nvidia0").touch()
     on_a_cuda_build(monkeypatch, sees_gpu=False)
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        require_wanted_device()
+        require_usable_torch()
     for shown in ("0", "0,1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
         with pytest.raises(ConfigError, match="no NVIDIA driver answers"):
-            require_wanted_device()
+            require_usable_torch()
 
 
-def test_a_gpu_that_is_seen_and_a_cpu_build_of_torch_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_seen_and_a_cpu_build_of_torch_pass(monkeypatch: pytest.MonkeyPatch, hardware: Path) -> None:
+    (hardware / "dev" / "nvidia0").touch()
     on_a_cuda_build(monkeypatch, sees_gpu=True)
-    require_wanted_device()
+    require_usable_torch()
     on_a_cuda_build(monkeypatch, sees_gpu=False)
     monkeypatch.setattr(torch.version, "cuda", None)
-    require_wanted_device()
+    require_usable_torch()
 
 
-def test_a_driver_that_is_new_enough_is_not_blamed() -> None:
-    problem = unseen_gpu_problem("580.65.06", "13.0")
-    assert "driver 580.65.06 answers" in problem.found
-    assert "CUDA_VISIBLE_DEVICES" in problem.remedy
+@pytest.mark.usefixtures("hardware")
+def test_a_torchvision_for_another_torch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(
+        ConfigError, match=r"operator torchvision::nms does not exist\. Remedy: install both in one command"
+    ):
+        require_usable_torch()
+    problem = devices.torchvision_problem()
+    assert problem is not None
+    odd = machine(problems=(("torchvision", problem),))
+    assert [each.subject for each in machine_findings(odd) if each.mark == "fail"] == ["torchvision"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "found"),
+    [
+        ("570.86", "13.0", "driver 570.86, but torch's CUDA 13.0 needs at least 580"),
+        ("580.65.06", "13.0", "sees no GPU (driver 580.65.06 answers)"),
+        ("525.60", "12.8", "sees no GPU (driver 525.60 answers)"),
+    ],
+)
+def test_a_driver_that_is_new_enough_is_not_blamed(
+    driver: str, cuda: str, found: str, monkeypatch: pytest.MonkeyPatch, hardware: Path
+) -> None:
+    on_a_cuda_build(monkeypatch, sees_gpu=False)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(devices, "driver_version", lambda: driver)
+    problem = devices.gpu_problem()
+    assert problem is not None
+    assert found in problem.found
+    assert ("CUDA_VISIBLE_DEVICES" in problem.remedy) == ("sees no GPU" in found)

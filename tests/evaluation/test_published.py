@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from cepo.evaluation.published import score_table
 from cepo.evaluation.results import write_results
 from cepo.report.score_tables import Cell, write_table
 from cepo.tracking.lines import encode_line
+from lab.harness import main as harness
 
 STATED = {
     "Qwen3-VL-2B-Instruct": (39.73, 41.17, 34.96, 35.70, 40.97, 43.43),  # the fifth is stated as 40.05
@@ -22,7 +22,10 @@ STATED = {
 }
 
 
-def evaluation(folder: Path, right: str, *, harness: float = 0.5) -> Path:
+PAPER = str(Path(__file__).parents[2] / "lab" / "paper.json")
+
+
+def evaluation(folder: Path, right: str) -> Path:
     """An evaluation of 4 DynaMath problems, each right or wrong as `right` says with 1 and 0."""
     folder.mkdir(parents=True)
     rows = [
@@ -31,6 +34,9 @@ def evaluation(folder: Path, right: str, *, harness: float = 0.5) -> Path:
             "problem_id": str(k),
             "cluster": str(k),
             "ground_truth": "1",
+            "kind": "numeric",
+            "choices": [],
+            "response": rf"\boxed{{{verdict}}}",
             "correct": verdict == "1",
         }
         for k, verdict in enumerate(right)
@@ -38,13 +44,12 @@ def evaluation(folder: Path, right: str, *, harness: float = 0.5) -> Path:
     (folder / "generations.jsonl").write_bytes(b"".join(encode_line(row) for row in rows))
     mean = right.count("1") / 4
     figures = {"mean": mean, "error": 0.25, "num_clusters": 4}
-    by_harness = {"mean": harness, "error": 0.1, "num_clusters": 4}
-    write_results(folder, {"model": "org/base"}, {"dynamath": {"accuracy": figures, "harness_accuracy": by_harness}})
+    write_results(folder, {"model": "org/base"}, {"dynamath": {"accuracy": figures}})
     return folder
 
 
 def test_the_papers_averages_follow_from_its_cells_but_one() -> None:
-    table = score_table(["paper"])
+    table = score_table([PAPER])
     for group, averages in STATED.items():
         found = [row.cells["Average"] for row in table.rows if row.group == group]
         assert [round(cell.mean, 2) for cell in found if isinstance(cell, Cell)] == list(averages)
@@ -60,7 +65,7 @@ def test_the_papers_averages_follow_from_its_cells_but_one() -> None:
 
 def test_the_papers_table_is_printed_in_its_form(tmp_path: Path) -> None:
     """Bold is the best of its model; the table of one call is read by the next."""
-    table = score_table(["paper"])
+    table = score_table([PAPER])
     for ending in ("tex", "md", "json"):
         write_table(table, tmp_path / f"paper.{ending}")
     latex = (tmp_path / "paper.tex").read_text("utf-8")
@@ -75,32 +80,34 @@ def test_the_papers_table_is_printed_in_its_form(tmp_path: Path) -> None:
 
 def test_evaluations_stand_beside_the_paper_with_a_difference(tmp_path: Path) -> None:
     """The second gains one of 4 problems: by 25 points with error sd(0, 0, 0, 1) / sqrt(4) = 25."""
-    first, second = evaluation(tmp_path / "first", "1000"), evaluation(tmp_path / "second", "1001", harness=0.75)
+    first, second = evaluation(tmp_path / "first", "1000"), evaluation(tmp_path / "second", "1001")
     output = io.StringIO()
-    assert run_compare_command(["paper", str(first), str(second)], console=Console(file=output, width=160)) == 0
+    assert run_compare_command([PAPER, str(first), str(second)], console=Console(file=output, width=160)) == 0
     assert "org/base" in output.getvalue()
     assert "+25.00 ± 25.00" in output.getvalue()
     table = score_table([str(first), str(second)])
     assert [row.cells["DynaMath"] for row in table.rows] == [Cell(mean=25.0, error=25.0), Cell(mean=50.0, error=25.0)]
     assert "difference" not in table.rows[0].cells
-    by_harness = score_table([str(first), str(second)], by_harness=True)
-    assert [row.cells["Average"] for row in by_harness.rows] == [
-        Cell(mean=50.0, error=10.0),
-        Cell(mean=75.0, error=10.0),
-    ]
-    assert "by lmms-eval's rules" in by_harness.title
 
 
-def test_what_is_no_table_and_no_verdict_is_named(tmp_path: Path) -> None:
+def test_evaluations_are_graded_by_lmms_evals_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The paper's table and theirs stand in one table; rows of an older form, without options, are named."""
+    first, second = evaluation(tmp_path / "first", "1000"), evaluation(tmp_path / "second", "1101")
+    assert harness(["--out", str(tmp_path / "theirs.json"), str(first), str(second)]) == 0
+    assert "by lmms-eval's rules" in capsys.readouterr().out
+    rows = {row.name: row.cells for row in score_table([PAPER, str(tmp_path / "theirs.json")]).rows}
+    assert rows["first"]["DynaMath"] == Cell(mean=25.0, error=pytest.approx(25.0))
+    assert rows["second"]["Average"] == Cell(mean=75.0, error=pytest.approx(25.0))
+    file = first / "generations.jsonl"
+    file.write_text(file.read_text("utf-8").replace('"choices":', '"others":'), encoding="utf-8")
+    with pytest.raises(DataError, match="older than the column of options"):
+        harness([str(first)])
+
+
+def test_what_is_no_table_and_no_evaluation_is_named(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text('{"rows": [{"group": "a"}]}')
     with pytest.raises(DataError, match=r"other\.json holds no table"):
         score_table([str(tmp_path / "other.json")])
-    folder = evaluation(tmp_path / "old", "1000")
-    results = json.loads((folder / "evaluation.json").read_text())
-    del results["benchmarks"]["dynamath"]["harness_accuracy"]
-    (folder / "evaluation.json").write_text(json.dumps(results))
-    with pytest.raises(DataError, match="dynamath has no verdicts of lmms-eval's rules"):
-        score_table([str(folder)], by_harness=True)
     with pytest.raises(DataError, match="holds no finished evaluation"):
         score_table([str(tmp_path)])
 

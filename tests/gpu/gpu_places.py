@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.support.rows import build_rows, optimizer_batch
-from benchmarks.support.shapes import MICRO, QWEN3_VL_2B, SMALL, Shape, write_checkpoint
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import load_config
 from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 from cepo.workers.worker import objective_settings
+from lab.support.rows import build_rows, optimizer_batch
+from lab.support.shapes import MICRO, QWEN3_VL_2B, SMALL, Shape, write_checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}

@@ -19,10 +19,10 @@ from gpu_places import (
     within,
 )
 
-from benchmarks.support.rows import optimizer_batch
 from cepo.algorithms.settings import TeacherConfig
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import load_actor, save_actor
+from lab.support.rows import optimizer_batch
 
 EMA = TeacherConfig(source="ema", ema_decay=0.9)
 

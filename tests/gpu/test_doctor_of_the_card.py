@@ -11,14 +11,14 @@ from cepo.commands.doctor import run_doctor_command
 from cepo.doctor.machine import look_at_machine, machine_findings
 
 
-def test_the_doctor_names_each_card_and_its_attention(place: Place) -> None:
+def test_the_doctor_names_each_card_and_its_driver(place: Place) -> None:
     """It also names its capability and memory."""
     machine = look_at_machine()
     found = {finding.subject.strip(): finding for finding in machine_findings(machine)}
     assert len(machine.gpus) == torch.cuda.device_count()
     if place.device == "cpu":
         assert "GPU 0" not in found
-        assert found["torch's build"].mark in ("ok", "warn")
+        assert found["torch's build"].mark in ("ok", "warn", "info")
         return
     major, minor = torch.cuda.get_device_capability(0)
     card = found["GPU 0"]
@@ -26,8 +26,7 @@ def test_the_doctor_names_each_card_and_its_attention(place: Place) -> None:
     assert torch.cuda.get_device_name(0) in card.found
     assert f"compute capability {major}.{minor}" in card.found
     assert machine.gpus[0].total == torch.cuda.get_device_properties(0).total_memory
-    assert "FlexAttention" in found["attention"].found
-    assert found["driver"].mark == "ok", found["driver"]
+    assert str(machine.driver) in found["torch's build"].found
 
 
 def test_the_doctors_command_ends_with_0_or_names_a_remedy(place: Place, capsys: pytest.CaptureFixture[str]) -> None:

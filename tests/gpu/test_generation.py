@@ -9,12 +9,12 @@ import pytest
 import torch
 from gpu_places import LOG_PROB_LIMITS, Place, build_actor, draw_adapter, gaps, within
 
-from benchmarks.support.rows import generation_requests
 from cepo.data.batch import ScoringRow
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rollout.generator import GeneratorSettings, SamplingSettings
 from cepo.rollout.transformers_generator import TransformersGenerator
+from lab.support.rows import generation_requests
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -19,8 +19,8 @@ from gpu_places import (
     within,
 )
 
-from benchmarks.support.rows import optimizer_batch
 from cepo.workers.actor import Actor
+from lab.support.rows import optimizer_batch
 
 
 def held() -> int:

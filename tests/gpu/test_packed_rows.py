@@ -19,8 +19,8 @@ from gpu_places import (
     within,
 )
 
-from benchmarks.support.shapes import Shape
 from cepo.models.segments import SegmentLayout, attend_by_blocks, attend_by_parts
+from lab.support.shapes import Shape
 
 
 def compare(place: Place, shape: Shape, checkpoints: Path, dtype: str, figure: Any) -> None:

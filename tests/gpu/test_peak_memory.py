@@ -11,10 +11,10 @@ import pytest
 import torch
 from gpu_places import Place, build_actor
 
-from benchmarks.support.shapes import MICRO
 from cepo.data.batch import ScoringRow
 from cepo.models import head
 from cepo.models.inputs import EncodedPrompt
+from lab.support.shapes import MICRO
 
 
 def peak_bytes(device: str, work: Callable[[], object]) -> int:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 from cepo.errors import ConfigError
 from cepo.hardware import devices
 from cepo.hardware.devices import device_in_words, require_devices
+from cepo.runtime import reach
 from cepo.runtime.reach import why_no_answer
 
 
@@ -26,6 +25,7 @@ def cards(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> in
     monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: request.param)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: _Card)
+    monkeypatch.setenv("PATH", "")  # no driver answers
     return request.param
 
 
@@ -36,6 +36,31 @@ def cards(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> in
 )
 def test_gpus_are_named_with_their_memory(cards: int, words: str) -> None:
     assert device_in_words() == words
+
+
+@pytest.mark.parametrize(
+    ("shown", "told", "cards"), [(None, "", 2), ("1,0", "-i 1,0", 2), ("MIG-5", "", 1)], indirect=["cards"]
+)
+def test_the_driver_names_gpus_without_a_context_on_one(
+    cards: int, shown: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A context of torch's takes 0.5 GB of the first GPU; only a part of a GPU, which nvidia-smi does not name, needs one."""
+    program = tmp_path / "nvidia-smi"
+    rows = "NVIDIA B200, 183359\\nNVIDIA B200, 183359\\n"
+    program.write_text(f"#!/bin/sh\necho \"$@\" >{tmp_path}/asked\nprintf '{rows}'\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    asked = list[int]()
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: asked.append(index) or _Card)
+    if cards == 1:
+        assert device_in_words() == "NVIDIA H100 80GB HBM3, 80 GiB"
+        return
+    assert device_in_words() == "2 x NVIDIA B200, 179 GiB"
+    assert asked == []
+    assert told in (tmp_path / "asked").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("cards", [0], indirect=True)
@@ -76,46 +101,21 @@ def test_as_many_devices_as_there_are_are_accepted(cards: int, asked: int, monke
     require_devices(asked)
 
 
-def served_once(server: socket.socket, answer: bytes | None) -> threading.Thread:
-    """Takes one connection and answers what is said first; without an answer it keeps silent until the other side closes."""
-
-    def serve() -> None:
-        connection, _ = server.accept()
-        with connection:
-            connection.recv(64)
-            if answer is None:
-                connection.recv(1)
-            else:
-                connection.sendall(answer)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    return thread
-
-
-@pytest.mark.parametrize("form", ["{}:{}", "ray://{}:{}"])
-def test_an_address_may_be_rays_or_says_why_at_once(form: str) -> None:
-    """A gRPC server may be Ray's; a closed address is none."""
+def test_a_closed_address_is_told_at_once() -> None:
+    """An open one may be that of Ray's client; for others `ray status` decides, see tests/runtime/test_own_cluster.py."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = form.format(*server.getsockname())
-        serving = served_once(server, bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
-        assert why_no_answer(address) is None
-        serving.join()
-    start = time.monotonic()
+        address = "{}:{}".format(*server.getsockname())
+        assert why_no_answer(f"ray://{address}") is None
+    assert "refused" in str(why_no_answer(f"ray://{address}"))
     assert "refused" in str(why_no_answer(address))
-    assert time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [(b"HTTP/1.1 400 Bad Request\r\n", "not Ray"), (b"", "not Ray"), (None, "as Ray does: timed out")],
-)
-def test_a_port_of_another_program_is_told_within_10_seconds(answer: bytes | None, why: str) -> None:
+def test_a_port_of_another_program_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself waits for 44 s, and ray.init then ends the process."""
+    monkeypatch.setattr(reach, "ANSWER_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        served_once(server, answer)
-        start = time.monotonic()
-        assert why in str(why_no_answer("{}:{}".format(*server.getsockname())))
-        assert time.monotonic() - start < 10
+        why = why_no_answer("{}:{}".format(*server.getsockname()))
+    assert why == "`ray status` had no answer from it within 0.1 s"
 
 
 @pytest.mark.parametrize("address", ["auto", "local", "host-without-port"])

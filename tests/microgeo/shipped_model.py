@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from cepo.microgeo.kinds import SHAPES, WorldKind
-from cepo.microgeo.problems import FAMILIES, Problem, Steps, no_slip, user_messages
-from cepo.microgeo.warmstart import batched_vision_attention
+from cepo.microgeo.problems import FAMILIES, Problem, Steps, no_slip
+from lab.worlds.prompts import user_messages
+from lab.worlds.warmstart import batched_vision_attention
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from cepo.config.checks import MICROGEO_DATA, MICROGEO_MODELS
-from cepo.microgeo.chain import (
+from cepo.microgeo.world import split_problems, write_problems
+from cepo.rewards.answers import answers_equal, extract_answer
+from lab.worlds.chain import (
     NUM_NAMINGS,
     WARM_START,
     ChainProblem,
@@ -20,12 +21,10 @@ from cepo.microgeo.chain import (
     name_of,
     step,
 )
-from cepo.microgeo.chain_demonstrations import CONNECTIVES, ChainNoise, demonstrate_chain
-from cepo.microgeo.chain_figures import CELL, draw_chain
-from cepo.microgeo.kinds import CHAIN, KINDS
-from cepo.microgeo.tokenizer import build_tokenizer
-from cepo.microgeo.world import split_problems, write_problems
-from cepo.rewards.answers import answers_equal, extract_answer
+from lab.worlds.chain_demonstrations import CONNECTIVES, ChainNoise, demonstrate_chain
+from lab.worlds.chain_figures import CELL, draw_chain
+from lab.worlds.kinds import CHAIN
+from lab.worlds.tokenizer import build_tokenizer
 
 STREAMS = CHAIN.splits
 
@@ -279,9 +278,3 @@ def test_the_chains_files_have_geo3ks_columns_and_the_solution(tmp_path: Path) -
     assert table.column_names == ["images", "problem", "answer", "id", "family", "solution"]
     for row, problem in zip(table.to_pylist(), problems[3], strict=True):
         assert row["answer"] == problem.answer == extract_answer(row["solution"])
-
-
-def test_the_configuration_knows_every_part_of_both_worlds() -> None:
-    splits = [f"microgeo:{kind.prefix}{split}" for kind in KINDS.values() for split in kind.splits]
-    assert list(MICROGEO_DATA) == splits
-    assert list(MICROGEO_MODELS) == [f"microgeo:{kind.prefix}model" for kind in KINDS.values()]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from shipped_model import Evaluator, Rollout, accuracy, mixed_fraction, shuffled_images
 
-from cepo.microgeo.chain import RULER, answer_text, generate_chain_problem
-from cepo.microgeo.chain_demonstrations import CONNECTIVES
-from cepo.microgeo.kinds import CHAIN
 from cepo.microgeo.problems import Problem
-from cepo.microgeo.tokenizer import build_tokenizer
+from lab.worlds.chain import RULER, answer_text, generate_chain_problem
+from lab.worlds.chain_demonstrations import CONNECTIVES
+from lab.worlds.kinds import CHAIN
+from lab.worlds.tokenizer import build_tokenizer
 
 pytestmark = pytest.mark.heavy
 

@@ -1,13 +1,13 @@
-"""The oracle of benchmarks/: values of states against arithmetic by hand and against rollouts, and credit per token."""
+"""The oracle of lab/: values of states against arithmetic by hand and against rollouts, and credit per token."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from benchmarks.support.chain_values import Chances, steps_of, token_advantages, values_along
-from cepo.microgeo.chain import chain_solution, generate_chain_problem
-from cepo.microgeo.chain_demonstrations import ChainNoise, demonstrate_chain
+from lab.support.chain_values import Chances, steps_of, token_advantages, values_along
+from lab.worlds.chain import chain_solution, generate_chain_problem
+from lab.worlds.chain_demonstrations import ChainNoise, demonstrate_chain
 
 SOLUTION = "A triangle 10+5=15. B diamond back to 10. Row 1 10. \\boxed{(10)}"
 CHANCES = {"triangle": 0.6, "diamond": 0.5, "row": 1.0, "box": 1.0, "again": 0.2}

@@ -12,20 +12,20 @@ import pytest
 from PIL import Image
 from shipped_model import answer_bearing_positions, wrong_answer
 
+from cepo.config.checks import MICROGEO_DATA
 from cepo.microgeo.__main__ import main
-from cepo.microgeo.demonstrations import NoiseRates, demonstrate
 from cepo.microgeo.figures import draw_figure
+from cepo.microgeo.kinds import SHAPES
 from cepo.microgeo.problems import (
     FAMILIES,
-    FORMAT_PROMPT,
-    TEACHER_PROMPT,
     Problem,
     generate_problem,
     no_slip,
     right_response,
-    user_text,
 )
 from cepo.microgeo.world import split_problems, write_problems
+from lab.worlds.demonstrations import NoiseRates, demonstrate
+from lab.worlds.prompts import FORMAT_PROMPT, TEACHER_PROMPT, user_text
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -172,7 +172,8 @@ def test_answer_positions_without_a_result_are_the_first_token() -> None:
     assert answer_bearing_positions("", []) == []
 
 
-def test_the_packages_wording_is_that_of_the_template_files() -> None:
+def test_the_lab_teaches_the_wording_of_the_template_files() -> None:
+    assert list(MICROGEO_DATA) == [f"microgeo:{split}" for split in SHAPES.splits]
     assert (CONFIGS / "format_prompt" / "microgeo.jinja").read_text().rstrip("\n") == FORMAT_PROMPT
     assert (CONFIGS / "teacher" / "user_suffix.jinja").read_text().rstrip("\n") == TEACHER_PROMPT
 

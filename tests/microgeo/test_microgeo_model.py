@@ -12,13 +12,17 @@ from PIL import Image
 from safetensors.torch import load_file
 from shipped_model import Evaluator, Rollout, accuracy, mixed_fraction, shuffled_images
 
+from cepo.config import load_config
 from cepo.errors import DataError
-from cepo.microgeo.kinds import CHAIN
-from cepo.microgeo.model import build_untrained_model
-from cepo.microgeo.problems import generate_problem, user_messages
-from cepo.microgeo.tokenizer import SPECIAL_TOKENS, build_tokenizer
-from cepo.microgeo.warmstart import WarmStartSettings, batched_vision_attention, warm_start
+from cepo.microgeo.problems import generate_problem
 from cepo.microgeo.world import ASSETS, build_world
+from lab.support.machine import ROOT as REPOSITORY
+from lab.worlds.__main__ import main
+from lab.worlds.kinds import CHAIN
+from lab.worlds.model import build_untrained_model
+from lab.worlds.prompts import user_messages
+from lab.worlds.tokenizer import SPECIAL_TOKENS, build_tokenizer
+from lab.worlds.warmstart import WarmStartSettings, batched_vision_attention, warm_start
 
 pytestmark = pytest.mark.heavy
 
@@ -129,12 +133,18 @@ def test_the_chains_warm_start_is_a_function_of_the_seed(tmp_path: Path) -> None
     settings = WarmStartSettings(num_steps=3, batch_size=4, num_warmup_steps=1, num_threads=1)
     weights = []
     for name in ("first", "again"):
-        world = build_world(
-            tmp_path / name, kind=CHAIN, seed=0, num_train=2, num_validation=2, retrain=True, settings=settings
-        )
-        assert all(world.split_file(split).is_file() for split in CHAIN.splits)
-        weights.append(load_file(world.model_path / "model.safetensors"))
+        folder = build_untrained_model(tmp_path / name, kind=CHAIN, seed=0)
+        warm_start(folder, kind=CHAIN, settings=settings, seed=0)
+        weights.append(load_file(folder / "model.safetensors"))
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+def test_the_chain_world_is_built_with_every_split(tmp_path: Path) -> None:
+    assert main(["--out", str(tmp_path / "chain"), "--num-train", "2", "--num-validation", "2"]) == 0
+    built = {file.name for file in (tmp_path / "chain").iterdir()}
+    assert built == {"model", "world.json", *(f"{split}.parquet" for split in CHAIN.splits)}
+    run = load_config([f"config={REPOSITORY}/lab/chain.yaml"])
+    assert {Path(run.data.train_files).name, Path(run.data.val_files or "").name} <= built
 
 
 def test_a_world_is_built_once_and_a_strange_folder_left_alone(tmp_path: Path) -> None:

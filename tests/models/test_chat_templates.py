@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import shutil
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -33,7 +35,7 @@ def test_a_failing_chat_template_is_an_error_of_ours(tiny_model_folder: Path, te
     ("template", "what"),
     [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "is not done"),
-        ("{{ 10 ** 10 ** 9 }}", r"uses \*\* or the filter round in line 1"),
+        ("{{ 10 ** (10 ** 9) }}", "(takes more than 2 GiB|is not done)"),
         ("{% for i in range(99999) %}{{ messages }}{% endfor %}", r"makes \d,\d+,\d+ characters"),
         ("{% if %}", "does not parse"),
         ("{{ messages[0].role }}", "drops or repeats texts"),
@@ -50,7 +52,7 @@ def test_a_failing_chat_template_is_an_error_of_ours(tiny_model_folder: Path, te
 def test_an_unusable_chat_template_is_named(
     tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch, template: str, what: str
 ) -> None:
-    monkeypatch.setattr(chat_template, "SECONDS", 0.5 if what == "is not done" else 60.0)
+    monkeypatch.setattr(chat_template, "SECONDS", 0.5 if "is not done" in what else 60.0)
     processing = Processing(str(tiny_model_folder), chat_template=template)
     question = "What is <image>?" if "reverse %}" in template else "What is it? <image>"
     with pytest.raises(ConfigError, match=f"^the chat template in data.override_chat_template {what}.*; name another"):
@@ -75,15 +77,37 @@ def test_a_chat_template_of_the_folder_is_named(tiny_model_folder: Path, tmp_pat
         Processing(str(folder))
 
 
-def test_the_time_limit_comes_again_where_it_was_dropped() -> None:
-    """Python drops an exception that comes while it finalises an object."""
+def test_a_template_without_memory_for_its_text_is_named_at_once(tiny_model_folder: Path) -> None:
+    """Then the same tokenizer's next conversation is rendered as ever."""
+    began = time.process_time()
+    processing = Processing(str(tiny_model_folder))
+    whole = processing.template_ids("What is x?")
+    hostile = Processing(str(tiny_model_folder), chat_template="{{ 'x' | center(4000000000) }}")
+    with pytest.raises(ConfigError, match=r"takes more than 2 GiB for messages of the roles user; name another"):
+        hostile.template_ids("What is x?")
+    assert processing.template_ids("What is x?") == whole
+    assert time.process_time() - began < 20
 
-    def dropped_once() -> None:
-        with contextlib.suppress(TimeoutError):
-            while True:
-                time.sleep(0.01)
-        while True:
-            time.sleep(0.01)
 
-    with pytest.raises(TimeoutError), chat_template._within(0.1):
-        dropped_once()
+def test_a_killed_renderer_is_named_and_replaced(tiny_model_folder: Path) -> None:
+    processing = Processing(str(tiny_model_folder))
+    whole = processing.template_ids("What is x?")
+    process = chat_template._renderer(os.getpid())._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    with pytest.raises(ConfigError, match="ends its process with code -9"):
+        processing.template_ids("What is x?")
+    assert processing.template_ids("What is x?") == whole
+
+
+def test_a_pause_in_a_rendering_exceeds_no_limit(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is stopped for five times its limit, which is of processor time."""
+    monkeypatch.setattr(chat_template, "SECONDS", 0.2)
+    processing = Processing(str(tiny_model_folder))
+    whole = processing.template_ids("What is x?")
+    process = chat_template._renderer(os.getpid())._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    threading.Timer(1.0, process.send_signal, [signal.SIGCONT]).start()
+    assert processing.template_ids("What is x?") == whole

@@ -40,7 +40,7 @@ PIECES = [
     "{% for a in range(99999) %}{{ messages }}{{ messages }}{{ messages }}{{ messages }}{{ messages }}{% endfor %}",
     "{% macro m(n) %}{{ m(n) }}{% endmacro %}{{ m(1) }}",
     "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
-    "{{ 10 ** 10 ** 9 }}", "{{ 9 | round(10 ** 9, 'floor') }}", "{{ 'x' * 10000000 }}", "{{ range(10 ** 12) }}",
+    "{{ 10 ** (10 ** 9) }}", "{{ 9 | round(10 ** 9, 'floor') }}", "{{ 'x' * 10000000 }}", "{{ range(10 ** 12) }}",
     "{% set n = namespace(v=9) %}{% for a in range(60) %}{% set n.v = n.v * n.v %}{% endfor %}{{ n.v }}",
     "{{ cycler.__init__.__globals__.os.system('touch MARK') }}", "{{ lipsum.__globals__['os'].popen('touch MARK') }}",
     "{{ raise_exception.__globals__ }}", "{{ strftime_now.__globals__ }}", "{{ messages.__class__.__mro__ }}",
@@ -56,7 +56,7 @@ PIECES = [
     "{% set messages = messages[1:] %}", "{% set add_generation_prompt = false %}", "{% if %}", "{% endfor %}", "{{", "%}",
     "{% raw %}", "{# ", "\0", "\ud800", "<|im_start|>", "<|image_pad|>", "CEPO-TEXT-SLOT-000", "CEPO-TEXT-SLOT-001", "é\n",
     "{{ messages[0].content[1].text }}", "{{ messages | first }}", "{{ messages | string | urlize }}",
-    "{{ 'x' | center(99999) }}",
+    "{{ 'x' | center(99999) }}", "{{ 'x' | center(4000000000) }}",
 ]  # fmt: skip
 QUESTIONS = ["Find x.", "", "{{ 7 * 7 }}", "CEPO-TEXT-SLOT-000", "<|im_end|>", "\ud800", "{% raw %}", "a\nb", " x "]
 HISTORIES = [

@@ -10,8 +10,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.support.model_flops import ModelFlops, causal_pairs
-from benchmarks.support.shapes import (
+from cepo.models.processing import Processing
+from lab.support.model_flops import ModelFlops, causal_pairs
+from lab.support.shapes import (
     MICRO,
     QWEN3_VL_2B,
     prompt_text,
@@ -19,7 +20,6 @@ from benchmarks.support.shapes import (
     response_lengths,
     write_checkpoint,
 )
-from cepo.models.processing import Processing
 
 RESPONSE = 20
 

@@ -185,7 +185,7 @@ def test_a_layout_is_filled_by_one_segment_that_nobody_sees() -> None:
 
 
 def test_compiled_attention_is_compiled_twice_for_6_layouts() -> None:
-    """Its scale and blocks are constants."""
+    """Its scale and blocks are constants, and kernels in float32 take blocks that fit into a small card."""
     graphs: list[torch.fx.GraphModule] = []
 
     def counting(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
@@ -208,10 +208,15 @@ def test_compiled_attention_is_compiled_twice_for_6_layouts() -> None:
         assert statically_known_true(length % 128 == 0), "the kernels need no masks at a row's end"
         # Another model in the same process: half the heads, another width and scale.
         attend(query[:, :4, :, :4], key[..., :4], value[..., :4], block_mask(layout, torch.device("cpu")), 0.7)
+        halves = [tensor.bfloat16() for tensor in (query, key, value)]
+        attend(*halves, block_mask(layout, torch.device("cpu")), 0.3)
+    (in_bf16,) = (node for node in graphs.pop().graph.nodes if node.target is FLEX)
+    assert not {"fwd_BLOCK_M", "fwd_num_stages"} & in_bf16.args[6].keys()
     for graph, scale in zip(graphs, (0.3, 0.3, 0.7), strict=True):
         (call,) = (node for node in graph.graph.nodes if node.target is FLEX)
         assert call.args[5] == scale
         assert call.args[4][-3:-1] == (128, 128)
+        assert (call.args[6]["fwd_BLOCK_M"], call.args[6]["fwd_num_stages"]) == (64, 1), "little shared memory"
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])

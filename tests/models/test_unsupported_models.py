@@ -14,7 +14,7 @@ from cepo.models.families import family_of
 from cepo.models.families.text import TextModel, TextMoe
 from cepo.models.families.untried import plain_head_gap
 from cepo.models.processing import Processing
-from cepo.sizing.shape import shape_of
+from cepo.sizing import shape_of
 
 SIZES = {
     "hidden_size": 32,
@@ -94,6 +94,8 @@ def test_the_doctor_counts_every_familys_weights(family: str, tmp_path: Path) ->
     config: Any = AutoConfig.from_pretrained(folder)
     shape = shape_of(config, lora=LoraConfig(rank=8))
     assert shape.parameters == sum(weight.numel() for weight in load_file(folder / "model.safetensors").values())
-    assert (shape.vision_parameters > 0) == family_of(config).reads_images
+    assert (shape.vision > 0) == family_of(config).reads_images
     assert not shape.adapts_vision
-    assert len(shape.adapted) >= 2 * 4, "four projections of attention in each of two layers or more"
+    text = shape.text_stack
+    least = 2 * 8 * (2 * text.hidden + 2 * text.queries)
+    assert shape.adapter >= least, "two projections of attention in each of two layers or more"

@@ -18,7 +18,6 @@ from run_folders import PICTURE, group, rollout, write_run
 
 from cepo.report.compare import compare_runs, write_comparison
 from cepo.report.credit_view import step_credit
-from cepo.report.html import _bokeh
 from cepo.report.page import write_report
 from cepo.report.recorded_run import load_run
 from cepo.tracking.console import STAGES
@@ -75,6 +74,15 @@ class Opened:
         names, values = (self.page.locator(f"#tip {tag}").all_text_contents() for tag in ("dt", "dd"))
         return dict(zip(names, values, strict=True))
 
+    def draw_all(self) -> int:
+        """Reaches every chart, in parts that are folded too; returns their number."""
+        self.page.evaluate("document.querySelectorAll('details').forEach((part) => part.open = true)")
+        charts = self.page.locator("figure.chart")
+        for number in range(charts.count()):
+            charts.nth(number).scroll_into_view_if_needed()
+            self.page.wait_for_selector(f"figure.chart >> nth={number} >> .plot svg")
+        return charts.count()
+
     def position(self) -> str:
         return self.page.locator("#position").text_content() or ""
 
@@ -112,11 +120,7 @@ def test_a_run_of_0_1_or_500_steps_opens_quietly(browser: Browser, tmp_path: Pat
     page = write_report(folder_of(tmp_path, steps, groups))
     opened = [Opened(browser, page, dark=dark) for dark in (False, True)]
     assert 0 < max(each.busy_seconds for each in opened) < 2
-    charts = opened[1].page.locator(".chart")
-    assert charts.count() == (0 if steps == 0 else 10)
-    for number in range(charts.count()):
-        charts.nth(number).scroll_into_view_if_needed()
-        opened[1].page.wait_for_selector(f".chart >> nth={number} >> canvas")
+    assert opened[1].draw_all() == (0 if steps == 0 else 10)
     for each in opened:
         assert each.errors == []
         assert each.requests == [page.as_uri()]
@@ -150,9 +154,9 @@ def test_keys_filters_and_links_lead_to_a_rollout(browser: Browser, tmp_path: Pa
     expect(position).to_have_text("1 of 4")
     page.locator("#panels .tokens").first.focus()
     page.keyboard.press("ArrowRight")
-    assert page.locator("#tip b").text_content() == "1:  w0"
+    assert page.locator("#tip b").text_content() == "token 1: ' w0'"
     page.keyboard.press("ArrowRight")
-    assert page.locator("#tip b").text_content() == "2:  w1"
+    assert page.locator("#tip b").text_content() == "token 2: ' w1'"
     assert opened.errors == []
 
 
@@ -178,21 +182,120 @@ def test_hover_shows_the_numbers_of_trace_and_methods(browser: Browser, tmp_path
                 expected["cumulative evidence"] = float(columns[3][number + 1]["delta"][: token + 1].sum())
             assert tip.keys() == expected.keys()
             for name, value in expected.items():
-                assert float(tip[name]) == pytest.approx(float(value), rel=6e-5, abs=1e-6), name
+                assert float(tip[name]) == pytest.approx(float(value), rel=6e-3, abs=1e-6), name
     assert opened.errors == []
 
 
-def test_colours_are_white_at_neutral_red_below_and_blue_above(browser: Browser, tmp_path: Path) -> None:
-    """Advantages of 1, 0 and -0.5 in a run whose method is not registered here; the scale is the largest, 1."""
+def shades(opened: Opened) -> list[str]:
+    return (
+        opened.page.locator("#panels .tokens")
+        .first.locator("span")
+        .evaluate_all("all => all.map((token) => token.style.background)")
+    )
+
+
+def test_colours_are_white_at_neutral_and_say_credit_or_blame(browser: Browser, tmp_path: Path) -> None:
+    """Advantages of 1, 0 and -0.5 in a run whose method is not registered here; full colour is at 2, in any step."""
     plain = replace(
         rollout(right=True, delta=None), token_advantages=[1.0, 0.0, -0.5], log_probs={"student": [0.0] * 3}
     )
     config = "algorithm:\n  adv_estimator: my_method\n"
     folder = write_run(tmp_path / "run", metric_rows(1), config=config, groups=[group(1, [plain, plain])])
     opened = Opened(browser, write_report(folder))
-    spans = opened.page.locator("#panels .tokens").first.locator("span")
-    colours = [spans.nth(place).evaluate("each => getComputedStyle(each).backgroundColor") for place in range(3)]
-    assert colours == ["rgb(67, 147, 195)", "rgb(255, 255, 255)", "rgb(235, 176, 166)"]
+    assert shades(opened) == [
+        f"color-mix(in srgb, var(--{side}) {percent}%, var(--tokens))"
+        for side, percent in (("more", 50), ("less", 0), ("less", 25))
+    ]
+
+
+def test_a_larger_weight_is_more_credit_or_more_blame(browser: Browser, tmp_path: Path) -> None:
+    """Weights of 1 and 1.25 in turn, in a right and in a wrong response; the legend says which side is which."""
+    page = write_report(folder_of(tmp_path, 1, [mixed(1, size=4)]))
+    for number, side, ends in (
+        (0, "more", ("credited less", "credited more")),
+        (1, "less", ("blamed more", "blamed less")),
+    ):
+        opened = Opened(browser, page, anchor=f"#step=1&rollout={number}")
+        assert f"var(--{side}) 50%" in shades(opened)[1]
+        legend = opened.page.locator("#panels .scale").first.text_content() or ""
+        assert legend.startswith(ends[0])
+        assert ends[1] in legend
+
+
+def test_it_opens_on_evidence_and_says_if_a_link_is_bad(browser: Browser, tmp_path: Path) -> None:
+    """Step 2 has the evidence; the last step has none. A bad address stays as it is, and no other rollout is shown."""
+    none = group(3, [rollout(right=right, delta=None) for right in (True, False)])
+    page = write_report(folder_of(tmp_path, 3, [mixed(2), none]))
+    opened = Opened(browser, page)
+    assert "#step=2&" in opened.page.url
+    opened.page.evaluate("location.hash = '#step=7&rollout=99'")
+    expect(opened.page.locator("#rollout")).to_contain_text("rollout 99 of step 7, which this run did not record")
+    assert opened.page.locator("#panels .tokens").count() == 0
+    assert opened.page.url.endswith("#step=7&rollout=99")
+    opened.page.keyboard.press("j")
+    expect(opened.page.locator("#position")).to_have_text("1 of 4")
+    assert opened.errors == []
+
+
+def test_the_first_screen_tells_the_result_with_errors(browser: Browser, tmp_path: Path) -> None:
+    """Of 100 samples 36 and then 50 are right, greedy 0 of 8 and then 8: Wilson's intervals have a width at both."""
+    counts = {"val/num_samples": 100, "val/num_greedy_samples": 8}
+    rows = [(k, {"val/accuracy": p, "val/greedy_accuracy": g, **counts}) for k, p, g in ((0, 0.36, 0.0), (1, 0.5, 1.0))]
+    opened = Opened(browser, write_report(write_run(tmp_path / "run", rows, groups=[mixed(1)])))
+    sampled, greedy = opened.page.locator(".results p").all_text_contents()
+    assert "50.0 % accuracy at temperature 1 (40.4 to 59.6)" in sampled
+    assert "from 36.0 % (27.3 to 45.8) at step 0: +14.0 points" in sampled
+    assert "100.0 % greedy accuracy (67.6 to 100.0)" in greedy
+    assert "from 0.0 % (0.0 to 32.4)" in greedy
+    assert opened.page.locator(".first .plot svg").count() == 1
+    assert opened.page.locator("#first-rollout .tokens span").count() == 12
+    assert (opened.page.locator(".subtitle").text_content() or "").startswith("cepo · ")
+
+
+@pytest.mark.parametrize("width", [1400, 800, 360])
+def test_it_has_no_sideways_scrolling_and_targets_of_24_pixels(browser: Browser, tmp_path: Path, width: int) -> None:
+    """The first key press leads to the skip link; what has the focus is outlined; all of it is named."""
+    opened = Opened(browser, write_report(folder_of(tmp_path, 12, [mixed(1, tokens=200, size=4)])), width=width)
+    opened.draw_all()
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    small = opened.page.evaluate(
+        "[...document.querySelectorAll('button, input, select, nav a, summary')].filter((one) => one.checkVisibility())"
+        ".filter((one) => one.getBoundingClientRect().height < 24).map((one) => one.outerHTML.slice(0, 80))"
+    )
+    assert small == []
+    unnamed = opened.page.evaluate(
+        "[...document.querySelectorAll('button, input, select, a, img, svg[role]')].filter((one) => !one.textContent.trim()"
+        " && !one.ariaLabel && !one.alt && !one.querySelector('img[alt]') && !one.labels?.length).map((one) => one.outerHTML)"
+    )
+    assert unnamed == []
+    opened.page.evaluate("scrollTo(0, 0)")
+    opened.page.keyboard.press("Tab")
+    assert opened.page.evaluate("document.activeElement.className") == "skip"
+    assert opened.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert opened.errors == []
+
+
+def test_a_chart_is_read_in_its_legend_and_leads_to_rollouts(browser: Browser, tmp_path: Path) -> None:
+    """One step is read in all charts; zeros are named and not drawn; Enter shows the step's rollouts."""
+    rows = [(k, {"actor/grad_norm": 0.5 * k, "actor/pg_loss": -k, "actor/pg_clipfrac_higher": 0.0}) for k in (1, 2, 3)]
+    opened = Opened(browser, write_report(write_run(tmp_path / "run", rows, groups=[mixed(1), mixed(2)])))
+    page = opened.page
+    assert opened.draw_all() == 2
+    assert "Always 0, and not drawn: Ratio clip rate (clipped from above)." in (
+        page.locator("main").text_content() or ""
+    )
+    page.locator(".plot svg").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".legend output").all_text_contents() == ["-2", "1"]
+    assert "actor/pg_loss" in (page.locator(".legend button").first.get_attribute("title") or "")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("#step=2&rollout=0$"))
+    page.locator("#smoothing").fill("0.5")
+    page.locator("#log").check()
+    page.locator("#find-chart").fill("gradient")
+    assert page.locator(".charts figure:visible").count() == 1
+    assert opened.errors == []
 
 
 def test_text_of_models_and_data_stays_text(browser: Browser, tmp_path: Path) -> None:
@@ -226,12 +329,12 @@ def test_several_images_and_none_are_shown(browser: Browser, tmp_path: Path) -> 
 
 
 def test_8_rollouts_of_2000_tokens_take_5_mb_and_10_s(browser: Browser, tmp_path: Path) -> None:
-    """Beside the chart script; all methods are shown side by side."""
+    """All methods are shown side by side."""
     folder = folder_of(tmp_path, 1, [mixed(1, tokens=2000, size=8)])
     began = time.process_time()
     page = write_report(folder)
     assert time.process_time() - began < 10
-    assert page.stat().st_size - len(_bokeh()) < 5_000_000
+    assert page.stat().st_size < 5_000_000
     opened = Opened(browser, page)
     assert opened.page.locator("#panels .tokens").count() >= 4
     assert opened.page.locator("#panels .tokens").first.locator("span").count() == 2000
@@ -264,7 +367,7 @@ def test_charts_and_tables_have_the_numbers_of_the_metrics(browser: Browser, tmp
             assert values in drawn, name
     opened = Opened(browser, page)
     opened.page.get_by_role("heading", name="All metrics").click()
-    table = opened.page.locator("table", has_text="last step")
+    table = opened.page.locator("table", has=opened.page.get_by_role("button", name="lowest"))
     found = table.locator("tbody tr").evaluate_all(
         "all => all.map((row) => [...row.cells].map((cell) => cell.dataset.value ?? cell.textContent))"
     )
@@ -300,17 +403,13 @@ def test_the_page_of_a_comparison_opens_quietly(browser: Browser, tmp_path: Path
     path = write_comparison(compare_runs(folders), tmp_path / "comparison.html")
     for dark in (False, True):
         opened = Opened(browser, path, dark=dark)
-        charts = opened.page.locator(".chart")
-        for number in range(charts.count()):
-            charts.nth(number).scroll_into_view_if_needed()
-            opened.page.wait_for_selector(f".chart >> nth={number} >> canvas")
+        assert opened.draw_all() == 10
         assert opened.errors == []
         assert opened.requests == [path.as_uri()]
-    assert charts.count() == 10
-    assert "onerror=alert(1)>0" in (opened.page.locator("header .facts").text_content() or "")
+    assert "onerror=alert(1)>0" in (opened.page.locator("table.sortable").nth(1).text_content() or "")
     result = opened.page.locator("table.sortable").first
     after = result.locator("thead th").all_text_contents().index("after") + 1
     column = result.locator(f"tbody tr td:nth-child({after})")
     assert [float(str(column.nth(row).get_attribute("data-value"))) for row in (0, 1)] == pytest.approx([45.0, 25.0])
     result.locator(f"thead th:nth-child({after}) button").click()
-    assert column.first.text_content() == "25"
+    assert column.first.text_content() == "25.00 ± 5.00"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from run_folders import report_pixels, write_run
 from cepo.commands.report import run_compare_command, run_report_command
 from cepo.errors import DataError
 from cepo.report.curves import running_mean
+from cepo.report.page import write_report
 from cepo.report.recorded_run import load_run
 from cepo.report.summary import accuracy_change, run_summary, tokens_per_second
 
@@ -84,7 +84,7 @@ def test_the_paired_error_of_4_problems_with_1_changed_is_25(tmp_path: Path) -> 
     change = accuracy_change(load_run(incomplete))
     assert change is not None
     assert not change.paired
-    assert change.difference_error == pytest.approx(math.hypot(math.sqrt(0.25 * 0.75 / 4), math.sqrt(0.5 * 0.5 / 4)))
+    assert change.difference_error == pytest.approx(0.3)  # Wilson: sqrt(.0625) / 1.25, sqrt(.078125) / 1.25
 
 
 def test_a_summary_without_validation_or_evidence_says_so(tmp_path: Path) -> None:
@@ -120,6 +120,14 @@ def test_a_missing_folder_or_file_ends_with_2_and_its_name(
         assert message in error
     assert command([]) == 2
     assert command(["--help"]) == 0
+
+
+def test_values_and_defaults_are_written_as_yaml(tmp_path: Path) -> None:
+    config = "algorithm:\n  adv_estimator: cepo\ntrainer:\n  logger: [file, wandb]\n  val_greedy: true\n  own: x\n"
+    text = write_report(write_run(tmp_path / "run", [(1, {"reward/mean": 0.5})], config=config)).read_text("utf-8")
+    assert "&lt;object" not in text
+    for row in (("trainer.logger", "[file, wandb]", "[console, file]"), ("trainer.own", "x", "required")):
+        assert "".join(f"<td><div>{cell}</div></td>" for cell in row) in text
 
 
 def test_a_config_that_is_no_mapping_names_the_file(tmp_path: Path) -> None:

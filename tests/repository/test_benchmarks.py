@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
-import subprocess
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.scaling import exponent, memory_fit
-from benchmarks.support.machine import ROOT
-from benchmarks.support.paired import Record, paired_ratio, side_by_side, summary, take_turns
-from benchmarks.support.problems import Script
-from benchmarks.support.shapes import MICRO
+from lab.support.machine import ROOT
+from lab.support.paired import Record, paired_ratio, side_by_side, summary, take_turns
+from lab.support.problems import Script
+from lab.support.shapes import MICRO
 
 
 def test_a_paired_ratio_is_the_median_of_ratios() -> None:
@@ -26,15 +23,6 @@ def test_a_paired_ratio_is_the_median_of_ratios() -> None:
     assert (found.median, found.count) == (2.2, 3)
     assert (found.lower_quartile, found.upper_quartile) == (pytest.approx(2.1), pytest.approx(2.6))
     assert summary([4.0]).record == {"median": 4.0, "lower_quartile": 4.0, "upper_quartile": 4.0, "count": 1}
-
-
-def test_an_exponent_and_a_bilinear_term_are_found() -> None:
-    assert exponent([2, 4, 8, 16], [3 * size**1.5 for size in (2, 4, 8, 16)]) == pytest.approx(1.5)
-    grid = [(vocabulary, tokens) for vocabulary in (10_000, 50_000, 150_000) for tokens in (1_000, 2_000, 8_000)]
-    dense = [{"vocabulary": v, "tokens": t, "bytes": 10**6 + 7 * v + 300 * t + 4 * v * t} for v, t in grid]
-    fit = memory_fit(dense)
-    assert fit["bytes_per_vocabulary_entry_and_token"] == pytest.approx(4, rel=1e-6)
-    assert fit["largest_residual_bytes"] < 1e-3 * max(each["bytes"] for each in dense)
 
 
 def test_a_script_gives_the_same_lengths_for_the_same_step() -> None:
@@ -55,7 +43,7 @@ def turns(folder: Path, sides: dict[str, dict[str, Any]], modules: dict[str, str
 @pytest.mark.heavy
 def test_measured_steps_have_the_scripts_lengths_and_rewards(tmp_path: Path) -> None:
     """They have them with and without teachers."""
-    module = "benchmarks.support.training"
+    module = "lab.support.training"
     sides = {
         "with": {"method": "cepo", "overrides": ["algorithm.cepo.lambda_decay_steps=1"]},
         "without": {"method": "grpo"},
@@ -76,10 +64,10 @@ def test_measured_steps_have_the_scripts_lengths_and_rewards(tmp_path: Path) -> 
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed (extra `benchmarks`)")
+@pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="TRL is not installed (extra `trl`)")
 def test_trl_generates_and_updates_as_many_tokens_as_cepo(tmp_path: Path) -> None:
     sides: dict[str, dict[str, Any]] = {"ours": {"method": "grpo"}, "trl": {}}
-    modules = {"ours": "benchmarks.support.training", "trl": "benchmarks.support.trl_training"}
+    modules = {"ours": "lab.support.training", "trl": "lab.support.trl_training"}
     records = turns(tmp_path, {name: own | {"dead_share": 0.0} for name, own in sides.items()}, modules)
     for ours, theirs in zip(records["ours"], records["trl"], strict=True):
         assert ours["tokens"]["generate"] == theirs["tokens"]["generate"] > 0
@@ -90,32 +78,28 @@ def test_trl_generates_and_updates_as_many_tokens_as_cepo(tmp_path: Path) -> Non
 
 def test_a_measured_process_that_dies_says_why(tmp_path: Path) -> None:
     with (
-        side_by_side(
-            {"broken": ("benchmarks.support.training", {"no": "option"})}, threads=1, folder=tmp_path
-        ) as found,
+        side_by_side({"broken": ("lab.support.training", {"no": "option"})}, threads=1, folder=tmp_path) as found,
         pytest.raises(RuntimeError, match="unexpected keyword argument 'no'"),
     ):
         found["broken"].step()
 
 
-@pytest.mark.heavy
-def test_learning_curves_end_with_a_table_and_a_drawing(tmp_path: Path) -> None:
-    """Of 1 step of 2 responses, with one greedy and one sampled validation before and after it."""
-    small = ["data.rollout_batch_size=1", "worker.actor.global_batch_size=1", "worker.rollout.n=2"]
-    small += ["worker.rollout.name=transformers", "data.max_response_length=8"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "learning_curves.py"), "--methods", "grpo", "--steps", "1"]
-    problems = tmp_path / "problems.jsonl"
-    problems.write_text("".join(f'{{"problem": "What is {n} + 1?", "answer": "{n + 1}"}}\n' for n in range(4)))
-    small += [f"data.train_files={problems}", f"data.val_files={problems}"]
-    done = subprocess.run(
-        [*command, "--seeds", "1", "--out", str(tmp_path), "--settings", *small],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "accuracy.json").read_text(encoding="utf-8"))
-    assert [*record["sampled_accuracy"]["grpo"]["1"]] == ["0", "1"]
-    assert 0 <= record["greedy_accuracy"]["grpo"]["1"] <= 1
-    assert "grpo" in (tmp_path / "comparison.md").read_text(encoding="utf-8")
-    assert (tmp_path / "comparison.png").stat().st_size > 1000
+def test_the_labs_readme_lists_every_program() -> None:
+    readme = (ROOT / "lab" / "README.md").read_text(encoding="utf-8")
+    programs = [
+        file.parent.name if file.stem == "__main__" else file.stem
+        for file in (ROOT / "lab").rglob("*.py")
+        if file.parent.name != "support"
+        and (file.parent.name != "gpu_dry" or file.stem == "__main__")
+        and "if __name__ ==" in file.read_text(encoding="utf-8")
+    ]
+    assert len(programs) > 10
+    assert [name for name in programs if f"lab.{name}" not in readme and f"lab/{name}.py" not in readme] == []
+
+
+def test_nothing_in_the_package_imports_the_lab() -> None:
+    files = [*(ROOT / "cepo").rglob("*.py")]
+    assert len(files) > 100
+    assert [
+        file for file in files if re.search(r"^\s*(?:from|import) lab\b", file.read_text("utf-8"), re.MULTILINE)
+    ] == []

@@ -13,21 +13,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.engine_check import run
+from lab.engine_check import run
 
-PARTS = ["versions", "tests", *(["engine"] if find_spec("vllm") else []), "stages 2b", "stages small"]
+PARTS = [
+    "versions",
+    "tests",
+    *(["engine adapter", "engine full"] if find_spec("vllm") else []),
+    "stages 2b",
+    "stages small",
+]
 ENGINE_STEPS = (
     "random checkpoint",
-    "trainer with an adapter",
+    "trainer",
     "engine start",
     "8 responses per prompt with an image",
     "log-probs of engine and trainer",
-    "new adapter, caches emptied",
-    "trainer with full weights",
-    "second engine start",
-    "new full weights",
+    "new weights, caches emptied",
 )
-"""Those that run without a GPU."""
+"""Those that run without a GPU, for an adapter and for full weights."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -64,10 +67,10 @@ def test_on_a_cpu_all_parts_of_the_check_pass(tmp_path: Path) -> None:
         assert set(found["stages"]) == {
             "generate", "score student", "teachers", "score all", "teachers (difference)", "update",
         }  # fmt: skip
-    if "engine" in PARTS:
+    if "engine full" in PARTS:
         steps = [line.partition(":")[0] for line in log.splitlines() if line.startswith(("ok  ", "FAIL"))]
-        assert steps == [f"ok   {name}" for name in ENGINE_STEPS]
-        assert "engine check: passed" in log
+        assert steps == [f"ok   {name}" for name in ENGINE_STEPS * 2]
+        assert log.count("engine check: passed") == 2
     assert "0 parts failed (none)" in done.stdout.splitlines()[-1]
 
 
@@ -76,6 +79,44 @@ def test_failing_parts_exit_1_and_stop_no_other_part(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert re.findall(r"^-- (.*): exit code 124 ", done.stdout, re.MULTILINE) == PARTS
     assert f"{len(PARTS)} parts failed ({' '.join(PARTS)})" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("distribution", "is_taken"),
+    [(None, True), ("transformers-4.57.0", False), ("torch-2.4.0", False), ("peft-0.9.0", False)],
+)
+def test_a_systems_python_is_taken_only_with_versions_that_serve(
+    tmp_path: Path, distribution: str | None, is_taken: bool
+) -> None:
+    """With others the script would install, for which the disk of this test has no room."""
+    programs, packages, environment = tmp_path / "programs", tmp_path / "packages", tmp_path / "venv" / "bin"
+    for folder in (programs, packages, environment):
+        folder.mkdir(parents=True)
+    if distribution is not None:
+        name, _, version = distribution.partition("-")
+        record = packages / f"{distribution}.dist-info" / "METADATA"
+        record.parent.mkdir()
+        record.write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
+    texts = {
+        programs / "python3": f'PYTHONPATH="{packages}:$PYTHONPATH" exec "{sys.executable}" "$@"',
+        programs / "df": "printf 'head\\n- - - 0\\n'",
+        environment / "python": "exit 1",
+    }
+    for file, text in texts.items():
+        file.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        file.chmod(0o755)
+    done = gpu_check(
+        tmp_path / "out",
+        CEPO_PYTHON="",
+        CEPO_VENV=str(tmp_path / "venv"),
+        PYTHON=sys.executable,
+        PATH=f"{programs}{os.pathsep}{os.environ['PATH']}",
+        CEPO_GPU_CHECK_DEVICE="cpu",
+        CEPO_GPU_CHECK_SECONDS="1",
+    )
+    assert done.returncode == 1
+    assert ("== versions" in done.stdout) == is_taken, done.stdout + done.stderr
+    assert ("has 0 GB free" in done.stderr) == (not is_taken)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, so that the script would run")

@@ -62,7 +62,7 @@ def old_python(folder: Path) -> tuple[Path, Path]:
     old.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.version_info = (3, 9, 18); $2"\n')
     old.chmod(0o755)
     programs.mkdir()
-    for name in ("bash", "dirname", "sed", "sort", "find", "tr", "cksum", "cut"):
+    for name in ("bash", "dirname", "sed", "sort", "find", "tr", "cksum", "cat"):
         (programs / name).symlink_to(str(shutil.which(name)))
     return old, programs
 
@@ -337,3 +337,30 @@ def test_the_evaluation_script_measures_the_tiny_model(
     assert results["benchmarks"]["train"]["num_responses"] == 2 * NUM_ROWS
     assert len((tmp_path / "out" / "generations.jsonl").read_text(encoding="utf-8").splitlines()) == 2 * NUM_ROWS
     assert "accuracy" in done.stdout
+
+
+def test_the_slurm_example_starts_ray_on_both_machines(tmp_path: Path) -> None:
+    """Slurm and Ray are stand-ins that write down how they are called; the launcher is the real one, in a dry run."""
+    programs, calls = tmp_path / "bin", tmp_path / "calls"
+    programs.mkdir()
+    for name, body in {
+        "scontrol": "echo one; echo two",
+        "getent": 'echo "10.0.0.1 STREAM $2"',
+        "srun": f'echo "$RAY_AUTH_MODE ${{#RAY_AUTH_TOKEN}} $*" >>{calls}',
+        "ray": "exit 0",
+        "python": f'exec {sys.executable} "$@"',
+    }.items():
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    slurm = {"SLURM_SUBMIT_DIR": REPOSITORY, "SLURM_JOB_NODELIST": "one,two", "SLURM_GPUS_ON_NODE": "4", "DRY_RUN": "1"}
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    done = launch("nodes.sbatch", "grpo", "4b", folder=tmp_path, CEPO_PYTHON=programs / "python", PATH=path, **slurm)
+    assert done.returncode == 0, done.stderr
+    start = f"{programs}/ray start --block --num-gpus=4"
+    assert sorted(calls.read_text().splitlines()) == [
+        f"token 64 --overlap --nodes=1 --ntasks=1 --nodelist=one {start} --head --node-ip-address=10.0.0.1 --port=6379",
+        f"token 64 --overlap --nodes=1 --ntasks=1 --nodelist=two {start} --address=10.0.0.1:6379",
+    ]
+    settings = yaml.safe_load(done.stdout)
+    assert (settings["trainer"]["nnodes"], settings["trainer"]["n_gpus_per_node"]) == (2, 4)
+    assert settings["worker"]["actor"]["model"]["model_path"] == MODELS["4b"]

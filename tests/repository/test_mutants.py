@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from coverage import CoverageData
 
-from benchmarks import branches, mutants
-from benchmarks.support.mutations import lines_that_run_it, mutants_of
-from benchmarks.support.reach import Reach
+from lab import branches, mutants
+from lab.support.mutations import lines_that_run_it, mutants_of
+from lab.support.reach import Reach
 
 KNOWN = Path(__file__).with_name("known_mutants.json")
 
@@ -159,7 +159,7 @@ def test_20_known_mutants_are_killed_and_one_that_is_not_shows(tmp_path: Path) -
         json.dumps(known | {extra: "tests/test_trees.py::test_texts_change_in_mappings_and_lists_at_any_depth"}),
         encoding="utf-8",
     )
-    command = [sys.executable, str(mutants.ROOT / "benchmarks" / "mutants.py"), "--known", str(file)]
+    command = [sys.executable, str(mutants.ROOT / "lab" / "mutants.py"), "--known", str(file)]
     done = subprocess.run(command, cwd=mutants.ROOT, capture_output=True, text=True, check=False, timeout=600)
     verdicts = [line.split()[1] for line in done.stdout.splitlines() if line.partition("/")[0].isdigit()]
     assert verdicts == ["killed"] * 20 + ["SURVIVED"], done.stdout + done.stderr
@@ -169,7 +169,7 @@ def test_20_known_mutants_are_killed_and_one_that_is_not_shows(tmp_path: Path) -
 @pytest.mark.heavy
 def test_branches_and_lines_of_a_test_file_are_recorded(tmp_path: Path) -> None:
     """test_trees.py takes every branch of trees.py; a mutant of it is given that file's tests."""
-    command = [sys.executable, str(mutants.ROOT / "benchmarks" / "branches.py"), "--folder", str(tmp_path)]
+    command = [sys.executable, str(mutants.ROOT / "lab" / "branches.py"), "--folder", str(tmp_path)]
     done = subprocess.run([*command, "tests/test_trees.py"], capture_output=True, text=True, check=True, timeout=300)
     assert "| ALL CORE | " in done.stdout
     assert branches.taken(tmp_path)["trees.py"][0] > 0

@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import requires
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,20 @@ from packaging.utils import canonicalize_name
 
 import cepo
 from scripts.audit import verdict
+from scripts.constraints import FILES, pins_in
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONSTRAINTS = sorted((REPOSITORY / "constraints").glob("*.txt"))
 USABLE = {
     "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CNRI-Python",
-    "ISC", "MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "Unlicense",
+    "CC0-1.0", "ISC", "MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "Unlicense", "Zlib",
     # Weak copyleft, which holds for the packages' own files and not for a program that imports them.
     "LGPL", "LGPL-2.1-only", "MPL-2.0",
 }  # fmt: skip
 """Licences of packages that an Apache-2.0 program may import."""
 PROPRIETARY = {"intel-cmplr-lib-ur": "Intel EULA", "intel-openmp": "Intel EULA"}
 """Brought by vLLM's CPU build; free to use and to redistribute."""
+NVIDIAS = ("nvidia-", "cuda-")
 
 
 def project() -> dict[str, Any]:
@@ -35,9 +39,16 @@ def project() -> dict[str, Any]:
         return tomllib.load(file)["project"]
 
 
-def pins_of(file: Path) -> dict[str, str]:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+def pins_of(file: Path) -> list[Requirement]:
+    return pins_in(file.read_text(encoding="utf-8"))
+
+
+def versions_in(file: Path) -> dict[str, set[str]]:
+    """The versions of each package: several where Pythons or systems need different ones."""
+    found: dict[str, set[str]] = {}
+    for pin in pins_of(file):
+        found.setdefault(canonicalize_name(pin.name), set()).add(str(pin.specifier).removeprefix("=="))
+    return found
 
 
 def test_changelog_citation_and_readme_have_the_version() -> None:
@@ -50,31 +61,37 @@ def test_changelog_citation_and_readme_have_the_version() -> None:
 
 
 @pytest.mark.parametrize("file", CONSTRAINTS, ids=lambda file: file.stem)
-def test_constraints_satisfy_the_ranges_of_their_extra(file: Path) -> None:
-    pins = pins_of(file)
-    declared = project()
-    for text in declared["dependencies"] + declared["optional-dependencies"][file.stem]:
+def test_constraints_satisfy_the_ranges_of_their_extras(file: Path) -> None:
+    versions, declared = versions_in(file), project()
+    for text in chain(
+        declared["dependencies"], *(declared["optional-dependencies"][extra] for extra in FILES[file.stem])
+    ):
         requirement = Requirement(text)
-        version = pins.get(canonicalize_name(requirement.name))
-        assert version, f"{file.name} lacks {requirement.name}; run python3 scripts/pin_environment.py"
-        assert requirement.specifier.contains(version), f"{file.name}: {requirement.name}=={version}, not {requirement}"
-
-
-def test_constraints_of_all_extras_can_be_used_together() -> None:
-    """What was resolved and not run has a file for itself: a tracker may need an older package than the engine."""
-    resolved_only = {"trackers", "benchmarks", "gpu"}
-    assert {file.stem for file in CONSTRAINTS} == {"cpu", "dev", "docs", "qlora", "video"} | resolved_only
-    assert {file.stem for file in CONSTRAINTS} == set(project()["optional-dependencies"])
-    pinned: dict[str, str] = {}
-    for file in CONSTRAINTS:
-        if file.stem in resolved_only:
-            assert "Resolved by pip and not run" in file.read_text(encoding="utf-8")
+        name = canonicalize_name(requirement.name)
+        if name == "cepo":
+            assert requirement.extras <= set(FILES[file.stem]) | {"train", "cpu"}
             continue
-        for name, version in pins_of(file).items():
-            assert pinned.setdefault(name, version) == version, f"{file.name}: {name}"
+        assert versions.get(name), f"{file.name} lacks {name}; run python3 scripts/constraints.py"
+        for version in versions[name]:
+            assert requirement.specifier.contains(version), f"{file.name}: {name}=={version}, not {requirement}"
+
+
+def test_every_extra_is_in_a_constraints_file() -> None:
+    assert {file.stem for file in CONSTRAINTS} == set(FILES)
+    assert {extra for extras in FILES.values() for extra in extras} == set(project()["optional-dependencies"])
+
+
+def test_constraints_have_one_torch_and_the_triton_that_it_pins() -> None:
+    """In both tested environments, and as the metadata of an installed CUDA build of torch say."""
+    for name in ("cpu", "gpu"):
+        versions = versions_in(REPOSITORY / "constraints" / f"{name}.txt")
+        assert (versions["torch"], versions["triton"]) == ({"2.13.0"}, {"3.7.1"})
+    pinned = [Requirement(text) for text in requires("torch") or () if text.startswith("triton==")]
+    assert [pin for pin in pinned if str(pin.specifier) != "==3.7.1"] == []
 
 
 def test_each_pinned_package_has_a_licence_that_may_be_used() -> None:
+    """Packages of NVIDIA come with torch's CUDA build and are proprietary."""
     page = (REPOSITORY / "docs" / "licences.md").read_text(encoding="utf-8")
     licences = {
         (name, version): licence
@@ -82,21 +99,25 @@ def test_each_pinned_package_has_a_licence_that_may_be_used() -> None:
             r"^\| ([a-z0-9][a-z0-9-]*) \| (\d\S*) \| (.+) \|$", page, flags=re.MULTILINE
         )
     }
-    assert set(licences) == {pin for file in CONSTRAINTS if file.stem != "gpu" for pin in pins_of(file).items()}
+    files = [file for file in CONSTRAINTS if file.stem != "gpu"]
+    assert set(licences) == {
+        (name, version) for file in files for name, versions in versions_in(file).items() for version in versions
+    }
     for (name, _), licence in licences.items():
         if name in PROPRIETARY:
             assert licence == PROPRIETARY[name]
-        else:
-            assert set(re.split(" AND | OR ", licence.translate({40: None, 41: None}))) <= USABLE, f"{name}: {licence}"
+            continue
+        of_nvidia = name.startswith(NVIDIAS) and ("NVIDIA" in licence or licence == "none stated")
+        usable = set(re.split(" AND | OR ", licence.translate({40: None, 41: None}))) <= USABLE
+        assert of_nvidia or usable, f"{name}: {licence}"
 
 
 def test_each_package_of_the_gpu_extra_is_named_with_a_licence() -> None:
-    """From the registry's metadata, since the extra is not installed where the tests run."""
     pages = "".join(
         (REPOSITORY / "docs" / name).read_text(encoding="utf-8") for name in ("licences.md", "licences-gpu.md")
     )
     named = set(re.findall(r"^\| ([a-z0-9][a-z0-9-]*) \| \d.* \| .+ \|$", pages, flags=re.MULTILINE))
-    assert set(pins_of(REPOSITORY / "constraints" / "gpu.txt")) <= named
+    assert set(versions_in(REPOSITORY / "constraints" / "gpu.txt")) <= named
 
 
 def test_a_scan_that_looked_nothing_up_is_no_success() -> None:
@@ -134,10 +155,26 @@ def test_issue_forms_name_each_field_once(name: str) -> None:
     assert all(part["attributes"].get("label") for part in form["body"] if part["type"] != "markdown")
 
 
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "docker").glob("Dockerfile.*")), ids=lambda file: file.name)
+def test_an_image_copies_files_that_exist_and_pins_its_extra(file: Path) -> None:
+    """No image is built here; the lines are read."""
+    text = file.read_text(encoding="utf-8")
+    copied = [name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]]
+    assert {"pyproject.toml", "README.md", "LICENSE", "cepo", "scripts"} <= set(copied)
+    lost = [name for name in copied if not (REPOSITORY / name).exists()]
+    assert not lost, f"{file.name} copies {lost}, which do not exist"
+    included = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]["targets"]
+    absent = [name for name in included["wheel"]["force-include"] if not {name, name.partition("/")[0]} & set(copied)]
+    assert not absent, f"{file.name} lacks {absent}, which a wheel has"
+    extra = file.suffix.removeprefix(".")
+    assert f"'.[{extra}]' -c constraints/{extra}.txt" in text
+    assert f"constraints/{extra}.txt" in copied
+
+
 def test_make_lists_the_commands_of_a_contributor() -> None:
     done = subprocess.run(["make", "help"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "help", "fmt", "check", "fast", "test", "docs", "audit", "gpu"
+        "help", "fmt", "check", "fast", "test", "docs", "audit", "release", "gpu-dry", "gpu"
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from isolation import restored_process
 
-from benchmarks import soak
+from lab import soak
 
 RESULT = Path(soak.__file__).parent / "results" / "soak.json"
 

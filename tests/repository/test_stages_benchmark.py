@@ -1,4 +1,4 @@
-"""benchmarks/stages.py at the smallest shape: what a stage passes, what its profile counts, and what both say of teachers."""
+"""lab/stages.py at the smallest shape: what a stage passes, what its profile counts, and what both say of teachers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import stages
-from benchmarks.support.model_flops import PATCH_VALUES, ModelFlops
-from benchmarks.support.profiling import LISTED_OPERATIONS, MATRIX_PRODUCTS, flop_counter, profile_tables, profiled
-from benchmarks.support.rows import HINT_TOKENS, build_rows
-from benchmarks.support.shapes import MICRO, write_checkpoint
 from cepo.models.processing import Processing
+from lab import stages
+from lab.support.model_flops import PATCH_VALUES, ModelFlops
+from lab.support.profiling import LISTED_OPERATIONS, MATRIX_PRODUCTS, flop_counter, profile_tables, profiled
+from lab.support.rows import HINT_TOKENS, build_rows
+from lab.support.shapes import MICRO, write_checkpoint
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the trainer takes the GPU; figures are of a CPU")
 

@@ -16,9 +16,11 @@ import pytest
 import torch
 from factories import log_probs_like, token_batch
 
-from benchmarks import study
-from benchmarks.support.study_page import study_page, summary
-from benchmarks.support.study_plan import (
+from cepo.algorithms import build_estimator, load_plugin
+from cepo.config import check_config, load_config
+from lab import study
+from lab.support.study_page import study_page, summary
+from lab.support.study_plan import (
     ARMS,
     EQUAL_RATES,
     PROFILES,
@@ -29,11 +31,9 @@ from benchmarks.support.study_plan import (
     first_runs,
     own_rate_runs,
 )
-from benchmarks.support.study_records import best_rate
-from benchmarks.support.study_speed import comparison_parts, comparison_sentences, interval, speed_parts, steps_to_reach
-from benchmarks.support.study_statistics import Runs, holm, p_value, tail, verdict
-from cepo.algorithms import build_estimator, load_plugin
-from cepo.config import check_config, load_config
+from lab.support.study_records import best_rate
+from lab.support.study_speed import comparison_parts, comparison_sentences, interval, speed_parts, steps_to_reach
+from lab.support.study_statistics import Runs, holm, p_value, tail, verdict
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -61,9 +61,9 @@ def test_a_plan_names_every_run_once_and_compares_equal_rollouts(name: str) -> N
         assert run.world in ARMS[run.arm].worlds
 
 
-@pytest.mark.parametrize(("world", "file"), [("shapes", "base"), ("chain", "chain")])
+@pytest.mark.parametrize(("world", "file"), [("shapes", "configs/microgeo/base"), ("chain", "lab/chain")])
 def test_the_equal_rate_of_a_world_is_its_configurations(world: str, file: str) -> None:
-    config = load_config([f"config={REPOSITORY}/configs/microgeo/{file}.yaml"])
+    config = load_config([f"config={REPOSITORY}/{file}.yaml"])
     assert config.worker.actor.optim.lr == EQUAL_RATES[world]
     rates = {run.rate for run in first_runs(PROFILES["small"]) if run.world == world and not run.tuning}
     assert sorted(rates) == pytest.approx([EQUAL_RATES[world], 5 * EQUAL_RATES[world]])
@@ -247,13 +247,13 @@ def test_steps_are_counted_to_the_baselines_last_accuracy() -> None:
 
 
 def test_the_page_is_that_of_its_records() -> None:
-    told = json.loads((REPOSITORY / "benchmarks" / "results" / "study.json").read_text(encoding="utf-8"))
+    told = json.loads((REPOSITORY / "lab" / "results" / "study.json").read_text(encoding="utf-8"))
     assert (REPOSITORY / "docs" / "study.md").read_text(encoding="utf-8") == study_page(told)
 
 
 def test_controls_have_cepos_credit_on_other_tokens_and_turned() -> None:
     for name in ("permuted_cepo", "inverted_cepo"):
-        load_plugin(REPOSITORY / "benchmarks" / "support" / f"{name}.py")
+        load_plugin(REPOSITORY / "lab" / "support" / f"{name}.py")
     shape = (4, 9)
     views = {"correct": log_probs_like(shape, 1), "wrong": log_probs_like(shape, 2)}
     exchanged = {"correct": views["wrong"], "wrong": views["correct"]}

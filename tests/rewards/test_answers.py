@@ -211,6 +211,9 @@ def test_the_same_answer_in_another_form_is_right(gold: str, prediction: str) ->
         ("60", "60" + " " * 600 + "cm"),
         ("2:3", "3:2"),
         ("2:3", "2"),
+        ("60", "60:1:1"),
+        ("60:1:1", "60"),
+        ("1:2:3", "1:2:4"),
         ("a + b = 90", "90"),
         (r"\angle 1 \cong \angle 4", "4"),
         ("x < 60", "60"),
@@ -265,12 +268,12 @@ def test_any_text_has_one_normalised_spelling_that_stays(text: str) -> None:
     assert normalise_answer(normalised) == normalised
 
 
-def test_ten_thousand_open_boxes_are_read_within_a_second() -> None:
-    start = time.monotonic()
+def test_ten_thousand_open_boxes_are_read_at_once() -> None:
+    start = time.process_time()
     assert extract_answer(r"\boxed{5}" + r"\boxed{" * 10_000) == "5"
     assert extract_answer(r"\boxed{" * 10_000 + "<answer>" * 1_000) is None
     assert answers_equal("6" * 20_000 + " cm", "6") is False
-    assert time.monotonic() - start < 1.0
+    assert time.process_time() - start < 10  # a quadratic search takes minutes
 
 
 def test_comparing_works_off_the_main_thread_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:

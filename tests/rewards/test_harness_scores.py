@@ -1,7 +1,7 @@
 r"""Predictions written by hand with the verdicts of both scores: ours, and that of lmms-eval's rules.
 
 Each row is a response, its gold answer, our verdict and theirs. The rules of both are in `cepo.rewards.benchmark` and
-`cepo.rewards.harness`; 0.25 stands for an option of four that lmms-eval draws at random.
+`lab.harness`; 0.25 stands for an option of four that lmms-eval draws at random.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from cepo.rewards.benchmark import compute_score, kind_of
+from lab.harness import harness_score
 
 COLOURS = ("red", "blue", "green", "orange")
 LENGTHS = ("5 cm", "6 cm", "7 cm", "8 cm", "No correct answer")
@@ -150,10 +151,14 @@ def test_each_prediction_gets_the_verdicts_of_both_scores(benchmark: str) -> Non
         row = {"benchmark": benchmark, "response": response, "ground_truth": gold, "answer_kind": kind}
         inputs.append(row | {"choices": choices if kind == "choice" else (), "tolerance": tolerance})
     scores = compute_score(inputs)
-    found = [(*row[:2], int(score["accuracy"]), score["harness"]) for row, score in zip(rows, scores, strict=True)]
+    theirs = [
+        harness_score(benchmark, one["response"], one["ground_truth"], one["answer_kind"], one["choices"])
+        for one in inputs
+    ]
+    found = [(*row[:2], int(score["accuracy"]), share) for row, score, share in zip(rows, scores, theirs, strict=True)]
     assert found == rows
 
 
-def test_other_data_has_no_score_of_the_harness() -> None:
+def test_a_score_has_the_verdict_and_the_format() -> None:
     (score,) = compute_score([{"response": r"\boxed{3}", "ground_truth": "3"}])
     assert score == {"overall": 1.0, "accuracy": 1.0, "format": 1.0}

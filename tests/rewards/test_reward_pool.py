@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import cepo
@@ -57,23 +58,28 @@ def _process_exists(pid: int) -> bool:
         return False
 
 
-def _seconds_until_gone(pids: list[int], limit: float) -> float:
+def _wait_until_gone(*pids: int) -> None:
+    """Fails after ten minutes, which other work on the machine does not explain."""
     start = time.monotonic()
-    while any(map(_process_exists, pids)) and time.monotonic() - start < limit:
+    while any(map(_process_exists, pids)):
+        assert time.monotonic() - start < 600, f"{pids} live on"
         time.sleep(0.05)
-    return time.monotonic() - start
 
 
-def test_256_responses_are_scored_in_half_a_second(math_pool: RewardPool) -> None:
-    """The responses are short, and the workers are warm; the quickest of five tries counts, for other work on the machine."""
+def _processor_seconds() -> float:
+    """Of this process and its children: unlike elapsed time it does not grow with other work on the machine."""
+    return time.process_time() + sum(
+        child.cpu_times().user + child.cpu_times().system for child in psutil.Process().children(recursive=True)
+    )
+
+
+def test_256_responses_take_milliseconds_each(math_pool: RewardPool) -> None:
+    """Of processor time; the responses are short, and the workers are warm."""
     samples = _samples(*(rf"so \boxed{{{number}\sqrt{{3}}}}" for number in range(32)))[:32] * 8
     math_pool.score(samples)
-    seconds = list[float]()
-    for _ in range(5):
-        start = time.monotonic()
-        outcome = math_pool.score(samples)
-        seconds.append(time.monotonic() - start)
-    assert min(seconds) < 0.5
+    start = _processor_seconds()
+    outcome = math_pool.score(samples)
+    assert _processor_seconds() - start < 256 * 0.02
     assert [score["overall"] for score in outcome.scores] == ([0.0] * 5 + [1.0] + [0.0] * 26) * 8
     assert (outcome.num_raised, outcome.num_timed_out) == (0, 0)
 
@@ -81,12 +87,10 @@ def test_256_responses_are_scored_in_half_a_second(math_pool: RewardPool) -> Non
 def test_a_tower_of_powers_scores_0_and_spares_its_neighbours(
     math_pool: RewardPool,
 ) -> None:
-    """The batch ends within ten seconds."""
+    """It is computed by nobody."""
     responses = [r"\boxed{5\sqrt{3}}"] * 40
     responses[17] = r"\boxed{9^{9^{9^9}}}"
-    start = time.monotonic()
     outcome = math_pool.score(_samples(*responses))
-    assert time.monotonic() - start < 10.0
     assert (outcome.num_raised, outcome.num_timed_out) == (0, 0), (
         "it is refused by its text, before anything is computed"
     )
@@ -216,11 +220,57 @@ def test_a_slow_batch_loses_no_score_and_later_ones_are_smaller(
     assert "at most 16 together" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("response", "num_raised", "said"),
+    [
+        ("false length", 1, "wrote to the worker's connection"),
+        ("false message", 1, "wrote to the worker's connection"),
+        ("part of a message", 0, "no score within 1 s"),
+    ],
+)
+def test_a_reward_that_writes_to_the_connection_hangs_nothing(
+    misbehaving: Path, response: str, num_raised: int, said: str
+) -> None:
+    """Before, the pool waited for the rest of a message without a limit."""
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=1.0) as pool:
+        outcome = pool.score(_samples("good", response))
+    assert [score["overall"] for score in outcome.scores] == [4.0, 0.0]
+    assert (outcome.num_raised, outcome.num_timed_out) == (num_raised, 1 - num_raised)
+    assert outcome.first_failure is not None
+    assert said in outcome.first_failure.reason
+
+
+def test_a_pause_of_pool_and_workers_costs_no_score(misbehaving: Path) -> None:
+    """All of them are stopped for twice the limit, in the middle of a sample that takes a third of it."""
+    program = f"""
+        from cepo.rewards.pool import RewardPool
+        pool = RewardPool({f"{misbehaving}:batch"!r}, {{}}, num_workers=1, timeout_seconds=3.0)
+        print(pool._workers[0].pid, flush=True)
+        outcome = pool.score([{{"response": "second", "response_length": 1, "ground_truth": "1"}}])
+        print(outcome.num_raised, outcome.num_timed_out, sum(score["overall"] for score in outcome.scores), flush=True)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": ROOT},
+        text=True,
+    )
+    assert parent.stdout is not None
+    both = [parent.pid, int(parent.stdout.readline())]
+    time.sleep(0.5)
+    for pid in both:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(6.0)
+    for pid in both:
+        os.kill(pid, signal.SIGCONT)
+    assert parent.communicate(timeout=60)[0].split() == ["0", "0", "6.0"]
+
+
 def test_what_a_killed_reward_had_started_ends_with_it(misbehaving: Path, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=1.0) as pool:
         assert pool.score(_samples("child", pid_file=str(pid_file))).num_timed_out == 1
-    assert _seconds_until_gone([int(pid_file.read_text())], limit=5.0) < 5.0
+    _wait_until_gone(int(pid_file.read_text()))
 
 
 def test_what_a_reward_left_in_its_own_session_ends_too(misbehaving: Path, tmp_path: Path) -> None:
@@ -229,7 +279,7 @@ def test_what_a_reward_left_in_its_own_session_ends_too(misbehaving: Path, tmp_p
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
         assert pool.score(_samples("detached", pid_file=str(pid_file))).scores[0]["overall"] == 8.0
         assert _process_exists(int(pid_file.read_text()))
-    assert _seconds_until_gone([int(pid_file.read_text())], limit=5.0) < 5.0
+    _wait_until_gone(int(pid_file.read_text()))
     program = f"""
         import os, signal
         from cepo.rewards.pool import RewardPool
@@ -240,14 +290,14 @@ def test_what_a_reward_left_in_its_own_session_ends_too(misbehaving: Path, tmp_p
     subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], env={**os.environ, "PYTHONPATH": ROOT}, check=False
     )
-    assert _seconds_until_gone([int(killed.read_text())], limit=30.0) < 30.0
+    _wait_until_gone(int(killed.read_text()))
 
 
 def test_an_idle_worker_that_was_ended_from_outside_is_replaced(misbehaving: Path) -> None:
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
         first = pool._workers[0].pid
         os.kill(first, signal.SIGKILL)
-        assert _seconds_until_gone([first], limit=5.0) < 5.0
+        _wait_until_gone(first)
         outcome = pool.score(_samples("good"))
         assert pool._workers[0].pid != first
     assert outcome.scores == [{"overall": 4.0, "bonus": 1.0}]
@@ -331,8 +381,8 @@ def test_workers_end_when_their_parent_is_killed_idle_or_hanging(misbehaving: Pa
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert _seconds_until_gone(pids[:1], limit=30.0) < 30.0
-    assert _seconds_until_gone(pids[1:], limit=30.0) < 30.0
+    _wait_until_gone(*pids[:1])
+    _wait_until_gone(*pids[1:])  # after 14 seconds of processor time
 
 
 def test_neither_side_of_the_pool_imports_torch(tmp_path: Path) -> None:
@@ -380,13 +430,12 @@ def test_parts_out_of_order_get_the_outcome_of_one_call(misbehaving: Path, caplo
 
 
 def test_leaving_a_stream_stops_a_hang_and_the_pool_serves_on(misbehaving: Path) -> None:
-    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=60.0) as pool:
-        start = time.monotonic()
+    with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=600.0) as pool:
         with contextlib.suppress(KeyboardInterrupt), pool.stream() as stream:
             stream.add(0, _samples("hang"))
             time.sleep(0.5)
             raise KeyboardInterrupt
-        assert time.monotonic() - start < 10
+        # The limit of 600 s has not passed: the hanging worker was ended.
         assert pool.score(_samples("good")).scores == [{"overall": 4.0, "bonus": 1.0}]
 
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shipped_rewards import SHIPPED, needed
 
-from benchmarks.support.hostile import BOMBS, CHARACTERS, GOLDS, LATEX, MARKS
 from cepo.rewards.answers import (
     answer_span,
     answers_equal,
@@ -24,7 +23,8 @@ from cepo.rewards.answers import (
 )
 from cepo.rewards.benchmark import KINDS, LETTERS, chosen_letters, kind_of, options_in_text, read_answer
 from cepo.rewards.functions import LoadedReward, load_reward_function
-from cepo.rewards.harness import harness_score
+from lab.harness import harness_score
+from lab.support.hostile import BOMBS, CHARACTERS, GOLDS, LATEX, MARKS
 
 BENCHMARKS = ("dynamath", "logicvista", "wemath", "mathvision", "mmmu")
 PIECES = st.one_of(

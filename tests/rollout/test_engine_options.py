@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from cepo.hardware.tools import BuildTools, look_for_tools, path_with, program_folder
+from cepo.config import load_config
+from cepo.hardware.tools import look_for_tools, path_with, program_folder
 from cepo.rollout.engine_options import (
     EngineMachine,
     attention_backend,
     engine_environment,
     engine_options,
 )
+from cepo.rollout.factory import settings_of_run
 from cepo.rollout.generator import GeneratorSettings
 
 SETTINGS = GeneratorSettings(
@@ -29,6 +31,7 @@ SETTINGS = GeneratorSettings(
     gpu_memory_utilization=0.6,
     enforce_eager=False,
     max_num_batched_tokens=8192,
+    max_num_seqs=256,
     limit_images=1,
     limit_videos=0,
     lora_rank=16,
@@ -38,12 +41,12 @@ SETTINGS = GeneratorSettings(
     tensor_parallel_size=1,
     sleeps=False,
 )
-NO_GPU = EngineMachine(capability=None, serves_flashinfer=True, num_ranks=1)
-ON_B200 = EngineMachine(capability=(10, 0), serves_flashinfer=False, num_ranks=2)
+NO_GPU = EngineMachine(capability=None, flashinfer_kernels=True, num_ranks=1)
+ON_B200 = EngineMachine(capability=(10, 0), flashinfer_kernels=False, num_ranks=2)
 
 
-def on(capability: tuple[int, int], *, serves_flashinfer: bool = False, num_ranks: int = 1) -> EngineMachine:
-    return EngineMachine(capability=capability, serves_flashinfer=serves_flashinfer, num_ranks=num_ranks)
+def on(capability: tuple[int, int], *, flashinfer_kernels: bool = False, num_ranks: int = 1) -> EngineMachine:
+    return EngineMachine(capability=capability, flashinfer_kernels=flashinfer_kernels, num_ranks=num_ranks)
 
 
 def options(machine: EngineMachine, **changes: Any) -> dict[str, Any]:
@@ -61,7 +64,7 @@ def test_no_gpu_compiles_flashinfers_sampler_at_the_start(capability: tuple[int,
 
 
 @pytest.mark.parametrize(
-    ("capability", "serves_flashinfer", "backend"),
+    ("capability", "flashinfer_kernels", "backend"),
     [
         ((8, 0), False, None),
         ((9, 0), False, None),
@@ -72,10 +75,10 @@ def test_no_gpu_compiles_flashinfers_sampler_at_the_start(capability: tuple[int,
     ],
 )
 def test_attention_is_chosen_on_capability_10_alone(
-    capability: tuple[int, int], serves_flashinfer: bool, backend: str | None
+    capability: tuple[int, int], flashinfer_kernels: bool, backend: str | None
 ) -> None:
-    """It is chosen only where FlashInfer has no kernels."""
-    machine = on(capability, serves_flashinfer=serves_flashinfer)
+    """It is chosen only where FlashInfer has no compiled kernels; a compiler for them does not count."""
+    machine = on(capability, flashinfer_kernels=flashinfer_kernels)
     assert attention_backend(machine) == backend
     assert options(machine).get("attention_config") == (None if backend is None else {"backend": backend})
 
@@ -84,14 +87,42 @@ def test_2_devices_of_an_engine_reduce_by_nccl_alone() -> None:
     """One device needs no such option."""
     shared = options(on((9, 0), num_ranks=2), tensor_parallel_size=2)
     assert shared["disable_custom_all_reduce"] is True
-    assert shared["compilation_config"] == {"pass_config": {"fuse_allreduce_rms": False}}
+    assert shared["compilation_config"]["pass_config"] == {"fuse_allreduce_rms": False}
     assert shared["distributed_executor_backend"] == "external_launcher"
     variables = environment(on((9, 0), num_ranks=2), tensor_parallel_size=2)
     assert (variables["VLLM_ALLREDUCE_USE_SYMM_MEM"], variables["VLLM_ALLREDUCE_USE_FLASHINFER"]) == ("0", "0")
     alone = options(on((9, 0), num_ranks=2))
     assert "disable_custom_all_reduce" not in alone
-    assert "compilation_config" not in alone
+    assert "pass_config" not in alone["compilation_config"]
     assert not any("ALLREDUCE" in name for name in environment(on((9, 0), num_ranks=2)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "most", "captured"),
+    [
+        ([], 256, 256),
+        (["worker.rollout.n=5", "data.rollout_batch_size=30", "worker.actor.global_batch_size=30"], 150, 152),
+        (["trainer.n_gpus_per_node=8"], 128, 128),
+        (["trainer.nnodes=2", "trainer.n_gpus_per_node=4", "worker.rollout.n=64"], 256, 256),
+        (["trainer.n_gpus_per_node=4", "worker.rollout.tensor_parallel_size=2", "worker.rollout.n=16"], 256, 256),
+        (["worker.rollout.n=12"], 384, 384),
+        (["worker.rollout.n=90"], 1024, 512),
+        (["worker.rollout.max_num_seqs=20"], 20, 24),
+    ],
+)
+def test_the_engine_has_room_and_graphs_for_a_ranks_responses(changes: list[str], most: int, captured: int) -> None:
+    """The base is 32 prompts x 8 on one device. vLLM would take 1,024 at once and capture graphs up to 512 tokens.
+
+    Validation has other batches, so there is room for 128. Graph sizes are multiples of 8, and of 16 from 256 on.
+    """
+    batch = ["data.rollout_batch_size=32", "worker.actor.global_batch_size=32", "worker.rollout.n=8"]
+    config = load_config(["config=configs/geo3k/cepo.yaml", *batch, *changes])
+    found = engine_options(settings_of_run(config, most_visuals=(1, 0)), on((9, 0)))
+    assert found["max_num_seqs"] == most
+    assert found["compilation_config"]["max_cudagraph_capture_size"] == captured
+    assert "compilation_config" not in engine_options(
+        dataclasses.replace(SETTINGS, enforce_eager=True, max_num_seqs=most), on((9, 0))
+    )
 
 
 def test_without_a_gpu_nothing_of_a_gpus_start_is_asked_for() -> None:
@@ -129,12 +160,13 @@ def in_vllm() -> dict[str, Any]:
 import inspect, json, logging, os, sys, types
 import cepo
 from cepo.rollout import vllm_process
+from cepo.rollout.factory import settings_of_run
 from cepo.rollout.generator import GeneratorSettings
 from cepo.rollout.engine_options import EngineMachine, engine_environment
 assert "vllm" not in sys.modules
 found = {{}}
 
-machine = EngineMachine(capability=(9, 0), serves_flashinfer=False, num_ranks=2)
+machine = EngineMachine(capability=(9, 0), flashinfer_kernels=False, num_ranks=2)
 variables = engine_environment(GeneratorSettings(**{shared!r}), machine)
 vllm_process.prepare_environment(variables)
 from vllm import envs
@@ -145,7 +177,7 @@ vllm_process.prepare_environment(variables)
 found["our variables"] = read()
 found["path"] = os.environ["PATH"]
 
-vllm_process._silence_warnings(EngineMachine(capability=(9, 0), serves_flashinfer=False, num_ranks=1))
+vllm_process._silence_warnings(EngineMachine(capability=(9, 0), flashinfer_kernels=False, num_ranks=1))
 from vllm.utils import jit_monitor
 seen = []
 logging.getLogger("vllm").handlers = [type("Kept", (logging.Handler,), {{"emit": lambda self, record: seen.append(1)}})()]
@@ -161,6 +193,7 @@ asked = {asked!r}
 known = inspect.signature(EngineArgs).parameters
 found["unknown"] = [[name for name in each if name not in known] for each in asked]
 found["backend"] = AttentionConfig(**asked[2]["attention_config"]).backend.name
+found["captured"] = CompilationConfig(**asked[2]["compilation_config"]).max_cudagraph_capture_size
 found["fused"] = CompilationConfig(**asked[2]["compilation_config"]).pass_config.fuse_allreduce_rms
 
 sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("compiled")  # in the CUDA wheel alone; nothing of it is called
@@ -182,7 +215,7 @@ print(json.dumps(found))
 def test_every_option_is_an_argument_of_vllms_engine(in_vllm: dict[str, Any]) -> None:
     """Every value is one that the argument takes."""
     assert in_vllm["unknown"] == [[], [], []]
-    assert (in_vllm["backend"], in_vllm["fused"]) == ("FLASH_ATTN", False)
+    assert (in_vllm["backend"], in_vllm["fused"], in_vllm["captured"]) == ("FLASH_ATTN", False, 256)
 
 
 @pytest.mark.heavy
@@ -209,37 +242,18 @@ def test_vllms_compile_warning_is_silenced_on_a_gpu(in_vllm: dict[str, Any]) -> 
     assert in_vllm["warnings"] == [0, 1]
 
 
-def test_flashinfer_needs_compiled_kernels_or_all_compilers() -> None:
-    """The compilers are ninja, nvcc and a C++ compiler together."""
-    every: dict[str, Any] = {
-        "c_compiler": None,
-        "cpp_compiler": "g++",
-        "ninja": "n",
-        "nvcc": "v",
-        "python_headers": None,
-    }
-    assert BuildTools(**every, flashinfer_kernels=False).serves_flashinfer
-    for missing in ("cpp_compiler", "ninja", "nvcc"):
-        assert not BuildTools(**every | {missing: None}, flashinfer_kernels=False).serves_flashinfer
-        assert BuildTools(**every | {missing: None}, flashinfer_kernels=True).serves_flashinfer
-
-
-def test_tools_are_found_on_the_path_and_in_cuda_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are also found beside this Python."""
-    beside, path, cuda = tmp_path / "venv" / "bin", tmp_path / "path", tmp_path / "cuda" / "bin"
-    for folder, names in ((beside, ["python", "ninja"]), (path, ["clang", "g++", "nvcc"]), (cuda, ["nvcc"])):
+def test_the_c_compiler_may_be_on_the_path_or_beside_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`CC` decides alone."""
+    beside, path = tmp_path / "venv" / "bin", tmp_path / "path"
+    for folder, names in ((beside, ["python", "gcc"]), (path, ["clang", "my-cc"])):
         folder.mkdir(parents=True)
         for name in names:
             (folder / name).write_text("#!/bin/sh\n")
             (folder / name).chmod(0o755)
+    assert look_for_tools({"PATH": str(path)}).c_compiler == str(path / "clang")
     monkeypatch.setattr(sys, "executable", str(beside / "python"))
-    found = look_for_tools({"PATH": str(path), "CXX": "g++"})
-    assert (found.c_compiler, found.cpp_compiler) == (str(path / "clang"), str(path / "g++"))
-    assert (found.ninja, found.nvcc) == (str(beside / "ninja"), str(path / "nvcc"))
-    assert look_for_tools({"PATH": str(path), "CUDA_HOME": str(cuda.parent)}).nvcc == str(cuda / "nvcc")
-    assert look_for_tools({"PATH": str(path), "CUDA_HOME": str(tmp_path)}).nvcc is None, "CUDA_HOME decides alone"
-    bare = look_for_tools({"PATH": str(tmp_path)})
-    assert (bare.c_compiler, bare.cpp_compiler, bare.ninja) == (None, None, str(beside / "ninja"))
+    assert look_for_tools({"PATH": str(path)}).c_compiler == str(beside / "gcc")
+    assert look_for_tools({"PATH": str(path), "CC": "my-cc"}).c_compiler == str(path / "my-cc")
     assert look_for_tools({"PATH": str(path), "CC": "no-such-compiler"}).c_compiler is None
 
 

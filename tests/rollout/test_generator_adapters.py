@@ -20,6 +20,7 @@ from generator_cases import (
     request,
     tokens,
 )
+from rounding import LOG_PROBS
 
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
@@ -42,13 +43,13 @@ def test_new_adapters_are_followed_to_1e_5_one_after_the_other(
 ) -> None:
     settings = SamplingSettings(num_samples=2, max_response_length=32)
     before = adapter_generator.generate(requests, settings)
-    assert mean_gap(reference_model(tiny_model_folder), tiny_model_folder, requests, before) < 1e-5
+    assert mean_gap(reference_model(tiny_model_folder), tiny_model_folder, requests, before) < LOG_PROBS
     for seed in (1, 2, 3):
         model, weights = random_adapter(tiny_model_folder, seed=seed)
         adapter_generator.sync_weights(weights)
         groups = adapter_generator.generate(requests, settings)
         assert tokens(groups) != tokens(before)
-        assert mean_gap(model, tiny_model_folder, requests, groups) < 1e-5
+        assert mean_gap(model, tiny_model_folder, requests, groups) < LOG_PROBS
         before = groups
 
 
@@ -102,7 +103,7 @@ def test_a_changed_adapter_changes_a_repeated_prompts_scores(
         assert all(torch.equal(copies[name], tensor) for name, tensor in weights.tensors.items())
         [[sample]] = adapter_generator.generate(group_of_8, greedy)
         expected = reference_log_probs(model, tiny_model_folder, group_of_8[0], sample.response_ids)
-        assert sample.log_probs == pytest.approx(expected.tolist(), abs=1e-5)
+        assert sample.log_probs == pytest.approx(expected.tolist(), abs=LOG_PROBS)
         log_probs.append(sample.log_probs[0])
     assert abs(log_probs[0] - log_probs[1]) > 1e-3
-    assert log_probs[2] == pytest.approx(log_probs[0], abs=1e-6)
+    assert log_probs[2] == pytest.approx(log_probs[0], abs=LOG_PROBS)

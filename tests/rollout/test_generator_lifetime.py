@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from generator_cases import open_generator
+from generator_cases import LORA_RANK, open_generator, random_adapter
 
 from cepo.errors import ConfigError, EngineError
 from cepo.models.processing import Processing
@@ -42,6 +44,41 @@ def test_a_closed_generator_leaves_the_process_group(
             generator.generate(requests, settings)
     finally:
         if started_here:
+            torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("within_a_group", [False, True])
+def test_vllms_model_is_gone_before_its_pools_are_released(
+    within_a_group: bool,
+    tmp_path: Path,
+    tiny_model_folder: Path,
+    tiny_processing: Processing,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU's allocator aborts when a pool is released that holds living tensors; vLLM's worker releases them last."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    from vllm.v1.worker.gpu_worker import Worker
+
+    starts_group = within_a_group and not torch.distributed.is_initialized()
+    if starts_group:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        generator: Any = open_generator("vllm", tiny_model_folder, tiny_processing, lora_rank=LORA_RANK)
+        generator.sync_weights(random_adapter(tiny_model_folder, seed=1)[1])
+        (model,) = generator._llm.collective_rpc(lambda worker: weakref.ref(worker.model_runner.get_model()))
+        assert model() is not None
+        lived: list[bool] = []
+        plain = Worker.shutdown
+
+        def shutdown(worker: Any) -> None:
+            lived.append(model() is not None)
+            plain(worker)
+
+        monkeypatch.setattr(Worker, "shutdown", shutdown)
+        generator.close()
+        assert lived == [False]
+    finally:
+        if starts_group:
             torch.distributed.destroy_process_group()
 
 

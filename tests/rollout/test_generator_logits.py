@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from generator_cases import LORA_RANK, Redraw, open_generator, random_adapter
+from rounding import LOG_PROBS
 from torch import Tensor
 
 from cepo.errors import EngineError
@@ -57,7 +58,7 @@ def head_errors(generator: Generator, requests: list[GenerationRequest]) -> tupl
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])
-def test_logits_in_bf16_runs_are_float32_to_1e_5(
+def test_logits_in_bf16_runs_are_float32(
     name: str,
     realistic_folder: Path,
     tiny_processing: Processing,
@@ -69,20 +70,20 @@ def test_logits_in_bf16_runs_are_float32_to_1e_5(
         types, largest, error = head_errors(generator, requests)
         assert types == {torch.float32}
         assert 16 < largest < 32
-        assert error < 1e-5
+        assert error < LOG_PROBS
         weights = redrawn_weights(2)
         weights["lm_head.weight"] = weights["lm_head.weight"] * 2
         generator.sync_weights(FullWeights(tensors=weights))
         types, _, error = head_errors(generator, requests)
         assert types == {torch.float32}
-        assert error < 1e-5
+        assert error < LOG_PROBS
         assert torch.equal(
             head_of(generator)[1].weight[:300].float(), weights["lm_head.weight"][:300].bfloat16().float()
         )
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])
-def test_logits_in_bf16_are_float32_to_1e_5_beside_an_adapter(
+def test_logits_in_bf16_are_float32_beside_an_adapter(
     name: str, realistic_folder: Path, tiny_processing: Processing, requests: list[GenerationRequest]
 ) -> None:
     generator = open_generator(name, realistic_folder, tiny_processing, LORA_RANK, dtype="bf16")
@@ -90,7 +91,7 @@ def test_logits_in_bf16_are_float32_to_1e_5_beside_an_adapter(
         generator.sync_weights(random_adapter(realistic_folder, seed=1)[1])
         types, _, error = head_errors(generator, requests)
         assert types == {torch.float32}
-        assert error < 1e-5
+        assert error < LOG_PROBS
 
 
 @pytest.mark.parametrize("name", ["vllm", "transformers"])

@@ -24,6 +24,7 @@ from generator_cases import (
     request,
     tokens,
 )
+from rounding import LOG_PROBS
 
 from cepo import progress
 from cepo.errors import EngineError
@@ -169,7 +170,7 @@ def test_log_probs_are_a_plain_forward_passes_to_1e_5(
 ) -> None:
     """The temperature is 1."""
     groups = generator.generate(requests, settings)
-    assert mean_gap(reference_model(tiny_model_folder), tiny_model_folder, requests, groups) < 1e-5
+    assert mean_gap(reference_model(tiny_model_folder), tiny_model_folder, requests, groups) < LOG_PROBS
 
 
 def test_temperature_0_takes_the_likeliest_allowed_token(
@@ -203,7 +204,7 @@ def test_new_full_weights_are_followed_to_1e_5(
         groups = generator.generate(requests, settings)
         assert tokens(groups) != tokens(before)
         model = reference_model(tiny_model_folder, weights)
-        assert mean_gap(model, tiny_model_folder, requests, groups) < 1e-5
+        assert mean_gap(model, tiny_model_folder, requests, groups) < LOG_PROBS
 
 
 def test_full_weights_without_the_tied_head_are_refused(generator: Generator, redrawn_weights: Redraw) -> None:
@@ -295,6 +296,25 @@ def test_a_group_of_8_computes_its_prompt_and_its_picture_once(
     assert hits == 7 * shared
     assert 7 / 8 * (1 - 32 / prompt.num_prompt_tokens) < hits / asked <= 7 / 8
     assert generator.drain_metrics() == {}
+
+
+@pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)
+def test_vllms_log_probs_are_read_without_an_object_each(
+    generator: Generator, requests: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM keeps them as one list; an item read from it is a new dictionary with a new object."""
+    from vllm.logprobs import FlatLogprobs
+
+    read, plain = list[int](), FlatLogprobs.__getitem__
+
+    def counted(self: Any, index: int) -> Any:
+        read.append(index)
+        return plain(self, index)
+
+    monkeypatch.setattr(FlatLogprobs, "__getitem__", counted)
+    groups = generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=16))
+    assert all(len(sample.log_probs) == len(sample.response_ids) > 0 for group in groups for sample in group)
+    assert read == []
 
 
 @pytest.mark.parametrize("shared_generator", ["vllm"], indirect=True)

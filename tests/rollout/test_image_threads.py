@@ -60,7 +60,7 @@ def test_images_on_several_threads_give_one_threads_samples(
             names.append(name)
             return process(*given, **named)
 
-        monkeypatch.setattr(vllm_requests, "_threads", lambda: 2)
+        monkeypatch.setattr(vllm_requests, "num_processors", lambda: 2)
         monkeypatch.setattr(renderer, "_process_multimodal", process_and_note)
         assert tokens(threaded.generate(prompts, SETTINGS)) == expected
         assert len({name for name in names if name.startswith(vllm_requests.PREPARING)}) == 2

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import GRADIENTS, LOG_PROBS, ORDERS, moved_by_one_unit, one_unit_off
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_runs import (
@@ -106,7 +108,7 @@ def test_the_first_updates_gradient_is_that_of_plain_log_probs(
     expected = {f"model.{name}": weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
     found = gradients(actor, batch)
     assert math.sqrt(sum(float(gradient.square().sum()) for gradient in expected.values())) > 1e-2
-    assert relative_gap(found, expected) < 1e-5
+    assert relative_gap(found, expected) < GRADIENTS
 
 
 def relative_gap(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
@@ -116,8 +118,28 @@ def relative_gap(left: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     return largest_gap(left.values(), right.values()) / length
 
 
+def test_the_bounds_on_rounding_are_what_is_measured_here(
+    build_actor: BuildActor, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
+) -> None:
+    """`LOG_PROBS` and `GRADIENTS` of tests/rounding.py, within a factor: neither a processor's luck nor a loose guess."""
+    model, image_token = reference_model(tiny_model_folder), tiny_processing.image_token_id
+    assert image_token is not None
+    moved = moved_by_one_unit(
+        lambda: [reference_log_probs(model, row, image_token) for row in rows], model.parameters()
+    )
+    assert LOG_PROBS / 4 < ORDERS * moved < 2 * LOG_PROBS
+    actor = build_actor()
+    batch = optimizer_batch(actor, rows, ADVANTAGES)
+    plain = gradients(actor, batch)
+    with one_unit_off([whole(parameter) for parameter in actor.module.parameters()]):
+        other = gradients(actor, batch)
+    difference = math.sqrt(sum(float((plain[name] - other[name]).double().square().sum()) for name in plain))
+    length = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in plain.values()))
+    assert GRADIENTS / 8 < ORDERS * difference / length < 2 * GRADIENTS
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_are_plain_transformers_to_1e_5(
+def test_log_probs_are_plain_transformers(
     build_actor: BuildActor,
     tiny_model_folder: Path,
     tiny_processing: Processing,
@@ -131,7 +153,7 @@ def test_log_probs_are_plain_transformers_to_1e_5(
     expected = [reference_log_probs(model, row, image_token, temperature=temperature) for row in rows]
     scores = build_actor(temperature=temperature).score(rows)
     assert [len(score) for score in scores] == [9, 3, 17, 1, 6, 12]
-    assert largest_gap(scores, expected) < 1e-5
+    assert largest_gap(scores, expected) < LOG_PROBS
     assert float(torch.cat(expected).std()) > 0.5  # no flat distribution would tell apart right from wrong
 
 
@@ -147,7 +169,7 @@ def test_entropies_are_those_of_plain_transformers_logits(
     found = build_actor(temperature=temperature).entropies(rows)
     for row, entropy in zip(rows, found, strict=True):
         log_probs = (reference_logits(model, row, image_token) / temperature).log_softmax(dim=1)
-        torch.testing.assert_close(entropy, -(log_probs.exp() * log_probs).sum(dim=1), atol=2e-5, rtol=0)
+        torch.testing.assert_close(entropy, -(log_probs.exp() * log_probs).sum(dim=1), atol=LOG_PROBS, rtol=0)
 
 
 @pytest.mark.parametrize("on_policy", [True, False])
@@ -168,9 +190,9 @@ def test_truncated_weights_scale_the_gradient(build_actor: BuildActor, rows: lis
 def test_log_probs_depend_on_no_other_row_and_no_padding(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
     together = build_actor(micro_batch_size_per_device_for_experience=16).score(rows)
     alone = build_actor(micro_batch_size_per_device_for_experience=1).score(rows)
-    assert largest_gap(together, alone) < 1e-5
+    assert largest_gap(together, alone) < LOG_PROBS
     in_pairs = build_actor(micro_batch_size_per_device_for_experience=2)
-    assert largest_gap(reversed(in_pairs.score(rows[::-1])), alone) < 1e-5
+    assert largest_gap(reversed(in_pairs.score(rows[::-1])), alone) < LOG_PROBS
 
 
 @pytest.mark.parametrize("loss_avg_mode", ["token", "seq", "seq_sum", "constant"])
@@ -186,10 +208,10 @@ def test_gradient_and_update_do_not_depend_on_micro_batches(
         weights.append(parameters_of(actor))
     assert math.sqrt(sum(float(tensor.square().sum()) for tensor in found[0].values())) > 1e-3
     for other in (1, 2):
-        assert relative_gap(found[0], found[other]) < 1e-6
+        assert relative_gap(found[0], found[other]) < GRADIENTS
         # Adam divides tiny gradients by their own size, so a few entries may turn; the learning rate is 1e-4.
         moved = torch.cat([(weights[0][name] - weights[other][name]).abs().flatten() for name in weights[0]])
-        assert float(moved.mean()) < 1e-7
+        assert float(moved.mean()) < 1e-3 * 1e-4  # a thousandth of a step
 
 
 def test_a_head_in_chunks_gives_the_same_gradient(
@@ -204,8 +226,8 @@ def test_a_head_in_chunks_gives_the_same_gradient(
         scores.append(batch.old_log_probs)
         found.append(gradients(actor, batch))
     assert 2 * 700 // actor.module.base.lm_head.weight.shape[0] < 5
-    assert largest_gap(*[[score] for score in scores]) < 1e-5
-    assert relative_gap(*found) < 1e-6
+    assert largest_gap(*[[score] for score in scores]) < LOG_PROBS
+    assert relative_gap(*found) < GRADIENTS
 
 
 def test_gradient_checkpointing_changes_no_gradient(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
@@ -214,13 +236,37 @@ def test_gradient_checkpointing_changes_no_gradient(build_actor: BuildActor, row
         for on in (False, True):
             actor = build_actor(model__enable_gradient_checkpointing=on, model__lora__rank=rank)
             found.append(gradients(actor, optimizer_batch(actor, rows, ADVANTAGES)))
-        assert relative_gap(*found) < 1e-6
+        assert relative_gap(*found) < GRADIENTS
 
 
 def test_an_adapter_of_rank_1_is_trained_and_served(build_actor: BuildActor) -> None:
     weights = build_actor(model__lora__rank=1).rollout_weights()
     assert isinstance(weights, AdapterWeights)
     assert {min(tensor.shape) for tensor in weights.tensors.values()} == {1}
+
+
+def test_an_adapter_leaves_the_device_in_one_block(build_actor: BuildActor, tmp_path: Path) -> None:
+    """It has 56 tensors here and 392 in Qwen3-VL-2B; each would be a copy that waits for the device."""
+    actor = build_actor(model__lora__rank=4)
+    with torch.no_grad():
+        for number, parameter in enumerate(actor.module.parameters()):
+            if parameter.requires_grad:
+                parameter.fill_(number)
+    weights = actor.rollout_weights()
+    assert isinstance(weights, AdapterWeights)
+    assert len(weights.tensors) == 56
+    assert len({tensor.untyped_storage().data_ptr() for tensor in weights.tensors.values()}) == 1
+    trained = dict(actor.module.named_parameters())
+    for name, tensor in weights.tensors.items():
+        own: Any = trained[f"model.{name.removesuffix('.weight')}.default.weight"]
+        assert torch.equal(tensor, own.full_tensor() if hasattr(own, "full_tensor") else own)
+        tensor.zero_()  # a copy: the next adapter still has the trained values
+    weights = actor.rollout_weights()
+    assert all(tensor.any() for tensor in weights.tensors.values())
+    weights.write(tmp_path)
+    written = load_file(tmp_path / "adapter_model.safetensors")
+    assert written.keys() == weights.tensors.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in weights.tensors.items())
 
 
 class _SumsInPlace(TorchDispatchMode):

@@ -166,7 +166,6 @@ def test_no_special_token_arises_from_text(tiny_processing: Processing, placemen
 
 
 def test_a_reference_is_cut_to_its_cap_of_64_tokens(tiny_processing: Processing) -> None:
-    """A peer's reference is cut to its own length."""
     contexts = builder(tiny_processing)
     long = " ".join(str(number) for number in range(100, 400))
     assert len(tiny_processing.encode_text(long)) > 300
@@ -174,8 +173,32 @@ def test_a_reference_is_cut_to_its_cap_of_64_tokens(tiny_processing: Processing)
     assert long.startswith(text)
     assert 60 <= len(tiny_processing.encode_text(text)) <= 64
     assert contexts.reference_text(Reference(text="4")) == "4"
-    peer = tuple(tiny_processing.encode_text(long))[:200]
-    assert 190 <= len(tiny_processing.encode_text(contexts.reference_text(Reference(token_ids=peer)))) <= 200
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "shown"),
+    [
+        (
+            " " + r"parts. 1+12=34. \boxed{34}",
+            0,
+            r"parts. 1+12=34. \boxed{34}",
+        ),  # " parts" is one token, "parts" is not
+        (r"The answer is \boxed{60}", 1, r"answer is \boxed{60}"),
+        (
+            r"é parts. \boxed{34}",
+            1,
+            "\ufffd" + r" parts. \boxed{34}",
+        ),  # the second byte of two; 3 bytes encode the mark
+        (r"∠ABC = 60. \boxed{60}", 1, "\ufffd\ufffd" + r"ABC = 60. \boxed{60}"),
+    ],
+)
+def test_a_peers_reference_is_whole_if_its_text_encodes_longer(
+    tiny_processing: Processing, text: str, first: int, shown: str
+) -> None:
+    """Leading spaces are stripped, and half characters become marks, so that the text has more tokens than were sampled."""
+    sampled = tuple(tiny_processing.encode_text(text))[first:]
+    assert len(tiny_processing.encode_text(shown)) > len(sampled)
+    assert builder(tiny_processing).reference_text(Reference(token_ids=sampled)) == shown
 
 
 def test_a_reference_is_cut_to_fit_the_context_and_pictures_stay(tiny_processing: Processing) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,17 @@ def test_other_rows_under_the_same_name_are_noticed(tiny_run: list[str], own_dat
             run(tiny_run, f"data.train_files={own_data}", "trainer.max_steps=2", folder=folder)
     finally:
         own_data.write_bytes(before)
+
+
+def test_another_path_of_the_same_files_is_no_change(
+    tiny_run: list[str], own_data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither of the data, whose checksum is compared, nor of the reward."""
+    monkeypatch.chdir(own_data.parent)
+    (reward,) = [word for word in tiny_run if word.startswith("worker.reward.reward_function=")]
+    path = os.path.relpath(reward.partition("=")[2], own_data.parent)
+    spelt = [f"data.train_files={own_data.name}", f"worker.reward.reward_function={path}", "trainer.max_steps=2"]
+    assert run(tiny_run, *spelt, folder=folder).first_step == 1
 
 
 @pytest.mark.usefixtures("without_engines")

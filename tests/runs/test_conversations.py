@@ -109,6 +109,18 @@ def test_contexts_differ_in_the_last_turn_alone(read: Reader, tiny_processing: P
     assert len(teacher.token_ids) > len(student.token_ids)
 
 
+def test_a_blind_context_has_no_image_in_any_turn(read: Reader, tiny_processing: Processing) -> None:
+    """Neither images nor the marks that stand for them, in the question or in the history."""
+    problem = read([TURNS], [2])[0]
+    contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
+    blind = contexts.blind(problem)
+    text = tiny_processing.decode(blind.token_ids, skip_special_tokens=False)
+    assert blind.images is None
+    assert "user\nWhat is this?<|im_end|>" in text
+    assert "And this? <|im_end|>" in text
+    assert not any(mark in text for mark in ("<image>", "<|image_pad|>", "<|vision_start|>"))
+
+
 @pytest.mark.parametrize(
     ("messages", "num_images", "words"),
     [

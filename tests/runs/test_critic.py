@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import GRADIENTS, LOG_PROBS
 from torch import Tensor
 from training_runs import (
     differing,
@@ -114,7 +115,7 @@ def reference_states(folder: Path, row: ScoringRow, image_token_id: int) -> Tens
 def test_values_are_the_head_on_plain_hidden_states(
     build_critic: BuildCritic, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
 ) -> None:
-    """They agree to 1e-6 and start below a tenth."""
+    """They agree to rounding and start below a tenth."""
     critic = build_critic()
     image_token = tiny_processing.image_token_id
     assert image_token is not None
@@ -122,7 +123,7 @@ def test_values_are_the_head_on_plain_hidden_states(
     states = [reference_states(tiny_model_folder, row, image_token) for row in rows]
     values = critic.values(rows)
     assert [tuple(value.shape) for value in values] == [(9,), (3,), (17,), (1,)]
-    assert largest_gap(values, [state @ weight[0] + bias[0] for state in states]) < 1e-6
+    assert largest_gap(values, [state @ weight[0] + bias[0] for state in states]) < LOG_PROBS
     assert 1e-3 < float(torch.cat(values).std()) < 0.1
     assert float(bias) == 0.0
 
@@ -137,9 +138,9 @@ def test_the_seed_alone_decides_the_first_values(build_critic: BuildCritic, rows
 def test_values_depend_on_no_other_row_and_no_padding(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
     together = build_critic(micro_batch_size_per_device_for_experience=4).values(rows)
     alone = build_critic(micro_batch_size_per_device_for_experience=1)
-    assert largest_gap(together, alone.values(rows)) < 1e-6
+    assert largest_gap(together, alone.values(rows)) < LOG_PROBS
     in_pairs = build_critic(micro_batch_size_per_device_for_experience=2)
-    assert largest_gap(reversed(in_pairs.values(rows[::-1])), together) < 1e-6
+    assert largest_gap(reversed(in_pairs.values(rows[::-1])), together) < LOG_PROBS
     assert alone.values([]) == []
 
 
@@ -157,11 +158,11 @@ def test_gradient_loss_and_update_do_not_depend_on_micro_batches(
     length = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in found[0].values()))
     assert length > 1e-3
     for other in (1, 2):
-        assert largest_gap(found[0].values(), found[other].values()) / length < 1e-6
+        assert largest_gap(found[0].values(), found[other].values()) / length < GRADIENTS
         assert losses[other] == pytest.approx(losses[0], rel=1e-5)
         # Adam divides tiny gradients by their own size, so a few entries may turn; the learning rate is 1e-3.
         moved = torch.cat([(weights[0][name] - weights[other][name]).abs().flatten() for name in weights[0]])
-        assert float(moved.mean()) < 1e-6
+        assert float(moved.mean()) < GRADIENTS
 
 
 def test_the_critics_gradient_reaches_the_whole_body(
@@ -175,8 +176,8 @@ def test_the_critics_gradient_reaches_the_whole_body(
     states = torch.cat([reference_states(tiny_model_folder, row, image_token) for row in rows])
     error = (batch.old_values - batch.returns)[batch.response_mask]
     found = gradients(critic, batch)
-    assert float((found["head.weight"][0] - error @ states / 30).abs().max()) < 1e-5
-    assert float(found["head.bias"]) == pytest.approx(float(error.mean()), abs=1e-6)
+    assert float((found["head.weight"][0] - error @ states / 30).abs().max()) < LOG_PROBS
+    assert float(found["head.bias"]) == pytest.approx(float(error.mean()), abs=LOG_PROBS)
     silent = [name for name, gradient in found.items() if not gradient.any()]
     assert [name for name in silent if "bias" not in name] == []
     assert not any("lm_head" in name for name in found)
@@ -190,7 +191,7 @@ def test_a_critics_loss_is_the_mean_worked_out_by_hand(build_critic: BuildCritic
     far = critic_batch(rows, lambda value: value + 1.0, values)
     metrics = critic.update([near, far], step=0)
     assert metrics["critic/vf_loss"].result == pytest.approx((0.02 + 0.5) / 2, rel=1e-4)
-    assert metrics["critic/vpred_mean"].result == pytest.approx(float(torch.cat(values).mean()), abs=1e-6)
+    assert metrics["critic/vpred_mean"].result == pytest.approx(float(torch.cat(values).mean()), abs=LOG_PROBS)
     assert metrics["critic/vf_clipfrac"].result == 0.0
     assert metrics["critic/lr"].result == 0.0
 
@@ -305,7 +306,7 @@ def test_gradient_checkpointing_changes_no_gradient(build_critic: BuildCritic, r
         assert all(weight.grad is None for weight in tower)
         found.append({name: whole(w.grad) for name, w in critic.module.named_parameters() if w.requires_grad})
     length = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in found[0].values()))
-    assert largest_gap(found[0].values(), found[1].values()) / length < 1e-6
+    assert largest_gap(found[0].values(), found[1].values()) / length < GRADIENTS
 
 
 def test_a_critic_of_other_tokens_is_refused(build_critic: BuildCritic) -> None:

@@ -238,7 +238,7 @@ from cepo.config.schema import DataConfig
 from cepo.data.row_checks import RowMeasure, check_rows
 config = DataConfig(train_files="source.jsonl", max_prompt_length=9)
 row = RowMeasure(length=1, num_images=0)
-checked = check_rows([{}] * 400, num_rows=400, source="source.jsonl", config=config, measure=lambda _: time.sleep(0.01) or row)
+checked = check_rows([{}] * 400, source="source.jsonl", config=config, measure=lambda _: time.sleep(0.01) or row)
 assert len(checked.usable) == 400
 """
 
@@ -269,12 +269,12 @@ def _read_some(terminal: int) -> bytes:
 
 
 def test_a_picture_of_each_kind_value_opens_to_the_same_size(picture_folder: Path) -> None:
-    from cepo.data.images import open_image
+    from cepo.data.images import image_of
 
     content = (picture_folder / "b.jpg").read_bytes()
     values = [content, str(picture_folder / "b.jpg"), "b.jpg", {"bytes": content}, {"bytes": None, "path": "b.jpg"}]
     values.append(Image.open(io.BytesIO(content)))
-    assert {open_image(value, str(picture_folder)).size for value in values} == {(96, 64)}
+    assert {image_of(value, str(picture_folder)).size for value in values} == {(96, 64)}
 
 
 def test_min_and_max_pixels_bound_images_and_lengths(read: Reader, tmp_path: Path, tiny_processing: Processing) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from training_runs import differing, run
@@ -14,8 +15,19 @@ pytestmark = pytest.mark.heavy
 THREE_STEPS = ["algorithm.adv_estimator=grpo", "trainer.max_steps=3", "worker.actor.optim.lr=3e-3"]
 
 
-@pytest.mark.parametrize("rank", [4, 0], ids=["lora", "full"])
-def test_vllm_and_the_trainer_agree_to_1e_3_at_each_of_3_steps(tiny_run: list[str], tmp_path: Path, rank: int) -> None:
+@pytest.mark.parametrize(
+    "weights",
+    [
+        ["worker.actor.model.lora.rank=4"],
+        ["worker.actor.model.lora.rank=4", "worker.rollout.merge_lora=true"],
+        ["worker.actor.model.lora.rank=0"],
+    ],
+    ids=["lora", "merged", "full"],
+)
+def test_vllm_and_the_trainer_agree_to_1e_3_at_each_of_3_steps(
+    tiny_run: list[str], tmp_path: Path, weights: list[str]
+) -> None:
+    """Merged into the weights, an adapter needs no kernels of vLLM's, and its engine knows none."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     start: dict[str, object] = {}
 
@@ -23,10 +35,12 @@ def test_vllm_and_the_trainer_agree_to_1e_3_at_each_of_3_steps(tiny_run: list[st
         from training_runs import actor_of, parameters_of
 
         assert trainer.backend.generator_name == "vllm"
+        engine: Any = trainer.backend
+        engine = engine.generator
+        assert engine._settings.lora_rank == (4 if weights == ["worker.actor.model.lora.rank=4"] else 0)
         start.update(parameters_of(actor_of(trainer)))
 
-    options = ["worker.rollout.name=vllm", f"worker.actor.model.lora.rank={rank}"]
-    finished = run(tiny_run, *THREE_STEPS, *options, folder=tmp_path, prepare=prepare)
+    finished = run(tiny_run, *THREE_STEPS, "worker.rollout.name=vllm", *weights, folder=tmp_path, prepare=prepare)
     gaps = [row["rollout/log_prob_gap_mean"] for row in finished.metrics]
     assert len(gaps) == 3
     assert max(gaps) < 1e-3

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from rounding import GRADIENTS, ORDERS, moved_by_one_unit
 from safetensors.torch import load_file
 from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, VISION_FAMILIES, write_checkpoint
 from torch import Tensor
@@ -46,6 +47,31 @@ def alternating(samples):
     """Every second response is right, so that each group has both."""
     return [{"overall": number % 2, "accuracy": number % 2} for number in range(len(samples))]
 '''
+
+
+LogProbRounding = Callable[[str], float]
+
+
+@pytest.fixture(scope="session")
+def log_prob_rounding(checkpoint: Callable[[str], Path]) -> LogProbRounding:
+    """Nats that two orders of summation may lie apart in a family's log-probs: measured once, on plain transformers' model."""
+    known: dict[str, float] = {}
+
+    def measured(family: str) -> float:
+        if family not in known:
+            folder = checkpoint(family)
+            model = plain_model(folder, family)
+            inputs = [plain_inputs(folder, text, images) for text, images in prompts_of(family)]
+            responses = [random_response(length, seed=length) for length in (5, 9)]
+
+            @torch.no_grad()
+            def log_probs() -> list[Tensor]:
+                return [plain_log_probs(model, each, response) for each in inputs for response in responses]
+
+            known[family] = ORDERS * moved_by_one_unit(log_probs, model.parameters())
+        return known[family]
+
+    return measured
 
 
 @pytest.fixture(scope="session")
@@ -128,7 +154,11 @@ def test_each_model_type_has_a_tiny_checkpoint_or_shares_one() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", FAMILIES)
 def test_log_probs_and_gradients_are_those_of_plain_transformers(
-    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, record_property: Record
+    family: str,
+    checkpoint: Callable[[str], Path],
+    build_actor: BuildActor,
+    log_prob_rounding: LogProbRounding,
+    record_property: Record,
 ) -> None:
     folder = checkpoint(family)
     processing = Processing(str(folder))
@@ -143,7 +173,7 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
             expected.append(plain_log_probs(model, inputs, row.response_ids))
     gap = largest_gap(actor.score(rows), [each.detach() for each in expected])
     record_property("log_probs", gap)
-    assert gap < 1e-5
+    assert gap < log_prob_rounding(family)
     weights = [0.3 * (-1) ** number for number in range(len(rows))]
     sum(weight * each.sum() for weight, each in zip(weights, expected, strict=True)).backward()
     batch = collate(rows, processing=processing, device=torch.device("cpu"))
@@ -159,13 +189,13 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
             squares += float((whole(own) - gradient).double().square().sum())
             length += float(gradient.double().square().sum())
     record_property("gradient", (squares / length) ** 0.5)
-    assert (squares / length) ** 0.5 < 1e-5
+    assert (squares / length) ** 0.5 < GRADIENTS
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", FAMILIES)
 def test_on_a_4_bit_base_log_probs_are_those_of_engine_weights(
-    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor
+    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, log_prob_rounding: LogProbRounding
 ) -> None:
     """Plain transformers computes them with the engine's weights."""
     folder = checkpoint(family)
@@ -186,13 +216,13 @@ def test_on_a_4_bit_base_log_probs_are_those_of_engine_weights(
     for (text, images), start in zip(prompts_of(family), range(0, len(rows), 2), strict=True):
         inputs = plain_inputs(folder, text, images)
         expected += [plain_log_probs(model, inputs, row.response_ids).detach() for row in rows[start : start + 2]]
-    assert largest_gap(actor.score(rows), expected) < 1e-5
+    assert largest_gap(actor.score(rows), expected) < log_prob_rounding(family)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", VISION_FAMILIES)
 def test_another_image_or_hint_changes_log_probs(
-    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor
+    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, log_prob_rounding: LogProbRounding
 ) -> None:
     """An empty hint does not."""
     folder = checkpoint(family)
@@ -208,13 +238,17 @@ def test_another_image_or_hint_changes_log_probs(
     )
     assert largest_gap([other_image], [own]) > 1e-3
     assert largest_gap([hinted], [own]) > 1e-3
-    assert largest_gap([again, empty], [own, own]) < 1e-5
+    assert largest_gap([again, empty], [own, own]) < log_prob_rounding(family)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_rows_score_as_padded_ones_where_the_family_packs(
-    family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, record_property: Record
+    family: str,
+    checkpoint: Callable[[str], Path],
+    build_actor: BuildActor,
+    log_prob_rounding: LogProbRounding,
+    record_property: Record,
 ) -> None:
     folder = checkpoint(family)
     processing, actor = Processing(str(folder)), build_actor(folder=folder)
@@ -230,7 +264,7 @@ def test_packed_rows_score_as_padded_ones_where_the_family_packs(
     with torch.no_grad():
         gap = largest_gap([actor.module(packed)[0]], [actor.module(padded)[0]])
     record_property("packed", gap)
-    assert gap < 1e-5
+    assert gap < log_prob_rounding(family)
 
 
 SETTINGS = {
@@ -276,6 +310,8 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
     record_property: Record,
 ) -> None:
     """The prompts have images."""
+    if engine == "vllm":
+        pytest.importorskip("vllm", reason="vLLM is not installed")
     reward = tmp_path / "reward.py"
     reward.write_text(ALTERNATING, encoding="utf-8")
     in_bf16 = engine == "vllm" and family in ONE_TYPE_ON_A_CPU

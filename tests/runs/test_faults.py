@@ -154,6 +154,44 @@ def test_an_exploding_engine_gap_ends_the_run_if_asked(tiny_run: list[str], tmp_
     assert [path.name for path in tmp_path.glob("*_step_*")] == ["global_step_1"]
 
 
+def endless_momentum(actor: Any) -> None:
+    """The next step moves all weights to infinity."""
+    for state in actor.optimizer.state.values():
+        state["exp_avg"].fill_(torch.inf)
+
+
+def broken_weights(actor: Any) -> None:
+    """The update's log-probs of finite inputs are NaN, and the update is skipped."""
+    with torch.no_grad():
+        for parameter in actor.module.parameters():
+            parameter.mul_(1e30)
+
+
+@pytest.mark.parametrize(
+    ("plant", "said"), [(endless_momentum, "actor/weight_norm"), (broken_weights, "actor/pg_loss")]
+)
+def test_a_broken_model_ends_the_run_and_writes_no_checkpoint(
+    tiny_run: list[str], tmp_path: Path, plant: Callable[[Any], None], said: str
+) -> None:
+    """Whatever `trainer.on_fault` says, and at the run's last step too."""
+
+    def in_step_2(trainer: Trainer) -> None:
+        update = trainer.update
+
+        def planted(*arguments: Any) -> Any:
+            if trainer.state.step == 1:
+                plant(actor_of(trainer))
+            return update(*arguments)
+
+        trainer.update = planted  # type: ignore[method-assign]
+
+    options = ["trainer.max_steps=2", "trainer.save_freq=1", "trainer.on_fault=warn"]
+    with pytest.raises(EngineError, match=rf"step 2: .*{said}.* not finite, so the model is broken.*optim\.lr"):
+        run(tiny_run, *options, folder=tmp_path, prepare=in_step_2)
+    assert [path.name for path in tmp_path.glob("*_step_*")] == ["global_step_1"]
+    assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
 def test_a_last_step_that_trained_nothing_is_no_checkpoint(tiny_run: list[str], tmp_path: Path) -> None:
     """Its weights are set aside, and the same command resumes from the checkpoint before."""
 

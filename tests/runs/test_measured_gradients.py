@@ -1,4 +1,4 @@
-"""`cepo credit gradient=true`: the gradients are those of the loss, and what is known of their ratios comes out."""
+"""`python3 -m lab.gradient`: the gradients are those of the loss, and what is known of their ratios comes out."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 import torch
 from training_runs import encoded, parameters_of, picture, random_response, reference_model
 
-from cepo.cli import main
 from cepo.data.batch import OptimizerBatch, ScoringRow
 from cepo.losses.policy import LossDenominators
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
+from lab.gradient.__main__ import main
 
 pytestmark = pytest.mark.heavy
 
@@ -24,7 +24,7 @@ METHODS = "methods=grpo, rlsd(lambda_init=1)"
 
 @pytest.fixture(scope="module")
 def gradient_command(tiny_run: list[str]) -> list[str]:
-    return ["credit", "gradient=true", *tiny_run, "data.rollout_batch_size=2", "batches=3", METHODS]
+    return [*tiny_run, "data.rollout_batch_size=2", "batches=3", METHODS]
 
 
 @pytest.fixture(scope="module")

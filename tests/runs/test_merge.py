@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pathlib
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +33,7 @@ from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
 from cepo.rollout.factory import build_generator
 from cepo.rollout.generator import GenerationRequest, GeneratorSettings, SamplingSettings
+from cepo.trainer.checkpoints import FILES_FILE, written_files
 from cepo.trainer.resuming import RunHistory, checkpoint_store, checkpoint_to_load
 from cepo.workers.distributed import reshard
 
@@ -330,6 +333,78 @@ def test_a_critics_shards_are_not_taken_for_a_policys(
     critic = train(*FULL, "algorithm.adv_estimator=gae").folder / "global_step_2" / "critic"
     message = refusal(capsys, "--checkpoint", critic, "--out", tmp_path / "merged")
     assert "weights that the base model lacks: 2 (model.head.bias, model.head.weight)" in message
+
+
+def hollow(source: Path, folder: Path) -> Path:
+    """A copy of a run whose metadata has no chunks and no storage for any weight, sealed again; returns the checkpoint."""
+    shutil.copytree(source, folder)
+    checkpoint = folder / "global_step_2"
+    file = checkpoint / "actor" / "distributed" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    for entry in metadata.state_dict_metadata.values():
+        if hasattr(entry, "chunks"):
+            entry.chunks.clear()
+    metadata.storage_data.clear()
+    file.write_bytes(pickle.dumps(metadata, 2))
+    seal(checkpoint)
+    return checkpoint
+
+
+def seal(checkpoint: Path) -> None:
+    (checkpoint / FILES_FILE).unlink()
+    (checkpoint / FILES_FILE).write_text(json.dumps(written_files(checkpoint)))
+
+
+def test_shards_without_data_are_refused_by_every_command(
+    train: Train, tiny_run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A merge would write the untrained base and end with success."""
+    checkpoint = hollow(train(*FULL).folder, tmp_path / "run")
+    words = "the chunks of 'model.model."
+    assert words in refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+    assert main(["evaluate", f"checkpoint={checkpoint}", *reward_of(tiny_run), f"out={tmp_path / 'results'}"]) == 2
+    assert words in capsys.readouterr().err
+    settings = ["worker.actor.fsdp.mp_param_dtype=fp32", "worker.actor.optim.lr=1e-2", "trainer.max_steps=3"]
+    with pytest.raises(CheckpointError, match=words):
+        run(tiny_run, *settings, *FULL, f"trainer.load_checkpoint_path={checkpoint}", folder=tmp_path / "other")
+
+
+def reward_of(settings: list[str]) -> list[str]:
+    """The arguments of an evaluation that a run's record does not give."""
+    (reward,) = (text for text in settings if text.startswith("worker.reward.reward_function="))
+    (rows,) = (text.partition("=")[2] for text in settings if text.startswith("data.train_files="))
+    return [reward, f"data={rows}", "n=1"]
+
+
+def test_a_checkpoint_cannot_name_the_folder_to_be_removed(
+    train: Train, tiny_run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The opcode BUILD on the class of all paths gave each the text of the attacker, and the temporary folder was one."""
+    checkpoint, victim = hollow(train(*FULL).folder, tmp_path / "run"), tmp_path / "victim"
+    victim.mkdir()
+    (victim / "thesis").write_text("years of work")
+    file = checkpoint / "actor" / "distributed" / ".metadata"
+    change = b"cpathlib\nPosixPath\n" + pickle.dumps((None, {"_str": str(victim)}), 2)[2:-1] + b"b0"
+    file.write_bytes(b"\x80\x02" + change + file.read_bytes()[2:])
+    seal(checkpoint)
+    try:
+        code = main(["evaluate", f"checkpoint={checkpoint}", *reward_of(tiny_run), f"out={tmp_path / 'results'}"])
+    finally:
+        if isinstance(vars(pathlib.PosixPath).get("_str"), str):
+            del pathlib.PosixPath._str
+    assert (victim / "thesis").read_text() == "years of work"
+    assert code == 2
+    assert ".metadata is refused, because it changes pathlib.PosixPath" in capsys.readouterr().err
+
+
+def test_links_in_a_checkpoint_are_refused(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = tmp_path / "run" / "global_step_2"
+    shutil.copytree(train(*FULL).folder, tmp_path / "run")
+    (checkpoint / "actor" / "random_state.pt").unlink()
+    (checkpoint / "actor" / "random_state.pt").symlink_to("/dev/zero")
+    message = refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged")
+    assert "random_state.pt is not a regular file" in message
 
 
 def test_shards_of_a_model_with_more_layers_are_refused(

@@ -26,11 +26,11 @@ def parity(samples):
 ONE_STEP = ["algorithm.adv_estimator=grpo", "trainer.max_steps=1"]
 
 
-def seconds_until_there(file: Path) -> float:
+def wait_until_there(file: Path) -> None:
     start = time.monotonic()
-    while not file.exists() and time.monotonic() - start < 30:
+    while not file.exists():
+        assert time.monotonic() - start < 300, f"{file.name} was not made while generation waited for it"
         time.sleep(0.01)
-    return time.monotonic() - start
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
@@ -40,7 +40,6 @@ def test_the_first_reward_begins_before_generation_ends(tiny_run: list[str], tmp
         pytest.importorskip("vllm", reason="vLLM is not installed")
     (tmp_path / "marking.py").write_text(MARKING_REWARD, encoding="utf-8")
     announced: list[int] = []
-    waited: list[float] = []
 
     def prepare(trainer: Trainer) -> None:
         generate = trainer.backend.generate
@@ -51,7 +50,7 @@ def test_the_first_reward_begins_before_generation_ends(tiny_run: list[str], tmp
             def watch(index: int, group: list[Generation]) -> None:
                 announced.append(index)
                 if len(announced) == len(requests):
-                    waited.append(seconds_until_there(tmp_path / "a_reward_began"))
+                    wait_until_there(tmp_path / "a_reward_began")
                 on_finished(index, group)
 
             return generate(requests, settings, watch)
@@ -61,7 +60,6 @@ def test_the_first_reward_begins_before_generation_ends(tiny_run: list[str], tmp
     reward = [f"worker.reward.reward_function={tmp_path / 'marking.py'}:parity", f"worker.rollout.name={engine}"]
     finished = run(tiny_run, *ONE_STEP, *reward, folder=tmp_path / "run", prepare=prepare)
     assert sorted(announced) == [0, 1, 2, 3]
-    assert waited[0] < 30
     assert 0 < finished.metrics[0]["work/rollout_prefix_hits"] <= 3 / 4
 
 

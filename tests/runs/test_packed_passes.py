@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import GRADIENTS, LOG_PROBS
 from torch import Tensor
 from training_runs import encoded, largest_gap, picture, random_response, whole
 
@@ -65,7 +66,7 @@ def test_packed_log_probs_are_the_padded_ones_to_1e_minus_5(
 ) -> None:
     packed, padded = both(build_actor)
     rows = mixed_rows(tiny_processing, num_contexts=num_contexts, size=size)
-    assert largest_gap(packed.score(rows), padded.score(rows)) < 1e-5
+    assert largest_gap(packed.score(rows), padded.score(rows)) < LOG_PROBS
     assert (packed.passes.packed, padded.passes.packed) == (True, False)
 
 
@@ -114,7 +115,7 @@ def test_packed_gradients_are_the_padded_ones_to_1e_minus_5(
     batch = batch_of(mixed_rows(tiny_processing, num_contexts=num_contexts, size=size))
     gradient, expected = gradient_of(packed, batch), gradient_of(padded, batch)
     assert float(expected.norm()) > 0
-    assert float((gradient - expected).norm() / expected.norm()) < 1e-5
+    assert float((gradient - expected).norm() / expected.norm()) < GRADIENTS
 
 
 def _draw_adapter(actor: Actor) -> None:
@@ -143,7 +144,7 @@ def test_a_budget_of_tokens_cuts_passes_and_changes_no_log_prob(
     actor._config = type(actor._config)(  # the same settings with one sample's tokens to a pass
         **{**vars(actor._config), "micro_batch_size_per_device_for_experience": 1}
     )
-    assert largest_gap(actor.score(rows), whole_pass) < 1e-5
+    assert largest_gap(actor.score(rows), whole_pass) < LOG_PROBS
 
 
 def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processing) -> None:
@@ -224,7 +225,7 @@ def test_filling_a_packed_row_to_blocks_changes_no_log_prob(
     assert filled.input_ids.shape[1] % 128 == 0
     assert 0 < filled.input_ids.numel() - plain.input_ids.numel() < 128
     with torch.no_grad():
-        assert largest_gap([actor.module(filled)[0]], [actor.module(plain)[0]]) < 1e-5
+        assert largest_gap([actor.module(filled)[0]], [actor.module(plain)[0]]) < LOG_PROBS
 
 
 @pytest.mark.heavy

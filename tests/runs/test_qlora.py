@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounding import LOG_PROBS
 from safetensors.torch import load_file
 from torch import Tensor
 from training_runs import (
@@ -32,7 +33,7 @@ from cepo.models import pretrained
 from cepo.models.processing import Processing
 from cepo.models.quantization import dequantised, quantised_weights
 from cepo.rollout.generator import FullWeights
-from cepo.sizing.memory import bytes_in_4_bits
+from cepo.sizing import bytes_in_4_bits
 from cepo.workers.actor import Actor
 
 pytestmark = pytest.mark.heavy
@@ -86,16 +87,16 @@ def expected(model: Any, rows: list[ScoringRow]) -> list[Tensor]:
 def test_a_qlora_checkpoint_scores_as_plain_peft_does(
     trained: FinishedRun, tiny_model_folder: Path, rows: list[ScoringRow]
 ) -> None:
-    """Transformers, bitsandbytes and PEFT give the same log-probs to 1e-5."""
+    """Transformers, bitsandbytes and PEFT give the same log-probs, to rounding."""
     from peft import PeftModel
 
     adapter = trained.folder / "global_step_2" / "actor" / "lora_adapter"
     settings = json.loads((adapter / "quantization_config.json").read_text())
     base = plain_base(tiny_model_folder, BitsAndBytesConfig(**settings))
     without = expected(base, rows)
-    assert largest_gap(trained.actor.score_reference(rows), without) < 1e-5
+    assert largest_gap(trained.actor.score_reference(rows), without) < LOG_PROBS
     with_adapter = expected(PeftModel.from_pretrained(base, adapter).eval(), rows)
-    assert largest_gap(trained.actor.score(rows), with_adapter) < 1e-5
+    assert largest_gap(trained.actor.score(rows), with_adapter) < LOG_PROBS
     assert largest_gap(without, with_adapter) > 0.01
     assert largest_gap(without, expected(reference_model(tiny_model_folder), rows)) > 0.01
 
@@ -118,7 +119,7 @@ def test_a_pass_with_gradient_scores_as_one_without(build_actor: BuildActor, row
     actor = build_actor(model__lora__rank=4, model__lora__quantization="nf4")
     scores = torch.cat(actor.score(rows))
     log_probs, _ = actor.module.train()(actor.passes.collate(rows))
-    torch.testing.assert_close(log_probs.detach(), scores, rtol=0, atol=1e-6)
+    torch.testing.assert_close(log_probs.detach(), scores, rtol=0, atol=LOG_PROBS)
     log_probs.sum().backward()
     gradients = {name for name, weight in actor.module.named_parameters() if weight.grad is not None}
     assert gradients == {name for name, _ in actor.module.named_parameters() if ".lora_" in name}
@@ -171,7 +172,7 @@ def test_a_merged_qlora_folder_computes_what_was_trained(
     assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "merged"), "--dtype", "fp32"]) == 0
     assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
     scores = trained.actor.score(rows)
-    assert largest_gap(scores, expected(reference_model(tmp_path / "merged"), rows)) < 1e-5
+    assert largest_gap(scores, expected(reference_model(tmp_path / "merged"), rows)) < LOG_PROBS
     written = load_file(tmp_path / "merged" / "model.safetensors")
     weights = trained.actor.rollout_weights()
     for name, tensor in written.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -33,8 +35,8 @@ from cepo.trainer.loop import Trainer
 
 pytestmark = pytest.mark.heavy
 ray = pytest.importorskip("ray")
-from benchmarks.ranks import between_ranks  # noqa: E402
-from benchmarks.support.counting_rank import CountingRank  # noqa: E402
+from lab.ranks import between_ranks  # noqa: E402
+from lab.support.counting_rank import CountingRank  # noqa: E402
 
 TWO_TEACHERS = ["algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES]
 TWO_WORKERS = ["trainer.n_gpus_per_node=2"]
@@ -109,10 +111,27 @@ def test_1_and_2_workers_sample_and_learn_as_this_process(
     assert all((bytes_sent > 0) == (number > 1) for bytes_sent in sent["counted"].values())
 
 
+def test_the_command_alone_prepares_its_cluster(tiny_run: list[str], tmp_path: Path) -> None:
+    """Nothing that it loads first may import Ray; the processes of these tests are prepared by tests/conftest.py."""
+    options = ["trainer.launcher=ray", "trainer.max_steps=1", f"trainer.save_checkpoint_path={tmp_path}"]
+    done = subprocess.run(
+        [sys.executable, "-m", "cepo.train", *tiny_run, *options],
+        env={name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "started Ray on this machine" in done.stderr
+    assert len(json_lines(tmp_path / "metrics.jsonl")) == 1
+
+
 def test_vllm_trains_on_after_a_worker_was_killed(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The run has 2 workers, and every step is accounted for."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
     killed = kill_rank_1(monkeypatch, method="update", call=2, with_signal=signal.SIGKILL)
     options = ["worker.rollout.name=vllm", "trainer.max_steps=3", "trainer.save_freq=1"]
     caplog.set_level("INFO", logger="cepo")
@@ -170,6 +189,7 @@ def test_a_shared_engine_samples_as_one_process_does(
     tiny_run: list[str], here: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 workers share it. While it runs nothing has a name that a kill could leave behind, or can be reached from outside."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
     before, during, reached = meeting_places(), list[set[str]](), set[str]()
     plain = Trainer.record
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import shutil
+import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from training_runs import (
     actor_of,
     checked_config,
     differing,
+    json_lines,
     run,
     shared_pool,
     whole,
@@ -24,10 +27,12 @@ from training_runs import (
 from cepo.config import load_config
 from cepo.errors import CheckpointError
 from cepo.rewards.pool import RewardPool
-from cepo.train import build_trainer
+from cepo.train import build_trainer, main
 from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, written_files
 from cepo.trainer.loop import Trainer
 from cepo.trainer.resuming import RunFinishedError
+from cepo.trainer.scoring import ScoredBatch
+from cepo.types import TokenSignal
 
 pytestmark = pytest.mark.heavy
 
@@ -114,6 +119,74 @@ def test_resuming_before_an_imageless_batch_gives_the_same_bits(
     assert_same_run(whole, stopped_and_resumed(tiny_run, *options, folder=tmp_path / "stopped", step=2))
 
 
+def interrupted_in(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], *signals: signal.Signals, step: int, folder: Path
+) -> int:
+    """The exit code of a run that hears `signals` while it estimates in the 1-based `step`."""
+    estimate = Trainer.estimate
+
+    def disturbed(trainer: Trainer, batch: ScoredBatch) -> TokenSignal:
+        for number in signals if batch.rollouts.step + 1 == step else ():
+            os.kill(os.getpid(), number)
+        return estimate(trainer, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "estimate", disturbed)
+        return main([*arguments, f"trainer.save_checkpoint_path={folder}"])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_the_finished_step_to_go_on_from(
+    tiny_run: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    number: signal.Signals,
+    code: int,
+) -> None:
+    """Although checkpoints are written only at the end, no step is lost and no bit changes."""
+    arguments = [*tiny_run, *FOUR_STEPS, "trainer.save_freq=-1"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
+    try:
+        assert interrupted_in(monkeypatch, arguments, number, step=2, folder=tmp_path / "stopped") == code
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "step 2 is finished and saved first (trainer.save_on_interrupt); a second one ends at once" in caplog.text
+    assert f"{tmp_path}/stopped/global_step_2; the same command resumes from it" in caplog.text
+    resumed = run(arguments, folder=tmp_path / "stopped")
+    assert resumed.first_step == 2
+    assert_same_run(run(arguments, folder=tmp_path / "whole"), resumed)
+
+
+@pytest.mark.parametrize(
+    ("signals", "option"),
+    [([signal.SIGTERM] * 2, "trainer.save_freq=-1"), ([signal.SIGTERM], "trainer.save_on_interrupt=false")],
+    ids=["a second signal", "not wanted"],
+)
+def test_nothing_is_saved_at_a_second_signal_or_if_not_wanted(
+    tiny_run: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signals: list[signal.Signals],
+    option: str,
+) -> None:
+    assert interrupted_in(monkeypatch, [*tiny_run, option], *signals, step=2, folder=tmp_path) == 143
+    assert not list(tmp_path.glob("global_step_*"))
+
+
+def test_a_run_interrupted_in_its_last_step_still_validates(
+    tiny_run: list[str], tmp_path: Path, problem_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*tiny_run, f"data.val_files={problem_file}", "trainer.val_freq=2", "trainer.leak_probe_size=0"]
+    assert interrupted_in(monkeypatch, arguments, signal.SIGTERM, step=2, folder=tmp_path) == 143
+    assert not [row for row in json_lines(tmp_path / "metrics.jsonl") if "val/reward" in row]
+    again = run(arguments, folder=tmp_path)
+    assert again.first_step == 2
+    assert [row["step"] for row in again.metrics if "val/reward" in row] == [2]
+    with pytest.raises(RunFinishedError):
+        run(arguments, folder=tmp_path)
+
+
 TWO_STEPS = ["trainer.max_steps=2", "trainer.save_freq=1"]
 
 
@@ -163,8 +236,11 @@ def test_a_new_start_never_resumes_from_an_older_run(tiny_run: list[str], tmp_pa
     [
         ("worker.actor.model.lora.rank=4", "lora_rank=0"),
         ("algorithm.adv_estimator=rlsd", "adv_estimator=grpo"),
+        (
+            "worker.actor.model.lora.rank=4 trainer.load_checkpoint_path={folder}/global_step_1",
+            "lora_rank=0, but this run has 4; .* leave out trainer.load_checkpoint_path .* `cepo merge`",
+        ),
         ("trainer.load_checkpoint_path={folder}/global_step_9", "global_step_9"),
-        ("trainer.load_checkpoint_path={folder}", "global_step_<N>"),
         ("trainer.load_checkpoint_path={folder}/actorless", "no folder actor"),
         ("trainer.load_checkpoint_path={folder}/stateless", "has no valid trainer state"),
         ("trainer.save_checkpoint_path={folder}/metrics.jsonl", "cannot be written"),
@@ -187,7 +263,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_early(
     config = checked_config if "global_step_9" not in override else load_config  # the check itself would refuse it
     settings = [*tiny_run, f"trainer.save_checkpoint_path={finished_step}", "trainer.max_steps=2"]
     with ExitStack() as stack, pytest.raises(CheckpointError, match=words):
-        build_trainer(config([*settings, override.format(folder=finished_step)]), stack)
+        build_trainer(config([*settings, *override.format(folder=finished_step).split()]), stack)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 from PIL import Image
+from rounding import LOG_PROBS
 from torch import Tensor
 from training_runs import (
     EVERY_WRONG_ROLLOUT_TEACHES,
@@ -130,7 +131,7 @@ def test_what_is_no_video_is_refused_with_the_reason(
     cut = write_video(tmp_path / "cut.avi", 40, size=(96, 64))
     cut.write_bytes(cut.read_bytes()[: cut.stat().st_size // 2])
     cases: list[tuple[Any, str]] = [
-        (str(tmp_path / "gone.mp4"), "cannot be read"),
+        (str(tmp_path / "gone.mp4"), "does not exist"),
         (b"no video at all", "cannot be read"),
         (whole[:200], "cannot be read"),
         (7, "accepted: path, bytes"),
@@ -144,6 +145,27 @@ def test_what_is_no_video_is_refused_with_the_reason(
     monkeypatch.setattr(reading, "_LIBRARIES", ("no_such_library",))
     with pytest.raises(ConfigError, match=r"cepo\[video\]"):
         load_video(whole, None, RULES)
+
+
+PLAYLISTS = {
+    "hls.mp4": "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{0}/other.ts\n#EXT-X-ENDLIST\n",
+    "hls.m3u8": "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{0}/other.ts\n#EXT-X-ENDLIST\n",
+    "relative.m3u8": "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nlink.ts\n#EXT-X-ENDLIST\n",
+    "concat.mp4": "ffconcat version 1.0\nfile 'link.ts'\n",
+}
+
+
+@pytest.mark.parametrize("name", PLAYLISTS)
+def test_a_playlist_opens_no_other_file(tmp_path: Path, name: str) -> None:
+    """FFmpeg follows it out of the folder of the data."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "link.ts").symlink_to(write_video(tmp_path / "other.ts", 12))
+    assert load_video(str(tmp_path / "other.ts"), None, RULES).num_source_frames == 12
+    (folder / name).write_text(PLAYLISTS[name].format(tmp_path), encoding="utf-8")
+    for value in (name, (folder / name).read_bytes()):
+        with pytest.raises(DataError, match=r"cannot be read .*; accepted: mov,mp4"):
+            load_video(value, str(folder), RULES)
 
 
 def transformers_inputs(processing: Processing, videos: Sequence[Video], images: Sequence[Image.Image]) -> Any:
@@ -239,7 +261,7 @@ def test_scores_of_video_rows_are_a_plain_forwards_to_1e_5(
     }
     expected = [plain_log_probs(model, tiny_processing, row, visuals[id(row.context)]) for row in rows]
     scores = build_actor(padding_free=padding_free).score(rows)
-    assert largest_gap(scores, expected) < 1e-5
+    assert largest_gap(scores, expected) < LOG_PROBS
     darker = Video(frames=two[0].frames // 2, frame_numbers=two[0].frame_numbers, source_fps=6.0, num_source_frames=12)
     other = ScoringRow(context=asked(tiny_processing, [darker]), response_ids=rows[1].response_ids)
     [moved] = build_actor().score([other])

@@ -24,7 +24,7 @@ def test_a_terminal_shows_phases_stages_and_numbers(tiny_run: list[str], tmp_pat
     shown = plain(seen)
     assert code == 0, shown[-3000:]
     # What lasts half a second is drawn; the stages of a tiny step may be shorter.
-    assert "loading libraries and looking at the devices  " in shown
+    assert "loading libraries and the tokenizer  " in shown
     last = [line.rstrip() for line in shown.splitlines() if "step 2/2" in line][-1]
     assert last.endswith("0 s left")
     assert "reward" in shown.rpartition("step 2/2")[2]

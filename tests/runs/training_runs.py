@@ -14,6 +14,7 @@ import numpy
 import pytest
 import torch
 from PIL import Image
+from rounding import LOG_PROBS
 from torch import Tensor
 
 from cepo.cli import main
@@ -155,7 +156,7 @@ def assert_same_run(folder: Path, expected: FinishedRun) -> None:
         compared = [name for name in other if name.startswith(("actor/", "reward/", "evidence/"))]
         assert len(compared) > 10
         assert {name: row[name] for name in compared} == pytest.approx(
-            {name: other[name] for name in compared}, rel=1e-3, abs=1e-5
+            {name: other[name] for name in compared}, rel=1e-3, abs=LOG_PROBS
         )
 
 

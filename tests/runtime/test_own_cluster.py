@@ -16,9 +16,12 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.heavy
 
 PRELUDE = """
-import json, os, signal, sys, time, psutil, ray
+import json, os, signal, sys, time, psutil
+from cepo.runtime.reach import prepare_own_cluster, why_no_answer
+prepare_own_cluster()
+import ray
 from cepo.config.trainer_schema import TrainerConfig
-from cepo.errors import WorkerLostError
+from cepo.errors import ConfigError, WorkerLostError
 from cepo.runtime.ray import cluster
 
 def part(name):
@@ -31,8 +34,8 @@ def answer():
 
 def driver(script: str, **environment: str) -> Any:
     """What a process of its own prints as its last line, which is JSON."""
-    # Without the token of a cluster that another test has started in this process.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    # Without what is prepared for the clusters of this process.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + script],
         env={**inherited, **environment},
@@ -48,25 +51,42 @@ def driver(script: str, **environment: str) -> Any:
 def test_every_port_is_on_loopback_and_wants_the_token() -> None:
     seen = driver("""
 cluster.connect(TrainerConfig())
-file = os.environ["RAY_AUTH_TOKEN_PATH"]
+token, of_ray = os.environ["RAY_AUTH_TOKEN_PATH"], str(cluster._own._folder.path)
 family = {os.getpid(), *(each.pid for each in psutil.Process().children(recursive=True))}
 ports = [each.laddr.ip for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.pid in family]
-environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-environment |= {"HOME": "/nonexistent", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
-stranger = "from ray._raylet import GcsClient; GcsClient(address=%r)" % ray.get_runtime_context().gcs_address
-import subprocess
-refused = subprocess.run([sys.executable, "-c", stranger], env=environment, capture_output=True, text=True, timeout=120)
+address, answered = ray.get_runtime_context().gcs_address, answer()
+why = [why_no_answer(address)]
+os.environ["RAY_AUTH_TOKEN"] = "0" * 64
+why.append(why_no_answer(address))
 print(json.dumps({
-    "ports": ports, "mode": oct(os.stat(file).st_mode & 0o777), "answer": answer(), "stranger": refused.returncode,
-    "why": refused.stderr[-4000:],
+    "ports": ports, "modes": [oct(os.stat(each).st_mode & 0o777) for each in (token, os.path.dirname(token), of_ray)],
+    "beside": sorted(os.listdir(os.path.dirname(token))), "answer": answered, "why": why,
 }))
 """)
     assert seen["answer"] == 7
     assert len(seen["ports"]) >= 4
     assert {address.removeprefix("::ffff:") for address in seen["ports"]} == {"127.0.0.1"}
-    assert seen["mode"] == "0o600"
-    assert seen["stranger"] != 0
-    assert "InvalidAuthToken" in seen["why"]
+    assert seen["modes"] == ["0o600", "0o700", "0o700"]
+    assert seen["beside"] == ["auth_token"]
+    with_its_token, with_another = seen["why"]
+    assert with_its_token is None
+    assert "InvalidAuthToken" in with_another
+
+
+def test_a_program_that_imported_ray_itself_must_have_a_cluster() -> None:
+    """Without one it is told, because Ray would listen on all networks, and a late token keeps it from starting."""
+    seen = driver("""
+for name in [name for name in os.environ if name.startswith("RAY_")]:
+    del os.environ[name]
+try:
+    cluster.connect(TrainerConfig())
+except ConfigError as error:
+    told = str(error)
+print(json.dumps({"told": told, "variables": [name for name in os.environ if name.startswith("RAY_AUTH")]}))
+""")
+    assert seen["told"].startswith("Ray was imported before this run could close its own Ray cluster to others")
+    assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0, RAY_AUTH_MODE=token and a secret RAY_AUTH_TOKEN" in seen["told"]
+    assert seen["variables"] == []
 
 
 def test_the_head_does_not_grow_with_the_number_of_calls() -> None:

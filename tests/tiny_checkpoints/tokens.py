@@ -6,22 +6,8 @@ import json
 from functools import cache
 from typing import Any
 
-QWEN_TOKENS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
-)
+from lab.worlds.tokenizer import SPECIAL_TOKENS as QWEN_TOKENS
+
 QWEN_TEXT_TOKENS = QWEN_TOKENS[:3]
 INTERNVL_TOKENS = (
     *QWEN_TOKENS,
@@ -149,7 +135,7 @@ def _add_special(tokenizer: Any, texts: list[str]) -> None:
 @cache
 def _byte_level_pieces() -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
     """Pieces with their ids, and merges, of the embedded world's tokenizer, which takes a second to train."""
-    from cepo.microgeo.tokenizer import build_tokenizer
+    from lab.worlds.tokenizer import build_tokenizer
 
     trained = json.loads(build_tokenizer().backend_tokenizer.to_str())["model"]
     return trained["vocab"], tuple((first, second) for first, second in trained["merges"])

@@ -22,10 +22,11 @@ from PIL import Image
 from rich.console import Console
 
 from cepo.errors import CepoError, ConfigError, DataError
+from cepo.foreign_files import read_objects
 from cepo.live_view import duration
 from cepo.tracking.console import step_line
 from cepo.tracking.environment import code_version
-from cepo.tracking.lines import LineFile, read_objects
+from cepo.tracking.lines import LineFile
 from cepo.tracking.run_folder import png_bytes, read_environment, read_generations, read_metrics
 from cepo.tracking.sink import RunDescription, build_sink
 from cepo.tracking.trace import GroupRecord, RolloutRecord, Trace, read_rollouts
@@ -234,7 +235,7 @@ def test_a_torn_line_of_any_length_is_cut(tmp_path: Path, length: int) -> None:
 def test_a_broken_line_in_the_middle_names_file_and_line(tmp_path: Path) -> None:
     """The line is 2."""
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\nnot json\n{"step": 3}\n')
-    with pytest.raises(DataError, match=r"metrics\.jsonl, line 2"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl is damaged in line 2"):
         read_metrics(tmp_path)
 
 

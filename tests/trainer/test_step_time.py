@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.support.collectives import (
+from lab.support.collectives import (
     SCORING,
     SYNCHRONISATION,
     UPDATE,
@@ -18,9 +18,9 @@ from benchmarks.support.collectives import (
     expected_bytes,
     padded_size,
 )
-from benchmarks.support.model_flops import ModelFlops
-from benchmarks.support.shapes import QWEN3_VL_2B
-from benchmarks.support.step_time import (
+from lab.support.model_flops import ModelFlops
+from lab.support.shapes import QWEN3_VL_2B
+from lab.support.step_time import (
     Batch,
     Decoding,
     Gpu,

@@ -34,83 +34,88 @@
     return block;
   };
 
-  const make = (tag, properties = {}, ...children) => {
-    const element = Object.assign(document.createElement(tag), properties);
-    element.append(...children);
-    return element;
-  };
   const facts = (pairs) => make("dl", {}, ...pairs.flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
   // Characters that would not show, or would turn the text around them, are shown by their number.
   const visible = (text) => text.replace(/\p{Cc}|\p{Cf}|\p{Cs}|\p{Zl}|\p{Zp}/gu, (character) =>
     character === "\n" ? "↵\n" : character === "\t" ? "⇥" : `⟨U+${character.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`) || "∅";
   const plain = (text) => text.replace(/[^\P{C}\n\t]/gu, (character) => visible(character));
-  const shown = (value) => Number.isNaN(value) ? "not a number" : Math.abs(value) >= 1e5 ? value.toExponential(3) : String(Number(value.toPrecision(5)));
-  const neutral = { weight: 1, advantage: 0, delta: 0 };
-  const ends = [[214, 96, 77], [67, 147, 195]];  // the ends of a scale that red-green blindness tells apart
-  const colourOf = (shift) => {
-    if (Number.isNaN(shift)) return "#d9d9d9";
-    const end = ends[shift > 0 ? 1 : 0], amount = Math.min(Math.abs(shift), 1);
-    return `rgb(${end.map((value) => Math.round(255 + (value - 255) * amount)).join(" ")})`;
+  const shown = short;
+  const named = (rollout, place) => `token ${place + 1}: '${visible(rollout.tokens[place]).slice(0, 60)}'`;
+  // Of each kind of value the neutral one, the distance of full colour, and what the two ends say: of a response that
+  // is punished, a larger weight means more blame, so its colours change sides.
+  const scales = {
+    weight: (blamed) => blamed ? [1, -0.5, "blamed more", "blamed less"] : [1, 0.5, "credited less", "credited more"],
+    advantage: () => [0, 2, "blamed", "credited"],
+    delta: () => [0, 2, "speaks for a wrong answer", "speaks for a right answer"],
+  };
+  const scaleOf = (columns, kind) => scales[kind](columns.advantage ? columns.advantage.reduce((sum, value) => sum + value, 0) < 0 : false);
+  const colourOf = (shift) => Number.isNaN(shift) ? "var(--line)"
+    : `color-mix(in srgb, var(--${shift > 0 ? "more" : "less"}) ${Math.round(100 * Math.min(Math.abs(shift), 1))}%, var(--tokens))`;
+  const kindOf = (columns) => byId("colour").value in columns ? byId("colour").value : "advantage";
+  const tokensOf = (rollout, columns, label) => {
+    const kind = kindOf(columns), [neutral, full] = scaleOf(columns, kind);
+    const tokens = make("div", { className: "tokens", tabIndex: 0, ariaLabel: label });
+    tokens.setAttribute("role", "group");
+    tokens.append(...rollout.tokens.map((text, place) => {
+      const token = make("span", { textContent: visible(text) });
+      if (columns[kind]) token.style.background = colourOf((columns[kind][place] - neutral) / full);
+      return token;
+    }));
+    return Object.assign(tokens, { columns, rollout });
+  };
+  const legendOf = (columns) => {
+    const kind = kindOf(columns), [neutral, full, less, more] = scaleOf(columns, kind);
+    return make("div", { className: "scale" }, `${less} (${kind} ${shown(neutral - full)})`, make("i"), `${more} (${shown(neutral + full)})`);
   };
   const sums = (values) => { let sum = 0; return Array.from(values, (value) => sum += value); };
 
+  // The probability that the response is right, from 0 to 1, with a mark at each of the largest jumps.
   const curve = (values) => {
-    const name = "http://www.w3.org/2000/svg", points = Array.from(values, (value, place) => `${place},${1 - value}`);
-    const svg = document.createElementNS(name, "svg"), line = document.createElementNS(name, "polyline"), half = document.createElementNS(name, "line");
-    svg.setAttribute("viewBox", `0 0 ${Math.max(values.length - 1, 1)} 1`);
-    svg.setAttribute("preserveAspectRatio", "none");
-    svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", `probability that the response is right: from ${shown(values[0])} to ${shown(values[values.length - 1])}`);
-    line.setAttribute("points", points.join(" "));
-    for (const [key, value] of Object.entries({ x1: 0, x2: values.length, y1: 0.5, y2: 0.5 })) half.setAttribute(key, value);
-    svg.append(half, line);
-    return svg;
+    const last = Math.max(values.length - 1, 1), jump = (place) => Math.abs(values[place] - values[place - 1]);
+    const jumps = [...values.keys()].slice(1).filter((place) => jump(place) > 0.1).sort((a, b) => jump(b) - jump(a)).slice(0, 3);
+    const svg = inSvg("svg", { viewBox: `0 0 ${last} 1`, preserveAspectRatio: "none", role: "img", "aria-label": `probability that the response is right: from ${shown(values[0])} to ${shown(values[values.length - 1])}` });
+    svg.append(inSvg("line", { x1: 0, x2: last, y1: 0.5, y2: 0.5 }), ...jumps.map((place) => inSvg("line", { x1: place, x2: place, y1: 0, y2: 1, class: "jump" })),
+      inSvg("polyline", { points: Array.from(values, (value, place) => `${place},${1 - value}`).join(" ") }));
+    return make("div", { className: "curve" }, make("div", { className: "axis" }, ...["1", "½", "0"].map((text) => make("span", { textContent: text }))), svg,
+      make("p", { className: "note", textContent: `P(right): ${values[0].toFixed(2)} before token 1, ${values[values.length - 1].toFixed(2)} at token ${values.length}` }));
   };
 
   const panel = (block, rollout, number) => {
-    const columns = rollout.columns[number + 1], wanted = byId("colour").value;
-    const kind = wanted in columns ? wanted : "advantage", values = columns[kind], scale = block.scales[kind];
-    const tokens = make("div", { className: "tokens", tabIndex: 0 });
-    tokens.setAttribute("aria-label", `tokens under ${block.methods[number]}; arrow keys move between them`);
-    tokens.append(...rollout.tokens.map((text, place) => {
-      const token = make("span", { textContent: visible(text) });
-      token.style.background = values ? colourOf((values[place] - neutral[kind]) / scale) : "";
-      return token;
-    }));
-    tokens.columns = columns;
-    const parts = [make("h3", { textContent: block.methods[number] }), tokens];
-    if (columns.value) parts.push(curve(columns.value), make("p", { className: "note", textContent: `value curve: ${shown(columns.value[0])} before the first token, ${shown(columns.value[columns.value.length - 1])} at the last` }));
-    parts.push(make("div", { className: "scale" }, `${kind} ${shown(neutral[kind] - scale)}`, make("i"), `${shown(neutral[kind] + scale)}`));
-    if (columns.delta) {
-      const order = [...columns.delta.keys()].sort((a, b) => Math.abs(columns.delta[b]) - Math.abs(columns.delta[a])).slice(0, 8);
-      parts.push(make("div", { className: "decisive" }, "most decisive: ", ...order.filter((place) => columns.delta[place] !== 0).map((place) =>
-        make("button", { textContent: `${visible(rollout.tokens[place]).trim()} ${shown(columns.delta[place])}`, onclick: () => point(tokens, place) }))));
-    }
-    return make("section", { className: "panel" }, ...parts);
+    const columns = rollout.columns[number + 1];
+    const tokens = tokensOf(rollout, columns, `tokens under ${block.methods[number]}; arrow keys move between them`);
+    const order = columns.delta ? [...columns.delta.keys()].sort((a, b) => Math.abs(columns.delta[b]) - Math.abs(columns.delta[a])).slice(0, 5).filter((place) => Math.abs(columns.delta[place]) > 0.001) : [];
+    const decisive = make("div", { className: "decisive" }, order.length ? "largest evidence: " : "", ...order.map((place) =>
+      make("button", { textContent: `${named(rollout, place)} ${shown(columns.delta[place])}`, onclick: () => point(tokens, place) })));
+    const value = columns.value ? curve(columns.value) : make("p", { className: "note", textContent: "This method has no value curve: it weighs no evidence token by token." });
+    return make("section", { className: "panel" }, make("h3", { textContent: block.methods[number] }), tokens, value, make("div", {}, legendOf(columns), decisive));
   };
 
   const point = (tokens, place) => {
-    const token = tokens.children[place];
+    const token = tokens.children[place], { rollout, columns } = tokens;
     if (!token) return;
-    tokens.querySelector(".current")?.classList.remove("current");
+    document.querySelectorAll(".tokens .current").forEach((other) => other.classList.remove("current"));
     token.classList.add("current");
-    token.scrollIntoView({ block: "nearest" });
-    const rollout = current.block.rollouts[current.place], columns = tokens.columns;
     const names = { ...rollout.columns[0], ...columns };
     const called = (name) => name === "weight" ? "weight after clipping" : name === "raw_weight" ? "weight before clipping" : name in rollout.columns[0] ? `log P ${name}` : name;
     const rows = Object.entries(names).map(([name, values]) => [called(name), shown(values[place])]);
     if (columns.delta) rows.push(["cumulative evidence", shown(sums(columns.delta)[place])]);
-    const tip = byId("tip"), box = token.getBoundingClientRect();
-    tip.replaceChildren(make("b", { textContent: `${place + 1}: ${visible(rollout.tokens[place]).slice(0, 60)}` }), facts(rows));
-    tip.hidden = false;
-    const { width, height } = tip.getBoundingClientRect();
-    tip.style.left = `${Math.max(4, Math.min(box.left, innerWidth - width - 4))}px`;
-    tip.style.top = `${box.bottom + height + 8 < innerHeight ? box.bottom + 6 : Math.max(4, box.top - height - 6)}px`;
+    byId("tip").replaceChildren(make("b", { textContent: named(rollout, place) }), make("p", { className: "note", textContent: tokens.ariaLabel.split(";")[0] }), facts(rows));
     tokens.place = place;
+  };
+  const wordsOf = (rollout) => `${rollout.accuracy >= 0.5 ? "right" : "wrong"}, reward ${shown(rollout.reward)}${rollout.finished ? "" : ", cut by the length limit"}`;
+  const imagesOf = (group) => group.images.map((source, number) => make("button", { className: "image", title: "enlarge or shrink", onclick: (event) => event.currentTarget.classList.toggle("large") },
+    make("img", { src: source, alt: `image ${number + 1} of the problem` })));
+
+  // The first screen: one rollout under the run's own method.
+  const drawFirst = async () => {
+    const { step, rollout: place } = data.start, block = await (opened[step] ??= open(step)), rollout = block.rollouts[place], group = block.groups[rollout.group];
+    byId("first-rollout")?.replaceChildren(
+      make("h2", { textContent: `A response of step ${step}: ${wordsOf(rollout)}` }), make("div", { className: "problem" }, ...imagesOf(group).slice(0, 1), make("p", { textContent: `${plain(group.problem.replace("<image>", ""))} Answer: ${plain(group.ground_truth)}` })),
+      tokensOf(rollout, rollout.columns[1], `tokens under ${block.methods[0]}`), legendOf(rollout.columns[1]),
+      make("p", {}, make("a", { href: `#step=${step}&rollout=${place}`, textContent: "Its credit under all methods", onclick: () => byId("credit").scrollIntoView() })));
   };
 
   const draw = () => {
-    byId("tip").hidden = true;
     const { block, place } = current, rollout = block.rollouts[place], group = block.groups[rollout.group];
     chosen ??= new Set(block.shown);
     const boxes = block.methods.map((name) => {
@@ -118,13 +123,15 @@
       return make("label", {}, box, ` ${name}`);
     });
     byId("methods").replaceChildren("Methods: ", ...boxes);
-    const verdict = `${rollout.accuracy >= 0.5 ? "right" : "wrong"}, reward ${shown(rollout.reward)}${rollout.finished ? "" : ", cut by the length limit"}`;
     const references = Object.entries(rollout.references).map(([view, text]) => [`${view} reference`, text === null ? "none: the student's own context" : plain(text)]);
     byId("rollout").replaceChildren(
-      ...group.images.map((source, number) => make("img", { src: source, alt: `image ${number + 1} of the problem` })),
+      ...imagesOf(group),
       facts([["step", `${block.step}, rollout ${place}`], ["problem", plain(`${group.prompt_id}: ${group.problem}`)], ["answer", plain(group.ground_truth)], ...references,
-        ["response", `${verdict}; ${group.right} of ${group.size} recorded are right`], ["tokens", `${rollout.tokens.length}${rollout.is_scored ? "" : "; the student's log-probs are the rollout engine's"}`]]));
+        ["response", `${wordsOf(rollout)}; ${group.right} of ${group.size} recorded are right`], ["tokens", `${rollout.tokens.length}${rollout.is_scored ? "" : "; the student's log-probs are the rollout engine's"}`]]));
     byId("panels").replaceChildren(...block.methods.flatMap((name, number) => chosen.has(name) ? [panel(block, rollout, number)] : []));
+    const members = [...block.rollouts.entries()].filter(([, other]) => other.group === rollout.group).sort(([, a], [, b]) => b.reward - a.reward);
+    byId("group").lastElementChild.replaceChildren(...members.map(([number, other]) => make("section", { className: "panel" },
+      make("h3", {}, make("a", { href: `#step=${block.step}&rollout=${number}`, textContent: `rollout ${number}` }), `: ${wordsOf(other)}`), tokensOf(other, other.columns[1], `tokens of rollout ${number} under ${block.methods[0]}`))));
   };
 
   const show = async (entry) => {
@@ -150,22 +157,29 @@
     const find = (step, place) => all.find((entry) => entry[0] === step && entry[1] === place);
     const entry = find(Number(asked.get("step")), Number(asked.get("rollout")));
     if (entry && !listed.includes(entry)) { for (const id of ["step", "verdict", "problem", "words"]) byId(id).value = ""; filter(); }
-    if (entry || !current) show(entry ?? find(data.start.step, data.start.rollout));
+    if (entry || !asked.has("step")) { if (entry || !current) show(entry ?? find(data.start.step, data.start.rollout)); return; }
+    current = null;
+    byId("rollout").replaceChildren(make("p", { textContent: `The address names rollout ${asked.get("rollout")} of step ${asked.get("step")}, which this run did not record. Next leads to the first that it did.` }));
+    byId("panels").replaceChildren();
+    byId("position").value = `0 of ${listed.length}`;
   };
 
   for (const id of ["step", "verdict", "problem", "words"]) byId(id).addEventListener("input", () => { filter(); show(listed.includes(current?.entry) ? current.entry : listed[0]); });
-  byId("colour").addEventListener("input", draw);
+  byId("colour").addEventListener("input", () => { current && draw(); drawFirst(); });
   byId("previous").onclick = () => move(-1);
   byId("next").onclick = () => move(1);
-  for (const kind of ["pointerover", "click"]) byId("panels").addEventListener(kind, (event) => {
+  for (const kind of ["pointerover", "click"]) byId("credit").addEventListener(kind, (event) => {
     const tokens = event.target.parentElement;
     if (tokens?.className === "tokens") point(tokens, [...tokens.children].indexOf(event.target));
   });
-  byId("panels").addEventListener("pointerleave", () => byId("tip").hidden = true);
+  addEventListener("step-chosen", ({ detail }) => {  // on a chart: the nearest step whose rollouts are recorded
+    const nearest = all.reduce((best, entry) => Math.abs(entry[0] - detail) < Math.abs(best[0] - detail) ? entry : best);
+    location.hash = `#step=${nearest[0]}&rollout=${nearest[1]}`;
+    byId("credit").scrollIntoView();
+  });
   addEventListener("keydown", (event) => {
     if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     const by = { j: 1, k: -1, ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (event.key === "Escape") byId("tip").hidden = true;
     if (!by) return;
     if (event.target.className === "tokens" && event.key.startsWith("Arrow")) { point(event.target, (event.target.place ?? -1) + by); event.preventDefault(); }
     else move(by);
@@ -175,5 +189,6 @@
     ({ problems, rollouts: all } = JSON.parse(new TextDecoder().decode(buffer)));
     filter();
     follow();
+    drawFirst();
   });
 })();

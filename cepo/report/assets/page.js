@@ -1,44 +1,162 @@
 "use strict";
-// Charts are drawn when they come into view, in the screen's colours. Headings sort tables.
+// The one chart of these pages, drawn as SVG when it comes into view, and the one table, which sorts and searches.
+const inSvg = (tag, attributes = {}, text = "") => {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.textContent = text;
+  return element;
+};
+const make = (tag, properties = {}, ...children) => {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+};
+const short = (value) => value === null || value === undefined ? "–" : Number.isNaN(value) ? "not a number" : value !== 0 && (Math.abs(value) >= 1e5 || Math.abs(value) < 1e-4)
+  ? Number(value).toExponential(1).replace("e+", "e").replace(".0e", "e") : String(Number(value.toPrecision(3)));
+const ticksOf = (low, high, count) => {
+  const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  return Array.from({ length: Math.floor(high / step + 1e-9) - Math.ceil(low / step - 1e-9) + 1 }, (_, place) => (Math.ceil(low / step - 1e-9) + place) * step);
+};
 (() => {
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const draw = async (place) => {
-    const text = place.nextElementSibling.textContent;
-    place.replaceChildren();
-    const item = JSON.parse(text.replaceAll("#010203", colour("--ink")).replaceAll("#040506", colour("--line")));
-    await Bokeh.embed.embed_item(item, place);
-    place.dataset.drawn = "true";
+  const byId = (id) => document.getElementById(id);
+  const clocks = JSON.parse(byId("clocks").textContent), charts = [];
+  const smooth = (values) => {
+    const weight = Number(byId("smoothing")?.value ?? 0);
+    let mean = null, total = 0;
+    return values.map((value) => {
+      if (value === null || weight === 0) return value;
+      mean = weight * (mean ?? 0) + (1 - weight) * value;
+      return mean / (1 - weight ** (total += 1));
+    });
   };
+  const stacked = (series) => series.map((one, number) => one.steps.map((_, place) =>
+    series.slice(0, number).reduce((sum, below) => sum + (below.hidden ? 0 : below.values[place] ?? 0), 0)));
+
+  const draw = (chart) => {
+    const { data, plot } = chart, width = plot.clientWidth, height = 210, left = 46, bottom = 34;
+    const clock = clocks[byId("clock")?.value], log = byId("log")?.checked && !data.stacked;
+    const time = (step) => clock ? clock[step] ?? NaN : step;
+    const shown = data.series.filter((one) => !one.hidden), bases = stacked(data.series);
+    const drawn = new Map(data.series.map((one, number) => [one, data.stacked ? one.values.map((value, place) => value + bases[number][place]) : smooth(one.values)]));
+    const usable = (value) => value !== null && Number.isFinite(value) && (!log || value > 0);
+    const all = shown.flatMap((one) => [drawn.get(one), one.low ?? [], one.high ?? []].flat()).filter(usable).map((value) => log ? Math.log10(value) : value);
+    let low = data.stacked ? 0 : all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
+    if (!all.length) [low, high] = [0, 1];
+    if (high - low < 1e-9 * Math.max(Math.abs(high), 1e-300)) [low, high] = [Math.min(low, 0), Math.max(high, 0) || 1];
+    const steps = data.series.flatMap((one) => one.steps), half = data.stacked ? 0.5 : 0;
+    const times = steps.map(time).filter(Number.isFinite);
+    const first = times.reduce((a, b) => Math.min(a, b), Infinity) - half, last = times.reduce((a, b) => Math.max(a, b), -Infinity) + half;
+    const x = (step) => left + (time(step) - first) / (last - first || 1) * (width - left - 12);
+    const y = (value) => 8 + (high - (log ? Math.log10(Math.max(value, 1e-300)) : value)) / (high - low) * (height - 8 - bottom);
+    const svg = inSvg("svg", { width, height, tabindex: 0, role: "img", "aria-label": `${data.title}, ${data.unit}; ${shown.map((one) => `${one.label}: ${short(one.values[0])} to ${short(one.values.at(-1))}`).join(", ")}` });
+    for (const tick of ticksOf(low, high, 4)) {
+      const at = 8 + (high - tick) / (high - low) * (height - 8 - bottom);
+      svg.append(inSvg("line", { x1: left, x2: width - 12, y1: at, y2: at, class: "grid" }), inSvg("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, short(log ? 10 ** tick : tick)));
+    }
+    for (const tick of ticksOf(first, last, Math.max(2, width / 90)).filter((tick) => clock || Number.isInteger(tick)))
+      svg.append(inSvg("text", { x: left + (tick - first) / (last - first || 1) * (width - left - 12), y: height - bottom + 16, "text-anchor": "middle" }, short(tick)));
+    svg.append(inSvg("text", { x: width - 12, y: height - 4, "text-anchor": "end" }, byId("clock")?.value || "step"));
+    for (const one of shown) {
+      const values = drawn.get(one), ink = { stroke: one.colour, fill: one.colour };
+      if (data.stacked) {
+        const wide = Math.max(1, (width - left - 12) / Math.max(1, new Set(steps).size) - 2);
+        one.steps.forEach((step, place) => one.values[place] && svg.append(inSvg("rect", { x: x(step) - wide / 2, width: wide, y: y(Math.max(values[place], values[place] - one.values[place])), height: Math.abs(y(values[place] - one.values[place]) - y(values[place])), fill: one.colour })));
+        continue;
+      }
+      const points = one.steps.map((step, place) => [x(step), values[place]]).filter(([at, value]) => usable(value) && Number.isFinite(at));
+      if (one.low && one.high) {
+        const edge = (values) => one.steps.map((step, place) => usable(values[place]) ? `${x(step)},${y(values[place])}` : "").filter(Boolean);
+        svg.append(inSvg("polygon", { points: [...edge(one.low), ...edge(one.high).reverse()].join(" "), fill: one.colour, class: "band" }));
+      }
+      svg.append(inSvg("polyline", { points: points.map(([at, value]) => `${at},${y(value)}`).join(" "), stroke: one.colour, "stroke-dasharray": { dashed: "6 4", dotted: "2 3", dashdot: "6 3 2 3" }[one.dash] ?? "none" }));
+      if (points.length <= 60) for (const [at, value] of points) svg.append(inSvg("circle", { cx: at, cy: y(value), r: 2.5, ...ink }));
+    }
+    chart.cross = inSvg("line", { y1: 8, y2: height - bottom, class: "cross", visibility: "hidden" });
+    svg.append(chart.cross);
+    chart.steps = [...new Set(steps)].sort((a, b) => a - b);
+    chart.x = x;
+    const nearest = (event) => chart.steps.reduce((best, step) => Math.abs(x(step) - event.offsetX) < Math.abs(x(best) - event.offsetX) ? step : best);
+    svg.addEventListener("pointermove", (event) => point(nearest(event)));
+    svg.addEventListener("pointerleave", () => point(null));
+    svg.addEventListener("click", (event) => dispatchEvent(new CustomEvent("step-chosen", { detail: nearest(event) })));
+    svg.addEventListener("keydown", (event) => {
+      const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (by) point(chart.steps[Math.min(Math.max(chart.steps.indexOf(chart.at) + by, 0), chart.steps.length - 1)]);
+      if (event.key === "Enter" && chart.at !== null) dispatchEvent(new CustomEvent("step-chosen", { detail: chart.at }));
+      if (by || event.key === "Enter") event.stopPropagation();
+    });
+    plot.replaceChildren(svg);
+  };
+  const legend = (chart) => {
+    const entries = chart.data.series.map((one) => {
+      one.reading = make("output");
+      const button = make("button", { title: one.help }, inSvg("svg", { width: 14, height: 12, "aria-hidden": true }), make("span", { textContent: one.label }), one.reading);
+      button.firstChild.append(inSvg("rect", { y: 4, width: 14, height: 4, fill: one.colour }));
+      button.ariaPressed = "true";
+      button.onclick = () => { one.hidden = !one.hidden; button.ariaPressed = String(!one.hidden); draw(chart); };
+      return button;
+    });
+    const save = make("a", { textContent: "CSV", title: "save the values of this chart", download: `${chart.data.title}.csv`, href: "#" });
+    save.addEventListener("click", () => {
+      const rows = chart.data.series.filter((one) => !one.hidden).flatMap((one) => one.steps.map((step, place) => `${JSON.stringify(one.label)},${step},${one.values[place]}`));
+      save.href = URL.createObjectURL(new Blob([["series,step,value", ...rows].join("\n") + "\n"], { type: "text/csv" }));
+    });
+    chart.place.querySelector(".legend").replaceChildren(...entries, save);
+  };
+  // One step is read in all charts at once, in their legends, so that nothing lies over a curve.
+  const point = (step) => {
+    for (const chart of charts) {
+      if (!chart.cross) continue;
+      chart.at = step;
+      const at = step === null ? NaN : chart.x(step);
+      chart.cross.setAttribute("visibility", Number.isFinite(at) && chart.steps.includes(step) ? "visible" : "hidden");
+      if (Number.isFinite(at)) { chart.cross.setAttribute("x1", at); chart.cross.setAttribute("x2", at); }
+      for (const one of chart.data.series) {
+        const place = one.steps.indexOf(step);
+        one.reading.value = place < 0 ? "" : short(one.values[place]);
+      }
+    }
+  };
+  const redraw = () => charts.forEach((chart) => chart.cross && draw(chart));
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       if (!entry.isIntersecting) continue;
       seen.unobserve(entry.target);
-      draw(entry.target);
+      const chart = { place: entry.target, plot: entry.target.querySelector(".plot"), data: JSON.parse(entry.target.querySelector("script").textContent), at: null };
+      charts.push(chart);
+      legend(chart);
+      new ResizeObserver(() => draw(chart)).observe(chart.plot);
+      draw(chart);
     }
   }, { rootMargin: "300px" });
-  const charts = document.querySelectorAll(".chart");
-  charts.forEach((chart) => seen.observe(chart));
-  dark.addEventListener("change", () => charts.forEach((chart) => chart.dataset.drawn && draw(chart)));
-
-  const valueOf = (row, column) => {
-    const cell = row.cells[column];
-    return "value" in cell.dataset ? Number(cell.dataset.value) : cell.textContent;
-  };
-  const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
-  for (const button of document.querySelectorAll(".sortable th button")) {
-    button.addEventListener("click", () => {
-      const head = button.parentElement, body = head.closest("table").tBodies[0];
-      const sign = head.ariaSort === "ascending" ? -1 : 1;
-      for (const other of head.parentElement.cells) other.ariaSort = null;
-      head.ariaSort = sign > 0 ? "ascending" : "descending";
-      const rows = [...body.rows];
-      rows.sort((a, b) => sign * compare(valueOf(a, head.cellIndex), valueOf(b, head.cellIndex)));
-      body.append(...rows);
-    });
-  }
-  addEventListener("hashchange", () => {
-    const target = document.getElementById(location.hash.slice(1));
-    if (target instanceof HTMLDetailsElement) target.open = true;
+  const figures = document.querySelectorAll("figure.chart");
+  figures.forEach((figure) => seen.observe(figure));
+  for (const id of ["smoothing", "clock", "log"]) byId(id)?.addEventListener("input", redraw);
+  byId("find-chart")?.addEventListener("input", (event) => {
+    const words = event.target.value.toLowerCase();
+    for (const figure of document.querySelectorAll(".charts figure")) {
+      const isFound = figure.textContent.toLowerCase().includes(words);
+      figure.hidden = !isFound;
+      if (words && isFound) figure.closest("details").open = true;
+    }
   });
+
+  const valueOf = (row, column) => "value" in row.cells[column].dataset ? Number(row.cells[column].dataset.value) : row.cells[column].textContent;
+  const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
+  for (const button of document.querySelectorAll(".sortable th button")) button.addEventListener("click", () => {
+    const head = button.parentElement, body = head.closest("table").tBodies[0], sign = head.ariaSort === "ascending" ? -1 : 1;
+    for (const other of head.parentElement.cells) other.ariaSort = null;
+    head.ariaSort = sign > 0 ? "ascending" : "descending";
+    body.append(...[...body.rows].sort((a, b) => sign * compare(valueOf(a, head.cellIndex), valueOf(b, head.cellIndex))));
+  });
+  for (const field of document.querySelectorAll(".find")) field.addEventListener("input", () => {
+    for (const row of field.nextElementSibling.querySelector("tbody").rows) row.hidden = !row.textContent.toLowerCase().includes(field.value.toLowerCase());
+  });
+  const open = () => {
+    const target = byId(location.hash.slice(1));
+    if (target instanceof HTMLDetailsElement) target.open = true;
+  };
+  addEventListener("hashchange", open);
+  open();
 })();

@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from cepo.config.private import is_secret
 from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import ConfigError, EngineError, WorkerLostError
 from cepo.runtime.ray.own_cluster import OwnCluster
@@ -23,7 +24,6 @@ from cepo.runtime.ray.own_cluster import OwnCluster
 logger = logging.getLogger(__name__)
 
 _PASSED_ON = ("HF_", "VLLM_", "NCCL_", "GLOO_", "TORCH_", "TRANSFORMERS_", "TOKENIZERS_", "OMP_", "XDG_CACHE_HOME")
-_SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD")
 _SAY_AGAIN_SECONDS = 15.0
 
 _own: OwnCluster | None = None
@@ -56,7 +56,7 @@ def connect(trainer: TrainerConfig) -> None:
     An existing connection is kept. If this process's own cluster has lost a process, a new cluster is started instead.
 
     Raises:
-        ConfigError: no cluster answers at the address.
+        ConfigError: no cluster answers at the address, or `prepare_own_cluster` was not called before Ray was imported.
         EngineError: Ray does not start here.
     """
     if ray.is_initialized() and is_alive():
@@ -91,6 +91,8 @@ def _connect(trainer: TrainerConfig) -> None:
         _own = None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # By default the head keeps records of 4 kB of the last 100,000 calls. We read none of them.
+    os.environ.setdefault("RAY_task_events_max_num_task_in_gcs", "1000")
     common: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = trainer.ray_address or os.environ.get("RAY_ADDRESS")
     if address:
@@ -159,11 +161,7 @@ def reserve(trainer: TrainerConfig) -> Reservation:
 
 def worker_environment(devices_per_machine: int) -> dict[str, str]:
     """Returns the environment variables that workers inherit, without secrets, which belong to `ray start`."""
-    passed = {
-        name: value
-        for name, value in os.environ.items()
-        if name.startswith(_PASSED_ON) and not any(word in name.removeprefix("TOKENIZERS_") for word in _SECRET)
-    }
+    passed = {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON) and not is_secret(name)}
     cores = os.cpu_count() or 1
     passed.setdefault("OMP_NUM_THREADS", str(max(1, cores // devices_per_machine)))
     for name in ("PYTHONPATH", "PYTHONHASHSEED"):

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from cepo.config import RunConfig
 from cepo.data.image_store import ImageStore
 from cepo.errors import CepoError, EngineError
-from cepo.hardware.devices import require_wanted_device
+from cepo.hardware.devices import require_usable_torch
 from cepo.models.processing import load_processing
 from cepo.runtime.wire import Receiver, decode, encode
 from cepo.workers.distributed import process_group_backend, stay_on_loopback, this_device
@@ -97,7 +97,7 @@ class RankProcess:
 
     def _build(self, content: bytes, meeting: Meeting) -> tuple[str, bool]:
         self._speak_into_log()
-        require_wanted_device()  # before the ranks meet, because after that the others would wait for a failed rank
+        require_usable_torch()  # before the ranks meet, because after that the others would wait for a failed rank
         config, facts, probe = decode(content)
         _meet(meeting)
         _hide_loading_bars()

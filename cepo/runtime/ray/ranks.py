@@ -21,6 +21,7 @@ from cepo.progress import SECONDS_BETWEEN_LINES, phase
 from cepo.runtime.ray.cluster import Reservation, is_alive, require_alive, worker_environment
 from cepo.runtime.ray.rank_process import Failure, Meeting, Place, RankProcess
 from cepo.runtime.wire import decode
+from cepo.tracking.run_folder import LOGS_FOLDER, require_own_records
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,8 @@ class Ranks:
         self._trainer, self._reservation = trainer, reservation
         self._run_folder = run_folder.absolute()
         self.number = trainer.nnodes * trainer.n_gpus_per_node
-        self._logs = [self._run_folder / "logs" / f"rank_{rank}.log" for rank in range(self.number)]
+        require_own_records(self._run_folder, [LOGS_FOLDER])
+        self._logs = [self._run_folder / LOGS_FOLDER / f"rank_{rank}.log" for rank in range(self.number)]
         self._places: list[Place] = []
         self._processes: list[Any] = []
         self._is_built = False

@@ -1,0 +1,221 @@
+"""Reads files that others may have made: run folders, data, images, configurations, model folders, index files.
+
+One policy holds for all of them. A file is regular (a pipe or a device would block or never end), is at most as large as
+a limit that is checked before reading, and has the stated format. Where a folder is given, neither a path nor a link
+leads out of it. Anything else raises `ForeignFileError`, which names the file and the fault. It never repeats content, which
+could be that of another file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from cepo.errors import CepoError, DataError, ForeignFileError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+LARGEST_TEXT = 10_000_000
+"""The largest configuration, prompt or template, in bytes."""
+LARGEST_JSON = 200_000_000
+"""The largest JSON file; tokenizers have up to 40 MB."""
+LARGEST_LINE = 100_000_000
+"""The largest line of a file of JSON lines; the number of lines is not limited."""
+LARGEST_IMAGE = 200_000_000
+"""The largest image file."""
+LARGEST_PIXELS = 64_000_000
+"""The largest accepted number of pixels (192 MB decoded), because a file of some kilobytes can state any size."""
+
+_JSON_NAMES = {dict: "an object", list: "a list"}
+
+
+def require_within(path: Path, folder: Path | str | None) -> Path:
+    """Returns the place to which a path leads after all links; it must be below `folder` if that is not None.
+
+    Raises:
+        ForeignFileError: it is elsewhere or does not exist.
+    """
+    try:
+        place = Path(os.path.realpath(path, strict=True))
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        raise ForeignFileError(path, _unreadable(error)) from error
+    if folder is not None and not place.is_relative_to(os.path.realpath(folder)):
+        raise ForeignFileError(
+            path, f"lies outside of {folder}, or is a link that leads out of it; copy the file there"
+        )
+    return place
+
+
+def hub_folder(folder: Path) -> Path:
+    """Returns the folder that holds the files of a model or a data set: itself, or the repository in the hub's cache.
+
+    In that cache, the files of a snapshot are links to `blobs`.
+    """
+    for parent in folder.absolute().parents:
+        if parent.name == "snapshots" and (parent.parent / "blobs").is_dir():
+            return parent.parent
+    return folder
+
+
+def open_regular(
+    path: Path, *, within: Path | str | None = None, largest: int | None = None, writable: bool = False
+) -> BinaryIO:
+    """Opens a regular file in binary mode; with `writable`, for reading and writing.
+
+    Args:
+        within: the folder out of which no link may lead; None allows any place.
+        largest: the largest size in bytes; None allows any.
+
+    Raises:
+        ForeignFileError: the file breaks the policy of this module.
+    """
+    # Without O_NONBLOCK, opening a pipe would wait for its other end. The path has no more links.
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY)
+    place = require_within(path, within)
+    try:
+        descriptor = os.open(place, flags)
+    except OSError as error:
+        raise ForeignFileError(path, _unreadable(error)) from error
+    status = os.fstat(descriptor)
+    fault = None if stat.S_ISREG(status.st_mode) else "is not a regular file"
+    if largest is not None and status.st_size > largest:
+        fault = f"has {status.st_size:,} bytes; accepted: at most {largest:,}"
+    if fault is not None:
+        os.close(descriptor)
+        raise ForeignFileError(path, fault)
+    return cast(BinaryIO, os.fdopen(descriptor, "r+b" if writable else "rb"))
+
+
+def irregular_file(folder: Path) -> Path | None:
+    """Returns the first entry below a folder that is neither a regular file nor a folder: a link, a pipe, a device."""
+    entries = sorted(folder.rglob("*"))
+    return next((path for path in entries if path.is_symlink() or not (path.is_file() or path.is_dir())), None)
+
+
+def size_of(path: Path, *, within: Path | str | None = None) -> int:
+    """Returns the bytes of a regular file; raises `ForeignFileError` as `open_regular` does."""
+    with open_regular(path, within=within) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def read_bytes(path: Path, *, within: Path | str | None = None, largest: int = LARGEST_TEXT) -> bytes:
+    """Returns the content of a regular file; raises `ForeignFileError` as `open_regular` does."""
+    with open_regular(path, within=within, largest=largest) as file:
+        return file.read(largest)
+
+
+def read_text(path: Path, *, within: Path | str | None = None) -> str:
+    """Returns the text of a file in UTF-8, with line ends as `\\n`.
+
+    Raises:
+        ForeignFileError: the file breaks the policy of this module, or is not in UTF-8.
+    """
+    content = read_bytes(path, within=within)
+    try:
+        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8").read()
+    except UnicodeDecodeError as error:
+        raise ForeignFileError(path, f"is not text in UTF-8 (at byte {error.start})") from error
+
+
+def read_json(path: Path, kind: type, *, within: Path | str | None = None) -> Any:
+    """Returns the content of a JSON file, which is a `kind` (dict or list).
+
+    Raises:
+        ForeignFileError: the file breaks the policy of this module, is not JSON, or holds something else.
+    """
+    content = read_bytes(path, within=within, largest=LARGEST_JSON)
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise ForeignFileError(path, f"is not valid JSON{where}") from error
+    if not isinstance(value, kind):
+        raise ForeignFileError(path, f"does not hold {_JSON_NAMES[kind]} in JSON")
+    return value
+
+
+def read_objects(path: Path, *, within: Path | str | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the objects of a file of JSON lines in order; skips an incomplete last line.
+
+    Raises:
+        ForeignFileError: the file breaks the policy of this module, or a line other than an incomplete last one is not an object.
+    """
+    with open_regular(path, within=within) as file:
+        yield from (row for row, _ in objects_in(path, file))
+
+
+def objects_in(path: Path, file: BinaryIO) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yields the objects of an open file of JSON lines with the lengths of their lines; raises as `read_objects`."""
+    number = 0
+    while line := file.readline(LARGEST_LINE):
+        number += 1
+        if not line.endswith(b"\n") and len(line) < LARGEST_LINE:
+            return
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict):
+            raise ForeignFileError(
+                path,
+                f"is damaged in line {number}: every line must be a JSON object of at most {LARGEST_LINE:,} bytes; only the "
+                "last may be incomplete. Remove that line to read the rest.",
+            )
+        yield cast("dict[str, Any]", row), len(line)
+
+
+@contextmanager
+def damaged_as(path: Path, problem: str) -> Iterator[None]:
+    """Converts errors from reading and using the file `path` to `DataError`; `problem` follows the path in the message.
+
+    Raises:
+        ForeignFileError: the file cannot be read, or its content is incomplete or malformed.
+    """
+    try:
+        yield
+    except ForeignFileError as error:
+        raise DataError(f"{path} {problem}: it {error.fault}") from error
+    except CepoError:
+        raise
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
+        raise DataError(f"{path} {problem} ({type(error).__name__})") from error
+
+
+def open_image(content: bytes, *, formats: tuple[str, ...], name: str = "the image") -> Image:
+    """Opens an image without decoding its pixels; its size is known.
+
+    Args:
+        formats: Pillow's names of the accepted formats. Other decoders are not even tried: some start programs.
+        name: what errors call the image.
+
+    Raises:
+        DataError: the image is damaged, in another format, or has more than `LARGEST_PIXELS`.
+    """
+    from PIL import Image
+
+    try:
+        image = Image.open(io.BytesIO(content), formats=formats)
+    except Exception as error:  # damaged bytes make decoders raise almost anything
+        raise DataError(f"{name} cannot be read ({type(error).__name__}); accepted: {', '.join(formats)}") from error
+    require_few_pixels(image)
+    return image
+
+
+def require_few_pixels(image: Image) -> None:
+    """Raises `DataError` if an image has more than `LARGEST_PIXELS`."""
+    width, height = image.size
+    if width * height > LARGEST_PIXELS:
+        raise DataError(f"the image is {width} x {height}; accepted: at most {LARGEST_PIXELS:,} pixels")
+
+
+def _unreadable(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "does not exist"
+    return f"cannot be read: {(error.strerror if isinstance(error, OSError) else None) or error}"

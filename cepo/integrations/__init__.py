@@ -1,0 +1,1 @@
+"""Puts cepo's methods into other trainers; each module needs the library that it is named after."""

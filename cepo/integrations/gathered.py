@@ -1,0 +1,109 @@
+"""Turns the rollouts that another trainer gathered from its processes into cepo's, and chooses what teachers read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from cepo.algorithms import Estimator
+from cepo.config.schema import RewardConfig
+from cepo.data.contexts import ContextBuilder
+from cepo.data.dataset import Problem
+from cepo.integrations.hinted_messages import Messages, teacher_messages
+from cepo.metrics import Metrics, fraction
+from cepo.models.processing import Processing
+from cepo.rewards.pool import RewardPool
+from cepo.rollout.generator import Generation
+from cepo.trainer.asking import Rollouts
+from cepo.trainer.planning import fallback_metrics, num_without_answer, rollout_groups
+from cepo.types import Reference
+
+
+class Row(NamedTuple):
+    """What all processes must know of a rollout; `own` marks the tokens that the policy wrote, not a tool."""
+
+    response_ids: tuple[int, ...]
+    own: list[bool]
+    ground_truth: str
+    solution: str | None
+    has_images: bool
+
+
+class Texts(Processing):
+    """The text functions of `Processing` for a tokenizer that is loaded already."""
+
+    def __init__(self, tokenizer: Any, eos_token_ids: Sequence[int]) -> None:
+        self.tokenizer, self.eos_token_ids = tokenizer, tuple(eos_token_ids)
+
+
+class References:
+    """Chooses references, as cepo's own trainer does, and cuts and sanitises them.
+
+    Args:
+        seed: of the method's random choices.
+        answer_function: as in `worker.reward`.
+    """
+
+    def __init__(self, estimator: Estimator, texts: Texts, seed: int, answer_function: str | None) -> None:
+        self._estimator, self._texts, self._seed = estimator, texts, seed
+        self._reward = RewardConfig(answer_function=answer_function)
+        limit = texts.tokenizer.model_max_length
+        self._contexts = ContextBuilder(texts, estimator.teacher, max_context_length=limit)
+
+    @cached_property
+    def _pool(self) -> RewardPool:
+        """Finds and compares answers in worker processes, because a comparison may never end."""
+        return RewardPool.of(self._reward)
+
+    def shown(self, rollouts: Rollouts, rows: Sequence[Row]) -> tuple[dict[str, list[Reference | None]], Metrics]:
+        """Returns by view what the teacher of each row reads, None for the student's own prompt, and metrics."""
+        estimator = self._estimator
+        by_value = estimator.negative.select == "most_frequent"
+        groups = rollout_groups(rollouts, self._pool, self._texts, seed=self._seed, with_values=by_value)
+        chosen = [estimator.references(group) for group in groups]
+        shown: dict[str, list[Reference | None]] = {}
+        for view in estimator.views:
+            every = [reference for group in chosen for reference in group[view]]
+            shown[view] = [self._placed(reference, row) for reference, row in zip(every, rows, strict=True)]
+        stays = estimator.settled({view: [each is not None for each in of] for view, of in shown.items()})
+        for view, of in shown.items():
+            shown[view] = [each if stay else None for each, stay in zip(of, stays[view], strict=True)]
+        unanswered = {"references/responses_without_answer": fraction(num_without_answer(groups), len(rows))}
+        return shown, fallback_metrics(groups, estimator.negative) | unanswered
+
+    def teacher_messages(self, messages: Messages, reference: Reference | None) -> tuple[list[dict[str, Any]], str]:
+        """Returns the conversation that a teacher reads, and the text after its assistant header."""
+        return teacher_messages(messages, reference, self._estimator.teacher, self._contexts.template)
+
+    def _placed(self, reference: Reference | None, row: Row) -> Reference | None:
+        if reference is None or reference.blind:
+            return reference if row.has_images else None
+        text = self._contexts.reference_text(reference)
+        return Reference(text=text) if text else None
+
+
+def rollouts_of(
+    rows: Sequence[Row], rewards: Tensor, correct: Tensor, texts: Texts, *, group_size: int, step: int
+) -> Rollouts:
+    """Returns the rows, of which `group_size` in succession share a prompt, without their prompts; both tensors (B,)."""
+    return Rollouts(
+        step=step,
+        problems=[_problem(number, row) for number, row in enumerate(rows[::group_size])],
+        prompts=(),
+        generations=[
+            Generation(response_ids=row.response_ids, log_probs=(0.0,) * len(row.response_ids), finished=True)
+            for row in rows
+        ],
+        responses=[texts.decode(row.response_ids) for row in rows],
+        scores=[{"overall": reward} for reward in rewards.tolist()],
+        correct=correct,
+    )
+
+
+def _problem(number: int, row: Row) -> Problem:
+    return Problem(
+        prompt_id=str(number), text="", images=(), ground_truth=row.ground_truth, solution=row.solution, columns={}
+    )

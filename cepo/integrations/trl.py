@@ -1,0 +1,213 @@
+"""Puts cepo's methods into TRL's GRPOTrainer: rollouts, rewards, loss and engines stay TRL's, credit becomes cepo's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor
+from torch.nn.functional import pad
+from trl import GRPOTrainer  # pyright: ignore[reportMissingImports]
+from trl.data_utils import prepare_multimodal_messages  # pyright: ignore[reportMissingImports]
+
+from cepo.algorithms import build_estimator
+from cepo.errors import ConfigError, DataError, RewardError
+from cepo.integrations.gathered import References, Row, Texts, rollouts_of
+from cepo.integrations.hinted_messages import images_of
+from cepo.metrics import Metrics, fraction
+from cepo.trainer.asking import Rollouts
+from cepo.types import Reference, TokenBatch, TokenSignal
+
+_PADDED = {"padding": True, "padding_side": "left", "add_special_tokens": False, "return_tensors": "pt"}
+
+
+class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
+    """TRL's GRPOTrainer whose tokens have the advantages (B, T) of a method of cepo.
+
+    Every process gathers the rollouts and log-probs of all, so that groups may be spread over processes, and computes
+    the same signal. Teachers read the row's own prompt and images, with the reference in the last user turn. Tokens
+    that a tool wrote have no advantage and no evidence. `docs/trl.md` lists what TRL's settings mean here.
+
+    Args:
+        method: a name as in `algorithm.adv_estimator`.
+        settings: of the method, as in its section `algorithm.<method>`.
+        ground_truth: column of the right answer.
+        solution: column of the worked solution, for `positive.source` solution.
+        correct_by: name of the reward function that decides whether a rollout is right; None: the weighted sum decides.
+        answer_function: `file.py:function` that finds the final answer of a response, as in `worker.reward`.
+
+    Raises:
+        ConfigError: the method or a setting is unknown, or needs a loss, critic, rollout or teacher that TRL lacks.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        method: str = "cepo",
+        settings: Mapping[str, Any] | None = None,
+        ground_truth: str = "answer",
+        solution: str = "solution",
+        correct_by: str | None = None,
+        answer_function: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.estimator = build_estimator(method, settings)
+        needs = {
+            "a loss over the whole vocabulary": self.estimator.distilled_view is not None,
+            "a critic": self.estimator.needs_values,
+            "a greedy rollout of each prompt": self.estimator.needs_baseline,
+            f"teacher.source {self.estimator.teacher.source}": self.estimator.teacher.source != "actor",
+        }
+        if lacking := [name for name, is_needed in needs.items() if is_needed]:
+            raise ConfigError(f"method {method} needs {' and '.join(lacking)}, which TRL lacks and `cepo train` has")
+        super().__init__(*args, **kwargs)
+        if correct_by not in (None, *self.reward_func_names):
+            raise ConfigError(f"correct_by '{correct_by}' is not among {', '.join(self.reward_func_names)}")
+        self._truth, self._solution, self._correct_by = ground_truth, solution, correct_by
+        self._texts = Texts(self._tokenizer, self.eos_token_ids)
+        self._references = References(self.estimator, self._texts, self.args.seed, answer_function)
+        self._prompts: list[Any] = []
+        self._sampled: list[list[int]] = []
+        self._scores = torch.zeros(0, 0)
+
+    @property
+    def rollout_step(self) -> int:
+        """The 0-based number of the rollout batch, on which schedules such as lambda's depend; resuming keeps it."""
+        micro_steps = self.state.global_step * self.args.gradient_accumulation_steps
+        return micro_steps // (self.args.steps_per_generation * self.num_iterations)
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        self._prompts = prompts  # with images, and with what an environment has added
+        generated = super()._generate(prompts)
+        if self.estimator.views and any(generated[-1]):
+            raise DataError("a tool returned an image: teachers cannot score responses with images in them")
+        return generated
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        self._sampled = completion_ids_list
+        self._scores = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        return self._scores
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        output = super()._generate_and_score_completions(inputs)
+        if self.model.training:
+            signal, ids = self._signal(inputs, output), output["completion_ids"]
+            output["advantages"] = _as_wide(signal.advantages, ids.shape[1]).to(ids.device)
+            for name, metric in signal.metrics.items():
+                if metric.result is not None:
+                    self._metrics["train"][name].append(metric.result)
+        return output
+
+    def _signal(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> TokenSignal:
+        """Computes the advantages (B, T) of all processes' rollouts, and the metrics to be logged."""
+        rows: list[Row] = gather_object(self._own_rows(inputs, output))
+        rollouts, estimator = self._rollouts(rows), self.estimator
+        width, first = rollouts.response_mask.shape[1], self.accelerator.process_index * len(inputs)
+        mine = slice(first, first + len(inputs))
+        mask = torch.cat([_as_wide(torch.tensor([row.own]), width) for row in rows])
+        live = estimator.live_rows(rollouts.rewards, rollouts.group_ids)
+        shown, metrics = dict[str, list[Reference | None]](), Metrics()
+        if estimator.needs_teacher(step=rollouts.step):
+            shown, metrics = self._references.shown(rollouts, rows)
+        has_reference = {view: torch.tensor([each is not None for each in of]) for view, of in shown.items()}
+        if shown:
+            live = estimator.learning_rows(live, has_reference)
+        learns = live[mine] & output["completion_mask"].any(dim=1).cpu()
+        old = output.get("old_per_token_logps")
+        if old is None:
+            is_read = bool(shown) or estimator.reads_old_log_probs
+            old = self._log_probs(output, [None] * len(inputs), learns & is_read)
+        teachers: dict[str, Tensor] = {}
+        for view, of in shown.items():
+            metrics[f"references/{view}_used"] = fraction(int((has_reference[view] & live).sum()), int(live.sum()))
+            reads = learns & has_reference[view][mine]
+            found = self._log_probs(output, of[mine], reads)
+            teachers[view] = self._of_all(found.where(reads.to(found.device).unsqueeze(1), old), width)
+        rewards, last = torch.zeros(mask.shape), width - 1 - mask.flip(1).int().argmax(dim=1)
+        rewards[range(len(rows)), last] = rollouts.rewards  # at the last token that the policy wrote
+        batch = TokenBatch(
+            token_level_rewards=rewards,
+            response_mask=mask,
+            old_log_probs=self._of_all(old, width),
+            group_ids=rollouts.group_ids,
+            teacher_log_probs=teachers,
+            correct=rollouts.correct,
+            has_reference=has_reference,
+        )
+        signal = estimator.signal(batch, step=rollouts.step)
+        return replace(signal, advantages=signal.advantages[mine], metrics=metrics | signal.metrics)
+
+    def _own_rows(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> list[Row]:
+        if self._truth not in inputs[0]:
+            raise DataError(f"the data set has no column '{self._truth}' of right answers; name it in ground_truth")
+        if any(isinstance(prompt, str) for prompt in self._prompts):
+            raise DataError("prompts must be lists of messages, because teachers read the reference in a user turn")
+        rows: list[Row] = []
+        for row, (example, ids) in enumerate(zip(inputs, self._sampled, strict=True)):
+            own = [True] * len(ids)  # also of a response that mask_truncated_completions hides: its reward counts
+            if "tool_mask" in output and bool(output["completion_mask"][row].any()):
+                own = output["tool_mask"][row, : len(ids)].bool().tolist()
+            truth, solution = str(example[self._truth]), example.get(self._solution)
+            rows.append(Row(tuple(ids), own, truth, solution, bool(images_of(self._prompts[row]))))
+        return rows
+
+    def _rollouts(self, rows: Sequence[Row]) -> Rollouts:
+        scores = self._scores.double().cpu()
+        if bool(scores.isnan().all(dim=1).any()):
+            raise RewardError("every reward function returned None for a rollout, whose group then has no advantage")
+        totals = (scores * self.reward_weights.double().cpu()).nansum(dim=1)
+        decides = totals if self._correct_by is None else scores[:, self.reward_func_names.index(self._correct_by)]
+        size = self.num_generations
+        return rollouts_of(rows, totals, decides >= 0.5, self._texts, group_size=size, step=self.rollout_step)
+
+    @torch.no_grad()
+    def _log_probs(self, output: dict[str, Any], references: Sequence[Reference | None], needed: Tensor) -> Tensor:
+        """Scores this process's needed rows after the prompts with these references: (B, T), 0 for all other rows."""
+        ids, mask, was_training = output["completion_ids"], output["completion_mask"], self.model.training
+        contexts = {row: self._context(row, references[row]) for row in needed.nonzero().flatten().tolist()}
+        kinds = [[row for row in contexts if bool(contexts[row][1]) is seen] for seen in (True, False)]
+        size = self.args.per_device_train_batch_size  # rows without an image get passes of their own
+        chunks = [kind[start : start + size] for kind in kinds for start in range(0, len(kind), size)]
+        result = torch.zeros(ids.shape, device=ids.device)
+        most = int(self.accelerator.gather(torch.tensor([len(chunks)], device=ids.device)).max())
+        self.model.eval()
+        for number in range(most):  # as many on each process, because a sharded model's passes are common ones
+            chunk = chunks[number] if number < len(chunks) else [0]
+            texts, images = zip(*(contexts.get(row) or self._context(row, None) for row in chunk), strict=True)
+            visual = {"images": list(images)} if any(images) else {}
+            fields = self.processing_class(text=list(texts), **visual, **_PADDED).to(ids.device)
+            tokens = torch.cat([fields.pop("input_ids"), ids[chunk]], dim=1)
+            seen = torch.cat([fields.pop("attention_mask"), mask[chunk]], dim=1)
+            for name in {"token_type_ids", "mm_token_type_ids"} & set(fields):
+                fields[name] = pad(fields[name], (0, ids.shape[1]))
+            if visual:
+                tiles = fields.get("spatial_shapes", fields["pixel_values"])  # of models that cut images into tiles
+                fields["num_tiles"] = [len(tiles)] + [0] * (len(chunk) - 1)
+                fields["num_images"] = [len(own) for own in images]
+            scored = self._get_per_token_logps_and_entropies(self.model, tokens, seen, ids.shape[1], **fields)[0]
+            if number < len(chunks):
+                result[chunk] = scored.float()
+        self.model.train(was_training)
+        return result
+
+    def _context(self, row: int, reference: Reference | None) -> tuple[str, list[Any]]:
+        """Returns the rendered prompt with its assistant header, and its images: TRL's own, but for the reference."""
+        prompt = self._prompts[row]
+        messages = prepare_multimodal_messages(prompt) if self._is_vlm else prompt
+        messages, prefix = self._references.teacher_messages(messages, reference)
+        tools = self.tools if self.environment_factories is None else self._env_tools[self._batch_environments[row]]
+        options = {"tools": tools or None, "chat_template": self.chat_template, "tokenize": False}
+        options |= {"add_generation_prompt": True, **self.chat_template_kwargs}
+        text = self.processing_class.apply_chat_template(messages, **options)
+        return text + prefix, images_of(messages)
+
+    def _of_all(self, values: Tensor, width: int) -> Tensor:
+        return self.accelerator.gather(_as_wide(values, width).contiguous()).float().cpu()
+
+
+def _as_wide(values: Tensor, width: int) -> Tensor:
+    """Returns (B, T) as (B, width), cut or padded with 0."""
+    return pad(values[:, :width], (0, max(0, width - values.shape[1])))

@@ -1,0 +1,398 @@
+"""Estimates the memory of a run from the model's shape, and decides whether it fits. Nothing was measured on a GPU."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cepo.algorithms import build_estimator
+from cepo.config import RunConfig, resolved_critic
+from cepo.config.schema import ActorConfig, CriticConfig, LoraConfig, RolloutConfig
+from cepo.errors import ConfigError
+from cepo.models import pretrained
+from cepo.models.families import family_of
+from cepo.models.head import DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, HEAD_CHUNK_ELEMENTS_ON_GPU
+
+logger = logging.getLogger(__name__)
+
+VALUE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+ASLEEP_BYTES = 2 * 2**30
+"""The device memory that a sleeping engine keeps: CUDA graphs and working buffers. An estimate, not yet measured."""
+WHAT_HELPS = (
+    "what helps: LoRA (worker.actor.model.lora.rank=16), weights in host memory (worker.actor.fsdp.enable_cpu_offload=true), "
+    "more devices (trainer.n_gpus_per_node) or a smaller worker.actor.model.model_path"
+)
+_BYTES_PER_LOGIT, _BYTES_PER_COMPARED_LOGIT = 4 + 2, 14 * 4
+"""A chunk's logits in float32 and their gradient; a divergence holds 14 float32 tensors of a chunk, counted on a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A stack of equal transformer blocks; `queries` and `keys` are numbers of heads times the head's size."""
+
+    depth: int
+    hidden: int
+    queries: int
+    keys: int
+    intermediate: int
+
+    def kept_per_token(self, value_bytes: int) -> int:
+        """Returns the bytes that one block keeps per token for backward, by the widths of its tensors.
+
+        Six of the hidden width, four of the queries', five of the keys' (with values) and four of the MLP's; norms compute
+        in float32. A pass without gradient holds at most half of this at a time.
+        """
+        computed = 6 * self.hidden + 4 * self.queries + 5 * self.keys + 4 * self.intermediate
+        return value_bytes * computed + 4 * (4 * self.hidden + 2 * (self.queries + self.keys))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The sizes of a model that the estimate needs, as numbers of parameters unless noted.
+
+    Attributes:
+        vision: those of the vision tower, with the merger.
+        block, outside: of the largest block that FSDP gathers, and of all that is outside such blocks.
+        adapter: of the adapter; 0 without LoRA. `adapts_vision`: it is also in the vision tower.
+        text_linear: of the language model's linear layers without the head, which QLoRA keeps in 4 bits.
+        vocabulary: rows of the head.
+        text_stack, vision_stack: the latter is None for a text model, or a tower whose sizes have other names.
+        patches_per_token: image patches that are merged into one token.
+    """
+
+    parameters: int
+    vision: int
+    block: int
+    outside: int
+    adapter: int
+    adapts_vision: bool
+    text_linear: int
+    vocabulary: int
+    text_stack: Stack
+    vision_stack: Stack | None
+    patches_per_token: int
+
+
+ShapeOf = Callable[[str, bool, Mapping[str, Any], LoraConfig], ModelShape]
+"""A function with the parameters of `model_shape`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The bytes that a run needs on one device.
+
+    Attributes:
+        weights: with the copies of the teacher and the reference; optimizer: its state.
+        away: the part of both that is in host memory while responses are sampled.
+        engine: the generator's own weights and the KV cache of the longest request.
+        least_pass, largest_pass: of scoring, backward or the optimizer's step, whichever is largest, with the gradients; the
+            first without activations, the second with rows of the maximum length.
+        checkpoint: bytes on disk.
+        parameters: of the model, as a number.
+        with_vllm: vLLM samples; the weights of another generator stay on the device.
+    """
+
+    weights: int
+    optimizer: int
+    away: int
+    engine: int
+    least_pass: int
+    largest_pass: int
+    checkpoint: int
+    parameters: int
+    with_vllm: bool = True
+
+
+def estimate_memory(config: RunConfig, *, with_vllm: bool, shape_of_path: ShapeOf | None = None) -> Memory:
+    """Returns the memory of a run: weights, optimizer, KV cache and the largest pass of the policy and of the critic.
+
+    Raises:
+        ConfigError: the model's configuration cannot be read.
+    """
+    look_up, actor, algorithm = shape_of_path or model_shape, config.worker.actor, config.algorithm
+    estimator = build_estimator(algorithm.adv_estimator, config.methods[algorithm.adv_estimator])
+    sources = [estimator.teacher.source] if estimator.views else []
+    sources += [] if algorithm.disable_kl else ["reference"]
+    model = actor.model
+    copies = sum(source != "actor" and not (model.lora.rank > 0 and source == "reference") for source in sources)
+    compares = estimator.distilled_view is not None or (algorithm.kl_penalty == "full" and not algorithm.disable_kl)
+    shape = look_up(model.model_path, model.trust_remote_code, model.override_config, model.lora)
+    trained = [_model_memory(config, actor, shape, model.lora, copies=copies, compares=compares)]
+    if estimator.needs_values:
+        critic = resolved_critic(config.worker)
+        model, plain = critic.model, LoraConfig()
+        valued = look_up(str(model.model_path), model.trust_remote_code, model.override_config, plain)
+        trained.append(_model_memory(config, critic, valued, plain, copies=0, compares=False))
+    rollout, data = config.worker.rollout, config.data
+    tokens = rollout.max_model_len or data.max_prompt_length + data.max_response_length
+    cached = 2 * shape.text_stack.depth * shape.text_stack.keys * tokens
+    return Memory(
+        weights=sum(each.weights for each in trained),
+        optimizer=sum(each.optimizer for each in trained),
+        away=sum(each.away for each in trained),
+        engine=VALUE_BYTES[rollout.dtype] * (shape.parameters + cached) // rollout.tensor_parallel_size,
+        least_pass=max(each.least_pass for each in trained),
+        largest_pass=max(each.largest_pass for each in trained),
+        checkpoint=sum(each.checkpoint for each in trained),
+        parameters=shape.parameters,
+        with_vllm=with_vllm,
+    )
+
+
+def _model_memory(
+    config: RunConfig,
+    settings: ActorConfig | CriticConfig,
+    shape: ModelShape,
+    lora: LoraConfig,
+    *,
+    copies: int,
+    compares: bool,
+) -> Memory:
+    """Returns the memory of one trained model. FSDP shards all but a vision tower without gradient and 4-bit weights.
+
+    - weights: trained ones in their own type, a frozen base in the compute type; each copy in float32.
+    - optimizer: Adam's two moments in the trained type, or 2 + 4 + 2 bytes per weight for `adamw_bf16`.
+    - gathered: the weights outside the blocks and two blocks, in the compute type, for the time of a pass.
+    - reduced: without LoRA, the gradients outside the blocks and of one block, also in float32.
+    - features: of the images of a step under a tower without gradient, the language model's input and three layers.
+    - stepping: torch's AdamW holds the roots of all second moments at once; `adamw_bf16` six float32 numbers per weight of
+      one tensor.
+    """
+    fsdp, frozen = settings.fsdp, settings.model.freeze_vision_tower
+    devices = config.trainer.nnodes * config.trainer.n_gpus_per_node
+    trained_bytes, compute_bytes = VALUE_BYTES[fsdp.torch_dtype or "fp32"], VALUE_BYTES[fsdp.mp_param_dtype]
+    whole = shape.vision if frozen or (lora.rank > 0 and not shape.adapts_vision) else 0
+    packed = shape.text_linear if lora.quantization else 0
+    base = shape.parameters - whole - packed
+    trained = shape.adapter if lora.rank > 0 else shape.parameters - (shape.vision if frozen else 0)
+    share = math.ceil(trained / devices)
+    all_bytes = base * compute_bytes + trained * trained_bytes if lora.rank > 0 else base * trained_bytes
+    sharded = math.ceil(all_bytes / devices)
+    on_device = 0 if fsdp.enable_cpu_offload else 1
+    packed_bytes = int(packed * bytes_in_4_bits(double_quantization=lora.double_quantization))
+    state_bytes = 8 if settings.optim.strategy == "adamw_bf16" else 2 * trained_bytes
+    optimizer, gradients = on_device * share * state_bytes, on_device * share * trained_bytes
+    stepping = gradients
+    if settings.optim.strategy == "adamw_bf16":
+        stepping = 24 * min(share, shape.vocabulary * shape.text_stack.hidden // devices) * on_device
+    gathered = min(shape.outside + 2 * shape.block if fsdp.enable_full_shard else base, base) * compute_bytes
+    reduced = 0 if lora.rank > 0 else (shape.outside + shape.block) * (compute_bytes + 4)
+    swapped = gradients if copies else 0
+    prompt_tokens = math.ceil(config.data.rollout_batch_size / devices) * config.data.max_prompt_length
+    features = prompt_tokens * 4 * shape.text_stack.hidden * compute_bytes if whole else 0
+    updating, scoring = _pass_bytes(config, settings, shape, trains_tower=not whole, compares=compares)
+
+    def largest(updating: int, scoring: int) -> int:
+        return max(gradients + max(gathered + reduced + updating, stepping), gathered + swapped + scoring)
+
+    away = optimizer if settings.offload.offload_optimizer else 0
+    away += sharded * on_device + packed_bytes if settings.offload.offload_params else 0
+    extra = 0 if config.trainer.save_model_only else state_bytes + 4 * copies
+    return Memory(
+        weights=on_device * (sharded + 4 * copies * share) + whole * compute_bytes + packed_bytes,
+        optimizer=optimizer,
+        away=away,
+        engine=0,
+        least_pass=largest(0, 0),
+        largest_pass=largest(updating, scoring) + features,
+        checkpoint=trained * (trained_bytes + extra),
+        parameters=shape.parameters,
+    )
+
+
+def _pass_bytes(
+    config: RunConfig, settings: ActorConfig | CriticConfig, shape: ModelShape, *, trains_tower: bool, compares: bool
+) -> tuple[int, int]:
+    """Returns the activations of an update and of a scoring pass.
+
+    Every row has the maximum length, and every prompt token belongs to an image. With checkpointing, an update keeps the
+    blocks' inputs and one block's activations.
+    """
+    value_bytes, data = VALUE_BYTES[settings.fsdp.mp_param_dtype], config.data
+    text, tower, length = shape.text_stack, shape.vision_stack, data.max_prompt_length + data.max_response_length
+
+    def kept(stack: Stack, tokens: int) -> int:
+        inside, inputs = stack.kept_per_token(value_bytes), stack.hidden * value_bytes
+        checkpoints = settings.model.enable_gradient_checkpointing
+        return tokens * (stack.depth * inputs + inside if checkpoints else stack.depth * inside)
+
+    def head(rows: int) -> int:
+        logits = rows * data.max_response_length * shape.vocabulary
+        compared = _BYTES_PER_COMPARED_LOGIT * min(DIVERGENCE_CHUNK_ELEMENTS_ON_GPU, logits) if compares else 0
+        return max(_BYTES_PER_LOGIT * min(HEAD_CHUNK_ELEMENTS_ON_GPU, logits), compared)
+
+    rows = settings.micro_batch_size_per_device_for_update
+    scored = settings.micro_batch_size_per_device_for_experience
+    updating = kept(text, rows * length) + head(rows)
+    scoring = max(scored * length * text.kept_per_token(value_bytes) // 2, head(scored))
+    if tower is not None:
+        patches = data.max_prompt_length * shape.patches_per_token
+        scoring = max(scoring, scored * patches * tower.kept_per_token(value_bytes) // 2)
+        updating += kept(tower, rows * patches) if trains_tower else 0
+    return updating, scoring
+
+
+def bytes_in_4_bits(*, double_quantization: bool) -> float:
+    """Returns the bytes of a 4-bit weight: half a byte, and its share of a scale for every 64 weights.
+
+    A scale is a float32 number; with double quantization one byte, and a float32 number for every 256 scales.
+    """
+    return 0.5 + (1 + 4 / 256 if double_quantization else 4) / 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Why a run cannot start (None if it can), the bytes that its upper bound lacks, and a share for vLLM that would fit."""
+
+    refused: str | None
+    short: int
+    share: float | None
+
+
+def fit(memory: Memory, rollout: RolloutConfig, *, free: int, total: int) -> Fit:
+    """Compares the estimate with a device of `total` bytes, of which `free` are free before anything loads.
+
+    While responses are sampled, weights and optimizer are beside vLLM's share. In a pass they are beside the pass alone,
+    because vLLM sleeps, or beside its share without `rollout.sleep`. Another generator's weights always stay.
+    """
+    held = memory.weights + memory.optimizer
+    kept = held - memory.away
+    share = int(rollout.gpu_memory_utilization * total) if memory.with_vllm else memory.engine
+    sleeps = memory.with_vllm and rollout.sleep
+    beside = 0 if sleeps else share
+    least = held + memory.least_pass
+    most = free if sleeps else max(0, free - least)
+    highest = math.floor(min(free - kept, most) / total * 20) / 20
+    fitting = highest if memory.with_vllm and least <= free and highest * total >= memory.engine > 0 else None
+    refused = None
+    if share < memory.engine:
+        refused = f"vLLM's share is {gib(share)}, but its weights and one request need {gib(memory.engine)}"
+    elif kept + share > free:
+        refused = (
+            f"while responses are sampled, the trainer keeps {gib(kept)} beside the generator's {gib(share)}: "
+            f"{gib(kept + share - free)} too much"
+        )
+    elif least + beside > free:
+        where = "" if sleeps else f" beside the generator's {gib(share)}"
+        refused = (
+            f"scoring and update need {gib(least)}{where} before any activation: {gib(least + beside - free)} too much"
+        )
+    if refused is not None:
+        remedy = WHAT_HELPS if fitting is None else f"what would fit: worker.rollout.gpu_memory_utilization={fitting:g}"
+        refused = f"{refused}; {remedy}"
+    asleep = ASLEEP_BYTES if sleeps else 0
+    short = max(0, held + memory.largest_pass + beside + asleep - free)
+    return Fit(refused=refused, short=short, share=fitting)
+
+
+def require_memory(memory: Memory, rollout: RolloutConfig, device: torch.device) -> None:
+    """Checks a GPU before a model is loaded, and warns if activations may not fit.
+
+    Raises:
+        ConfigError: the part that does not depend on lengths does not fit.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    found = fit(memory, rollout, free=free, total=total)
+    if found.refused is not None:
+        raise ConfigError(f"the run does not fit on this GPU ({gib(free)} of {gib(total)} are free): {found.refused}")
+    if found.short > 0:
+        logger.warning(
+            "GPU memory may be short by up to %s; if it runs out, lower "
+            "worker.actor.micro_batch_size_per_device_for_update and _for_experience",
+            gib(found.short),
+        )
+
+
+def gib(num_bytes: float) -> str:
+    """Formats bytes in GiB, or in MiB below one GiB."""
+    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"
+
+
+def model_shape(path: str, trust_remote_code: bool, override_config: Mapping[str, Any], lora: LoraConfig) -> ModelShape:
+    """Returns the shape of the model at `path` (a folder or hub name), without reading its weights.
+
+    Raises:
+        ConfigError: no configuration can be read there, or this version of transformers cannot build the model.
+    """
+    config = pretrained.read_config(path, trust_remote_code=trust_remote_code)
+    for key, value in override_config.items():
+        setattr(config, key, value)
+    return shape_of(config, lora=lora, trust_remote_code=trust_remote_code)
+
+
+def shape_of(config: Any, *, lora: LoraConfig, trust_remote_code: bool = False) -> ModelShape:
+    """Returns the shape of the model that a transformers configuration describes, built on the meta device.
+
+    Raises:
+        ConfigError: this version of transformers cannot build a model from the configuration.
+    """
+    import transformers
+
+    family = family_of(config, trust_remote_code=trust_remote_code)
+    kind = "AutoModelForImageTextToText" if family.reads_images else "AutoModelForCausalLM"
+    try:
+        with torch.device("meta"):
+            model: Any = getattr(transformers, kind).from_config(config, trust_remote_code=trust_remote_code)
+    except (ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ConfigError(f"no model can be built from this configuration: {error}") from error
+    tower, head = family.vision_parts(model), model.get_output_embeddings()
+    blocks = [_size(block) for block in pretrained.sharded_blocks(model)]
+    in_tower = {inner for part in tower for inner in part.modules()}
+    adapted = _adapted(model, lora)
+    magnitudes = sum(layer.out_features for layer in adapted) if lora.use_dora else 0
+    linear = [each for each in model.modules() if type(each) is torch.nn.Linear and each is not head]
+    vision = getattr(config, "vision_config", None)  # text models' configurations lack the entry
+    return ModelShape(
+        parameters=_size(model),
+        vision=sum(map(_size, tower)),
+        block=max(blocks, default=0),
+        outside=_size(model) - sum(blocks),
+        adapter=lora.rank * sum(layer.in_features + layer.out_features for layer in adapted) + magnitudes,
+        adapts_vision=not in_tower.isdisjoint(adapted),
+        text_linear=sum(layer.weight.numel() for layer in linear if layer not in in_tower),
+        vocabulary=head.weight.shape[0],
+        text_stack=_stack(config.get_text_config()),
+        vision_stack=_stack(vision) if hasattr(vision, "intermediate_size") else None,
+        # Towers without merging, or with other names for it, count as 2 x 2 like those of Qwen-VL.
+        patches_per_token=getattr(vision, "spatial_merge_size", 2) ** 2,
+    )
+
+
+def _size(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _adapted(model: Any, lora: LoraConfig) -> list[Any]:
+    """Returns the linear layers that PEFT would adapt under these settings; none if the rank is 0."""
+    targets = [part.strip() for part in lora.target_modules.split(",")]
+    head, excluded = model.get_output_embeddings(), pretrained.excluded_from_adapter(lora, model.config)
+    return [
+        module
+        for name, module in model.named_modules()
+        if lora.rank > 0
+        and isinstance(module, torch.nn.Linear)
+        and not (excluded is not None and re.fullmatch(excluded, name))
+        and (
+            any(f".{name}".endswith(f".{target}") for target in targets)
+            or (targets == ["all-linear"] and module is not head)
+        )
+    ]
+
+
+def _stack(config: Any) -> Stack:
+    """Reads a stack's sizes; families name the depth differently, and omit the head's size or the number of key heads."""
+    heads = getattr(config, "num_attention_heads", None) or config.num_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return Stack(
+        depth=getattr(config, "num_hidden_layers", None) or config.depth,
+        hidden=config.hidden_size,
+        queries=heads * size,
+        keys=(getattr(config, "num_key_value_heads", None) or heads) * size,
+        intermediate=config.intermediate_size,
+    )

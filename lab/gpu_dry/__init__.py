@@ -1,0 +1,1 @@
+"""Finds, on a machine without a GPU, faults that would otherwise appear on one: see docs/gpu-dry.md."""

@@ -1,0 +1,161 @@
+"""Checks the GPU path on a machine without a GPU, in an environment with the wheels of the extra `gpu`.
+
+    python -m lab.gpu_dry                      # everything: about 15 minutes on 2 cores
+    python -m lab.gpu_dry --only attention     # one part: engine, attention, head or step
+    python -m lab.gpu_dry --card B200          # one card
+
+Each check is a process of its own that sees a card which computes nothing (hollow_gpu.c). docs/gpu-dry.md says what
+that can show. The record goes to lab/results/gpu_dry.json; each check replaces its own row there.
+
+Exit code: 0 all passed, 1 a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from lab.gpu_dry.cards import CARDS, build_library, environment
+from lab.gpu_dry.reporting import reported
+from lab.gpu_dry.step import CASES
+from lab.support.machine import ROOT, machine_record
+from lab.support.tables import RESULTS, table
+
+PARTS = ("engine", "attention", "head", "step")
+PAGE = ROOT / "docs" / "gpu-dry.md"
+SECONDS = 600
+"""The time limit of one check."""
+LIBRARIES = ("triton", "flashinfer-python", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "ray")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One process.
+
+    Attributes:
+        part: the module of `lab.gpu_dry` that it runs.
+        what: what it checks, in words.
+        arguments: of the module.
+        count: number of cards that it sees.
+    """
+
+    part: str
+    what: str
+    card: str
+    arguments: tuple[str, ...]
+    count: int = 1
+
+    @property
+    def name(self) -> tuple[str, str, str]:
+        """The check's part, cards and words in the record."""
+        return self.part, f"{self.count} x {self.card}" if self.count > 1 else self.card, self.what
+
+
+def checks() -> Iterator[Check]:
+    """Yields every check."""
+    for card in CARDS:
+        yield Check(part="engine", what="2b", card=card, arguments=("qwen3-vl-2b", "1", "1", "sleep"))
+    shared = ("qwen3-vl-2b", "2", "2", "awake")
+    yield Check(part="engine", what="2b, 2 devices share an engine", card="H100", arguments=shared, count=2)
+    ranks = ("qwen3-vl-4b", "8", "1", "sleep")
+    yield Check(part="engine", what="4b, 8 engines that sleep", card="H100", arguments=ranks, count=8)
+    for card in CARDS:
+        for size, dtype in (("2b", "bfloat16"), ("2b", "float32"), ("4b", "bfloat16")):
+            arguments = (f"qwen3-vl-{size}", dtype)
+            yield Check(part="attention", what=f"{size}, {dtype}", card=card, arguments=arguments)
+    for card in CARDS:
+        for dtype in ("bfloat16", "float32"):
+            yield Check(part="head", what=dtype, card=card, arguments=("qwen3-vl-2b", dtype))
+    for case in CASES:
+        yield Check(part="step", what=case, card="H100", arguments=(case,))
+
+
+def outcome(check: Check, library: Path, cache: Path) -> dict[str, Any]:
+    """Runs a check and returns its row of the record."""
+    begun = time.monotonic()
+    command = [sys.executable, "-m", f"lab.gpu_dry.{check.part}", *check.arguments]
+    variables = environment(library, CARDS[check.card], check.count, cache)
+    try:
+        done = subprocess.run(
+            command, env=variables, capture_output=True, text=True, timeout=SECONDS, errors="replace", check=False
+        )
+        found = reported(done.stdout)
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        failure = f"exit code {done.returncode}: {lines[-1] if lines else 'no message'}"
+    except subprocess.TimeoutExpired:
+        found, failure, lines = None, f"no result after {SECONDS} s", []
+    if found is None:
+        print("\n".join(lines[-40:]), file=sys.stderr)
+        found = {"ok": False, "found": failure}
+    seconds = round(time.monotonic() - begun, 1)
+    names = dict(zip(("part", "card", "what"), check.name, strict=True))
+    return {**names, **found, "seconds": seconds, "commit": commit()}
+
+
+def page_table(rows: list[dict[str, Any]]) -> str:
+    """Returns the record's table, as docs/gpu-dry.md has it."""
+    head = ("part", "card", "what", "passed", "found")
+    return table(
+        head, [[row["part"], row["card"], row["what"], "yes" if row["ok"] else "NO", row["found"]] for row in rows]
+    )
+
+
+def commit() -> str:
+    """Returns the commit of this checkout, marked if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS)
+    parser.add_argument("--card", choices=CARDS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_dry.json")
+    options = parser.parse_args()
+    asked = [each for each in checks() if options.only in (None, each.part) and options.card in (None, each.card)]
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        library = build_library(Path(name))
+        for number, check in enumerate(asked):
+            row = outcome(check, library, Path(name) / str(number))
+            print(
+                f"{'ok  ' if row['ok'] else 'FAIL'} {row['part']}, {row['card']}, {row['what']}: {row['found']}",
+                flush=True,
+            )
+            rows.append(row)
+            write(row, options.out)
+    if options.out == RESULTS / "gpu_dry.json":
+        write_page(json.loads(options.out.read_text(encoding="utf-8"))["checks"])
+    print(f"\n{page_table(rows)}")
+    return 0 if all(row["ok"] for row in rows) else 1
+
+
+def write(row: dict[str, Any], out: Path) -> None:
+    """Writes a row into the record, in place of an earlier one of the same check."""
+    names = [each.name for each in checks()]
+    recorded = json.loads(out.read_text(encoding="utf-8"))["checks"] if out.is_file() else []
+    by_name = {(old["part"], old["card"], old["what"]): old for old in [*recorded, row]}
+    record = machine_record(1)
+    record["versions"] |= {name: version(name) for name in LIBRARIES}
+    record["checks"] = [by_name[name] for name in names if name in by_name]
+    out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def write_page(rows: list[dict[str, Any]]) -> None:
+    """Replaces the table at the end of docs/gpu-dry.md."""
+    text = PAGE.read_text(encoding="utf-8")
+    new = page_table(rows)
+    PAGE.write_text(text[: text.index(new.splitlines()[0])] + new + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

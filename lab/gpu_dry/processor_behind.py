@@ -1,0 +1,115 @@
+"""Computes on the processor what is asked of a GPU that computes nothing, and refuses to mix devices as a GPU does."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+HOST = torch.device("cpu")
+_WITHOUT_SHAPE = (DataDependentOutputException, DynamicOutputShapeException)
+
+
+class ProcessorBehind(TorchDispatchMode):
+    """Runs each operation on CUDA tensors on the processor, in place, since the hollow GPU's memory is the host's.
+
+    Before that, the operation runs under `FakeTensorMode`, which raises where its operands are on different devices.
+
+    Attributes:
+        operations: number of operations with CUDA tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            return func(*args, **kwargs)  # torch itself asks for shapes alone
+        if any(kind is not Tensor and kind is not torch.nn.Parameter for kind in types):
+            return NotImplemented
+        asked = kwargs.get("device")
+        device = torch.device(asked) if asked is not None else None
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        cuda = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        if (
+            func.is_view
+            or torch.Tag.inplace_view in func.tags
+            or (cuda is None and (device is None or device.type != "cuda"))
+        ):
+            return func(*args, **kwargs)
+        self.operations += 1
+        if func.namespace == "c10d":
+            places = {tensor.device for tensor in tensors}
+            if len(places) > 1:
+                raise RuntimeError(f"{func}: tensors of one collective operation are on {places}")
+        else:
+            self._require_one_device(func, args, kwargs)
+        return self._computed(func, args, kwargs, device if device is not None else cuda)
+
+    def _require_one_device(self, func: Any, args: Any, kwargs: Any) -> None:
+        def hollow(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            return FakeTensor(self._fake, shape, value.device)
+
+        try:
+            with self._fake:
+                func(*tree_map(hollow, args), **tree_map(hollow, kwargs))
+        except _WITHOUT_SHAPE:
+            pass  # the output's shape or value depends on values, and no other operand was at fault before
+
+    def _computed(self, func: Any, args: Any, kwargs: Any, device: torch.device | None) -> Any:
+        here: dict[int, Tensor] = {}
+
+        def to_host(value: Any) -> Any:
+            if isinstance(value, Tensor) and value.is_cuda:
+                found = same_memory(value)
+                here[id(found)] = value
+                return found
+            return HOST if isinstance(value, torch.device) else value
+
+        def back(value: Any) -> Any:
+            if not isinstance(value, Tensor) or device is None or device.type != "cuda":
+                return value
+            if id(value) in here:
+                return here[id(value)]
+            found = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+            same_memory(found).copy_(value)
+            return found
+
+        compute = ONLY_ON_GPUS.get(func, func)
+        given = tree_map(to_host, args), tree_map(to_host, kwargs)
+        return tree_map(back, compute(*given[0], **given[1]))
+
+
+def same_memory(tensor: Tensor) -> Tensor:
+    """Returns a tensor of the processor with the memory of a tensor of the hollow GPU."""
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == 0:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    memory = (ctypes.c_byte * storage.nbytes()).from_address(storage.data_ptr())
+    of_host = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype).set_(of_host, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _wide_product(left: Tensor, right: Tensor, out_dtype: torch.dtype) -> Tensor:
+    return left.to(out_dtype) @ right.to(out_dtype)
+
+
+ONLY_ON_GPUS: dict[Any, Callable[..., Any]] = {torch.ops.aten.mm.dtype: _wide_product}
+"""Operations that the processor does not have."""

@@ -1,0 +1,95 @@
+"""Measures signal, noise and direction of each method's gradient over batches of rollouts.
+
+    python3 -m lab.gradient methods=NAME[,NAME(setting=value, ...) ...] [batches=30] [projections=0] \\
+        [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE] [out=FOLDER] [dry_run=true] [a.b.c=value ...]
+
+batches: number of batches of data.rollout_batch_size prompts with worker.rollout.n responses each. projections: numbers
+that each gradient is projected to, if exact gradients would fill the disk; 0: exact ones. All other arguments are those
+of `cepo credit`; an interrupted measurement goes on in its folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cepo.commands.checkpoint_arguments import run_command, split_arguments
+from cepo.commands.measure_credit import OWN_KEYS, make_credit_plan, number_of
+
+_LAB_KEYS = ("batches", "projections")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns 0, or 2 with a message if the arguments, the data or the checkpoint is invalid."""
+    argv = sys.argv[1:] if arguments is None else arguments
+
+    def work(console: Console) -> None:
+        for line in measure(argv):
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+    return run_command("gradient", __doc__, argv, None, work)
+
+
+def measure(argv: Sequence[str]) -> list[str]:
+    """Measures and writes the results; returns the lines to print."""
+    from cepo.credit.session import opened
+    from cepo.hardware.devices import require_usable_torch
+    from cepo.microgeo.world import with_embedded_world
+    from cepo.tracking.run_folder import write_atomically
+    from lab.gradient.measurement import GradientMeasurement
+
+    own, settings = split_arguments(argv, (*OWN_KEYS, *_LAB_KEYS))
+    plan = make_credit_plan([*settings, *(f"{name}={text}" for name, text in own.items() if name in OWN_KEYS)])
+    out = plan.out if "out" in own else Path(f"{plan.out}-gradient")
+    batches, dimensions = number_of(own, "batches", 30, least=2), number_of(own, "projections", 0, least=0)
+    require_usable_torch()
+    with opened(with_embedded_world(plan.config), plan.actor) as session:
+        measurement = GradientMeasurement(
+            out, session, plan.methods, num_batches=batches, dimensions=dimensions, checkpoint=plan.checkpoint
+        )
+        if plan.dry_run:
+            return measurement.lines()
+        table = gradient_markdown(measurement.run())
+        write_atomically(out / "gradient.md", table)
+    return [table, f"written: {out}"]
+
+
+def gradient_markdown(results: Mapping[str, Any]) -> str:
+    """Returns the table of the methods' gradients, with 95 % intervals."""
+    counts = results["counts"]
+    lines = [
+        f"{counts['batches']} batches of {counts['prompts']} prompts with {counts['responses']} responses, gradients in "
+        f"{counts['weights']:,} weights."
+    ]
+    if counts["projections"]:
+        lines.append(
+            f"Each was projected to {counts['projections']:,} numbers, which changed squared lengths by at most "
+            f"{counts['largest_length_error']:.1%}."
+        )
+    first = results["gradient"][0]["name"]
+    lines += [
+        "",
+        f"| method | signal / noise | ratio to {first} | 95 % | direction | 95 % | length |",
+        "| --- |" + " --- |" * 6,
+    ]
+    for row in results["gradient"]:
+        ratio, direction = row["ratio"], row["direction"]
+        cells = [row["name"], _plain(row["snr"]), _plain(ratio, 2), _interval(ratio, 2), _plain(direction)]
+        lines.append(f"| {' | '.join([*cells, _interval(direction), _plain(row['length'], 2)])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _plain(figure: Mapping[str, float | None], digits: int = 3) -> str:
+    return "-" if figure["value"] is None else f"{figure['value']:.{digits}f}"
+
+
+def _interval(figure: Mapping[str, float | None], digits: int = 3) -> str:
+    return "-" if figure["low"] is None else f"{figure['low']:.{digits}f} to {figure['high']:.{digits}f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Computes the study's statistics over seeds: means with errors, paired differences, verdicts on statements."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from cepo.report.compare import Spread
+from lab.support.study_plan import EQUAL_RATES, PLAN, RATIO_ARM, RATIO_RATES
+from lab.support.study_records import Record, final
+
+BySeed = Mapping[int, Record]
+Measure = Callable[[Record], float | None]
+SIGNIFICANT = 0.05
+
+
+def cell(values: Sequence[float], *, signed: bool = False) -> str:
+    """Formats mean ± standard error over seeds, in percent; a single value has no error."""
+    if not values:
+        return "not run"
+    spread = Spread(values=tuple(100 * value for value in values))
+    error = "" if spread.error is None else f" ± {spread.error:.1f}"
+    return f"{spread.mean:{'+' if signed else ''}.1f}{error}"
+
+
+def paired(first: BySeed, second: BySeed, measure: Measure = final) -> list[float]:
+    """Returns second minus first at each seed for which both have a value."""
+    both = [(measure(first[seed]), measure(second[seed])) for seed in sorted(first.keys() & second.keys())]
+    return [after - before for before, after in both if before is not None and after is not None]
+
+
+def p_value(differences: Sequence[float]) -> float | None:
+    """Returns the two-sided p of Student's t test against a mean of 0; None for fewer than two values or no spread.
+
+    With t = sqrt(n - 1) tan(a), Student's density becomes cos(a)^(n - 2) on (-pi/2, pi/2).
+    """
+    spread = Spread(values=tuple(differences)) if differences else None
+    if spread is None or not spread.error:
+        return None
+    return tail(spread.mean / spread.error, len(differences) - 1)
+
+
+def tail(t: float, freedom: int) -> float:
+    """Returns P(|T| > |t|) of Student's distribution."""
+    angles = numpy.linspace(math.atan(abs(t) / math.sqrt(freedom)), math.pi / 2, 4001)
+    whole = numpy.linspace(0, math.pi / 2, 4001)
+    parts = (float(numpy.trapezoid(numpy.cos(part) ** (freedom - 1), part)) for part in (angles, whole))
+    return next(parts) / next(parts)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Adjusts p values by Holm's method: under true null hypotheses, P(any is below alpha) is at most alpha."""
+    made = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, place) in enumerate(made):
+        largest = max(largest, min(1.0, (len(made) - rank) * p))
+        adjusted[place] = largest
+    return adjusted
+
+
+def adjusted_cells(differences: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    """Returns Holm's p of each arm's differences for a table; empty for an arm without a test."""
+    adjusted = holm([p_value(each) for each in differences.values()])
+    return {arm: "" if p is None else f"{p:.3f}" for arm, p in zip(differences, adjusted, strict=True)}
+
+
+def untrained(record: Record) -> float:
+    """Returns the sampled accuracy before training."""
+    return record["sampled"]["0"]
+
+
+def _clipped(record: Record) -> float | None:
+    thirds = record["evidence"].get("clipped")
+    return sum(thirds) / len(thirds) if thirds else None
+
+
+def _absorbed(record: Record) -> float | None:
+    """How far the effect of a visible answer on wrong responses has moved towards 0, in nats per token."""
+    gaps = record["hint_gap_wrong"]
+    start, end = gaps.get("0"), gaps.get(str(record["steps"]))
+    return None if start is None or end is None else abs(start) - abs(end)
+
+
+def _rise(records: BySeed, name: str) -> list[float]:
+    """The mean over the last third of the steps with evidence minus that over the first third, for each run."""
+    return [
+        thirds[-1] - thirds[0] for record in records.values() if (thirds := record["evidence"].get(name)) is not None
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """A statement of the paper as the sign of a mean over seeds, from an entry of the plan's `statements`.
+
+    Attributes:
+        topic: its subject, from the plan.
+        kind: `above` (accuracy of the first arm minus the second's), `absorbs`, `clips_less`, `rises` or `falls`.
+    """
+
+    topic: str
+    kind: str
+    first: str
+    second: str
+
+    @property
+    def text(self) -> str:
+        """The statement in words."""
+        words = {
+            "above": f"{self.first} above {self.second}",
+            "absorbs": f"{self.first} absorbs the answer's effect more than {self.second}, nats",
+            "clips_less": f"{self.first} clips fewer weights than {self.second}",
+        }
+        return words.get(self.kind, f"{self.second} evidence of {self.first} {self.kind}")
+
+    def differences(self, runs: Callable[[str], BySeed]) -> list[float]:
+        """Returns one value per seed, positive if the statement holds; `runs(arm)` returns an arm's runs."""
+        own = runs(self.first)
+        if self.kind in ("rises", "falls"):
+            return [value if self.kind == "rises" else -value for value in _rise(own, self.second)]
+        if self.kind == "clips_less":
+            return paired(own, runs(self.second), _clipped)
+        if self.kind == "absorbs":
+            return paired(runs(self.second), own, _absorbed)
+        if self.first == "untrained":
+            return [untrained(record) - final(record) for record in runs(self.second).values()]
+        return paired(runs(self.second), own)
+
+
+def _statement(entry: Mapping[str, Any]) -> Statement:
+    (kind, (first, second)) = next((key, value) for key, value in entry.items() if key != "text")
+    return Statement(topic=entry["text"], kind=kind, first=first, second=second)
+
+
+STATEMENTS = [_statement(entry) for entry in PLAN["statements"]]
+
+
+VERDICTS = ("seen", "not seen", "reversed", "one run", "not run")
+
+
+def verdict(differences: Sequence[float]) -> str:
+    """Returns `seen` if the mean is positive and p < 0.05, `reversed` if it is negative and p < 0.05, else `not seen`.
+
+    A single run has no error, hence no verdict. Equal differences have no p: zeros are `not seen`, others go by sign.
+    """
+    if len(differences) < 2:
+        return "one run" if differences else "not run"
+    mean, p = statistics.fmean(differences), p_value(differences)
+    if mean == 0 or (p is not None and p >= SIGNIFICANT):
+        return "not seen"
+    return "seen" if mean > 0 else "reversed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runs:
+    """The records of one world at one batch size, with some of the run seeds."""
+
+    records: Sequence[Record]
+    world: str
+    batch: int
+    seeds: Sequence[int]
+    own_rates: Mapping[str, float]
+
+    def at(self, arm: str, rate: float) -> BySeed:
+        """Returns the runs of an arm at a learning rate, by seed."""
+        return {
+            record["seed"]: record
+            for record in self.records
+            if (record["world"], record["batch"], record["arm"], record["rate"], record["tuning"])
+            == (self.world, self.batch, arm, rate, False)
+            and record["seed"] in self.seeds
+        }
+
+    def equal(self, arm: str) -> BySeed:
+        """Returns the runs of an arm at the equal learning rate."""
+        return self.at(arm, EQUAL_RATES[self.world])
+
+    def paper(self, arm: str) -> BySeed:
+        """Returns the runs of an arm at the paper's ratio of learning rates."""
+        return self.at(arm, (RATIO_RATES if arm == RATIO_ARM else EQUAL_RATES)[self.world])

@@ -1,0 +1,638 @@
+"""Folders of a stranger: every command ends with one message or the page, shows and changes no other file, and never waits."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import struct
+import subprocess
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from omegaconf import OmegaConf
+from PIL import Image
+from run_folders import group, rollout, validated, write_run
+from safetensors.torch import save_file
+
+from cepo.cli import main
+from cepo.config import dump_config, load_config
+from cepo.config.recorded import recorded_for_evaluation
+from cepo.credit.claimed_folder import claim_folder
+from cepo.errors import CepoError, CheckpointError, ConfigError, DataError
+from cepo.evaluation.engine import adapter_of
+from cepo.microgeo.world import ASSETS
+from cepo.models.pretrained import load_model
+from cepo.report.score_tables import Column, ScoreTable, TableRow
+from cepo.terminal import LogFormatter
+from cepo.tracking.sink import RunDescription
+from cepo.tracking.trace import read_rollouts
+from cepo.tracking.tracker import build_tracker
+from cepo.trainer.checkpoints import CheckpointStore, TrainerState, written_files
+from cepo.trainer.protocol import Backend
+from cepo.trainer.run_lock import RunLock
+from cepo.workers.merged_model import BaseModel, merge_checkpoint
+
+SECRET = "s3cret of another file"
+TRACE = "rollouts/step_00000001.parquet"
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+Attack = Callable[[Path], object]
+
+
+def pipe(name: str) -> Attack:
+    def apply(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return apply
+
+
+def link(name: str, target: str) -> Attack:
+    """A link, whose target is relative to the folder above the run's."""
+
+    def apply(folder: Path) -> None:
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.is_dir():
+            place.rename(folder / "put_aside")
+        place.unlink(missing_ok=True)
+        place.symlink_to(folder.parent / target)
+
+    return apply
+
+
+def text(name: str, content: str | bytes) -> Attack:
+    def apply(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return apply
+
+
+def huge(name: str) -> Attack:
+    """A file of 10^12 bytes, which takes no space on the disk."""
+
+    def apply(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("wb") as file:
+            file.truncate(10**12)
+
+    return apply
+
+
+def trace(change: Callable[[Any], Any]) -> Attack:
+    return lambda folder: pyarrow.parquet.write_table(
+        change(pyarrow.parquet.read_table(folder / TRACE)), folder / TRACE
+    )
+
+
+def column(table: Any, name: str, values: Any) -> Any:
+    return table.set_column(table.column_names.index(name), table.schema.field(name), values)
+
+
+def picture(content: bytes) -> Attack:
+    """An image that the trace names by the digest of its content, as a genuine one."""
+
+    def apply(folder: Path) -> None:
+        name = f"{sha256(content).hexdigest()[:32]}.png"
+        (folder / "images" / name).write_bytes(content)
+        names = pyarrow.array([[name]], type=pyarrow.list_(pyarrow.string()))
+        trace(lambda table: column(table, "images", names))(folder)
+
+    return apply
+
+
+def png(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(bytes(1000)))
+    return b"\x89PNG\r\n\x1a\n" + header + data + chunk(b"IEND", b"")
+
+
+def encoded(kind: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, format=kind)
+    return buffer.getvalue()
+
+
+def not_utf8(table: Any) -> Any:
+    validity, offsets, _ = pyarrow.array(["abcd"]).buffers()
+    broken = pyarrow.py_buffer(b"ab\xff\xfe")
+    return column(table, "response", pyarrow.Array.from_buffers(pyarrow.string(), 1, [validity, offsets, broken]))
+
+
+BOMB = "a0: &a0 {x: 1, y: 2}\n" + "\n".join(
+    f"a{k}: &a{k} {{{', '.join(f'k{j}: *a{k - 1}' for j in range(9))}}}" for k in range(1, 10)
+)
+
+REPORTED: dict[str, Attack] = {
+    "a pipe for metrics": pipe("metrics.jsonl"),
+    "a device for metrics": link("metrics.jsonl", "/dev/zero"),
+    "metrics from elsewhere": link("metrics.jsonl", "victim/secret.txt"),
+    "metrics that are huge": huge("metrics.jsonl"),
+    "a pipe for the configuration": pipe("config.yaml"),
+    "a configuration from elsewhere": link("config.yaml", "victim/secret.txt"),
+    "a huge configuration": huge("config.yaml"),
+    "aliases of aliases": text("config.yaml", BOMB),
+    "a pipe for samples": pipe("generations.jsonl"),
+    "samples from elsewhere": link("generations.jsonl", "victim/secret.txt"),
+    "samples beyond numbers": text("generations.jsonl", '{"step": 0, "prompt_id": "1", "accuracy": 1e308}\n'),
+    "samples of many digits": text("generations.jsonl", '{"step": 0, "prompt_id": "1", "accuracy": %s}\n' % ("9" * 999)),
+    "a pipe for a step": pipe("rollouts/step_00000002.parquet"),
+    "a huge step": huge("rollouts/step_00000002.parquet"),
+    "steps from elsewhere": link("rollouts", "victim/rollouts"),
+    "images from elsewhere": link("images", "victim"),
+    "text that is not UTF-8": trace(not_utf8),
+    "an EPS image": picture(EPS),
+    "a WEBP image": picture(encoded("WEBP")),
+    "an image of 900 megapixels": picture(png(30_000, 30_000)),
+    "a large image that is cut": picture(png(2_000, 2_000)),
+    "an image that is text": picture(SECRET.encode()),
+}  # fmt: skip
+SHOWN: dict[str, Attack] = {
+    "a step without a number": text("rollouts/step_x.parquet", "x"),
+    "markup in the method's name": text("config.yaml", "algorithm: {adv_estimator: '[/]'}"),
+    "markup in every key": text("config.yaml", "'[/b]': {'[link=file:///]': '[bold]'}"),
+}
+
+
+CONTROL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
+HUGE_NUMBERS = [
+    "val/accuracy",
+    "val/num_samples",
+    "timing_s/step",
+    "tokens/rollout",
+    "timing_s/rollout",
+    "evidence/weight_mean",
+]
+
+
+def rows(*values: str) -> str:
+    """Metrics whose values are given in JSON."""
+    return "".join(
+        json.dumps({"step": step} | dict.fromkeys(HUGE_NUMBERS, 0.5)).replace("0.5", value) + "\n"
+        for step, value in enumerate(values)
+    )
+
+
+SHOWN |= {
+    "numbers whose sums overflow": text("metrics.jsonl", rows("1e308", "1e308", "-1e308")),
+    "negative counts": text("metrics.jsonl", rows("-3", "-4")),
+    "counts that are not finite": text("metrics.jsonl", rows("null", "NaN")),
+    "steps beyond any run": text("metrics.jsonl", rows("0.1").replace('"step": 0', '"step": 1e300')),
+}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """Another folder of this machine."""
+    folder = tmp_path / "victim"
+    write_run(folder, validated(0.3), groups=[group(1, [rollout(right=True)])])
+    (folder / "secret.txt").write_text(SECRET)
+    (folder / "holiday.png").write_bytes(png(4, 4))
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    groups = [group(1, [rollout(right=True)])]
+    sample = {"prompt_id": "1", "accuracy": 1.0}
+    return write_run(tmp_path / "run", validated(0.3, 0.5), groups=groups, generations={0: [sample], 1: [sample]})
+
+
+def refused(arguments: Sequence[object], victim: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Runs a command that ends with 2; returns its message, which has no text of another file."""
+    before = contents(victim)
+    assert main([str(argument) for argument in arguments]) == 2
+    output = capsys.readouterr()
+    assert SECRET.split()[0] not in output.out + output.err
+    assert contents(victim) == before
+    return output.err
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_a_report_refuses_a_hostile_folder(
+    folder: Path, victim: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def no_program(*_: object, **__: object) -> None:
+        raise AssertionError("a program was started")
+
+    monkeypatch.setattr(subprocess, "Popen", no_program)
+    REPORTED[name](folder)
+    assert str(folder) in refused(["report", folder], victim, capsys) or "image" in name
+    assert not (folder / "report.html").exists()
+
+
+def test_a_step_has_a_largest_number_of_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeated values take no space in a file."""
+    monkeypatch.setattr("cepo.tracking.trace._MOST_VALUES", 30)
+    with pytest.raises(DataError, match=r"step_00000001\.parquet has \d+ values; accepted: at most 30"):
+        list(read_rollouts(folder))
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_report_shows_odd_text_as_text(folder: Path, name: str) -> None:
+    SHOWN[name](folder)
+    assert main(["report", str(folder)]) == 0
+    assert (folder / "report.html").exists()
+
+
+def test_no_control_character_of_a_name_reaches_the_terminal(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It could rename the window, clear the screen, or turn the letters of a name around."""
+    (folder / "config.yaml").write_text(f"algorithm: {{adv_estimator: {json.dumps(CONTROL)}}}")
+    named = folder.rename(tmp_path / f"run {CONTROL}")
+    for command in (["report", str(named)], ["compare", str(named), str(named)], ["report", str(named / CONTROL)]):
+        main(command)
+    output = capfd.readouterr()
+    assert "run \N{REPLACEMENT CHARACTER}" in output.out
+    assert not set(CONTROL) & set(output.out + output.err) - set("]0;title[2J31m")
+
+
+def test_no_control_character_of_a_name_reaches_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    record = logging.LogRecord("cepo", logging.INFO, "file", 1, "reading %s", (f"a\t{CONTROL}\n",), None)
+    line = LogFormatter().format(record)
+    assert line.isprintable() or set(filter(lambda each: not each.isprintable(), line)) == {"\t", "\n"}
+
+
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "null", "NaN", "1e999"])
+def test_a_comparison_shows_numbers_beyond_sums(folder: Path, tmp_path: Path, value: str) -> None:
+    text("metrics.jsonl", rows("0.5", value))(folder)
+    other = write_run(tmp_path / "seed", validated(0.3, 0.5))
+    text("metrics.jsonl", rows(value, "0.5"))(other)
+    assert main(["compare", str(folder), str(other)]) == 0
+
+
+@pytest.mark.parametrize("attack", [pipe, huge, lambda name: link(name, "/dev/zero")])
+def test_a_comparison_never_waits_for_a_checkpoints_state(folder: Path, attack: Callable[[str], Attack]) -> None:
+    """It reads the training data's checksum there, which may be absent."""
+    attack("global_step_2/trainer_state.json")(folder)
+    assert main(["compare", str(folder), str(folder)]) == 0
+
+
+HOSTILE_NAME = "a\n\\input{/etc/passwd}\r\\write18{id}\u2028% <script>alert(1)</script> | [x](javascript:y) &lt;"
+
+
+def test_no_text_of_a_table_leaves_its_cell_or_comment() -> None:
+    column = Column(name=HOSTILE_NAME)
+    row = TableRow(name=HOSTILE_NAME, group=HOSTILE_NAME, cells={HOSTILE_NAME: HOSTILE_NAME})
+    table = ScoreTable(title=HOSTILE_NAME, columns=[column], rows=[row], notes=[HOSTILE_NAME])
+    plain = ScoreTable(
+        title="t", columns=[Column(name="c")], rows=[TableRow(name="n", group="g", cells={"c": "x"})], notes=["n"]
+    )
+    assert len(table.latex().splitlines()) == len(plain.latex().splitlines())
+    outside = [line for line in table.latex().splitlines() if not line.startswith("%")]
+    assert not any("\\input" in line or "\\write" in line for line in outside)
+    assert len(table.markdown().splitlines()) == len(plain.markdown().splitlines())
+    assert "<script" not in table.markdown().replace("\\<", "")
+    assert "[x]" not in table.markdown()
+
+
+RESULTS = {"model": "m", "benchmarks": {"b": {"accuracy": {"mean": 0.5, "error": 0.1, "num_clusters": 2}}}}
+ROW = {"benchmark": "b", "problem_id": "1", "cluster": "1", "ground_truth": "2", "correct": True}
+
+
+def evaluated(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "evaluation.json").write_text(json.dumps(RESULTS))
+    (folder / "generations.jsonl").write_text(json.dumps(ROW) + "\n")
+    return folder
+
+
+COMPARED: dict[str, Attack] = {
+    "a pipe for samples": pipe("generations.jsonl"),
+    "samples from elsewhere": link("generations.jsonl", "victim/secret.txt"),
+    "results from elsewhere": link("evaluation.json", "victim/secret.txt"),
+    "deep results": text("evaluation.json", "[" * 100_000),
+    "results with no number": text("evaluation.json", json.dumps(RESULTS).replace("0.5", '"x"')),
+    "no benchmark": text("evaluation.json", json.dumps(RESULTS | {"benchmarks": {}})),
+    "a mean beyond numbers": text("evaluation.json", json.dumps(RESULTS).replace("0.5", "1" + "0" * 400)),
+    "huge samples": huge("generations.jsonl"),
+    "a mean whose sum overflows": text("evaluation.json", json.dumps(RESULTS).replace("0.5", "1e308")),
+    "a mean that is no number": text("evaluation.json", json.dumps(RESULTS).replace("0.5", "NaN")),
+    "a negative error": text("evaluation.json", json.dumps(RESULTS).replace("0.1", "-1")),
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_comparison_refuses_a_hostile_evaluation(
+    tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    first, second = evaluated(tmp_path / "first"), evaluated(tmp_path / "second")
+    COMPARED[name](second)
+    refused(["compare", first, second], victim, capsys)
+
+
+def test_a_benchmark_named_in_markup_is_compared(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (evaluated(tmp_path / name) / "generations.jsonl").write_text(json.dumps(ROW | {"benchmark": "[/]"}) + "\n")
+    assert main(["evaluate", f"compare={tmp_path / 'first'},{tmp_path / 'second'}"]) == 0
+
+
+def checkpoint(run: Path, *settings: str) -> Path:
+    """A checkpoint with an adapter, and the configuration of its run."""
+    adapter = run / "global_step_2" / "actor" / "lora_adapter"
+    adapter.mkdir(parents=True)
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "microgeo:model", "r": 4}))
+    base = dump_config(load_config(["config=configs/microgeo/base.yaml"]))
+    tree = OmegaConf.merge(OmegaConf.create(base), OmegaConf.from_dotlist(list(settings)))
+    (run / "config.yaml").write_text(OmegaConf.to_yaml(tree), encoding="utf-8")
+    return run / "global_step_2"
+
+
+EVALUATED: dict[str, Attack] = {
+    "a pipe for the configuration": pipe("config.yaml"),
+    "a configuration from elsewhere": link("config.yaml", "victim/secret.txt"),
+    "a huge configuration": huge("config.yaml"),
+    "aliases of aliases": text("config.yaml", BOMB),
+    "a pipe for the adapter's settings": pipe("global_step_2/actor/lora_adapter/adapter_config.json"),
+}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "merge", "credit"])
+@pytest.mark.parametrize("name", EVALUATED)
+def test_a_hostile_checkpoint_is_refused(
+    tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str], name: str, command: str
+) -> None:
+    step = checkpoint(tmp_path / "run")
+    EVALUATED[name](tmp_path / "run")
+    arguments: dict[str, list[object]] = {
+        "evaluate": [f"checkpoint={step}", "dry_run=true"],
+        "merge": ["--checkpoint", step, "--out", tmp_path / "out"],
+        "credit": ["methods=grpo", f"checkpoint={step}", "dry_run=true", f"out={tmp_path / 'out'}"],
+    }
+    refused([command, *arguments[command]], victim, capsys)
+    assert not (tmp_path / "out").exists()
+
+
+ADAPTERS: dict[str, Attack] = {
+    "settings from elsewhere": link("lora_adapter/adapter_config.json", "victim/secret.txt"),
+    "settings in a list": text("lora_adapter/adapter_config.json", "[]"),
+    "deep settings": text("lora_adapter/adapter_config.json", "[" * 100_000),
+    "a rank of text": text("lora_adapter/adapter_config.json", '{"r": "many"}'),
+    "no rank": text("lora_adapter/adapter_config.json", "{}"),
+    "a pipe for weights": pipe("lora_adapter/adapter_model.safetensors"),
+    "weights from elsewhere": link("lora_adapter/adapter_model.safetensors", "victim/secret.txt"),
+    "weights of text": text("lora_adapter/adapter_model.safetensors", "x" * 100),
+    "a pipe for the settings of a base": pipe("lora_adapter/quantization_config.json"),
+    "settings of a base from elsewhere": link("lora_adapter/quantization_config.json", "victim/secret.txt"),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_a_hostile_adapter_is_refused(tmp_path: Path, victim: Path, name: str) -> None:
+    actor = checkpoint(tmp_path / "run") / "actor"
+    (tmp_path / "run" / "global_step_2" / "victim").symlink_to(victim)
+    ADAPTERS[name](actor)
+    with pytest.raises(CheckpointError) as caught:
+        adapter_of(actor)
+    assert SECRET.split()[0] not in str(caught.value)
+    with pytest.raises(CheckpointError) as caught:
+        merge_checkpoint(actor, tmp_path / "out", BaseModel(path=str(ASSETS)))
+    assert SECRET.split()[0] not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def adapter(actor: Path, weights: Mapping[str, torch.Tensor], **settings: Any) -> None:
+    folder = actor / "lora_adapter"
+    save_file(dict(weights), folder / "adapter_model.safetensors")
+    plain = {"base_model_name_or_path": "microgeo:model", "peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (folder / "adapter_config.json").write_text(json.dumps(plain | settings))
+
+
+LAYER = "base_model.model.model.language_model.layers.0.self_attn.q_proj"
+ENDLESS = r"((\w|\.)+)+$!"
+"""A pattern that takes forever to find that a name does not match."""
+MISLEADING: dict[str, tuple[dict[str, Any], float, str]] = {
+    "a rank that the tensors do not have": ({"r": 10**9}, 1.0, "rank 1000000000, which is not that of"),
+    "ranks for patterns": ({"rank_pattern": {ENDLESS: 8}}, 1.0, "settings that cepo does not read: rank_pattern"),
+    "scales for patterns": ({"alpha_pattern": {ENDLESS: 8}}, 1.0, "does not read: alpha_pattern"),
+    "a module to import": (
+        {"megatron_core": "evil", "megatron_config": {"a": 1}},
+        1.0,
+        "megatron_config, megatron_core",
+    ),
+    "10^7 layers": ({"layer_replication": [[0, 10**7]]}, 1.0, "does not read: layer_replication"),
+    "a start that needs data": (
+        {"init_lora_weights": "eva", "eva_config": {}},
+        1.0,
+        "does not read: init_lora_weights",
+    ),
+    "a setting of nobody": ({"new_setting": 1}, 1.0, "does not read: new_setting"),
+    "another kind of adapter": ({"peft_type": "IA3"}, 1.0, "does not read: peft_type"),
+    "an infinite scale": ({"lora_alpha": float("inf")}, 1.0, "lora_alpha that is not a number"),
+    "values that are not numbers": ({}, float("nan"), "values that are not finite"),
+}
+
+
+@pytest.mark.parametrize("name", MISLEADING)
+def test_an_adapter_that_means_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    settings, value, words = MISLEADING[name]
+    actor = checkpoint(tmp_path / "run") / "actor"
+    adapter(actor, {f"{LAYER}.lora_A.weight": torch.full((4, 64), value)}, **settings)
+    with pytest.raises(CheckpointError, match=words):
+        adapter_of(actor)
+    with pytest.raises(CheckpointError, match=words):
+        merge_checkpoint(actor, tmp_path / "out", BaseModel(path=str(ASSETS)))
+
+
+def test_an_adapter_with_a_pattern_has_the_layers_of_its_tensors(tmp_path: Path) -> None:
+    """The pattern is not matched."""
+    actor = checkpoint(tmp_path / "run") / "actor"
+    weights = {f"{LAYER}.lora_{part}.weight": torch.ones(4, 4) for part in "AB"}
+    adapter(actor, weights, target_modules=ENDLESS, exclude_modules=ENDLESS, layers_pattern=ENDLESS)
+    found = adapter_of(actor)
+    assert found is not None
+    assert found.adapter_config["target_modules"] == [LAYER.removeprefix("base_model.model.")]
+    assert ENDLESS not in found.adapter_config.values()
+
+
+def test_a_merge_writes_no_weights_that_are_not_finite(tmp_path: Path) -> None:
+    """The scale of this adapter is beyond float32."""
+    model = load_model(str(ASSETS), dtype=torch.float32, trust_remote_code=False, override_config={})
+    weight = model.get_parameter(LAYER.removeprefix("base_model.model.") + ".weight")
+    actor = checkpoint(tmp_path / "run") / "actor"
+    shapes = {"A": (4, weight.shape[1]), "B": (weight.shape[0], 4)}
+    adapter(actor, {f"{LAYER}.lora_{part}.weight": torch.ones(shapes[part]) for part in "AB"}, lora_alpha=1e308)
+    with pytest.raises(CheckpointError, match=r"gives weights that are not finite, such as .*q_proj"):
+        merge_checkpoint(actor, tmp_path / "out", BaseModel(path=str(ASSETS)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_recorded_format_prompt_reads_no_local_file(tmp_path: Path, victim: Path) -> None:
+    """One in the run folder or of cepo is part of the run; any other needs the user's word."""
+    for name, prompt in (("file", victim / "secret.txt"), ("link", tmp_path / "link" / "prompt.jinja")):
+        checkpoint(tmp_path / name, f"data.format_prompt={prompt}")
+        if name == "link":
+            prompt.symlink_to(victim / "secret.txt")
+        file = tmp_path / name / "config.yaml"
+        with pytest.raises(
+            ConfigError, match=r"data\.format_prompt is .* not in the run's folder.* give data\.format_prompt="
+        ):
+            recorded_for_evaluation(file, ())
+        assert recorded_for_evaluation(file, ("data.format_prompt",))
+    own = tmp_path / "own" / "prompt.jinja"
+    checkpoint(tmp_path / "own", f"data.format_prompt={own}")
+    own.write_text("{{ content }}")
+    assert recorded_for_evaluation(tmp_path / "own" / "config.yaml", ()).tree.data.format_prompt == str(own)
+
+
+RESUMED: dict[str, Attack] = {
+    "a pipe for metrics": pipe("metrics.jsonl"),
+    "metrics from elsewhere": link("metrics.jsonl", "victim/secret.txt"),
+    "metrics that do not exist elsewhere": link("metrics.jsonl", "victim/new.txt"),
+    "empty metrics elsewhere": link("metrics.jsonl", "victim/empty.txt"),
+    "samples from elsewhere": link("generations.jsonl", "victim/metrics.jsonl"),
+    "steps from elsewhere": link("rollouts", "victim/rollouts"),
+    "images from elsewhere": link("images", "victim"),
+    "events from elsewhere": link("tensorboard", "victim"),
+    "events in a new folder elsewhere": link("tensorboard", "victim/new"),
+    "a database elsewhere": link("mlflow", "victim"),
+    "a step to be renamed": link("rollouts/.step_00000003.parquet", "victim/secret.txt"),
+    "an image to be renamed": link(f"images/.{'0' * 32}.png", "victim/secret.txt"),
+    "the log of a worker": link("logs/rank_0.log", "victim/secret.txt"),
+    "a database in a folder": link("mlflow/mlflow.db", "victim/secret.txt"),
+    "folders of a tracker": link("wandb", "victim"),
+    "a pipe for the configuration": pipe("config.yaml"),
+    "a configuration from elsewhere": link("config.yaml", "victim/secret.txt"),
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_resume_changes_no_file_outside_its_folder(folder: Path, victim: Path, name: str) -> None:
+    (victim / "empty.txt").touch()
+    RESUMED[name](folder)
+    before = contents(victim)
+    run = RunDescription(folder=folder, config_text="a: 1\n", max_steps=5, resumed_step=0, max_rollouts_mb=0)
+    with pytest.raises(CepoError):
+        build_tracker(["file", "tensorboard"], run)
+    assert contents(victim) == before
+
+
+STATES: dict[str, Attack] = {
+    "a pipe for the state": pipe("trainer_state.json"),
+    "a deep state": text("trainer_state.json", "[" * 100_000),
+    "a state from elsewhere": link("trainer_state.json", "victim/secret.txt"),
+    "a state of zeros": huge("trainer_state.json"),
+    "a pipe for the list of files": pipe("files.json"),
+    "a list of files from elsewhere": link("files.json", "victim/secret.txt"),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_a_hostile_state_is_refused_by_a_resume(tmp_path: Path, victim: Path, name: str) -> None:
+    step = tmp_path / "global_step_1"
+    text("trainer_state.json", json.dumps({"format": 1, "state": {"step": 1}}))(step)
+    STATES[name](step)
+    store = CheckpointStore(tmp_path, keep=-1, identity={})
+    with pytest.raises(CepoError) as caught:
+        store.read(step)
+    assert SECRET.split()[0] not in str(caught.value)
+    assert store.find_last() is None
+    assert victim.is_dir()
+
+
+class Nothing:
+    """Saves a checkpoint without weights."""
+
+    def save(self, folder: Path) -> None:
+        (folder / "actor").mkdir()
+
+
+@pytest.mark.parametrize(
+    "attack", [link("run.lock", "victim/secret.txt"), link("run.lock", "victim/new"), pipe("run.lock")]
+)
+def test_no_other_file_is_locked(folder: Path, victim: Path, attack: Attack) -> None:
+    """The name of the run's process is written there."""
+    attack(folder)
+    before = contents(victim)
+    with pytest.raises(CepoError, match=r"run\.lock is a link, a pipe or a device"), RunLock(folder):
+        pass
+    assert contents(victim) == before
+
+
+def test_a_page_writes_no_steps_elsewhere(
+    folder: Path, victim: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page of many steps loads them from files beside it."""
+    monkeypatch.setattr("cepo.report.credit_view._INLINE_BYTES", 0)
+    link("report_steps", "victim")(folder)
+    assert "report_steps lies outside" in refused(["report", folder], victim, capsys)
+
+
+COUNTS: list[dict[str, Any]] = [
+    {"step": "2"}, {"step": 1.5}, {"step": -1}, {"step": True}, {"rounds": None}, {"rounds": -5},
+    {"kl_coefficient": float("inf")}, {"kl_coefficient": "0.1"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", COUNTS, ids=str)
+def test_a_state_without_counts_is_refused_by_a_resume(tmp_path: Path, change: dict[str, Any]) -> None:
+    step = tmp_path / "global_step_1"
+    (step / "actor").mkdir(parents=True)
+    counts = {"step": 1, "rounds": 1, "kl_coefficient": 0.1} | change
+    (step / "trainer_state.json").write_text(json.dumps({"format": 1, "state": counts}))
+    (step / "files.json").write_text(json.dumps(written_files(step)))
+    with pytest.raises(CheckpointError, match="has no valid trainer state"):
+        CheckpointStore(tmp_path, keep=-1, identity={}).read(step)
+
+
+def test_pruning_leaves_links_and_foreign_names(tmp_path: Path, victim: Path) -> None:
+    """Only the folders that a run names so are its checkpoints."""
+    (victim / "trainer_state.json").write_text("{}")
+    run = tmp_path / "run"
+    odd = [run / f"global_step_{name}" for name in ("01", "\N{ARABIC-INDIC DIGIT TWO}", "1\n", "+1")]
+    for folder in (run / "global_step_1", *odd):
+        text("trainer_state.json", "{}")(folder)
+    (run / "global_step_0").symlink_to(victim)
+    store = CheckpointStore(run, keep=1, identity={})
+    store.save(TrainerState(step=3), cast(Backend, Nothing()))
+    assert sorted(run.glob("global_step_*")) == sorted([run / "global_step_0", run / "global_step_3", *odd])
+    assert (victim / "secret.txt").is_file()
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        link("measurement.json", "victim/secret.txt"),
+        huge("measurement.json"),
+        pipe("measurement.json"),
+        link("images", "victim"),
+        link("gradients/1.new.npy", "victim/secret.txt"),
+    ],
+)
+def test_a_hostile_measurement_is_not_resumed(tmp_path: Path, victim: Path, attack: Attack) -> None:
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    attack(folder)
+    with pytest.raises(CepoError) as caught:
+        claim_folder(folder, {}, load_config(["config=configs/microgeo/base.yaml"]))
+    assert SECRET.split()[0] not in str(caught.value)
+    assert victim.is_dir()
+
+
+@pytest.mark.parametrize(
+    "attack", [pipe("answer.txt"), link("answer.txt", "/dev/zero"), huge("answer.txt"), text("answer.txt", b"\xff")]
+)
+def test_a_given_response_is_a_regular_text(
+    tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str], attack: Attack
+) -> None:
+    attack(tmp_path)
+    base = ["show", "microgeo:model", "microgeo:train", "config=configs/microgeo/base.yaml"]
+    assert "answer.txt" in refused([*base, "--response", tmp_path / "answer.txt"], victim, capsys)

@@ -1,0 +1,319 @@
+"""cepo's methods inside TRL's GRPOTrainer, against cepo's own trainer on the same rollouts; images on a CPU."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from isolation import own_caches
+from torch import Tensor
+
+from cepo.algorithms import available_estimators, build_estimator
+from cepo.config import check_config, load_config
+from cepo.errors import ConfigError, DataError, RewardError
+from cepo.microgeo.world import ASSETS, split_problems, write_problems
+from cepo.rewards.math import compute_score
+from cepo.train import build_trainer
+from cepo.trainer.asking import Rollouts
+from cepo.trainer.loop import Trainer
+from cepo.types import Reference
+
+trl = pytest.importorskip("trl", reason="the extra `trl` is not installed")
+pytestmark = pytest.mark.heavy
+
+REFUSED = {
+    "opsd": "a loss over the whole vocabulary",
+    "sdpo": "a loss over the whole vocabulary and teacher.source ema",
+    "gae": "a critic",
+    "remax": "a greedy rollout of each prompt",
+}
+TAKEN = [name for name in available_estimators() if name not in REFUSED]
+BEST_ALONE = "grpo_passk"  # teaches only groups with one right rollout, which the rollouts below need not have
+CASES = [
+    *((name, {}) for name in TAKEN if name != BEST_ALONE),
+    ("cepo", {"baseline": "hindsight"}),
+    ("rlsd", {"baseline": "hindsight"}),
+]
+CASES += [
+    ("cepo", {"lambda_init": 1.0, "clip_radius": 0.8, "negative": {"source": "peer_full"}}),
+    ("cepo", {"teacher": {"placement": "assistant_prefix"}}),
+    ("cepo", {"teacher": {"with_images": False}}),
+    ("rlsd", {"positive": {"source": "peer_answer"}}),
+]
+GROUP = 4
+
+
+def correct(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    """The package's verifier as a reward function of TRL."""
+    texts = [completion[0]["content"] for completion in completions]
+    rows = [{"response": text, "ground_truth": truth} for text, truth in zip(texts, answer, strict=True)]
+    return [score["overall"] for score in compute_score(rows)]
+
+
+def rows_of(problems: list[Any]) -> list[dict[str, Any]]:
+    """The rows of a data set as TRL wants them."""
+    return [
+        {
+            "prompt": [{"role": "user", "content": each.text.removeprefix("<image>")}],
+            "images": list(each.images),
+            "answer": each.ground_truth,
+        }
+        for each in problems
+    ]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Trainer, Rollouts]]:
+    """cepo's own trainer with the embedded model, and the rollouts of its first step: 4 problems x 4 responses."""
+    folder = tmp_path_factory.mktemp("own")
+    train, _ = split_problems(0, 8, 1)
+    write_problems(folder / "train.parquet", train)
+    config = load_config(
+        [
+            "config=configs/microgeo/base.yaml",
+            f"data.train_files={folder / 'train.parquet'}",
+            "data.val_files=null",
+            "data.rollout_batch_size=4",
+            f"worker.actor.model.model_path={ASSETS}",
+            "worker.actor.global_batch_size=4",
+            "worker.rollout.name=transformers",
+            f"worker.rollout.n={GROUP}",
+            "trainer.val_before_train=false",
+            "trainer.logger=[file]",
+            f"trainer.save_checkpoint_path={folder / 'run'}",
+        ]
+    )
+    check_config(config)
+    with own_caches(folder / "caches"), ExitStack() as stack:
+        trainer = build_trainer(config, stack)
+        yield trainer, trainer.ask(0)
+
+
+def own_advantages(trainer: Trainer, rollouts: Rollouts, method: str, settings: dict[str, Any]) -> Tensor:
+    """The advantages (B, T) that cepo's own trainer gives these rollouts."""
+    from cepo.data.contexts import ContextBuilder
+
+    trainer.estimator = build_estimator(method, settings)
+    trainer.contexts = ContextBuilder(trainer.processing, trainer.estimator.teacher, max_context_length=4096)
+    batch = trainer.score(trainer.plan(rollouts))
+    return trainer.estimator.signal(batch.token_batch(), step=0).advantages
+
+
+def trl_trainer(rows: list[dict[str, Any]], folder: Path, **options: Any) -> Any:
+    from datasets import Dataset
+
+    from cepo.integrations.trl import CepoTrainer
+
+    arguments: dict[str, Any] = {
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "bf16": False,
+        "model_init_kwargs": {"dtype": "float32"},
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "max_steps": 3,
+        "learning_rate": 1e-4,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 4,
+        "num_generations": GROUP,
+        "max_completion_length": 64,
+        "shuffle_dataset": False,
+    } | options.pop("arguments", {})
+    return CepoTrainer(
+        model=str(ASSETS),
+        reward_funcs=options.pop("reward_funcs", correct),
+        args=trl.GRPOConfig(**arguments),
+        train_dataset=Dataset.from_list(rows),
+        **options,
+    )
+
+
+def with_canned(trainer: Any, responses: list[list[int]]) -> Any:
+    """The trainer, whose engine answers with these responses."""
+    trainer._generate_single_turn = lambda *_: ([list(each) for each in responses], None)
+    trainer.model.train()
+    return trainer
+
+
+def advantages_of(trainer: Any, rows: list[dict[str, Any]]) -> Tensor:
+    inputs = [row for row in rows for _ in range(GROUP)]
+    return trainer._generate_and_score_completions(inputs)["advantages"]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"), CASES, ids=[f"{name}-{index}" for index, (name, _) in enumerate(CASES)]
+)
+def test_the_same_rollouts_have_cepos_own_advantages(
+    method: str, settings: dict[str, Any], own: tuple[Trainer, Rollouts], tmp_path: Path
+) -> None:
+    trainer, rollouts = own
+    expected = own_advantages(trainer, rollouts, method, settings)
+    assert expected.any(), "the rollouts must teach something"
+    rows = rows_of(list(rollouts.problems))
+    other = trl_trainer(rows, tmp_path, method=method, settings=settings)
+    with_canned(other, [list(generation.response_ids) for generation in rollouts.generations])
+    torch.testing.assert_close(advantages_of(other, rows), expected, rtol=0, atol=1e-5)
+    logged = other._metrics["train"]
+    if other.estimator.views:
+        assert any(name.startswith("references/") for name in logged)
+        assert any(name.startswith(("evidence/", "hindsight/")) for name in logged), sorted(logged)
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_a_method_that_needs_what_trl_lacks_is_refused(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"method {method} needs {REFUSED[method]}, which TRL lacks"):
+        trl_trainer([], tmp_path, method=method)
+
+
+@pytest.mark.parametrize(("method", "settings"), [("cepo", {}), ("hindsight", {}), ("visual", {})])
+def test_three_steps_with_images_learn_and_log_metrics(method: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    rows = rows_of_the_world(8)
+    trainer = trl_trainer(rows, tmp_path, method=method, settings=settings, arguments={"num_generations": 8})
+    before = {name: each.detach().clone() for name, each in trainer.model.named_parameters()}
+    trainer.train()
+    assert any(not torch.equal(before[name], each) for name, each in trainer.model.named_parameters())
+    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert len(steps) == 3
+    wanted = "evidence/value_mean_right" if method == "hindsight" else "evidence/lambda"
+    assert all(wanted in entry and math.isfinite(entry["grad_norm"]) for entry in steps), sorted(steps[0])
+    if method != "hindsight":
+        assert [round(entry["evidence/lambda"], 6) for entry in steps] == [0.5, 0.48, 0.46], (
+            "one rollout batch each step"
+        )
+
+
+def rows_of_the_world(number: int) -> list[dict[str, Any]]:
+    from cepo.microgeo.kinds import SHAPES
+
+    drawn = [SHAPES.generate(0, index, stream="train") for index in range(number)]
+    return [
+        {
+            "prompt": [{"role": "user", "content": f"{each.question} Answer in \\boxed{{}}."}],
+            "images": [SHAPES.draw(each)],
+            "answer": each.answer,
+        }
+        for each in drawn
+    ]
+
+
+def responses_to(trainer: Any, rows: list[dict[str, Any]], texts: list[str]) -> list[list[int]]:
+    """The same four responses to each row; `{}` in a text becomes the row's right answer."""
+    said = [text.replace("{}", f"{{{row['answer']}}}") for row in rows for text in texts]
+    return [[*trainer._tokenizer(text)["input_ids"], trainer._tokenizer.eos_token_id] for text in said]
+
+
+FOUR = [r"so \boxed{}", r"\boxed{1}", "it is nothing", r"then \boxed{}"]
+
+
+def test_a_row_without_an_image_has_grpos_advantages_from_visual(tmp_path: Path) -> None:
+    from cepo.integrations.gathered import Row
+
+    rows = rows_of_the_world(1)
+    seen = trl_trainer(rows, tmp_path, method="visual")
+    responses = responses_to(seen, rows, FOUR)
+    found = advantages_of(with_canned(seen, responses), rows)
+    tokens = [set(row[: len(said)].tolist()) for row, said in zip(found, responses, strict=True)]
+    assert all(len(each) > 1 for each in tokens), "with an image, tokens differ"
+    rows[0]["images"] = []
+    unseen = advantages_of(with_canned(trl_trainer(rows, tmp_path, method="visual"), responses), rows)
+    grpo = advantages_of(with_canned(trl_trainer(rows, tmp_path, method="grpo"), responses), rows)
+    assert torch.equal(unseen, grpo)
+    blind = Reference(blind=True)
+    kept = [seen._references._placed(blind, Row((), [], "1", None, has)) for has in (True, False)]
+    assert kept == [blind, None], "each row of a mixed batch for itself"
+
+
+def test_grpo_passk_teaches_the_single_right_rollout(tmp_path: Path) -> None:
+    rows = rows_of_the_world(1)
+    trainer = trl_trainer(rows, tmp_path, method=BEST_ALONE)
+    responses = responses_to(trainer, rows, [r"\boxed{1}", r"so \boxed{}", "it is nothing", r"\boxed{0}"])
+    advantages = advantages_of(with_canned(trainer, responses), rows)
+    expected = torch.zeros_like(advantages)
+    expected[1, : len(responses[1])] = 1 / (0.5 + 1e-6)
+    torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-5)
+
+
+def test_tokens_of_a_tool_have_no_advantage_and_no_evidence(tmp_path: Path) -> None:
+    rows = rows_of_the_world(2)
+    trainer = trl_trainer(rows, tmp_path, method="hindsight")
+    responses = responses_to(trainer, rows, FOUR)
+    masks = [[1, 0, 0, *[1] * (len(each) - 3)] for each in responses]
+    generate = trainer._generate
+
+    def with_a_tool(prompts: list[Any]) -> tuple[Any, ...]:
+        prompt_ids, ids, _, *rest = generate(prompts)
+        return prompt_ids, ids, masks, *rest
+
+    plain = advantages_of(with_canned(trainer, responses), rows)
+    trainer._generate = lambda prompts: with_a_tool(prompts)
+    # The trainer's own `_generate` is what keeps the prompts, and it is still called.
+    masked = advantages_of(trainer, rows)
+    assert not masked[:, 1:3].any()
+    assert plain[:, 1:3].any()
+    torch.testing.assert_close(masked[:, 0], plain[:, 0])
+    assert not torch.allclose(masked[:, 3:], plain[:, 3:]), "evidence of the tool's tokens is left out of the values"
+
+
+def test_two_processes_compute_the_advantages_of_one(tmp_path: Path) -> None:
+    """A group of four is spread over two processes, and responses differ in length."""
+    rows = rows_of_the_world(1)
+    alone = trl_trainer(rows, tmp_path, method="cepo", arguments={"per_device_train_batch_size": 4})
+    responses = responses_to(alone, rows, FOUR)
+    expected = advantages_of(with_canned(alone, responses), rows)
+    script = tmp_path / "rank.py"
+    script.write_text(
+        f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]\n"
+        "from test_trl import share_of_a_group\n"
+        f"share_of_a_group({responses!r}, {str(tmp_path)!r})\n",
+        encoding="utf-8",
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run([*launcher, str(script)], capture_output=True, text=True, check=False, timeout=540)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in (0, 1):
+        part = torch.load(tmp_path / f"rank{rank}.pt")
+        torch.testing.assert_close(part, expected[2 * rank : 2 * rank + 2, : part.shape[1]], rtol=0, atol=1e-5)
+        assert not expected[2 * rank : 2 * rank + 2, part.shape[1] :].any()
+
+
+def share_of_a_group(responses: list[list[int]], folder: str) -> None:
+    """What each of two processes does."""
+    rows = rows_of_the_world(1)
+    arguments = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
+    trainer = trl_trainer(rows, Path(folder), method="cepo", arguments=arguments)
+    first = 2 * trainer.accelerator.process_index
+    with_canned(trainer, responses[first : first + 2])
+    output = trainer._generate_and_score_completions(rows * 2)
+    torch.save(output["advantages"], f"{folder}/rank{trainer.accelerator.process_index}.pt")
+
+
+def test_columns_and_rewards_that_are_missing_are_named(tmp_path: Path) -> None:
+    rows = rows_of_the_world(1)
+    trainer = trl_trainer(rows, tmp_path, ground_truth="gold")
+    with_canned(trainer, responses_to(trainer, rows, FOUR))
+    with pytest.raises(DataError, match="no column 'gold'"):
+        advantages_of(trainer, rows)
+    with pytest.raises(ConfigError, match="correct_by 'right' is not among correct"):
+        trl_trainer(rows, tmp_path, correct_by="right")
+    silent = trl_trainer(rows, tmp_path, reward_funcs=lambda completions, **_: [None] * len(completions))
+    with_canned(silent, responses_to(silent, rows, FOUR))
+    with pytest.raises(RewardError, match="every reward function returned None"):
+        advantages_of(silent, rows)
+
+
+def test_the_example_differs_from_a_script_of_trl_in_two_lines(tmp_path: Path) -> None:
+    file = Path(__file__).parents[2] / "examples" / "trl_grpo.py"
+    assert [line[:2] for line in file.read_text(encoding="utf-8").split("# ")[1:] if "was:" in line] == ["1.", "2."]
+    command = [sys.executable, str(file), "--steps", "1", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=540)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "evidence/lambda" in done.stdout

@@ -1,0 +1,124 @@
+"""A model folder of a stranger is loaded or refused by one message: no traceback, no file from elsewhere, no long wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cepo.errors import CepoError, ConfigError
+from cepo.microgeo.world import ASSETS
+from cepo.models.pretrained import load_model
+from cepo.models.processing import Processing
+
+
+def changed(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps(change(content)), encoding="utf-8")
+
+    return apply
+
+
+def in_text(**entries: Any) -> Callable[[Path], None]:
+    return changed("config.json", lambda tree: tree | {"text_config": tree["text_config"] | entries})
+
+
+def text(name: str, content: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(content, encoding="utf-8") and None
+
+
+def link(name: str, target: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+
+    return apply
+
+
+def pipe(name: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return apply
+
+
+def index(content: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+        (folder / "model.safetensors.index.json").write_text(content, encoding="utf-8")
+
+    return apply
+
+
+def without_added_tokens(tree: Any) -> Any:
+    return {key: tree[key] for key in tree if key != "added_tokens"}
+
+
+def tower(**entries: Any) -> Callable[[Path], None]:
+    return changed("config.json", lambda tree: tree | {"vision_config": tree["vision_config"] | entries})
+
+
+HOSTILE: dict[str, Callable[[Path], None]] = {
+    "a deep config": text("config.json", "[" * 100_000),
+    "a config that is a list": text("config.json", "[]"),
+    "a number of 10,000 digits": text("config.json", '{"vocab_size": ' + "9" * 10_000 + "}"),
+    "a tokenizer without added_tokens": changed("tokenizer.json", without_added_tokens),
+    "an empty tokenizer": text("tokenizer.json", "{}"),
+    "a deep tokenizer": text("tokenizer.json", "[" * 100_000),
+    "a negative vocabulary": in_text(vocab_size=-1),
+    "a vocabulary of text": in_text(vocab_size="many"),
+    "no heads": in_text(num_attention_heads=0),
+    "10^7 layers": in_text(num_hidden_layers=10**7),
+    "10^7 layers of the tower": tower(depth=10**7),
+    "a vocabulary of 10^15": in_text(vocab_size=10**15),
+    "a pipe for a config": pipe("config.json"),
+    "a pipe for a tokenizer": pipe("tokenizer.json"),
+    "a pipe for a template": pipe("chat_template.jinja"),
+    "a device for a config": link("config.json", "/dev/zero"),
+    "a device for a template": link("chat_template.jinja", "/dev/zero"),
+    "a template from elsewhere": link("chat_template.jinja", "../secret.txt"),
+    "an index that leads out": index(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "../outside.safetensors"}})),
+    "a deep index": index("[" * 100_000),
+    "a pipe for weights": pipe("model.safetensors"),
+    "a processor of text": text("processor_config.json", '"text"'),
+    "a pipe for a processor": pipe("processor_config.json"),
+}  # fmt: skip
+
+
+def load(folder: Path) -> None:
+    Processing(str(folder))
+    load_model(str(folder), dtype=torch.float32, trust_remote_code=False, override_config={})
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_model_folder_is_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(ASSETS, folder)
+    (tmp_path / "secret.txt").write_text("s3cret {{ messages }}", encoding="utf-8")
+    HOSTILE[name](folder)
+    with pytest.raises(CepoError) as caught:
+        load(folder)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../../../x", "/tmp/x", "a/b"])
+def test_a_template_whose_name_is_a_path_is_written_nowhere(tmp_path: Path, name: str) -> None:
+    folder, out = tmp_path / "model", tmp_path / "a" / "b" / "out"
+    shutil.copytree(ASSETS, folder)
+    out.mkdir(parents=True)
+    template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    (folder / "chat_template.jinja").unlink()
+    templates = [{"name": "default", "template": template}, {"name": name, "template": "x"}]
+    changed("tokenizer_config.json", lambda tree: tree | {"chat_template": templates})(folder)
+    before = sorted(path for path in tmp_path.rglob("*") if out not in path.parents)
+    with pytest.raises(ConfigError, match=r"tokenizer and processor of .* cannot be written"):
+        Processing(str(folder)).save(out)
+    assert sorted(path for path in tmp_path.rglob("*") if out not in path.parents) == before

@@ -1,0 +1,124 @@
+"""A wheel alone is enough: shipped files by name, no start-up hook, and a methods' core that needs torch and nothing heavier."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHIPPED = (
+    "configs/geo3k/cepo.yaml", "configs/format_prompt/geo3k.jinja", "configs/teacher/user_suffix.jinja",
+    "scripts/geo3k/cepo.sh", "scripts/common.sh",
+)  # fmt: skip
+HEAVIER = ("accelerate", "datasets", "matplotlib", "omegaconf", "peft", "ray", "transformers", "vllm")
+
+
+def python(code: str, *, packages: Path, folder: Path) -> str:
+    """What a process prints that finds cepo in `packages` and works in `folder`."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=folder, env=variables | {"PYTHONPATH": str(packages)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("hatchling", reason="hatchling is not installed: pip install 'cepo[dev]'")
+    folder = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def unpacked(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as pip's site-packages with the wheel alone."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.mark.heavy
+def test_a_wheel_has_what_is_run_and_nothing_that_runs_by_itself(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names} == {
+        "cepo",
+        next(name for name in names if ".dist-info" in name).split("/")[0],
+    }
+    assert [name for name in names if name.endswith(".pth") or "__pycache__" in name] == []
+    assert {f"cepo/shipped/{needed}" for needed in SHIPPED} <= set(names)
+    assert wheel.stat().st_size < 7_000_000
+
+
+@pytest.mark.heavy
+def test_metadata_are_complete_and_the_base_is_light(unpacked: Path) -> None:
+    (file,) = unpacked.glob("cepo-*.dist-info/METADATA")
+    fields: Message = Parser().parsestr(file.read_text(encoding="utf-8"))
+    assert all(fields[name] for name in ("Author", "Summary", "License-Expression", "Requires-Python", "Project-URL"))
+    assert len(fields.get_all("Classifier", [])) > 5
+    always = [text for text in fields.get_all("Requires-Dist", []) if "extra ==" not in text]
+    assert sorted(text.split(">")[0] for text in always) == ["jaxtyping", "pydantic"]
+
+
+@pytest.mark.heavy
+def test_shipped_configurations_are_found_by_name_in_a_wheel(unpacked: Path, tmp_path: Path) -> None:
+    """A path still wins."""
+    show = "from cepo.cli import main; import sys; sys.exit(main(['config', 'config=microgeo/cepo']))"
+    settings = yaml.safe_load(python(show, packages=unpacked, folder=tmp_path))
+    assert settings["algorithm"]["adv_estimator"] == "cepo"
+    assert settings["data"]["format_prompt"] == str(unpacked / "cepo/shipped/configs/format_prompt/microgeo.jinja")
+    (tmp_path / "microgeo").mkdir()
+    (tmp_path / "microgeo" / "cepo").write_text("base: ../mine.yaml\nalgorithm: {adv_estimator: rloo}\n")
+    (tmp_path / "mine.yaml").write_text((unpacked / "cepo/shipped/configs/microgeo/base.yaml").read_text())
+    settings = yaml.safe_load(python(show, packages=unpacked, folder=tmp_path))
+    assert settings["algorithm"]["adv_estimator"] == "rloo"
+
+
+@pytest.mark.heavy
+def test_init_copies_what_a_launcher_needs(unpacked: Path, tmp_path: Path) -> None:
+    init = "from cepo.cli import main; import sys; sys.exit(main(['init', 'mine']))"
+    assert "configs, examples" in python(init, packages=unpacked, folder=tmp_path)
+    done = subprocess.run(
+        ["bash", "mine/scripts/geo3k/rlsd.sh", "4b", "trainer.seed=3"], cwd=tmp_path,
+        env=os.environ | {"CEPO_PYTHON": sys.executable, "DRY_RUN": "1", "PYTHONPATH": str(unpacked)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    settings = yaml.safe_load(done.stdout)
+    assert (settings["algorithm"]["adv_estimator"], settings["trainer"]["seed"]) == ("rlsd", 3)
+    twice = "from cepo.cli import main; print(main(['init', 'mine']))"
+    assert python(twice, packages=unpacked, folder=tmp_path).strip() == "2"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("transformers", ["missing", "older"])
+def test_the_methods_core_needs_torch_and_nothing_heavier(transformers: str, unpacked: Path, tmp_path: Path) -> None:
+    """Neither beside an older transformers, whose import here would fail, nor without it."""
+    for name in HEAVIER:
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{transformers}: {name}')\n")
+    code = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import torch
+import cepo.algorithms, cepo.losses
+assert "cepo" in cepo.algorithms.available_estimators()
+print([name for name in {HEAVIER} if name in sys.modules])
+"""
+    assert python(code, packages=unpacked, folder=tmp_path).strip() == "[]"

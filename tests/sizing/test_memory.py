@@ -1,0 +1,289 @@
+"""The memory estimate, worked out by hand for Qwen3-VL-2B, and what is refused by it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from doctor_cases import GIB, published_shape
+from fake_machine import REPOSITORY, card, fake_machine
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+from cepo.config import load_config
+from cepo.config.rollout_schema import RolloutConfig
+from cepo.config.schema import LoraConfig
+from cepo.errors import ConfigError
+from cepo.models.families.qwen3_vl import PUBLISHED_SIZES
+from cepo.sizing import ASLEEP_BYTES, Memory, bytes_in_4_bits, estimate_memory, fit, require_memory, shape_of
+from lab.worlds.model import model_config
+from lab.worlds.tokenizer import build_tokenizer
+
+PARAMETERS, TOWER, ADAPTER = 2_127_532_032, 406_957_056, 17_432_576
+IN_FLOAT32 = "worker.actor.fsdp.torch_dtype=fp32"
+FULL = ["worker.actor.model.lora.rank=0", IN_FLOAT32]
+
+
+def memory(*settings: str) -> Memory:
+    """What the paper's setting with these changes needs of Qwen3-VL-2B."""
+    config = load_config(["config=configs/geo3k/cepo.yaml", *settings])
+    return estimate_memory(config, with_vllm=True, shape_of_path=lambda path, trust, more, lora: published_shape(lora))
+
+
+def test_qwen3_vl_2b_has_its_known_number_of_parameters() -> None:
+    """It has 2,127,532,032 parameters, of which 406,957,056 in its vision tower."""
+    layer = 3 * 2048 * 2048 + 3 * 2048 * 6144 + 2 * 2048 + 2 * 128  # q, o and k with v; MLP; norms; q and k norms
+    text = 151936 * 2048 + 28 * layer + 2048
+    block = 4 * 1024 + (1024 * 3072 + 3072) + (1024 * 1024 + 1024) + (1024 * 4096 + 4096) + (4096 * 1024 + 1024)
+    merger = (4096 * 4096 + 4096) + (4096 * 2048 + 2048)
+    patches = (3 * 2 * 16 * 16 * 1024 + 1024) + 2304 * 1024
+    vision = patches + 24 * block + (2 * 1024 + merger) + 3 * (2 * 4096 + merger)
+    assert (layer, vision, text + vision) == (50_336_000, TOWER, PARAMETERS)
+    shape = published_shape(LoraConfig())
+    assert (shape.block, shape.vision, shape.parameters) == (layer, vision, text + vision)
+    assert shape.outside == text + vision - 28 * layer - 24 * block
+
+
+def test_qwen3_vl_2b_has_17_432_576_adapter_parameters() -> None:
+    """The rank is 16, on 196 layers; DoRA adds a magnitude for each output."""
+    per_layer = 2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144)  # q, o; k, v; gate, up, down
+    outputs = 2 * 2048 + 2 * 1024 + 2 * 6144 + 2048
+    assert published_shape(LoraConfig(rank=16)).adapter == 16 * 28 * per_layer == ADAPTER
+    assert published_shape(LoraConfig(rank=16, use_dora=True)).adapter == ADAPTER + 28 * outputs
+    assert published_shape(LoraConfig()).adapter == 0
+
+
+def test_lora_needs_4_3_gb_of_weights_and_6_6_gb_in_a_pass() -> None:
+    """The update's pass has 4 rows of 3072 tokens; the features of 32 prompts' images are kept."""
+    found = memory(IN_FLOAT32)
+    assert found.weights == 2 * PARAMETERS + 4 * ADAPTER == 4_324_794_368
+    assert (found.optimizer, found.away, found.checkpoint) == (8 * ADAPTER, 0, 12 * ADAPTER)
+    assert found.engine == 2 * (PARAMETERS + 2 * 28 * 1024 * 3072) == 4_607_385_600
+    block = 2 * (6 * 2048 + 4 * 2048 + 5 * 1024 + 4 * 6144) + 4 * (4 * 2048 + 2 * 3072)
+    gathered = 2 * (published_shape(LoraConfig()).outside + 2 * 50_336_000)
+    assert found.least_pass == 4 * ADAPTER + gathered
+    activations = 4 * 3072 * (28 * 2048 * 2 + block) + (4 + 2) * 2**28
+    assert found.largest_pass == 4 * ADAPTER + gathered + activations + 32 * 1024 * 4 * 2048 * 2 == 6_597_241_856
+
+
+def test_scoring_16_long_rows_takes_more_than_updating_one() -> None:
+    """A row has 8192 tokens, and a pass without gradient has no gradients on the device."""
+    found = memory(IN_FLOAT32, "worker.actor.micro_batch_size_per_device_for_update=1", "data.max_response_length=7168")
+    features = 32 * 1024 * 4 * 2048 * 2
+    gathered = found.least_pass - 4 * ADAPTER
+    assert found.largest_pass == gathered + 16 * 8192 * 157_696 // 2 + features
+
+
+def test_full_fine_tuning_needs_12_bytes_per_weight_and_8_more() -> None:
+    """The step has the gradients and the roots of the second moments; two devices need half."""
+    one, two = memory(*FULL), memory(*FULL, "trainer.n_gpus_per_node=2")
+    assert one.weights + one.optimizer == 12 * PARAMETERS == 2 * (two.weights + two.optimizer)
+    assert one.least_pass == 8 * PARAMETERS
+    frozen = memory(*FULL, "worker.actor.model.freeze_vision_tower=true")
+    assert frozen.optimizer == 8 * (PARAMETERS - TOWER)
+    compensated = memory(FULL[0], "worker.actor.fsdp.torch_dtype=bf16", "worker.actor.optim.strategy=adamw_bf16")
+    assert (compensated.weights, compensated.optimizer) == (2 * PARAMETERS, 8 * PARAMETERS)
+    assert compensated.least_pass == 2 * PARAMETERS + 24 * 151_936 * 2048
+
+
+def test_qlora_needs_2_2_gb_of_weights() -> None:
+    """Its 4-bit weights and its frozen tower are whole on every device."""
+    qlora = [IN_FLOAT32, "worker.actor.model.lora.quantization=nf4"]
+    in_4_bits = 28 * (3 * 2048 * 2048 + 3 * 2048 * 6144)
+    assert published_shape(LoraConfig(rank=16)).text_linear == in_4_bits == 1_409_286_144
+    assert bytes_in_4_bits(double_quantization=False) == 0.5 + 4 / 64
+    assert bytes_in_4_bits(double_quantization=True) == 0.5 + 1 / 64 + 4 / 64 / 256
+    rest = 2 * (PARAMETERS - TOWER - in_4_bits) + 4 * ADAPTER
+    assert memory(*qlora).weights == 727_007_232 + 2 * TOWER + rest == 2_233_229_312
+    assert memory(*qlora, "trainer.n_gpus_per_node=2").weights == 727_007_232 + 2 * TOWER + rest // 2
+
+
+def test_a_tower_without_adapters_is_whole_on_each_of_8_devices() -> None:
+    eight = [IN_FLOAT32, "trainer.n_gpus_per_node=8"]
+    frozen = memory(*eight)
+    assert frozen.weights == 2 * TOWER - (-(2 * (PARAMETERS - TOWER) + 4 * ADAPTER) // 8)
+    adapted = memory(*eight, "worker.actor.model.lora.exclude_modules=null")
+    assert adapted.weights < frozen.weights - 2 * TOWER * 6 // 8
+
+
+@pytest.mark.parametrize(
+    ("moved", "away"),
+    [
+        (["offload.offload_optimizer"], 8),
+        (["offload.offload_params"], 4),
+        (["offload.offload_optimizer", "offload.offload_params"], 12),
+        (["fsdp.enable_cpu_offload"], 0),
+    ],
+)
+def test_what_leaves_the_device_is_counted_per_float32_weight(moved: list[str], away: int) -> None:
+    """It is 8 bytes of moments and 4 of weights while responses are sampled; with FSDP's offload nothing is there."""
+    found = memory(*FULL, *(f"worker.actor.{name}=true" for name in moved))
+    assert found.away == away * PARAMETERS
+    if away == 0:
+        assert (found.weights, found.optimizer) == (0, 0)
+
+
+def test_a_teachers_copy_takes_4_bytes_per_weight() -> None:
+    without, with_copy = memory(*FULL), memory(*FULL, "algorithm.disable_kl=false")
+    assert with_copy.weights - without.weights == 4 * PARAMETERS
+    assert with_copy.checkpoint - without.checkpoint == 4 * PARAMETERS
+    assert memory(*FULL, "trainer.save_model_only=true").checkpoint == 4 * PARAMETERS
+
+
+def test_a_forward_pass_keeps_half_to_all_of_its_bound() -> None:
+    import transformers
+
+    config = model_config(build_tokenizer())
+    stack = shape_of(config, lora=LoraConfig()).text_stack
+    model = transformers.Qwen3VLForConditionalGeneration(config).float()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.model(input_ids=torch.randint(0, 200, (4, 96)), use_cache=False)
+    measured = sum(each.untyped_storage().nbytes() for place, each in kept.items() if place not in weights)
+    bound = 4 * 4 * 96 * stack.kept_per_token(4)
+    assert 0.5 * bound < measured <= bound
+
+
+class LargestLive(TorchDispatchMode):
+    """The most bytes that tensors made inside it held at one time, views of the model's weights left out."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.most = 0
+        self._weights = {StorageWeakRef(weight.untyped_storage()) for weight in model.parameters()}
+        self._live: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_flatten(result)[0]:
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                if StorageWeakRef(storage) not in self._weights:
+                    self._live.setdefault(StorageWeakRef(storage), storage.nbytes())
+        self._live = {storage: size for storage, size in self._live.items() if not storage.expired()}
+        self.most = max(self.most, sum(self._live.values()))
+        return result
+
+
+@pytest.mark.parametrize("value_bytes", [2, 4])
+def test_a_gradientless_pass_holds_half_to_all_of_its_bound(value_bytes: int) -> None:
+    """The bound is half of what a block keeps for backward."""
+    import transformers
+
+    config = model_config(build_tokenizer())
+    stack = shape_of(config, lora=LoraConfig()).text_stack
+    model = transformers.Qwen3VLForConditionalGeneration(config)
+    model = model.bfloat16() if value_bytes == 2 else model.float()
+    ids = torch.randint(0, 200, (4, 512))
+    with torch.no_grad(), LargestLive(model) as live:
+        model.model(input_ids=ids, use_cache=False)
+    bound = ids.numel() * stack.kept_per_token(value_bytes) // 2
+    assert 0.5 * bound < live.most <= bound
+
+
+NEEDS = Memory(
+    weights=5 * GIB, optimizer=3 * GIB, away=GIB, engine=6 * GIB, least_pass=6 * GIB, largest_pass=10 * GIB,
+    checkpoint=0, parameters=0,
+)  # fmt: skip
+ASLEEP = RolloutConfig(gpu_memory_utilization=0.5)
+AWAKE = RolloutConfig(gpu_memory_utilization=0.5, sleep=False)
+SMALL = RolloutConfig(gpu_memory_utilization=0.15)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "free", "total", "reason", "fitting"),
+    [
+        (ASLEEP, 27, 40, None, None),
+        (ASLEEP, 26, 40, "keeps 7.0 GiB beside the generator's 20.0 GiB: 1.0 GiB too much", 0.45),
+        (AWAKE, 34, 40, None, None),
+        (AWAKE, 33, 40, "need 14.0 GiB beside the generator's 20.0 GiB before any activation: 1.0 GiB", 0.45),
+        (ASLEEP, 11, 11, "vLLM's share is 5.5 GiB, but its weights and one request need 6.0 GiB", None),
+        (SMALL, 14, 40, None, None),
+        (SMALL, 13, 40, "need 14.0 GiB before any activation: 1.0 GiB too much", None),
+    ],
+)
+def test_a_run_is_refused_by_what_does_not_depend_on_lengths(
+    rollout: RolloutConfig, free: int, total: int, reason: str | None, fitting: float | None
+) -> None:
+    """The refusal names another share of vLLM if one would fit, else what helps."""
+    found = fit(NEEDS, rollout, free=free * GIB, total=total * GIB)
+    if reason is None:
+        assert found.refused is None
+        return
+    assert reason in str(found.refused)
+    assert found.share == fitting
+    if fitting is None:
+        assert "what helps: LoRA" in str(found.refused)
+        return
+    assert f"what would fit: worker.rollout.gpu_memory_utilization={fitting}" in str(found.refused)
+    changed = dataclasses.replace(rollout, gpu_memory_utilization=fitting)
+    assert fit(NEEDS, changed, free=free * GIB, total=total * GIB).refused is None
+
+
+def test_activations_that_may_not_fit_are_short_but_not_refused() -> None:
+    """A sleeping engine keeps 2 GiB; another generator than vLLM cannot sleep, and its weights stay."""
+    needed, total = 18 * GIB, 20 * GIB
+    assert fit(NEEDS, ASLEEP, free=needed + ASLEEP_BYTES, total=total).short == 0
+    assert fit(NEEDS, ASLEEP, free=needed, total=total).short == ASLEEP_BYTES
+    assert fit(NEEDS, AWAKE, free=needed, total=total).short == 10 * GIB
+    other = dataclasses.replace(NEEDS, with_vllm=False)
+    assert fit(other, ASLEEP, free=needed, total=total).short == 6 * GIB
+
+
+def test_a_worker_warns_or_ends_before_it_loads_a_model(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="cepo")  # a test before may have asked for less
+    device = torch.device("cuda", 0)
+    for free in (40, 34):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * GIB, 40 * GIB))
+        caplog.clear()
+        require_memory(NEEDS, AWAKE, device)
+        assert ("memory may be short by up to 4.0 GiB" in caplog.text) == (free == 34)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (33 * GIB, 40 * GIB))
+    with pytest.raises(ConfigError, match="does not fit on this GPU"):
+        require_memory(NEEDS, AWAKE, device)
+
+
+@pytest.mark.heavy
+def test_training_on_a_gpu_of_40_mb_ends_with_code_2(tmp_path: Path) -> None:
+    """It ends before anything is written."""
+    small = card("a small card", (9, 0), 0.04) | {"free": 39_000_000}
+    command = [
+        sys.executable, "-m", "cepo.train", f"config={REPOSITORY}/configs/microgeo/quickstart.yaml",
+        f"trainer.save_checkpoint_path={tmp_path / 'run'}", "worker.actor.model.lora.rank=0", "worker.rollout.name=vllm",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, env=fake_machine(small), capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    message = done.stderr.splitlines()[-1]
+    assert "the run does not fit on this GPU (37 MiB of 38 MiB are free)" in message
+    assert "while responses are sampled" in message
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_in_the_documents_table_a_larger_card_never_trains_less() -> None:
+    """Longer responses never train more. That the table is the code's is held by tests/repository/test_docs.py."""
+    page = (REPOSITORY / "docs" / "memory.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- memory: begin, generated -->\n")[2].partition("\n<!-- memory: end -->")[0]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")][3:] for line in table.splitlines()[2:]]
+    rows = [[0 if cell == "no" else int(cell.split()[-1]) for cell in row] for row in cells]
+    assert len(rows) == len(PUBLISHED_SIZES) * 3 * 3
+    assert all(row == sorted(row) for row in rows)
+    for first in range(0, len(rows), 3):
+        for shorter, longer in zip(rows[first : first + 2], rows[first + 1 : first + 3], strict=True):
+            assert all(short >= long for short, long in zip(shorter, longer, strict=True))
