@@ -110,7 +110,7 @@ def check_before_loading(config: RunConfig, rewards: RewardPool, problems: Probl
     Raises:
         RewardError, ConfigError: one of these checks fails.
     """
-    from cepo.workers.loading import check_adapter_targets
+    from cepo.workers.adapters import check_adapter_targets
 
     try_reward(rewards, problems)
     check_adapter_targets(config.worker.actor)

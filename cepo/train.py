@@ -248,7 +248,7 @@ def _problem_sets(
 
 
 def _total_steps(config: RunConfig, num_problems: int) -> int:
-    from cepo.data.order import steps_per_epoch
+    from cepo.data.dataset import steps_per_epoch
 
     per_epoch = steps_per_epoch(num_problems, config.data.rollout_batch_size)
     chosen = config.trainer.max_steps

@@ -18,7 +18,7 @@ from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
 from cepo.config.listing import REQUIRED, Setting, file_schema, method_settings, settings_of, written
 from cepo.config.schema import LoraConfig
 from cepo.models.families import family_lines
-from cepo.models.families.qwen3_vl import PUBLISHED_SIZES, published_config
+from cepo.models.families.qwen import PUBLISHED_SIZES, published_config
 from cepo.sizing import ModelShape, estimate_memory, fit, shape_of
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cepo.config.schema import DataConfig
-from cepo.data.image_store import decoded_images, listed
-from cepo.data.images import limited_size, verify_image
-from cepo.data.messages import is_conversation, read_conversation
-from cepo.data.order import problem_indices
+from cepo.data.hints import UserTemplate, template_text
+from cepo.data.images import decoded_images, limited_size, listed, verify_image
 from cepo.data.reading import read_source, without_decoding
-from cepo.data.row_checks import RowMeasure, check_rows, why_none_is_usable
-from cepo.data.user_template import UserTemplate, template_text
+from cepo.data.row_checks import RowMeasure, check_rows, is_conversation, read_conversation, why_none_is_usable
 from cepo.data.videos import FrameRules, load_video
 from cepo.errors import ConfigError, DataError
 from cepo.models.inputs import ImageSource, Turn, Video
@@ -224,6 +222,22 @@ class ProblemSet(Sequence[Problem]):
         template = self._processing.template_ids(last.text, with_videos=bool(videos), history=history)
         length = visual + len(template) - len(images) - len(videos)
         return RowMeasure(length=length, num_images=len(images), num_videos=len(videos), visual_tokens=visual)
+
+
+def steps_per_epoch(num_problems: int, batch_size: int) -> int:
+    """Returns the number of full batches in one pass; an incomplete last batch is dropped, as in EasyR1."""
+    return num_problems // batch_size
+
+
+def problem_indices(step: int, *, num_problems: int, batch_size: int, shuffle: bool, seed: int) -> list[int]:
+    """Returns the indices of the problems of the 0-based `step`; each pass over the data has its own order."""
+    per_epoch = steps_per_epoch(num_problems, batch_size)
+    assert per_epoch > 0, "a batch must not be larger than the problem set; checked when the run is put together"
+    epoch, place = divmod(step, per_epoch)
+    order = list(range(num_problems))
+    if shuffle:
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order[place * batch_size : (place + 1) * batch_size]
 
 
 class _WithVisuals(Protocol):

@@ -23,14 +23,12 @@ from cepo.rollout.generator import AdapterWeights, FullWeights, Weights
 from cepo.types import DivergenceConfig
 from cepo.workers.distributed import data_parallel_mesh, on_first_rank, reshard, this_device
 from cepo.workers.gathering import GatheredWeights, MergedWeights, trained_weights, whole_tensor
-from cepo.workers.kept_states import KeptStates
 from cepo.workers.loading import build_scoring_model
-from cepo.workers.lockstep import Lockstep, RankPass
+from cepo.workers.lockstep import GradientReduction, Lockstep, RankPass
 from cepo.workers.offload import PhaseOffload
 from cepo.workers.optimizing import build_optimizer, clipped_step, set_learning_rate, zero_gradients
 from cepo.workers.passes import Passes
-from cepo.workers.reduction import GradientReduction
-from cepo.workers.scoring_model import CollatedRows, TeacherStates
+from cepo.workers.scoring_model import CollatedRows, KeptStates, TeacherStates
 from cepo.workers.teacher_weights import TeacherWeights
 
 FULL_KL = DivergenceConfig(kind="reverse_kl")

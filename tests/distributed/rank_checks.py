@@ -10,7 +10,7 @@ import torch.distributed as dist
 from rank_scenarios import Scenario, Share, build_actor
 
 from cepo.workers import passes
-from cepo.workers.packing import collate_packed
+from cepo.workers.passes import collate_packed
 from cepo.workers.scoring_model import CollatedRows
 
 RIGHT, WRONG = "packed as it should be", "packed one token too early by the last rank"

@@ -192,7 +192,7 @@ def test_three_steps_with_images_learn_and_log_metrics(method: str, settings: di
 
 
 def rows_of_the_world(number: int) -> list[dict[str, Any]]:
-    from cepo.microgeo.kinds import SHAPES
+    from cepo.microgeo.world import SHAPES
 
     drawn = [SHAPES.generate(0, index, stream="train") for index in range(number)]
     return [

@@ -15,7 +15,6 @@ from shipped_model import answer_bearing_positions, wrong_answer
 from cepo.config.checks import MICROGEO_DATA
 from cepo.microgeo.__main__ import main
 from cepo.microgeo.figures import draw_figure
-from cepo.microgeo.kinds import SHAPES
 from cepo.microgeo.problems import (
     FAMILIES,
     Problem,
@@ -23,7 +22,7 @@ from cepo.microgeo.problems import (
     no_slip,
     right_response,
 )
-from cepo.microgeo.world import split_problems, write_problems
+from cepo.microgeo.world import SHAPES, split_problems, write_problems
 from lab.worlds.demonstrations import NoiseRates, demonstrate
 from lab.worlds.prompts import FORMAT_PROMPT, TEACHER_PROMPT, user_text
 

@@ -192,7 +192,7 @@ def test_a_text_models_default_adapter_warns_0_times(text_model: Path) -> None:
     from transformers import Qwen3ForCausalLM
 
     from cepo.config.schema import LoraConfig
-    from cepo.workers.loading import add_adapter
+    from cepo.workers.adapters import add_adapter
 
     model: Any = Qwen3ForCausalLM.from_pretrained(text_model, dtype=torch.float32)
     wrapped = add_adapter(model, LoraConfig(rank=2), dtype=torch.float32, seed=1)

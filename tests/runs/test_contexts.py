@@ -21,8 +21,7 @@ from cepo.algorithms.settings import TeacherConfig
 from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
-from cepo.models.inputs import EncodedPrompt
-from cepo.models.positions import sequence_positions
+from cepo.models.inputs import EncodedPrompt, sequence_positions
 from cepo.models.processing import Processing
 from cepo.trainer.loop import Trainer
 from cepo.types import Reference

@@ -34,7 +34,7 @@ from cepo.models.quantization import quantised_weights
 from cepo.workers.actor import Actor
 from cepo.workers.checkpoint import save_actor
 from cepo.workers.merged_model import BaseModel, merge_checkpoint
-from cepo.workers.packing import collate_packed
+from cepo.workers.passes import collate_packed
 from cepo.workers.scoring_model import collate
 
 BuildActor = Callable[..., Actor]

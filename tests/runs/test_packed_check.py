@@ -19,7 +19,7 @@ from cepo.models.segments import SegmentLayout
 from cepo.rollout.generator import SamplingSettings
 from cepo.workers import passes
 from cepo.workers.actor import Actor
-from cepo.workers.packing import collate_packed
+from cepo.workers.passes import collate_packed
 from cepo.workers.scoring_model import CollatedRows
 
 pytestmark = pytest.mark.heavy

@@ -17,7 +17,7 @@ from cepo.losses.policy import LossDenominators
 from cepo.models.inputs import EncodedPrompt, ImageInputs
 from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
-from cepo.workers.packing import collate_packed, forest_of
+from cepo.workers.passes import collate_packed, forest_of
 
 BuildActor = Callable[..., Actor]
 HINTS = ("", "\nHere is a sample answer: 3", "\nHere is a sample answer: 47 degrees")
@@ -161,7 +161,7 @@ def test_a_frozen_tower_sees_each_image_once_a_step(
     build_actor: BuildActor, tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trained tower sees it in every pass."""
-    from cepo.models.families.grid import GridFamily
+    from cepo.models.families.qwen import GridFamily
 
     seen: list[int] = []
     original = GridFamily.features

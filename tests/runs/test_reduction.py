@@ -12,8 +12,7 @@ from cepo.errors import EngineError
 from cepo.metrics import Metrics
 from cepo.workers.distributed import data_parallel_mesh
 from cepo.workers.gathering import whole_tensor
-from cepo.workers.lockstep import RankPass
-from cepo.workers.reduction import GradientReduction
+from cepo.workers.lockstep import GradientReduction, RankPass
 
 PASSES = [RankPass(indices=[index], filler=None) for index in range(3)]
 

@@ -26,8 +26,7 @@ from cepo.trainer.scoring import ScoredBatch, actor_batches
 from cepo.types import TokenSignal
 from cepo.workers.forest import families
 from cepo.workers.optimizing import micro_batches
-from cepo.workers.packing import collate_packed, forest_of, packs
-from cepo.workers.passes import padded_batches
+from cepo.workers.passes import collate_packed, forest_of, packs, padded_batches
 from cepo.workers.scoring_model import CollatedRows, collate
 
 CPU = torch.device("cpu")
