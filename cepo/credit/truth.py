@@ -1,4 +1,4 @@
-"""Chooses tokens to measure and computes the truth: `V_t`, the probability that a continuation is correct, and `A*_t = V_{t+1} - V_t`."""
+"""Chooses tokens and computes their truth: `V_t`, the chance of a right continuation, and `A*_t = V_{t+1} - V_t`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from PIL import Image
 
@@ -17,10 +17,6 @@ from cepo.errors import DataError
 from cepo.foreign_files import LARGEST_IMAGE, open_image, read_bytes, require_few_pixels
 from cepo.models.inputs import ImageInputs, ImageSource
 from cepo.models.processing import Processing
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +160,7 @@ def listed(row: Mapping[str, Any], key: str) -> list[Any]:
     return [*cast("Sequence[Any]", value)] if isinstance(value, list | tuple) else [value]
 
 
-def decoded_images(row: Mapping[str, Any], config: DataConfig) -> tuple[Image, ...]:
+def decoded_images(row: Mapping[str, Any], config: DataConfig) -> tuple[Image.Image, ...]:
     """Returns a row's images in RGB, within the pixel limits; raises `DataError` if one cannot be decoded."""
     return tuple(
         load_rgb(value, config.image_dir, config.min_pixels, config.max_pixels)
@@ -181,10 +177,10 @@ class ImageStore:
     def __init__(self, config: DataConfig, processing: Processing) -> None:
         self._config, self._processing = config, processing
         self._rows: dict[str, Any] = {}
-        self._images: dict[ImageSource, tuple[Image, ...]] = {}
+        self._images: dict[ImageSource, tuple[Image.Image, ...]] = {}
         self._inputs: dict[ImageSource, ImageInputs] = {}
 
-    def images(self, source: ImageSource) -> tuple[Image, ...]:
+    def images(self, source: ImageSource) -> tuple[Image.Image, ...]:
         """Returns a row's decoded images for the rollout engine; raises `ConfigError` or `DataError` on failure."""
         if source not in self._images:
             self._images[source] = decoded_images(self._data(source.data)[source.row], self._config)

@@ -110,11 +110,12 @@ def weighted_indices(
     Each set has its own epochs, with every problem once per epoch and a new order for each. As in `datasets`'
     `interleave_datasets`, sets are drawn by numpy's generator; its first numbers do not depend on how many are drawn.
     """
-    shares = numpy.array(weights, dtype=float) / sum(weights)
+    shares = [weight / sum(weights) for weight in weights]
     drawn = numpy.random.default_rng(seed).choice(len(sizes), size=(step + 1) * batch_size, p=shares)
-    counts = numpy.bincount(drawn[: step * batch_size], minlength=len(sizes)).tolist()
+    counts: list[int] = numpy.bincount(drawn[: step * batch_size], minlength=len(sizes)).tolist()
     chosen: list[tuple[int, int]] = []
-    for part in drawn[step * batch_size :].tolist():
+    parts: list[int] = drawn[step * batch_size :].tolist()
+    for part in parts:
         epoch, index = divmod(counts[part], sizes[part])
         counts[part] += 1
         chosen.append((part, _order(sizes[part], f"{seed}/{part}/{epoch}")[index] if shuffle else index))

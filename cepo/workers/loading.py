@@ -19,8 +19,8 @@ from cepo.models.families import family_of
 from cepo.models.head import use_float32_logits
 from cepo.models.processing import Processing
 from cepo.models.quantization import quantised_weights, quantization_of
-from cepo.workers.offload import offload_policy
 from cepo.workers.scoring_model import ImageEncoder, ScoringModel, ValueModel
+from cepo.workers.swapping import offload_policy
 
 
 def build_scoring_model(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any, cast
 
@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cepo.config.schema import OptimConfig
-from cepo.data.batch import ScoringRow
 from cepo.metrics import Metrics, max_value, mean_value, sum_value
-from cepo.workers.distributed import on_first_rank
-from cepo.workers.gathering import whole_tensor
+from cepo.workers.distributed import on_first_rank, whole_tensor
 
 
 def build_optimizer(module: nn.Module, optim: OptimConfig) -> Optimizer:
@@ -60,12 +58,6 @@ def learning_rate_factor(step: int, optim: OptimConfig, total_steps: int) -> flo
     progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     left = 1.0 - progress if optim.lr_scheduler_type == "linear" else (1.0 + math.cos(math.pi * progress)) / 2.0
     return floor + (1.0 - floor) * left
-
-
-def micro_batches(rows: Sequence[ScoringRow], size: int) -> list[list[int]]:
-    """Returns micro-batches of `size` row indices, sorted by length so that little padding is needed."""
-    order = sorted(range(len(rows)), key=lambda index: (-rows[index].num_tokens, index))
-    return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def zero_gradients(optimizer: Optimizer) -> None:

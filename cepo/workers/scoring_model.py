@@ -15,12 +15,18 @@ from torch import Tensor, nn
 from cepo.data.batch import ScoringRow
 from cepo.losses.divergence import chunked_divergence
 from cepo.models.families import ImageFeatures, family_of
-from cepo.models.head import divergence_chunk_tokens, head_chunk_tokens, target_log_probs, with_weight
+from cepo.models.head import (
+    divergence_chunk_tokens,
+    head_chunk_tokens,
+    log_probs_and_entropies,
+    target_log_probs,
+    with_weight,
+)
 from cepo.models.inputs import ImageInputs, sequence_positions
 from cepo.models.processing import Processing
 from cepo.models.segments import SegmentLayout
 from cepo.types import DivergenceConfig
-from cepo.workers.gathering import whole_tensor
+from cepo.workers.distributed import whole_tensor
 
 HEAD_SCALE = 0.01
 """Standard deviation of untrained values for hidden states of unit size, so that initial values are close to 0."""
@@ -121,17 +127,6 @@ class ImageEncoder:
         self._known: dict[str, list[ImageFeatures]] = {}
         self._encoded = 0
 
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """Discards the counts and features of images encoded inside the context, for a check that runs once.
-
-        The last bits of features depend on which images are encoded together. If the check's features were kept, the
-        first step of a resumed run, which contains the check, would not be bit-identical to that of an unbroken run.
-        """
-        known, encoded = dict(self._known), self._encoded
-        yield
-        self._known, self._encoded = known, encoded
-
     def features(self, base: Any, distinct: DistinctImages, device: torch.device) -> list[ImageFeatures]:
         """Returns the features of all units in order."""
         known, wanted = dict(self._known), distinct.by_key()
@@ -230,16 +225,21 @@ class ScoringModel(nn.Module):
             self.temperature = before
 
     def forward(
-        self, batch: CollatedRows, teachers: Sequence[TeacherStates] = ()
+        self, batch: CollatedRows, teachers: Sequence[TeacherStates] = (), *, entropy: bool = False
     ) -> tuple[Float[Tensor, " N"], tuple[Tensor, ...]]:
         """Returns (log-probs, extras) of all response tokens, row by row.
 
-        Without teachers, the extras are the hidden states (N, H), otherwise one divergence (N,) per teacher.
+        The extras are one divergence (N,) per teacher. Without teachers they are the hidden states (N, H) or, with
+        `entropy`, the entropy (N,) of each token's distribution.
         """
         hidden = response_states(self.base, batch, self.encoder)
         if not teachers:
             head = self.base.lm_head
             chunk = head_chunk_tokens(hidden.device, head.weight.shape[0])
+            if entropy:
+                return log_probs_and_entropies(
+                    hidden, head, batch.targets, temperature=self.temperature, chunk_tokens=chunk
+                )
             log_probs = target_log_probs(hidden, head, batch.targets, temperature=self.temperature, chunk_tokens=chunk)
             return log_probs, (hidden,)
         parts = [self._divergence(hidden, teacher, batch.targets) for teacher in teachers]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.workers.teacher_weights import TeacherWeights
+from cepo.workers.swapping import TeacherWeights
 
 
 def test_a_snapshot_every_2_steps_is_taken_after_the_2nd_update() -> None:
