@@ -278,3 +278,7 @@ def test_names_of_tests_have_at_most_60_characters() -> None:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and len(node.name) > 60
     ]
     assert not long, "\n".join(long)
+
+
+def test_nothing_in_the_package_imports_the_lab() -> None:
+    assert [(file, line) for file in MODULES for name, line in imports_of(file) if name.split(".")[0] == "lab"] == []
