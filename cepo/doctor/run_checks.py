@@ -25,7 +25,7 @@ from cepo.models.processing import load_processing
 from cepo.preflight import check_before_imports
 from cepo.rewards.combined import load_reward
 from cepo.rollout.engine_options import EngineMachine, engine_environment, engine_options
-from cepo.rollout.factory import choose_generator, settings_of_run, why_not_served
+from cepo.rollout.factory import choose_generator, settings_of_run, vllm_obstacle
 from cepo.sizing import WHAT_HELPS, Memory, estimate_memory, fit, gib
 from cepo.tracking.sink import check_sinks
 from cepo.trainer.resuming import checkpoint_store, checkpoint_to_load
@@ -85,7 +85,7 @@ def chosen_generator(config: RunConfig, family: Family, machine: Machine) -> str
     """Returns the generator that a run would choose; raises `ConfigError` if the configured one cannot run here."""
     device = "cuda" if machine.gpus else "cpu"
     settings = settings_of_run(config, most_visuals=(int(family.reads_images), 0))
-    return choose_generator(settings.name, device=device, unserved=why_not_served(settings, family, device))
+    return choose_generator(settings.name, device=device, unserved=vllm_obstacle(settings, family, device))
 
 
 def devices_finding(config: RunConfig, machine: Machine) -> Finding:

@@ -27,7 +27,7 @@ from cepo.rollout.generator import (
 from cepo.rollout.vllm_process import (
     callers_state_kept,
     has_process_group,
-    last_words,
+    last_lines,
     require_float32_head,
     shut_down,
     start_engine,
@@ -137,7 +137,7 @@ class VllmGenerator:
         except Exception as error:
             if llm.llm_engine.has_unfinished_requests():  # it failed while sampling, so its state is unknown
                 self.close()
-            raise EngineError(f"vLLM failed while generating: {last_words(error)}") from error
+            raise EngineError(f"vLLM failed while generating: {last_lines(error)}") from error
 
     def sync_weights(self, weights: Weights) -> None:
         """See `cepo.rollout.generator.Generator`. An adapter is served unmerged.
@@ -163,7 +163,7 @@ class VllmGenerator:
         except EngineError:
             raise
         except Exception as error:
-            raise EngineError(f"vLLM did not accept the new weights: {last_words(error)}") from error
+            raise EngineError(f"vLLM did not accept the new weights: {last_lines(error)}") from error
 
     def drain_metrics(self) -> Metrics:
         """See `cepo.rollout.generator.Generator`. The prompt of each sample counts."""
