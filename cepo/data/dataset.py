@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from cepo.config.schema import DataConfig
-from cepo.data.contexts import UserTemplate, template_text
+from cepo.data.hints import UserTemplate, template_text
 from cepo.data.images import decoded_images, limited_size, listed, verify_image
 from cepo.data.reading import read_source, without_decoding
 from cepo.data.row_checks import RowMeasure, check_rows, why_none_is_usable

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cepo.algorithms.settings import TeacherConfig
-from cepo.data.contexts import HintTemplate
+from cepo.data.hints import HintTemplate
 from cepo.types import Reference
 
 Messages = Sequence[Mapping[str, Any]]

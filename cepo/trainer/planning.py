@@ -12,7 +12,8 @@ from cepo.algorithms import Estimator
 from cepo.algorithms.references import wrong_reference, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig
 from cepo.data.batch import ScoringRow
-from cepo.data.contexts import ContextBuilder, sanitise_reference
+from cepo.data.contexts import ContextBuilder
+from cepo.data.hints import sanitise_reference
 from cepo.metrics import Metrics, fraction, sum_value
 from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing

@@ -10,7 +10,7 @@ from factories import group, rollout
 
 from cepo.algorithms.references import contrastive_references, positive_references, wrong_candidates, wrong_rollouts
 from cepo.algorithms.settings import NegativeConfig, PositiveConfig
-from cepo.data.contexts import sanitise_reference
+from cepo.data.hints import sanitise_reference
 from cepo.metrics import fraction
 from cepo.trainer.planning import fallback_metrics
 from cepo.types import Reference, Rollout, RolloutGroup
