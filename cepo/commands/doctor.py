@@ -2,62 +2,37 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.text import Text
 
 from cepo.config import RunConfig, check_config, load_config
 from cepo.doctor.findings import Finding, exit_code, findings_table
 from cepo.errors import CepoError, ConfigError
-from cepo.terminal import SafeConsole
-
-_BAD_CONFIG = 2
-_CHECKS = "checks="
-_USAGE = """\
-usage: cepo doctor [config=FILE a.b.c=value ...] [checks=NAME,NAME,...]
-
-Checks versions, devices and memory of this machine against the tested ones. With a configuration, also checks whether
-its training can start.
-
-checks         which checks to run: machine, engine, memory, start, data, disk; default: all
-
-exit code: 0 training can start, 1 it cannot (the message says what to do), 2 the configuration has an error
-"""
+from cepo.live_view import SafeConsole
 
 
-def run_doctor_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """Prints the findings; returns 0 if training can start, 1 if it cannot, 2 if the configuration has an error."""
-    if any(argument in ("-h", "--help") for argument in argv):
-        sys.stdout.write(_USAGE)
-        return 0
-    console = console or SafeConsole()
-    config = None
-    try:
-        checks, settings = _checks(argv)
-        if settings:
-            config = load_config(settings)
-            check_config(config)
-    except ConfigError as error:
-        sys.stderr.write(f"cepo doctor: {error}\n")
-        return _BAD_CONFIG
-    findings = _findings(config, checks)
+def print_findings(settings: Sequence[str], checks: str | None = None) -> int:
+    """Prints what was found; returns 1 if training cannot start, else 0.
+
+    Raises:
+        ConfigError: the configuration has an error, or a check is unknown.
+    """
+    from cepo.doctor.run_checks import CHECKS
+
+    chosen = CHECKS if checks is None else [name.strip() for name in checks.split(",")]
+    unknown = [name for name in chosen if name not in CHECKS]
+    if unknown:
+        raise ConfigError(f"checks={checks}: '{unknown[0]}' is unknown; accepted: {', '.join(CHECKS)}")
+    config = load_config(settings) if settings else None
+    if config is not None:
+        check_config(config)
+    findings = _findings(config, chosen)
+    console = SafeConsole()
     console.print(findings_table(findings))
     code = exit_code(findings)
     console.print(_verdict(code, with_config=config is not None))
     return code
-
-
-def _checks(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    from cepo.doctor.run_checks import CHECKS
-
-    named = [argument.removeprefix(_CHECKS) for argument in argv if argument.startswith(_CHECKS)]
-    checks = [name.strip() for part in named for name in part.split(",")] or list(CHECKS)
-    unknown = [name for name in checks if name not in CHECKS]
-    if unknown:
-        raise ConfigError(f"checks={','.join(checks)}: '{unknown[0]}' is unknown; accepted: {', '.join(CHECKS)}")
-    return checks, [argument for argument in argv if not argument.startswith(_CHECKS)]
 
 
 def _findings(config: RunConfig | None, checks: Sequence[str]) -> list[Finding]:

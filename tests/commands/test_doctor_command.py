@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from cepo.commands.doctor import run_doctor_command
+from cepo.cli import main
 from cepo.microgeo.world import build_world
 from cepo.trainer.checkpoints import written_files
 
 
 def examined(*arguments: str) -> tuple[int, str]:
     """The exit code and the report as one line."""
-    console = Console(file=io.StringIO(), width=400)
-    code = run_doctor_command(arguments, console=console)
-    assert isinstance(console.file, io.StringIO)
-    return code, " ".join(console.file.getvalue().split())
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setenv("COLUMNS", "400")
+        code = main(["doctor", *arguments])
+    return code, " ".join(printed.getvalue().split())
 
 
 @pytest.mark.heavy

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from doctor_cases import GIB, machine
 
-from cepo.commands.doctor import run_doctor_command
+from cepo.cli import main
 from cepo.config import load_config
 from cepo.doctor import run_checks
 from cepo.doctor.machine import Gpu, tool_findings
@@ -64,7 +64,7 @@ def test_weights_that_the_cache_lacks_need_room_there(tmp_path: Path, monkeypatc
 
 
 def test_an_unknown_check_exits_2_and_names_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_doctor_command(["config=configs/microgeo/base.yaml", "checks=memory,engines"]) == 2
+    assert main(["doctor", "config=configs/microgeo/base.yaml", "checks=memory,engines"]) == 2
     assert f"'engines' is unknown; accepted: {', '.join(CHECKS)}" in capsys.readouterr().err
 
 
