@@ -15,6 +15,7 @@ from cepo.terminal import print_plain
 from cepo.tracking.run_folder import CONFIG_FILE
 
 if TYPE_CHECKING:
+    from cepo.config.rollout_schema import FloatType
     from cepo.workers.merged_model import BaseModel
 
 
@@ -24,7 +25,7 @@ def merge_and_upload(
     *,
     base: str | None,
     chat_template: Path | None,
-    dtype: str | None,
+    dtype: FloatType | None,
     trust_remote_code: bool,
     upload: str | None,
     public: bool,
