@@ -210,18 +210,18 @@ def show(model: str, data: str, settings: Sequence[str], **options: Any) -> None
 
 
 @cli.command()
-@click.option("--checks", help="Which checks to run: machine, engine, memory, start, data, disk; default: all.")
 @takes_settings
-def doctor(settings: Sequence[str], checks: str | None) -> int:
+def doctor(settings: Sequence[str]) -> int:
     """Check whether training can start on this machine.
 
-    Compares versions, devices and memory with what is needed; with a configuration, also checks what its run needs.
+    Compares versions, driver, devices and compilers with what is needed; with a configuration, also the devices, the
+    engine, the memory and the disk that its run needs. Data, rewards and checkpoints are checked by cepo train itself.
 
     Exit code: 0 training can start, 1 it cannot (the message says what to do), 2 the configuration has an error.
     """
     from cepo.commands.doctor import print_findings
 
-    return print_findings(settings, checks)
+    return print_findings(settings)
 
 
 @cli.command()

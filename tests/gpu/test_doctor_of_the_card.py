@@ -7,12 +7,12 @@ import torch
 from gpu_places import Place
 
 from cepo.cli import main
-from cepo.doctor.machine import look_at_machine, machine_findings
+from cepo.doctor.machine import inspect_machine, machine_findings
 
 
 def test_the_doctor_names_each_card_and_its_driver(place: Place) -> None:
     """It also names its capability and memory."""
-    machine = look_at_machine()
+    machine = inspect_machine()
     found = {finding.subject.strip(): finding for finding in machine_findings(machine)}
     assert len(machine.gpus) == torch.cuda.device_count()
     if place.device == "cpu":
