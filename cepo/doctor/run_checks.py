@@ -13,6 +13,7 @@ from typing import Any
 from huggingface_hub import constants
 
 from cepo.config import RunConfig, find_path, run_folder
+from cepo.config.decisive import run_identity
 from cepo.config.derived import num_devices
 from cepo.data.dataset import ProblemSet
 from cepo.data.reading import first_rows
@@ -28,7 +29,7 @@ from cepo.rollout.engine_options import EngineMachine, engine_environment, engin
 from cepo.rollout.factory import choose_generator, settings_of_run, why_not_served
 from cepo.sizing import WHAT_HELPS, Memory, estimate_memory, fit, gib
 from cepo.tracking.sink import check_sinks
-from cepo.trainer.resuming import checkpoint_store, checkpoint_to_load
+from cepo.trainer.run_policy import RunPolicy
 
 ENGINE, MEMORY, START, DATA, DISK = "this config's engine", "this config's memory", "start", "data", "disk"
 CHECKS = ("machine", "engine", "memory", "start", "data", "disk")
@@ -186,11 +187,11 @@ def _folder(config: RunConfig) -> str:
 
 
 def _checkpoint(config: RunConfig) -> str:
-    store = checkpoint_store(config)
-    checkpoint = checkpoint_to_load(config, store)
+    policy = RunPolicy(run_folder(config), config.trainer, identity=run_identity(config))
+    checkpoint = policy.checkpoint_to_load()
     if checkpoint is None:
         return "none: the run starts at step 1"
-    return f"{checkpoint}: the run continues with step {store.read(checkpoint).step + 1}"
+    return f"{checkpoint}: the run continues with step {policy.store.read(checkpoint).step + 1}"
 
 
 def data_findings(config: RunConfig) -> list[Finding]:

@@ -22,7 +22,7 @@ from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
-from cepo.trainer.health import StageClock
+from cepo.trainer.clock import StageClock
 
 VALIDATION_STEP = -1
 """Step number in the sampling seeds of validation. It is the same at every validation and no training step has it."""
