@@ -62,7 +62,7 @@ def _main(arguments: Sequence[str]) -> int:
         for line in (*lines, *filter(None, [threads])):
             logger.info("plan: %s", line)
         with live_view():
-            with phase("looking at the devices"):
+            with interrupts.loading(), phase("looking at the devices"):
                 devices = preflight.check_devices(config)
             logger.info("plan: %s", devices)
             preflight.check_hub_names(config)
@@ -71,16 +71,23 @@ def _main(arguments: Sequence[str]) -> int:
         logger.error("%s", error)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        stands = "no work had started" if config is None else run_policy(config).how_to_resume()
-        logger.warning("interrupted; %s", stands)
-        return interrupts.exit_code()
+        return _interrupted(config)
     except Exception as error:
+        if interrupts.is_heard():  # a library has made it of the interruption
+            logger.warning("%s: %s", type(error).__name__, error)
+            return _interrupted(config)
         where = None if config is None else place_in(error, config.trainer.plugins)
         if where is None:
             raise
         logger.error("%s: %s: %s", where, type(error).__name__, error)
         return EXIT_USER_ERROR
     return 0
+
+
+def _interrupted(config: RunConfig | None) -> int:
+    stands = "no work had started" if config is None else run_policy(config).how_to_resume()
+    logger.warning("interrupted; %s", stands)
+    return interrupts.exit_code()
 
 
 def run_policy(config: RunConfig) -> RunPolicy:
@@ -138,7 +145,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
     check_sinks(config.trainer.logger)
     policy = policy or stack.enter_context(run_policy(config))
     rewards = stack.enter_context(RewardPool.of(config.worker.reward))
-    with phase("loading libraries and the tokenizer"):
+    with interrupts.loading(), phase("loading libraries and the tokenizer"):
         from cepo.data.contexts import ContextBuilder
         from cepo.data.dataset import most_visuals
         from cepo.models.processing import load_processing
@@ -164,7 +171,6 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
             "resumed from %s: continues with step %d of %d", policy.checkpoint, policy.state.step + 1, total_steps
         )
     tracker = _tracker(config, stack, total_steps, policy.begin())
-    interrupts.work_has_begun()
     return Trainer(
         config=config,
         problems=problems,
@@ -197,7 +203,6 @@ def build_backend(
     if chosen_launcher(config) == "ray":
         from cepo.runtime.ray import RayBackend
 
-        interrupts.work_has_begun()  # processes of a cluster must be ended
         return RayBackend(config, facts, image_probe)
     from cepo.runtime.local import LocalBackend
 
