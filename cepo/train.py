@@ -171,8 +171,12 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
             "resumed from %s: continues with step %d of %d", policy.checkpoint, policy.state.step + 1, total_steps
         )
     tracker = _tracker(config, stack, total_steps, policy.begin())
+    sections = config.data, config.algorithm, config.worker, config.trainer
     return Trainer(
-        config=config,
+        data=config.data,
+        algorithm=config.algorithm,
+        worker=config.worker,
+        settings=config.trainer,
         problems=problems,
         processing=processing,
         estimator=estimator,
@@ -181,7 +185,7 @@ def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None 
         rewards=rewards,
         tracker=tracker,
         policy=policy,
-        validator=None if held_out is None else Validator(held_out, config, contexts, processing, rewards),
+        validator=None if held_out is None else Validator(held_out, *sections, contexts, processing, rewards),
         total_steps=total_steps,
     )
 

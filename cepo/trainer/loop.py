@@ -10,7 +10,11 @@ import torch
 from torch import Tensor
 
 from cepo.algorithms import Estimator
-from cepo.config import RunConfig, resolved_critic
+from cepo.config import resolved_critic
+from cepo.config.algorithm_schema import AlgorithmConfig
+from cepo.config.data_schema import DataConfig
+from cepo.config.schema import WorkerConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
@@ -50,7 +54,10 @@ _SKIPPED = "actor/skipped_updates"
 class Trainer:
     """Trains one run. Steps are 0-based in the code and 1-based in all output: step k is recorded after its update."""
 
-    config: RunConfig
+    data: DataConfig
+    algorithm: AlgorithmConfig
+    worker: WorkerConfig
+    settings: TrainerConfig
     problems: ProblemSet | MixedProblems
     processing: Processing
     estimator: Estimator
@@ -64,7 +71,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.clock = StageClock()
-        self._asker = Asker(self.config, self.contexts, self.processing, self.rewards, self.clock)
+        self._asker = Asker(self.worker, self.algorithm, self.contexts, self.processing, self.rewards, self.clock)
         self._first_step = self.state.step
         self._last_validation: tuple[int, float | None] = (-1, None)
 
@@ -78,7 +85,7 @@ class Trainer:
 
         With `trainer.save_on_interrupt` an interruption is raised at the end of its step, when a checkpoint has been saved.
         """
-        settings = self.config.trainer
+        settings = self.settings
         with phase("handing the weights to the rollout engine"):
             self.backend.synchronise_rollout()
         if settings.val_only:
@@ -94,7 +101,7 @@ class Trainer:
             raise
 
     def _train(self) -> None:
-        settings = self.config.trainer
+        settings = self.settings
         for step in range(self._first_step, self.total_steps):
             with self.policy.step():
                 self.train_step(step)
@@ -122,7 +129,7 @@ class Trainer:
 
     def ask(self, step: int) -> Rollouts:
         """Samples and rewards responses to `rollout_batch_size` problems, in several rounds with online filtering."""
-        algorithm, settings = self.config.algorithm, training_settings(self.config)
+        algorithm, settings = self.algorithm, training_settings(self.worker.rollout, self.data)
 
         def next_round(attempt: int) -> Rollouts:
             return self._asker.ask(self._next_problems(), self.backend, settings, step=step, attempt=attempt)
@@ -131,8 +138,8 @@ class Trainer:
             rollouts = ask_until_enough(
                 next_round,
                 algorithm,
-                num_groups=self.config.data.rollout_batch_size,
-                max_rounds=self.config.trainer.max_try_make_batch,
+                num_groups=self.data.rollout_batch_size,
+                max_rounds=self.settings.max_try_make_batch,
                 rounds_per_pass=-(-len(self.problems) // self._problems_per_round),
             )
         else:
@@ -149,8 +156,8 @@ class Trainer:
 
     @property
     def _problems_per_round(self) -> int:
-        data = self.config.data
-        asked_in_parts = data.mini_rollout_batch_size if self.config.algorithm.online_filtering else None
+        data = self.data
+        asked_in_parts = data.mini_rollout_batch_size if self.algorithm.online_filtering else None
         return asked_in_parts or data.rollout_batch_size
 
     def plan(self, rollouts: Rollouts) -> ScoringPlan:
@@ -161,7 +168,7 @@ class Trainer:
                 rollouts,
                 self.rewards,
                 self.processing,
-                seed=self.config.trainer.seed,
+                seed=self.settings.seed,
                 with_values=self.estimator.negative.select == "most_frequent",
             )
             if self.estimator.reads_answers:
@@ -172,13 +179,13 @@ class Trainer:
             self.estimator,
             self.contexts,
             on_policy=self._on_policy_rows(rollouts),
-            with_kl=not self.config.algorithm.disable_kl,
-            overlong_filter=self.config.algorithm.overlong_filter,
+            with_kl=not self.algorithm.disable_kl,
+            overlong_filter=self.algorithm.overlong_filter,
         )
 
     def _on_policy_rows(self, rollouts: Rollouts) -> Tensor:
         """Returns (B,) True on the rows of the step's first optimizer batch; on none if there are several epochs."""
-        actor = self.config.worker.actor
+        actor = self.worker.actor
         first = actor.global_batch_size * rollouts.group_size if actor.ppo_epochs == 1 else 0
         return torch.arange(len(rollouts.generations)) < first
 
@@ -189,7 +196,7 @@ class Trainer:
         of a prompt's contexts once. Other teachers need a separate pass. The critic's values and the reference
         log-probs of a KL are computed here too.
         """
-        rollouts, temperature = plan.rollouts, self.config.worker.rollout.temperature
+        rollouts, temperature = plan.rollouts, self.worker.rollout.temperature
         student, teachers = list(plan.student.values()), [row for view in plan.views for row in view.rows.values()]
         is_live = self.estimator.teacher.source == "actor"
         scored = self._log_probs([*student, *(teachers if is_live else [])])
@@ -200,9 +207,9 @@ class Trainer:
             with self.clock.stage("score"):
                 metrics = gap_at_temperature_1(rollouts, self.backend)
         reference, rewards = None, rollouts.token_level_rewards
-        if not self.config.algorithm.disable_kl:
+        if not self.algorithm.disable_kl:
             reference, penalties = self._reference(rollouts, student, old_log_probs)
-            rewards, measured = penalise(rewards, penalties, rollouts.response_mask, self.config.algorithm, self.state)
+            rewards, measured = penalise(rewards, penalties, rollouts.response_mask, self.algorithm, self.state)
             metrics |= measured
         if plan.views:
             scored |= {} if is_live else self._log_probs(teachers, as_teacher=True)
@@ -214,7 +221,7 @@ class Trainer:
             token_level_rewards=rewards,
             reference_log_probs=reference,
             values=self._values(rollouts) if self.estimator.needs_values else None,
-            entropies=self._entropies(plan) if self.config.algorithm.top_entropy < 1 else None,
+            entropies=self._entropies(plan) if self.algorithm.top_entropy < 1 else None,
             metrics=metrics,
         )
 
@@ -230,7 +237,7 @@ class Trainer:
         self, rollouts: Rollouts, rows: Sequence[ScoringRow], old_log_probs: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Returns (B, T) log-probs under the initial weights, and each token's KL; `rows` must be all rows."""
-        penalty = self.config.algorithm.kl_penalty
+        penalty = self.algorithm.kl_penalty
         with self.clock.stage("score"):
             log_probs = rollouts.padded(self.backend.score_reference(rows, keep_states=penalty == "full"))
             if penalty == "full":
@@ -255,15 +262,15 @@ class Trainer:
         """Computes the learning signal of each token."""
         with self.clock.stage("estimate"):
             signal = self.estimator.signal(batch.token_batch(), step=batch.rollouts.step)
-            return restricted(signal, batch.rollouts, batch.plan.live, batch.entropies, self.config.algorithm)
+            return restricted(signal, batch.rollouts, batch.plan.live, batch.entropies, self.algorithm)
 
     def update(self, batch: ScoredBatch, signal: TokenSignal) -> Metrics:
         """Updates the critic and, after its warm-up, the actor; then refreshes teachers and rollout weights."""
-        actor, longest, step = self.config.worker.actor, self.config.data.max_response_length, batch.rollouts.step
+        actor, longest, step = self.worker.actor, self.data.max_response_length, batch.rollouts.step
         metrics: Metrics = {}
         with self.clock.stage("update"):
             if self.estimator.needs_values:
-                critic = resolved_critic(self.config.worker)
+                critic = resolved_critic(self.worker)
                 targets = critic_batches(
                     batch,
                     signal,
@@ -272,7 +279,7 @@ class Trainer:
                     max_response_length=longest,
                 )
                 metrics |= self.backend.update_critic(targets, step=step)
-            if self.estimator.needs_values and step < self.config.trainer.critic_warmup:
+            if self.estimator.needs_values and step < self.settings.critic_warmup:
                 self.backend.finish_step(step)
                 return metrics
             batches = actor_batches(
@@ -301,11 +308,11 @@ class Trainer:
 
     def record(self, batch: ScoredBatch, signal: TokenSignal, updated: Metrics) -> None:
         """Writes the step's metrics and some of its rollouts."""
-        rollouts, settings = batch.rollouts, self.config.trainer
+        rollouts, settings = batch.rollouts, self.settings
         parts = [
             rollouts.metrics,
             reward_metrics(rollouts),
-            work_metrics(batch, self.config.worker.rollout.temperature),
+            work_metrics(batch, self.worker.rollout.temperature),
             answer_metrics(batch, signal, self._asker),
         ]
         parts += [batch.metrics, batch.plan.metrics, signal.metrics, updated, self.policy.metrics, self.clock.drain()]
