@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cepo import interrupts, preflight
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from cepo.data.mixing import MixedProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
+    from cepo.report.opened import Run
     from cepo.sizing import Memory
+    from cepo.trainer.callbacks import Callback
     from cepo.trainer.checkpoints import CheckpointStore
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend
@@ -55,17 +58,7 @@ def _main(arguments: Sequence[str]) -> int:
             sys.stdout.write(help_text(TRAIN, arguments))
             return 0
         config = load_config(arguments)
-        lines = check_config(config)
-        preflight.check_before_imports(config)
-        threads = preflight.limited_threads(config)
-        for line in (*lines, *filter(None, [threads])):
-            logger.info("plan: %s", line)
-        with live_view():
-            with phase("looking at the devices"):
-                devices = preflight.check_devices(config)
-            logger.info("plan: %s", devices)
-            preflight.check_hub_names(config)
-            train(config)
+        train(config)
     except CepoError as error:
         logger.error("%s", error)
         return EXIT_USER_ERROR
@@ -87,15 +80,38 @@ def _what_stands(config: RunConfig | None) -> str:
     return "no work had started" if config is None else how_to_resume(config)
 
 
-def train(config: RunConfig) -> None:
-    """Runs `config` from the start or from its last checkpoint.
+def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
+    """Trains as `config` says, from the start or from its last checkpoint, and returns the run's records.
+
+    `cepo.train(config)` is this function. The plan and the progress go to the logger `cepo.train`.
+
+    Args:
+        config: a checked or unchecked configuration, see `cepo.load_config`.
+        callbacks: called after each stage of each step.
 
     Raises:
-        ConfigError, DataError: before any model is loaded.
+        ConfigError, DataError, RewardError: a setting, the data or the reward function is at fault, before any model is loaded.
         CheckpointError: the checkpoint to resume from does not fit, settings have changed since it was written, or
             another run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
+    from cepo.report.opened import Run
+
+    lines = check_config(config)
+    preflight.check_before_imports(config)
+    threads = preflight.limited_threads(config)
+    for line in (*lines, *filter(None, [threads])):
+        logger.info("plan: %s", line)
+    with live_view():
+        with phase("looking at the devices"):
+            devices = preflight.check_devices(config)
+        logger.info("plan: %s", devices)
+        preflight.check_hub_names(config)
+        _train_in_its_folder(config, callbacks)
+    return Run(run_folder(config))
+
+
+def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> None:
     from cepo.microgeo.world import with_embedded_world
     from cepo.trainer.resuming import RunFinishedError, RunHistory
     from cepo.trainer.run_lock import RunLock
@@ -105,16 +121,20 @@ def train(config: RunConfig) -> None:
         prepare_own_cluster()
     with RunLock(run_folder(config)) as lock:
         try:
-            _train(with_embedded_world(config), RunHistory(lock=lock))
+            _train(with_embedded_world(config), RunHistory(lock=lock), callbacks)
         except RunFinishedError as done:
             logger.info("%s", done)
 
 
-def _train(config: RunConfig, history: RunHistory) -> None:
+def _train(config: RunConfig, history: RunHistory, callbacks: Sequence[Callback]) -> None:
+    from cepo.trainer.callbacks import Callbacks
+
     while True:
         try:
             with ExitStack() as stack:
-                build_trainer(config, stack, history).fit()
+                trainer = build_trainer(config, stack, history)
+                trainer.callback = Callbacks(callbacks)
+                trainer.fit()
             return
         except WorkerLostError as error:
             if chosen_launcher(config) == "local" or history.restarts == config.trainer.max_restarts:
@@ -282,6 +302,15 @@ def _tracker(
     )
     stack.callback(tracker.close)
     return tracker
+
+
+class _CallableModule(ModuleType):
+    """Makes `cepo.train(config)` a call of `train`, while `python3 -m cepo.train` needs a module of that name."""
+
+    __call__ = staticmethod(train)
+
+
+sys.modules[__name__].__class__ = _CallableModule
 
 
 if __name__ == "__main__":

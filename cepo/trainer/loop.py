@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from cepo.progress import phase
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.tracker import Tracker
 from cepo.trainer.asking import Asker, Rollouts, training_settings
+from cepo.trainer.callbacks import Callback
 from cepo.trainer.checkpoints import CheckpointStore, TrainerState
 from cepo.trainer.faults import FaultWatch
 from cepo.trainer.filtering import ask_until_enough
@@ -69,6 +70,7 @@ class Trainer:
     total_steps: int
     state: TrainerState
     restarts: int = 0
+    callback: Callback = field(default_factory=Callback)
 
     def __post_init__(self) -> None:
         self.clock = StageClock()
@@ -128,11 +130,16 @@ class Trainer:
         """Runs one training step through all its stages."""
         with self.clock.stage("step"):
             rollouts = self.ask(step)
+            self.callback.after_ask(rollouts)
             plan = self.plan(rollouts)
+            self.callback.after_plan(plan)
             batch = self.score(plan)
+            self.callback.after_score(batch)
             signal = self.estimate(batch)
+            self.callback.after_estimate(batch, signal)
             may_learn = self._faults.before_update(batch, signal)
             updated = self.update(batch, signal) if may_learn else self.leave_out_update(step)
+            self.callback.after_update(batch, signal)
         self.state.step = step + 1
         self.record(batch, signal, updated)
 
@@ -326,14 +333,14 @@ class Trainer:
             answer_metrics(batch, signal, self._asker),
         ]
         parts += [batch.metrics, batch.plan.metrics, signal.metrics, updated, self._faults.metrics, self.clock.drain()]
-        if self.restarts:
-            parts.append({"faults/restarts": sum_value(self.restarts)})
+        parts += [{"faults/restarts": sum_value(self.restarts)}] if self.restarts else []
         values = results(merge_metrics(parts))
         self.tracker.log_metrics(rollouts.step + 1, values)
         if rollouts.step % settings.rollouts_freq == 0:
             views, count = self.estimator.views, settings.rollouts_to_log
             self.tracker.log_rollouts(group_records(batch, signal, self.processing, views, count))
         self._faults.after_update(rollouts.step + 1, values)
+        self.callback.after_record(rollouts.step + 1, values)
 
     def validate(self, done: int) -> None:
         """Validates after `done` steps on the held-out problems; does nothing if this has been done."""
@@ -348,6 +355,7 @@ class Trainer:
         self._last_val_reward = values.get("val/reward")
         self.tracker.log_metrics(done, values)
         self.tracker.log_generations(done, rows)
+        self.callback.after_validate(done, values)
 
     def save_if_possible(self, done: int) -> None:
         """Saves a checkpoint during training; on failure the run continues and retries after the next step.
