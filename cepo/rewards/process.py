@@ -36,7 +36,7 @@ class WorkerProcess:
     standard error, and its standard input is empty.
 
     Attributes:
-        functions: name and type of the functions, and whether they need images; None until the process has reported that it has loaded them.
+        functions: name and type of the functions, and whether they need images; None until they are loaded.
     """
 
     def __init__(self, setup: Mapping[str, Any], *, timeout_seconds: float) -> None:

@@ -108,9 +108,10 @@ def test_a_response_cannot_end_its_quotation() -> None:
 
 def test_faults_that_may_pass_are_tried_again() -> None:
     """Twice busy, then a verdict: three attempts. A status 400 is final."""
-    busy = lambda number, _: (
-        (503, {"Retry-After": "0"}, "busy") if number < 3 else (200, {}, reply("<score>10</score>"))
-    )  # noqa: E731
+
+    def busy(number: int, _: dict[str, Any]) -> tuple[int, dict[str, str], str]:
+        return (503, {"Retry-After": "0"}, "busy") if number < 3 else (200, {}, reply("<score>10</score>"))
+
     with serving(busy) as judge:
         (score,) = compute_score([sample()], base_url=judge.url, model="m")
     assert (score["overall"], score["judge_attempts"]) == (1.0, 3.0)
@@ -136,7 +137,10 @@ def test_a_slow_judge_ends_at_the_time_limit() -> None:
 def test_the_cache_answers_a_repeated_request(tmp_path: Path) -> None:
     """The second call asks only for the response that is new, and a damaged entry is asked again."""
     with serving(lambda *_: (200, {}, reply("<score>5</score>"))) as judge:
-        ask = lambda *samples: compute_score(samples, base_url=judge.url, model="m", cache=str(tmp_path / "c"))  # noqa: E731
+
+        def ask(*samples: dict[str, Any]) -> list[dict[str, float]]:
+            return compute_score(samples, base_url=judge.url, model="m", cache=str(tmp_path / "c"))
+
         ask(sample())
         first, second = ask(sample(), sample(response="blue"))
         assert len(judge.requests) == 2
