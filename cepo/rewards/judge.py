@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cepo.errors import ConfigError, DataError, RewardError
 from cepo.foreign_files import read_json
@@ -85,7 +85,8 @@ class Judge:
         attempts = 0
         if reply is None:
             reply, attempts = self._asked(body)
-        text, spent = _content(reply), reply.get("usage") or {}
+        text = _content(reply)
+        spent: Mapping[str, Any] = reply.get("usage") or {}
         found = _SCORE.findall(text)
         if not found:
             raise RewardError(f"the judge's reply has no <score>: {text[-200:]!r}")
@@ -144,12 +145,12 @@ class Judge:
         with _OPENER.open(request, timeout=max(seconds, 0.001)) as response:
             content = response.read(_LARGEST_REPLY)
         try:
-            reply = json.loads(content)
+            reply: Any = json.loads(content)
         except ValueError as error:
             raise RewardError(f"the judge at {self.base_url} did not reply with JSON") from error
         if not isinstance(reply, dict):
             raise RewardError(f"the judge at {self.base_url} did not reply with an object")
-        return reply
+        return cast("dict[str, Any]", reply)
 
 
 def compute_score(
@@ -191,7 +192,7 @@ def compute_score(
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Follows no redirection, which would take the key elsewhere."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
         return None
 
 

@@ -124,7 +124,7 @@ def test_metrics_are_a_data_frame_of_what_was_recorded(trained: tuple[cepo.Run, 
     assert run.metrics.loc[2, "reward/mean"] == witness.recorded[2]["reward/mean"] == lines[2]["reward/mean"]
     assert numpy.isnan(run.metrics.loc[0, "reward/mean"])
     assert run.config["trainer"]["max_steps"] == 2
-    assert run.records.estimator == "cepo"
+    assert run.records.estimator == "grpo"
 
 
 @pytest.mark.heavy
