@@ -59,6 +59,7 @@ def resident_mib() -> float:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.nightly("a search for a leak")
 @pytest.mark.parametrize("adapter_generator", ["vllm"], indirect=True)
 def test_vllm_keeps_nothing_of_12_rounds_of_adapters(
     adapter_generator: Generator, tiny_model_folder: Path, tiny_processing: Processing

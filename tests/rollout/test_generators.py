@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,6 @@ from generator_cases import (
 )
 from rounding import LOG_PROBS
 
-from cepo import progress
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.generator import FullWeights, Generation, GenerationRequest, Generator, SamplingSettings
@@ -185,13 +183,6 @@ def test_temperature_0_takes_the_likeliest_allowed_token(
         assert tuple(logits.argmax(dim=1).tolist()) == group[0].response_ids
 
 
-def test_another_picture_gives_other_log_probs(generator: Generator, tiny_processing: Processing) -> None:
-    settings = SamplingSettings(num_samples=1, max_response_length=1, temperature=0)
-    prompts = [request(tiny_processing, "Find x.", [picture(seed)], seed=0) for seed in (1, 2)]
-    one, other = (group[0].log_probs[0] for group in generator.generate(prompts, settings))
-    assert abs(one - other) > 1e-3
-
-
 def test_new_full_weights_are_followed_to_1e_5(
     generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, redrawn_weights: Redraw
 ) -> None:
@@ -348,19 +339,6 @@ def test_requests_that_cannot_be_served_end_with_one_message(
     with pytest.raises(EngineError, match=r"max_model_len"):
         generator.generate([text], too_long)
     assert len(generator.generate(requests, settings)) == 4  # and the engine still serves
-
-
-def test_sampling_that_lasts_says_in_a_log_how_far_it_has_come(
-    generator: Generator,
-    requests: list[GenerationRequest],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
-    with caplog.at_level(logging.INFO, logger="cepo"):
-        generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=4))
-    lines = [line for line in caplog.messages if line.startswith("sampling responses: ")]
-    assert lines[-1].startswith("sampling responses: 8 of 8 after")
 
 
 def test_generating_keeps_the_callers_randomness_and_threads(
