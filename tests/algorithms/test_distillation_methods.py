@@ -44,7 +44,6 @@ def signal_of(method: str, batch: TokenBatch, **config: Any) -> TokenSignal:
 
 @both
 def test_only_live_rows_with_a_reference_get_an_update_pass(method: str) -> None:
-    """With a policy loss beside the distillation all live rows learn."""
     live, shown = torch.tensor([True, True, False, False]), {"correct": torch.tensor([True, False, True, False])}
     assert build_estimator(method).learning_rows(live, shown).tolist() == [True, False, False, False]
     assert build_estimator(method, {"policy_weight": 0.5}).learning_rows(live, shown).tolist() == live.tolist()
@@ -162,7 +161,6 @@ def test_metrics_count_demonstrated_rollouts_and_the_gain(method: str) -> None:
 
 @both
 def test_the_signal_of_distillation_needs_no_teacher_log_probs(method: str) -> None:
-    """The update consults the teacher itself."""
     batch = batch_of([True, False, True, True])
     bare = dataclasses.replace(batch, teacher_log_probs={})
     with_log_probs, without = signal_of(method, batch), signal_of(method, bare)
@@ -279,7 +277,6 @@ def test_without_a_right_reference_there_is_no_wrong_one() -> None:
 
 
 def test_a_worked_solution_is_cut_to_num_tokens_or_required() -> None:
-    """A row without a solution is an error that says what to do."""
     solved = dataclasses.replace(group(FIRST, WRONG), solution="Angles sum to 180, so x = 70.")
     config = PositiveConfig(source="solution", num_tokens=300)
     wanted = Reference(text="Angles sum to 180, so x = 70.", max_tokens=300)
@@ -310,7 +307,6 @@ def test_only_the_source_solution_needs_solutions() -> None:
     ],
 )
 def test_one_rollout_per_prompt_is_enough_without_peers(section: dict[str, Any], needed: bool) -> None:
-    """Peers and group advantages need at least two."""
     assert build_estimator("opsd", section).needs_group is needed
     arguments = ["worker.rollout.n=1", "algorithm.adv_estimator=opsd"]
     arguments += [f"algorithm.opsd.{key}={value}" for key, value in section.items() if not isinstance(value, dict)]

@@ -49,7 +49,6 @@ def test_rloo_is_n_over_n_minus_1_times_the_centred_reward(rewards: list[float])
 
 
 def test_passk_gives_the_best_rollout_its_margin_over_the_second() -> None:
-    """The margin is divided by the deviation of the group."""
     # Rewards 1, 0.5, 0: deviation 0.5, margin 0.5. The second group has two best rollouts.
     found = advantages_of("grpo_passk", [1.0, 0.5, 0.0, 0.9, 0.9, 0.1], [0, 0, 0, 1, 1, 1])
     assert found == pytest.approx([0.5 / (0.5 + 1e-6), 0.0, 0.0, 0.0, 0.0, 0.0])
@@ -76,7 +75,6 @@ def test_a_single_rollout_for_a_prompt_is_refused(name: str) -> None:
 
 
 def test_returns_with_gamma_one_half_halve_at_each_step() -> None:
-    """They are a quarter, a half and one times the final reward."""
     rewards = torch.tensor([[0.0, 0.0, 1.0, 9.0], [0.5, 1.0, 9.0, 9.0]])
     found = discounted_returns(rewards, response_mask([3, 2], 4), gamma=0.5)
     assert found.tolist() == [[0.25, 0.5, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0]]
@@ -99,7 +97,6 @@ def test_reinforce_plus_plus_with_gamma_0_credits_the_last_token() -> None:
 
 
 def test_equal_returns_whiten_to_exactly_0() -> None:
-    """This holds however rounding falls."""
     for reward in (0.1, 0.7, 0.9):
         signal = signal_of("reinforce_plus_plus", batch_of([reward] * 7, list(range(7)), [3, 1, 4, 1, 5, 9, 2]))
         assert torch.count_nonzero(signal.advantages) == 0
@@ -139,7 +136,6 @@ REWARD = torch.tensor([[0.0, 0.0, 1.0, 9.0]])
     ],
 )
 def test_gae_of_three_tokens_is_that_worked_out_by_hand(gamma: float, gae_lambda: float, expected: list[float]) -> None:
-    """Both advantages and targets are compared."""
     advantages, returns = generalised_advantages(REWARD, VALUES, MASK, gamma=gamma, gae_lambda=gae_lambda)
     assert advantages[0].tolist() == [*expected, 0.0]
     assert returns[0].tolist() == [*(a + v for a, v in zip(expected, [0.5, 0.25, 0.75], strict=True)), 0.0]

@@ -198,7 +198,6 @@ def test_a_peer_without_tokens_gives_no_reference() -> None:
 
 
 def test_a_peer_without_tokens_leaves_the_place_to_another() -> None:
-    """The lowest reward and the best peer said nothing, and the next one is shown."""
     silent = [rollout(0, 1.0, None, correct=True, ids=()), wrong(1, 0.0, None, ids=())]
     these = group(*silent, rollout(2, 0.9, "70", correct=True, ids=(7,)), wrong(3, 0.1, "40", ids=(4,)))
     assert pick(these, source="peer_full")[1] == Reference(token_ids=(4,), source_index=3)

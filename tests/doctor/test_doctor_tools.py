@@ -35,7 +35,6 @@ ALL_TOOLS = BuildTools(
     ],
 )
 def test_vllm_needs_a_c_compiler_and_pythons_headers(missing: str, line: str) -> None:
-    """Training alone gets slower without them."""
     tools = dataclasses.replace(ALL_TOOLS, **{missing: None})
     (failed,) = (each for each in tool_findings(tools, with_vllm=True) if each.mark != "ok")
     assert (failed.mark, failed.remedy) == ("fail", line)

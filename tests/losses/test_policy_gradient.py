@@ -206,7 +206,6 @@ def linear_case(seed: int, rows: int) -> tuple[Tensor, dict[str, Tensor]]:
 def test_loss_does_not_depend_on_micro_batches_or_padding(
     aggregation: str, seed: int, cuts: set[int], padding: int
 ) -> None:
-    """Neither does its gradient."""
     parameter, case = linear_case(seed, rows=8)
     bounds = [0, *sorted(cuts), 8]
     parts = [list(range(start, stop)) for start, stop in itertools.pairwise(bounds)]
@@ -219,7 +218,6 @@ def test_loss_does_not_depend_on_micro_batches_or_padding(
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @given(seed=st.integers(0, 10_000), dead=st.sets(st.integers(0, 5), min_size=1, max_size=5))
 def test_leaving_out_rows_without_advantage_is_the_dense_loss(aggregation: str, seed: int, dead: set[int]) -> None:
-    """Loss and gradient are equal bit for bit."""
     parameter, case = linear_case(seed, rows=6)
     case["advantages"][sorted(dead)] = 0.0
     live = [row for row in range(6) if row not in dead]

@@ -107,7 +107,6 @@ def test_every_method_and_size_resolves_from_another_folder(
 
 
 def test_arguments_win_over_variables(tmp_path: Path) -> None:
-    """Variables name model, data and checkpoints."""
     (tmp_path / "weights").mkdir()
     (tmp_path / "held out.parquet").touch()
     settings = resolved(
@@ -124,13 +123,11 @@ def test_arguments_win_over_variables(tmp_path: Path) -> None:
 
 
 def test_a_folder_named_cepo_is_not_taken_for_the_package(tmp_path: Path) -> None:
-    """The folder is in the working directory."""
     (tmp_path / "cepo").mkdir()
     assert resolved("train.sh", "grpo", folder=tmp_path)["algorithm.adv_estimator"] == "grpo"
 
 
 def test_num_gpus_and_num_nodes_become_workers_under_ray(tmp_path: Path) -> None:
-    """Each device has one worker."""
     done = launch("train.sh", "grpo", folder=tmp_path, NUM_GPUS=8, NUM_NODES=2, DRY_RUN=1)
     assert done.returncode == 0, done.stderr
     assert "devices: 16 (2 x 8), one worker each under Ray" in done.stdout + done.stderr
@@ -185,7 +182,6 @@ def test_a_dry_sweep_lists_a_folders_runs_and_starts_nothing(tmp_path: Path) -> 
 
 
 def test_a_sweep_without_a_name_is_of_the_ablations(tmp_path: Path) -> None:
-    """The first in the order of their names is resolved first, and refused."""
     done = launch("sweep.sh", "algorithm.cepo.clip_radius=2", folder=tmp_path)
     assert done.returncode == 1
     assert "ablations/clip_radius_0.1 cannot be trained" in done.stderr
@@ -236,7 +232,6 @@ def tiny_overrides(tmp_path: Path) -> list[str]:
 def test_the_2b_launcher_trains_two_steps_on_geometry3k(
     geo3k_slice: Path, tiny_model_folder: Path, tiny_overrides: list[str], tmp_path: Path
 ) -> None:
-    """A tiny model trains on real problems, which a sweep trains once."""
     variables = {
         "MODEL_PATH": tiny_model_folder, "TRAIN_FILES": geo3k_slice, "VAL_FILES": geo3k_slice,
         "CHECKPOINTS": tmp_path / "runs", "HF_DATASETS_CACHE": tmp_path / "cache", "HF_HUB_OFFLINE": 1,

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.heavy
 def test_a_closed_generator_leaves_the_process_group(
     tmp_path: Path, tiny_model_folder: Path, tiny_processing: Processing, requests: list[GenerationRequest]
 ) -> None:
-    """It leaves the caller's group and refuses work."""
     name = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     started_here = not torch.distributed.is_initialized()  # a training run in this process leaves its group behind
     if started_here:
@@ -90,7 +89,6 @@ def test_a_checkpoint_that_is_not_there_is_named(name: str, tmp_path: Path, tiny
 def test_auto_says_that_transformers_replaces_vllm(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It says so where vLLM is not installed."""
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else find_spec(name))
     with caplog.at_level(logging.WARNING):

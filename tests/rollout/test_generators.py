@@ -113,7 +113,6 @@ def test_a_presence_penalty_keeps_tokens_from_coming_again(
 def test_banned_tokens_never_come_in_3000_tokens(
     generator: Generator, requests: list[GenerationRequest], redrawn_weights: Redraw, tiny_processing: Processing
 ) -> None:
-    """The model prefers them to all others."""
     banned = list(tiny_processing.banned_token_ids)
     weights = redrawn_weights(1)
     weights["lm_head.weight"][banned] *= 500  # logits of hundreds: a bias of -100 would not hold them
@@ -186,7 +185,6 @@ def test_temperature_0_takes_the_likeliest_allowed_token(
 def test_new_full_weights_are_followed_to_1e_5(
     generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, redrawn_weights: Redraw
 ) -> None:
-    """The tied head and the vision tower are included."""
     settings = SamplingSettings(num_samples=2, max_response_length=32)
     before = generator.generate(requests, settings)  # fills every cache under the old weights
     for seed in (2, 3):
@@ -224,7 +222,6 @@ def test_each_request_is_announced_once_with_its_own_responses(
 
 
 def test_what_a_listener_raises_ends_only_the_call(generator: Generator, requests: list[GenerationRequest]) -> None:
-    """The engine continues to serve."""
     settings = SamplingSettings(num_samples=6, max_response_length=24)
     expected = tokens(generator.generate(requests, settings))
     heard: list[int] = []
@@ -293,7 +290,6 @@ def test_a_group_of_8_computes_its_prompt_and_its_picture_once(
 def test_vllms_log_probs_are_read_without_an_object_each(
     generator: Generator, requests: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM keeps them as one list; an item read from it is a new dictionary with a new object."""
     from vllm.logprobs import FlatLogprobs
 
     read, plain = list[int](), FlatLogprobs.__getitem__

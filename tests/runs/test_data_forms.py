@@ -93,7 +93,6 @@ def sizes(problems: Sequence[Problem]) -> list[list[tuple[int, int]]]:
 def test_rows_with_0_1_and_2_images_read_alike_from_each_form(
     read: Reader, tmp_path: Path, picture_folder: Path, form: str
 ) -> None:
-    """The forms hold paths."""
     problems = read(write(tmp_path, form, ROWS), image_dir=str(picture_folder))
     assert sizes(problems) == SIZES
     assert [problem.text for problem in problems] == [row["problem"] for row in ROWS]
@@ -167,7 +166,6 @@ def test_one_path_in_a_row_and_lists_of_paths_in_others(read: Reader, tmp_path: 
 
 
 def test_columns_go_by_their_keys(read: Reader, tmp_path: Path, picture_folder: Path) -> None:
-    """A set without images needs no column for them."""
     rows = [{"question": "<image>?", "label": 7, "figure": "a.png", "proof": "By sight."}]
     file = write(tmp_path, "parquet", rows)
     keys = {"prompt_key": "question", "answer_key": "label", "image_key": "figure", "solution_key": "proof"}

@@ -70,7 +70,6 @@ def test_cepo_with_lambda_0_is_grpo_without_a_teacher_pass(tiny_run: list[str], 
 
 
 def test_skipping_rows_is_the_dense_computation_bit_for_bit(tiny_run: list[str], tmp_path: Path) -> None:
-    """The rows that are skipped have no signal."""
     options = [*ROW_BY_ROW, "algorithm.adv_estimator=cepo", EVERY_WRONG_ROLLOUT_TEACHES, "trainer.max_steps=1"]
     skipping = run(tiny_run, *options, folder=tmp_path / "skipping")
     everything = run(tiny_run, *options, folder=tmp_path / "dense", prepare=dense)

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.heavy
 def test_a_checkpoint_answers_as_its_merged_folder_does(
     tiny_run: list[str], problem_file: Path, tiny_model_folder: Path, parity_reward: str, tmp_path: Path
 ) -> None:
-    """It does not answer as its base does."""
     settings = ("worker.actor.model.lora.rank=4", "worker.actor.optim.lr=1e-2", "trainer.max_steps=1")
     run(tiny_run, *settings, folder=tmp_path / "run")
     checkpoint = tmp_path / "run" / "global_step_1"

@@ -206,7 +206,6 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
 def test_on_a_4_bit_base_log_probs_are_those_of_engine_weights(
     family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, log_prob_rounding: LogProbRounding
 ) -> None:
-    """Plain transformers computes them with the engine's weights."""
     folder = checkpoint(family)
     processing = Processing(str(folder))
     rows = rows_of(family, processing)
@@ -297,7 +296,6 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
     tmp_path: Path,
     record_property: Record,
 ) -> None:
-    """The prompts have images."""
     if engine == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
     reward = tmp_path / "reward.py"
@@ -337,7 +335,6 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
 def test_a_merged_folder_has_the_checkpoints_names_and_shapes(
     family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, tmp_path: Path
 ) -> None:
-    """They are those of the checkpoint that it came from."""
     folder = checkpoint(family)
     actor = build_actor(folder=folder)
     save_actor(actor, tmp_path / "step")

@@ -71,7 +71,6 @@ def geo3k_run(geo3k_file: Path, tiny_model_folder: Path, parity_reward: str) -> 
 def test_images_become_20_to_700_tokens_and_answers_stay(
     geo3k_run: list[str], geo3k_file: Path, geo3k_rows: list[dict[str, Any]]
 ) -> None:
-    """They are RGB images."""
     config = checked_config(geo3k_run)
     processing = Processing(config.worker.actor.model.model_path)
     problems = ProblemSet(str(geo3k_file), config.data, processing)

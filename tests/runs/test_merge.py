@@ -173,7 +173,6 @@ def test_an_impossible_upload_is_refused_before_the_merge(
 def test_end_tokens_template_and_image_settings_are_kept(
     train: Train, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    """Both end tokens are kept."""
     checkpoint = train(*options).folder / "global_step_2"
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
     kept = (tmp_path / "merged" / "generation_config.json").read_bytes()
@@ -278,7 +277,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_what_cannot_be_merged_ends_with_one_message(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is written."""
     finished = train(*LORA)
     checkpoint, out = finished.folder / "global_step_2", tmp_path / "merged"
     (tmp_path / "empty").mkdir()

@@ -45,7 +45,6 @@ def test_2_files_are_one_set_that_asks_each_of_11_rows_once(
 def test_with_weights_every_step_has_its_share_of_each_file(
     tiny_run: list[str], tiny_processing: Processing, problem_file: Path, text_file: Path
 ) -> None:
-    """Commas separate files as a list does."""
     problems = sets_of(
         [*tiny_run, f"data.train_files={text_file},{problem_file}@train[:6]", "data.train_weights=[1,3]"],
         tiny_processing,

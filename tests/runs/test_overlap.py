@@ -35,7 +35,6 @@ def wait_until_there(file: Path) -> None:
 
 
 def test_the_first_reward_begins_before_generation_ends(tiny_run: list[str], tmp_path: Path) -> None:
-    """The first group's reward begins before the last group's generation ends."""
     engine = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     (tmp_path / "marking.py").write_text(MARKING_REWARD, encoding="utf-8")
     announced: list[int] = []
@@ -63,7 +62,6 @@ def test_the_first_reward_begins_before_generation_ends(tiny_run: list[str], tmp
 
 
 def test_a_backend_without_announcements_ends_alike(tiny_run: list[str], tmp_path: Path) -> None:
-    """It ends with the same rollouts, rewards and parameters."""
 
     def silent(trainer: Trainer) -> None:
         generate = trainer.backend.generate

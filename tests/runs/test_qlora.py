@@ -86,7 +86,6 @@ def expected(model: Any, rows: list[ScoringRow]) -> list[Tensor]:
 def test_a_qlora_checkpoint_scores_as_plain_peft_does(
     trained: FinishedRun, tiny_model_folder: Path, rows: list[ScoringRow]
 ) -> None:
-    """Transformers, bitsandbytes and PEFT give the same log-probs, to rounding."""
     from peft import PeftModel
 
     adapter = trained.folder / "global_step_2" / "actor" / "lora_adapter"
@@ -103,7 +102,6 @@ def test_a_qlora_checkpoint_scores_as_plain_peft_does(
 def test_only_the_adapter_is_trained_and_the_engine_follows(
     trained: FinishedRun,
 ) -> None:
-    """The engine's log-probs are the trainer's after an update."""
     packed = quantised_weights(trained.actor.module)
     assert len(packed) == 28  # 4 layers with 7 linear ones
     assert all(".language_model.layers." in name and weight.dtype is torch.uint8 for name, weight in packed.items())
@@ -114,7 +112,6 @@ def test_only_the_adapter_is_trained_and_the_engine_follows(
 
 
 def test_a_pass_with_gradient_scores_as_one_without(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
-    """Every factor of the adapter gets a gradient."""
     actor = build_actor(model__lora__rank=4, model__lora__quantization="nf4")
     scores = torch.cat(actor.score(rows))
     log_probs, _ = actor.module.train()(actor.passes.collate(rows))
@@ -126,7 +123,6 @@ def test_a_pass_with_gradient_scores_as_one_without(build_actor: BuildActor, row
 
 @pytest.mark.parametrize("double", [True, False])
 def test_packed_weights_take_the_bytes_that_are_estimated(tiny_model_folder: Path, double: bool) -> None:
-    """Their scales are counted as well."""
     settings = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -166,7 +162,6 @@ def test_an_untrained_engine_gets_the_dequantised_weights(
 def test_a_merged_qlora_folder_computes_what_was_trained(
     trained: FinishedRun, tiny_model_folder: Path, rows: list[ScoringRow], tmp_path: Path
 ) -> None:
-    """It does not compute the adapter on the base before its quantisation."""
     checkpoint = trained.folder / "global_step_2"
     assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "merged"), "--dtype", "fp32"]) == 0
     assert "quantization_config" not in json.loads((tmp_path / "merged" / "config.json").read_text())
