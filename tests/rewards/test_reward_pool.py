@@ -73,6 +73,7 @@ def _processor_seconds() -> float:
     )
 
 
+@pytest.mark.nightly("measures processor time")
 def test_256_responses_take_milliseconds_each(math_pool: RewardPool) -> None:
     samples = _samples(*(rf"so \boxed{{{number}\sqrt{{3}}}}" for number in range(32)))[:32] * 8
     math_pool.score(samples)
@@ -235,6 +236,7 @@ def test_a_reward_that_writes_to_the_connection_hangs_nothing(
     assert said in outcome.first_failure.reason
 
 
+@pytest.mark.nightly("waits for twice a time limit; lab/tests/test_kills.py pauses a whole run")
 def test_a_pause_of_pool_and_workers_costs_no_score(misbehaving: Path) -> None:
     program = f"""
         from cepo.rewards.pool import RewardPool
