@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pathlib
 import pickle
 import shutil
 from collections.abc import Callable
@@ -361,24 +360,3 @@ def reward_of(settings: list[str]) -> list[str]:
     (reward,) = (text for text in settings if text.startswith("worker.reward.reward_function="))
     (rows,) = (text.partition("=")[2] for text in settings if text.startswith("data.train_files="))
     return [reward, f"data={rows}", "n=1"]
-
-
-def test_a_checkpoint_cannot_name_the_folder_to_be_removed(
-    train: Train, tiny_run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The opcode BUILD on the class of all paths gave each the text of the attacker, and the temporary folder was one."""
-    checkpoint, victim = hollow(train(*FULL).folder, tmp_path / "run"), tmp_path / "victim"
-    victim.mkdir()
-    (victim / "thesis").write_text("years of work")
-    file = checkpoint / "actor" / "distributed" / ".metadata"
-    change = b"cpathlib\nPosixPath\n" + pickle.dumps((None, {"_str": str(victim)}), 2)[2:-1] + b"b0"
-    file.write_bytes(b"\x80\x02" + change + file.read_bytes()[2:])
-    seal(checkpoint)
-    try:
-        code = main(["evaluate", f"checkpoint={checkpoint}", *reward_of(tiny_run), f"out={tmp_path / 'results'}"])
-    finally:
-        if isinstance(vars(pathlib.PosixPath).get("_str"), str):
-            del pathlib.PosixPath._str
-    assert (victim / "thesis").read_text() == "years of work"
-    assert code == 2
-    assert ".metadata is refused, because it changes pathlib.PosixPath" in capsys.readouterr().err

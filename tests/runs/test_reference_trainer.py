@@ -124,7 +124,6 @@ CASES = {
         ],
     ),
     "cepo": Case(_evidence("cepo"), _mixing("cepo")),
-    "cepo, one epoch": Case(_evidence("cepo", epochs=1), [*_mixing("cepo"), "worker.actor.ppo_epochs=1"]),
     "cepo, LoRA, whole responses, initial teacher, KL in the reward": Case(
         _evidence(
             "cepo", lora=(4, 8), teacher="reference", right_source="peer_full", wrong_source="peer_full",
