@@ -248,8 +248,7 @@ def kernel_for(capability: int, logits: str) -> Any:
 
 
 @NEEDS_TRITON
-@pytest.mark.parametrize("logits", ["*bf16", "*fp32"])
-@pytest.mark.parametrize("capability", [80, 90, 100, 120])
+@pytest.mark.parametrize(("capability", "logits"), [(80, "*fp32"), (90, "*bf16"), (100, "*bf16"), (120, "*fp32")])
 def test_the_kernel_compiles_for_the_cards_that_it_is_meant_for(
     capability: int, logits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
