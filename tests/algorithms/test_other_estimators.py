@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from factories import group, log_probs_like, response_mask, rollout, same_bits, token_batch
+from factories import log_probs_like, response_mask, token_batch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -169,17 +169,6 @@ def test_gae_whitens_advantages_and_not_the_critics_targets() -> None:
         signal_of("gae", dataclasses.replace(batch, values=None))
 
 
-def test_padding_reaches_neither_advantages_nor_targets_of_gae() -> None:
-    batch = dataclasses.replace(batch_of([1.0, 0.0], [0, 1], [3, 2]), values=torch.full((2, 3), 0.5))
-    assert batch.values is not None
-    moved = dataclasses.replace(batch, values=batch.values.masked_fill(~batch.response_mask, 1e6))
-    first, second = signal_of("gae", batch), signal_of("gae", moved)
-    assert same_bits(first.advantages, second.advantages)
-    assert first.returns is not None
-    assert second.returns is not None
-    assert same_bits(first.returns, second.returns)
-
-
 @pytest.mark.parametrize(
     ("name", "section", "message"),
     [
@@ -220,10 +209,3 @@ def test_permuting_the_rows_permutes_the_advantages(name: str, seed: int) -> Non
     other = dataclasses.replace(batch, **{field: moved(getattr(batch, field)) for field in tensors})
     straight, permuted = signal_of(name, batch).advantages, signal_of(name, other).advantages
     torch.testing.assert_close(permuted, straight[order], rtol=1e-6, atol=1e-7)
-
-
-def test_methods_without_views_name_no_reference() -> None:
-    these = group(rollout(0, 1.0, "70", correct=True), rollout(1, 0.0, "40"))
-    for name in ("grpo_passk", "rloo", "reinforce_plus_plus", "remax", "gae"):
-        assert build_estimator(name).references(these) == {}
-        assert not build_estimator(name).needs_teacher(step=0)

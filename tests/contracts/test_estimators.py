@@ -126,6 +126,9 @@ def test_what_stands_on_padding_changes_nothing(name: str) -> None:
     straight, other = signal_of(name, batch), signal_of(name, moved)
     assert same_bits(straight.advantages, other.advantages)
     assert straight.metrics == other.metrics
+    if straight.returns is not None:
+        assert other.returns is not None
+        assert same_bits(straight.returns, other.returns)
 
 
 @every_method
