@@ -62,7 +62,7 @@ def _serve(setup: dict[str, Any], connection: Connection) -> None:
         except (Exception, SystemExit) as error:
             connection.send(("failed", str(error)))
             return
-    connection.send(("ready", (reward.name, reward.reward_type)))
+    connection.send(("ready", (reward.name, reward.reward_type, reward.needs_images)))
 
     def score(samples: list[Any], first: int) -> list[Any]:
         if extract is not None:
