@@ -21,6 +21,7 @@ def _device_module() -> types.ModuleType:
         setattr(module, name, lambda *_, **__: None)
     module.mem_get_info = lambda *_: (2**33, 2**34)
     module.is_initialized = lambda: True
+    module.get_device_name = lambda *_: "cpu"
     for name in ("get_rng_state", "set_rng_state", "manual_seed"):
         setattr(module, name, getattr(torch, name))
     module.manual_seed_all = torch.manual_seed
