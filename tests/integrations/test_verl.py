@@ -173,7 +173,6 @@ def run() -> Iterator[SimpleNamespace]:
     for step in (1, 2):
         trainer.global_steps, metrics, timing = step, {}, {}
         batch = trainer.step(metrics, timing)
-        trainer._compute_metrics(batch, metrics, timing | {"step": 1.0, "gen": 1.0}, global_steps=step, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         weights.append(trainer.actor_rollout_wg.weights())
         steps.append(metrics)
@@ -209,7 +208,7 @@ def test_two_steps_train_and_log_the_methods_metrics(run: SimpleNamespace) -> No
         assert math.isfinite(metrics["actor/grad_norm"])
         assert metrics["actor/grad_norm"] > 0
         assert 0 < metrics["references/correct_used"] <= 1
-        assert {"critic/advantages/max", "actor/entropy", "response_length/mean"} <= set(metrics), "verl's own metrics"
+        assert {"actor/entropy", "actor/pg_loss"} <= set(metrics), "verl's own metrics"
     assert not any(run.left.values()), "teacher rows must not stay in the queue"
 
 

@@ -25,8 +25,7 @@ class _Server:
         self._response = response
 
     async def generate(self, **_: Any) -> TokenOutput:
-        weights = {"min_global_steps": 0, "max_global_steps": 0}  # the versions that sampled it
-        return TokenOutput(token_ids=self._response, extra_fields=weights)
+        return TokenOutput(token_ids=self._response)
 
 
 class CannedAgentLoop(SingleTurnAgentLoop):
