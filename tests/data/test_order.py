@@ -22,7 +22,6 @@ def test_weights_3_and_1_take_3_of_4_problems_from_the_first_set() -> None:
 
 
 def test_each_pass_of_a_set_asks_each_problem_once() -> None:
-    """Passes differ in order."""
     both = asked(range(10), sizes=[10, 5], weights=[0.5, 0.5], batch_size=6)
     for chosen, size in ((0, 10), (1, 5)):
         asked_of_set = [index for part, index in both if part == chosen]
