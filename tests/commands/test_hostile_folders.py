@@ -564,8 +564,8 @@ def test_no_other_file_is_locked(folder: Path, victim: Path, attack: Attack) -> 
     """The name of the run's process is written there."""
     attack(folder)
     before = contents(victim)
-    with pytest.raises(CepoError, match=r"run\.lock is a link, a pipe or a device"), RunLock(folder):
-        pass
+    with pytest.raises(CepoError, match=r"run\.lock is a link, a pipe or a device"):
+        RunLock(folder).acquire()
     assert contents(victim) == before
 
 
