@@ -38,7 +38,7 @@ logger = logging.getLogger("cepo.commands.evaluate")
 
 _USAGE = """usage: cepo evaluate [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE[,SOURCE ...]] [n=N] [temperature=T]
                      [top_p=P] [top_k=K] [presence_penalty=X] [protocol=paper] [--out FOLDER] [dry_run=true] [a.b.c=value ...]
-       cepo evaluate compare=FOLDER,FOLDER
+       cepo evaluate compare=FOLDER,FOLDER [--out PAGE.html]
 
 Measures the accuracy of a checkpoint or a model on datasets and benchmarks.
 
@@ -52,7 +52,7 @@ protocol     paper: sample as the paper did (n=1 temperature=1 top_p=1 top_k=40 
              arguments override it
 --out        new folder for the results; default: evaluations/<checkpoint>
 dry_run      true: resolve and print the plan without starting an engine
-compare      print the paired difference of two evaluations
+compare      print the paired difference of two evaluations; --out writes a page, with the changed verdicts first
 """
 _SAMPLING = ("n", "temperature", "top_p", "top_k", "presence_penalty")
 OWN_KEYS = ("checkpoint", "data", "out", "dry_run", "compare", "protocol", *_SAMPLING)
@@ -108,17 +108,20 @@ def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None)
     def work(console: Console) -> None:
         own, settings = _split(argv)
         if "compare" in own:
-            _compare(own["compare"], console)
+            _compare(own["compare"], own.get("out"), console)
             return
         plan = make_plan(own, settings)
         if truth(own, "dry_run"):
             for line in plan.lines():
                 console.print(line, soft_wrap=True, highlight=False, markup=False)
             return
+        from cepo.evaluation.page import PAGE_FILE, write_evaluations
         from cepo.evaluation.results import results_table
 
         console.print(results_table(evaluate(plan)))
-        console.print(f"written: {plan.out}", soft_wrap=True, highlight=False, markup=False)
+        page = write_evaluations([plan.out], plan.out / PAGE_FILE)
+        for line in (f"page: {page}", f"written: {plan.out}"):
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     try:
         return run_command("evaluate", _USAGE, argv, console, work)
@@ -267,7 +270,8 @@ def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any
     }
 
 
-def _compare(folders: str, console: Console) -> None:
+def _compare(folders: str, out: str | None, console: Console) -> None:
+    from cepo.evaluation.page import write_evaluations
     from cepo.evaluation.results import compare_evaluations, comparison_table
 
     names = folders.split(",")
@@ -275,5 +279,8 @@ def _compare(folders: str, console: Console) -> None:
         raise ConfigError(f"compare={folders}: give two folders, compare=FIRST,SECOND")
     comparisons = compare_evaluations(Path(names[0]), Path(names[1]))
     console.print(comparison_table(comparisons))
-    for place, name in zip(("first", "second"), names, strict=True):
-        console.print(f"{place}: {name}", soft_wrap=True, highlight=False, markup=False)
+    lines = [f"{place}: {name}" for place, name in zip(("first", "second"), names, strict=True)]
+    if out is not None:
+        lines.append(f"page: {write_evaluations([*map(Path, names)], Path(out))}")
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -61,8 +61,8 @@ def run_credit_command(argv: Sequence[str], *, console: Console | None = None) -
     """
 
     def work(console: Console) -> None:
-        for line in measure(make_credit_plan(argv)):
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
+        for part in measure(make_credit_plan(argv), console.width):
+            console.print(part, soft_wrap=isinstance(part, str), highlight=False, markup=False)
 
     return run_command("credit", _USAGE, argv, console, work)
 
@@ -104,15 +104,15 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
     )
 
 
-def measure(plan: CreditPlan) -> list[str]:
-    """Measures as planned and writes the results; returns the lines to print.
+def measure(plan: CreditPlan, width: int = 80) -> list[Any]:
+    """Measures as planned and writes the results; returns what to print on a console of this width.
 
     Raises:
         ConfigError, DataError, CheckpointError, EngineError, RewardError: a stage failed.
     """
     from cepo.credit.measurement import CreditMeasurement, Effort
     from cepo.credit.session import opened
-    from cepo.credit.tables import credit_markdown
+    from cepo.credit.tables import PAGE_FILE, credit_tables, write_credit_page
     from cepo.hardware.devices import require_usable_torch
     from cepo.microgeo.world import with_embedded_world
     from cepo.tracking.run_folder import write_atomically
@@ -125,10 +125,12 @@ def measure(plan: CreditPlan) -> list[str]:
     with opened(with_embedded_world(plan.config), plan.actor) as session:
         measurement = CreditMeasurement(plan.out, session, plan.methods, effort, plan.checkpoint)
         if plan.dry_run:
-            return measurement.lines()
-        table = credit_markdown(measurement.run())
-        write_atomically(plan.out / "credit.md", table)
-        return [table, f"written: {plan.out}"]
+            return [*measurement.lines()]
+        results = measurement.run()
+        tables = credit_tables(results)
+        write_atomically(plan.out / "credit.md", "\n".join(table.markdown() for table in tables))
+        page = write_credit_page(results, plan.out / PAGE_FILE)
+        return [*(table.terminal(width) for table in tables), f"page: {page}", f"written: {plan.out}"]
 
 
 def number_of(own: Mapping[str, str], name: str, default: int, *, least: int) -> int:

@@ -106,12 +106,13 @@ def _watch(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _compare(arguments: argparse.Namespace, console: Console) -> None:
+    from cepo.evaluation.page import write_evaluations
     from cepo.evaluation.published import is_scored, score_table
     from cepo.report.compare import compare_runs, plot_comparison, write_comparison
     from cepo.report.score_tables import TABLE_FORMATS, terminal_blocks, write_table
 
     comparison, of_tables = None, all(map(is_scored, arguments.runs))
-    accepted = (*TABLE_FORMATS, *(() if of_tables else (".html", *_FIGURES)))
+    accepted = (*TABLE_FORMATS, ".html", *(() if of_tables else _FIGURES))
     for path in arguments.out:
         if path.suffix not in accepted:
             raise ConfigError(f"--out {path}: the ending must be one of {', '.join(accepted)}")
@@ -124,7 +125,9 @@ def _compare(arguments: argparse.Namespace, console: Console) -> None:
     if comparison is not None and comparison.differing:
         console.print(*terminal_blocks(comparison.settings_table(), console.width))
     for path in arguments.out:
-        if comparison is not None and path.suffix == ".html":
+        if path.suffix == ".html" and comparison is None:
+            write_evaluations([Path(name) for name in arguments.runs], path)
+        elif comparison is not None and path.suffix == ".html":
             write_comparison(comparison, path)
         elif comparison is not None and path.suffix in _FIGURES:
             plot_comparison(comparison, path)
