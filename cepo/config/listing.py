@@ -1,7 +1,8 @@
-"""Lists all settings with accepted values and meanings, for `--help`, completion, generated pages and JSON schema."""
+"""Lists all settings with accepted values and meanings, for `cepo help`, completion, generated pages and JSON schema."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from pydantic import TypeAdapter
 
 from cepo.algorithms import available_estimators, estimator_class
 from cepo.config.schema import RunSettings
+from cepo.errors import ConfigError, did_you_mean
 from cepo.sections import Tree, accepted_range, accepted_type, choices_of, default_tree, leaves_of
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -65,6 +67,25 @@ def method_settings(name: str) -> list[Setting]:
 def all_settings() -> list[Setting]:
     """Returns all settings of a configuration, with those of the methods last."""
     return [*settings_of(), *(setting for name in available_estimators() for setting in method_settings(name))]
+
+
+def settings_in_words(name: str) -> str:
+    """Describes the settings of the section `name`, or the setting of that name.
+
+    Raises:
+        ConfigError: no key begins with it.
+    """
+    settings = all_settings()
+    found = [each for each in settings if f"{each.key}.".startswith(f"{name.strip('.')}.")]
+    if not found:
+        sections = sorted({each.key.rpartition(".")[0] for each in settings})
+        near = did_you_mean(name, [*sections, *(each.key for each in settings)])
+        raise ConfigError(f"no setting begins with '{name}'.{near} Sections: {', '.join(sections)}")
+    return "\n".join(
+        f"{each.key}={each.written_default or '(required)'}\n"
+        + textwrap.indent(textwrap.fill(f"{each.help} {each.accepted.capitalize()}.", 106), "    ")
+        for each in found
+    )
 
 
 def written(value: Any) -> str:
