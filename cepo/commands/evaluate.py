@@ -73,8 +73,8 @@ class Plan:
 
 def evaluate_planned(plan: Plan) -> int:
     """Evaluates, prints the table of results and returns the exit code: 130 after Ctrl-C, 143 after SIGTERM."""
-    from cepo.evaluation.page import PAGE_FILE, write_evaluations
     from cepo.evaluation.results import results_table
+    from cepo.evaluation.verdicts import PAGE_FILE, write_evaluations
 
     log_to_stderr()
     try:
