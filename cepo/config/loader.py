@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic.dataclasses import is_pydantic_dataclass
 
+from cepo import interrupts
 from cepo.algorithms import available_estimators, estimator_class, load_plugin
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
 from cepo.config.listing import run_schema
@@ -44,7 +45,8 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
     for source in sources:
         origins.update(source.origins)
     merged = _merged(sources)
-    _load_plugins(merged, origins)
+    with interrupts.loading():
+        _load_plugins(merged, origins)
     refuse_fork_keys(_plain_unresolved(merged), origins)
     tree, without_effect = without_engine_keys(_resolved(merged, origins), origins)
     run = _read_run(tree, origins)
