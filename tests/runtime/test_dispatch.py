@@ -56,29 +56,29 @@ def test_rows_go_to_one_rank_and_results_return_in_order(
     """Prompts stay together."""
     rows = [row(prompt, length) for prompt, length in zip(prompts, lengths, strict=False)]
     assignment = dispatch.Assignment(num_ranks, prompts_per_update=per_update)
-    places = assignment.places(rows)
+    places = assignment.indices_of(rows)
     assert sorted(index for indices in places for index in indices) == list(range(len(rows)))
     homes = {(rows[index].prompt, rank) for rank, indices in enumerate(places) for index in indices}
     assert len(homes) == len(set(prompts[: len(rows)]))
     parts = dispatch.take([f"row {index}" for index in range(len(rows))], places)
     assert dispatch.in_order(parts, places) == [f"row {index}" for index in range(len(rows))]
-    later = assignment.places(rows[::-1])
+    later = assignment.indices_of(rows[::-1])
     assert {(rows[::-1][index].prompt, rank) for rank, indices in enumerate(later) for index in indices} == homes
 
 
 def test_tokens_are_balanced_within_each_optimizer_step() -> None:
     """Prompts of 8, 2, 2, 8 tokens, two per update: over the whole 0+1 against 2+3 would be even, and within no update."""
     rows = [row(0, 8), row(1, 2), row(2, 2), row(3, 8)]
-    places = dispatch.Assignment(2, prompts_per_update=2).places(rows)
+    places = dispatch.Assignment(2, prompts_per_update=2).indices_of(rows)
     assert places == [[0, 2], [1, 3]]
-    together = dispatch.Assignment(2, prompts_per_update=4).places([row(0, 9), row(1, 4), row(2, 3), row(3, 2)])
+    together = dispatch.Assignment(2, prompts_per_update=4).indices_of([row(0, 9), row(1, 4), row(2, 3), row(3, 2)])
     assert together == [[0], [1, 2, 3]]
 
 
 def test_prompts_seen_later_go_to_the_rank_with_less_work() -> None:
     assignment = dispatch.Assignment(2, prompts_per_update=8)
-    assert assignment.places([row(0, 5), row(1, 9)]) == [[1], [0]]
-    assert assignment.places([row(2, 3), row(1, 2), row(0, 2)]) == [[1], [0, 2]]
+    assert assignment.indices_of([row(0, 5), row(1, 9)]) == [[1], [0]]
+    assert assignment.indices_of([row(2, 3), row(1, 2), row(0, 2)]) == [[1], [0, 2]]
 
 
 def test_an_optimizer_batch_is_cut_along_the_ranks() -> None:
@@ -141,7 +141,7 @@ def test_requests_are_spread_by_the_tokens_they_may_come_to() -> None:
         GenerationRequest(prompt_ids=(1,), num_prompt_tokens=length, images=(), seed=0) for length in (100, 10, 20, 30)
     ]
     settings = SamplingSettings(num_samples=4, max_response_length=10)
-    assert dispatch.request_places(requests, settings, 2) == [[0], [1, 2, 3]]
+    assert dispatch.request_indices(requests, settings, 2) == [[0], [1, 2, 3]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
