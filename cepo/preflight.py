@@ -112,7 +112,7 @@ def check_before_loading(config: RunConfig, rewards: RewardPool, problems: Probl
     from cepo.workers.loading import check_adapter_targets
 
     problem = problems[0]
-    failure = rewards.trial(reward_input(problem, problem.ground_truth, 1))
+    failure = rewards.trial(reward_input(problem, problem.ground_truth, 1, rewards.needs_images))
     if failure is not None and failure.breaks_contract:
         raise RewardError(f"worker.reward.reward_function={rewards.spec}: {failure.details}")
     if failure is not None:
