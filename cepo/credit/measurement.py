@@ -17,7 +17,6 @@ from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.session import Session
 from cepo.credit.signals import MethodSignal, signals_of
 from cepo.credit.stored import claim_folder, kept_rollouts
-from cepo.credit.tables import PICTURE, draw_credit
 from cepo.credit.traces import write_traces
 from cepo.credit.truth import Prefix, Truth, assemble, chosen_tokens, needed_prefixes
 from cepo.tracking.run_folder import write_atomically
@@ -102,7 +101,6 @@ class CreditMeasurement:
             **compared(truth, self.rollouts, signals, seed=self.seed),
         }
         write_traces(self._folder, self.rollouts, truth, signals, self._session.processing)
-        draw_credit(results, self._folder / PICTURE)
         write_atomically(self._folder / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
         return results
 

@@ -23,6 +23,7 @@ from cepo.rewards.benchmark import kind_of, read_answer
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.factory import build_generator, settings_of_run
 from cepo.rollout.generator import AdapterWeights, Generator
+from cepo.tracking.run_folder import thumbnail
 from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
 from cepo.workers.checkpoint import ADAPTER
 from cepo.workers.distributed import this_device
@@ -106,8 +107,8 @@ def graded_rows(
     """Yields one row per response, in the problems' order; calls `on_progress` with the number of finished problems.
 
     A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `choices` (the options'
-    texts), `sample`, `ground_truth`, `response`, `answer` (as extracted, or None), `correct`, `length` in tokens,
-    `finished` and `scores`.
+    texts), `sample`, `problem`, `image` (small, with the first sample), `ground_truth`, `response`, `answer` (as
+    extracted, or None), `correct`, `length` in tokens, `finished` and `scores`.
     """
     size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
     for start in range(0, len(task.problems), size):
@@ -128,6 +129,8 @@ def graded_rows(
                     "kind": kind,
                     "choices": list(columns.get("choices") or ()),
                     "sample": sample,
+                    "problem": problem.text,
+                    "image": thumbnail(problem.images) if sample == 0 else None,
                     "ground_truth": problem.ground_truth,
                     "response": response,
                     "answer": read_answer(response, kind, columns["choices"]) if task.is_benchmark else answers[row],
