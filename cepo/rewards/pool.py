@@ -317,7 +317,7 @@ class RewardPool:
         return worker.functions
 
     def _replaced(self, worker: WorkerProcess) -> WorkerProcess:
-        """Starts a worker in the place of an ended one, unless the pool is closed."""
+        """Starts a worker instead of an ended one, unless the pool is closed."""
         if self._is_closed:
             return worker
         new = self._start_worker()

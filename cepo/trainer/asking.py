@@ -212,8 +212,8 @@ class Asker:
         if reward.answer_function is None:
             span = answer_span(response)
         else:
-            place = response.rfind(answer)
-            span = None if place < 0 else (place, place + len(answer))
+            start = response.rfind(answer)
+            span = None if start < 0 else (start, start + len(answer))
         return span and self._processing.tokens_of(ids, *span, skip_special_tokens=reward.skip_special_tokens)
 
     def _requests(

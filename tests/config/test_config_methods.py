@@ -15,7 +15,6 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def test_only_the_chosen_method_gets_its_whole_section() -> None:
-    """A section of another method that is written is kept."""
     run = load("algorithm.adv_estimator=cepo", "algorithm.rlsd.clip_radius=0.2")
     assert set(run.methods) == {"cepo", "rlsd"}
     assert run.methods["rlsd"]["clip_radius"] == 0.2

@@ -168,7 +168,9 @@ def test_the_same_command_gives_the_same_table(measured: Path, credit_command: l
     assert rows["oracle"]["pearson_corrected"]["value"] is not None
     assert {"cepo(lambda_init=1), permuted", "cepo(lambda_init=1), inverted"} <= set(rows)
     assert "grpo, permuted" not in rows
-    assert (measured / "credit.png").read_bytes().startswith(b"\x89PNG")
+    page = (measured / "credit.html").read_text(encoding="utf-8")
+    assert page.count('class="bar"') > 50
+    assert "cepo(lambda_init=1), permuted (baseline)" in page
 
 
 @pytest.mark.parametrize(
