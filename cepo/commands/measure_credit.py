@@ -17,6 +17,7 @@ from cepo.commands.checkpoint_arguments import (
     truth,
 )
 from cepo.config import RunConfig
+from cepo.config.loader import plain_tree
 from cepo.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _USAGE = """usage: cepo credit methods=NAME[,NAME(setting=value, ...) ...] [conf
 
 Compares the token credit of methods with Monte-Carlo estimates.
 
-methods        for example "a, b(clip_radius=0.9, negative.select=random)"; settings in algorithm.NAME apply too
+methods        for example "a, b(clip_radius=0.9, negative.select=random)"; settings in algorithm apply too
 checkpoint     global_step_<N> of a run, a model folder, or a hub name; default: the configuration's model
 config         configuration; default: that of the checkpoint's run, without its methods' settings
 data           problems; default: data.train_files
@@ -93,7 +94,7 @@ def make_credit_plan(argv: Sequence[str]) -> CreditPlan:
         config=config,
         checkpoint=checkpoint,
         actor=actor,
-        methods=read_methods(own["methods"], config.methods),
+        methods=read_methods(own["methods"], plain_tree(config)["algorithm"]),
         numbers={
             "responses": number_of(own, "responses", 80, least=1),
             "tokens": number_of(own, "tokens", 64, least=1),

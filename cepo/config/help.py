@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from cepo.algorithms import available_estimators
-from cepo.config.listing import Setting, all_settings, settings_of
+from cepo.config.listing import Setting, all_settings
 from cepo.errors import ConfigError, did_you_mean
 
 HELP_WORDS = ("-h", "--help")
@@ -78,7 +78,7 @@ def _below(name: str) -> list[Setting]:
     name = name.strip(".")
     found = [setting for setting in all_settings() if f"{setting.key}.".startswith(f"{name}.")]
     if not found:
-        known = sorted({*_sections(), *(f"algorithm.{method}" for method in available_estimators())})
+        known = sorted(_sections())
         raise ConfigError(
             f"--help {name}: no setting begins with that.{did_you_mean(name, known)} Sections: {', '.join(known)}"
         )
@@ -86,7 +86,7 @@ def _below(name: str) -> list[Setting]:
 
 
 def _sections() -> set[str]:
-    return {setting.key.rpartition(".")[0] for setting in settings_of()}
+    return {setting.key.rpartition(".")[0] for setting in all_settings()}
 
 
 def _described(setting: Setting) -> str:

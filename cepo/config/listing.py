@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from cepo.algorithms import available_estimators, estimator_class
+from cepo.algorithms.base import own_fields
 from cepo.config.schema import RunSettings
 from cepo.sections import Tree, accepted_range, accepted_type, choices_of, default_tree, leaves_of
 
@@ -41,7 +42,7 @@ class Setting:
 
 
 def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Setting]:
-    """Yields the settings of a section in order of declaration, without those of methods."""
+    """Yields the settings of a section in order of declaration, without those that a single method has."""
     defaults = default_tree(section)
     for key, node in leaves_of(TypeAdapter(section).json_schema()):
         default: Any = defaults
@@ -58,8 +59,10 @@ def settings_of(section: type[Any] = RunSettings, path: str = "") -> Iterator[Se
 
 
 def method_settings(name: str) -> list[Setting]:
-    """Returns the settings of `algorithm.<name>`."""
-    return list(settings_of(estimator_class(name).Config, f"algorithm.{name}."))
+    """Returns the settings of `algorithm.<name>`, which no other method has."""
+    own, path = own_fields(name), f"algorithm.{name}."
+    found = settings_of(estimator_class(name).Config, path)
+    return [setting for setting in found if setting.key.removeprefix(path).partition(".")[0] in own]
 
 
 def all_settings() -> list[Setting]:
@@ -72,25 +75,19 @@ def written(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def run_schema() -> Tree:
-    """Returns the JSON schema of a whole configuration, with the sections of all registered methods."""
-    kinds = {"": RunSettings, **{name: estimator_class(name).Config for name in available_estimators()}}
-    schemas, shared = TypeAdapter.json_schemas(
-        [(name, "validation", TypeAdapter(kind)) for name, kind in kinds.items()]
-    )
-    definitions = shared["$defs"]
-    run = schemas["", "validation"]
-    definitions["AlgorithmConfig"]["properties"] |= {name: schemas[name, "validation"] for name in kinds if name}
-    return {**definitions[str(run["$ref"]).rpartition("/")[2]], "$defs": definitions}
-
-
 def file_schema() -> Tree:
-    """Returns the schema for editors: `run_schema` without required keys, because a file may extend another one.
+    """Returns the JSON schema for editors, with the own settings of all registered methods.
 
-    It accepts a reference `${...}` for any value, and unknown sections of `algorithm` for the methods of plug-ins.
+    No key is required, because a file may extend another one; a reference `${...}` is accepted for any value, and unknown
+    sections of `algorithm` for the methods of plug-ins.
     """
-    schema = run_schema()
+    schema = TypeAdapter(RunSettings).json_schema()
     definitions = schema["$defs"]
+    for name in available_estimators():
+        nodes = TypeAdapter(estimator_class(name).Config).json_schema().get("properties", {})
+        if own := {field: nodes[field] for field in own_fields(name)}:
+            definitions[f"algorithm.{name}"] = {"type": "object", "additionalProperties": False, "properties": own}
+            definitions["AlgorithmConfig"]["properties"][name] = {"$ref": f"#/$defs/algorithm.{name}"}
     for section in (schema, *definitions.values()):
         section.pop("required", None)
         section["properties"] = {name: _or_reference(node) for name, node in section.get("properties", {}).items()}

@@ -305,7 +305,7 @@ class RunConfig(RunSettings):
     """A whole run. Made by `cepo.config.load_config`.
 
     Attributes:
-        methods: the sections `algorithm.<name>`, the chosen method's and all others that are written, in full. They are
+        methods: by name, all settings that the chosen method reads, and the methods with a section of their own. They are
             plain data, so that a run reaches processes that have not imported the file of a plug-in's method.
         from_environment: path and unresolved text of settings that took text from the environment.
     """

@@ -19,6 +19,7 @@ from cepo.errors import ConfigError
 from cepo.losses.divergence import chunked_divergence, distillation_losses
 from cepo.losses.policy import AGGREGATIONS, LossDenominators, token_weights
 from cepo.metrics import results
+from cepo.trees import leaves
 from cepo.types import DivergenceConfig, Reference, RolloutGroup, TokenBatch, TokenSignal
 
 METHODS = ("opsd", "sdpo")
@@ -45,8 +46,11 @@ def signal_of(method: str, batch: TokenBatch, **config: Any) -> TokenSignal:
 def test_the_presets_of_both_distillation_methods_hold() -> None:
     """opsd: forward KL with the live actor. sdpo: JSD of weight 1/2 with an average of decay 0.999."""
     opsd, sdpo = (build_config(method, None) for method in METHODS)
-    assert (opsd.divergence, opsd.teacher.source) == (DivergenceConfig(kind="forward_kl", support="full"), "actor")
-    assert sdpo.divergence == DivergenceConfig(kind="jsd", jsd_weight=0.5, support="full")
+    assert (opsd.distillation.divergence, opsd.teacher.source) == (
+        DivergenceConfig(kind="forward_kl", support="full"),
+        "actor",
+    )
+    assert sdpo.distillation.divergence == DivergenceConfig(kind="jsd", jsd_weight=0.5, support="full")
     assert (sdpo.teacher.source, sdpo.teacher.ema_decay) == ("ema", 0.999)
     for config in (opsd, sdpo):
         assert (config.weight, config.policy_weight, config.positive.source) == (1.0, 0.0, "ground_truth")
@@ -58,11 +62,14 @@ def test_only_live_rows_with_a_reference_get_an_update_pass(method: str) -> None
     """With a policy loss beside the distillation all live rows learn."""
     live, shown = torch.tensor([True, True, False, False]), {"correct": torch.tensor([True, False, True, False])}
     assert build_estimator(method).learning_rows(live, shown).tolist() == [True, False, False, False]
-    assert build_estimator(method, {"policy_weight": 0.5}).learning_rows(live, shown).tolist() == live.tolist()
+    assert (
+        build_estimator(method, {"distillation": {"policy_weight": 0.5}}).learning_rows(live, shown).tolist()
+        == live.tolist()
+    )
 
 
 def test_a_section_with_one_key_keeps_the_other_defaults() -> None:
-    config = build_config("sdpo", {"divergence": {"support": "topk"}, "teacher": {"ema_decay": 0.95}})
+    config = build_config("sdpo", {"distillation": {"divergence": {"support": "topk"}}, "teacher": {"ema_decay": 0.95}})
     assert (config.divergence.kind, config.divergence.support) == ("jsd", "topk")
     assert (config.teacher.source, config.teacher.ema_decay) == ("ema", 0.95)
 
@@ -71,7 +78,7 @@ def test_the_published_recipes_of_both_methods_can_be_written() -> None:
     build_config(
         "opsd",
         {
-            "divergence": {"clip": 0.05, "clip_mode": "vocab_entry"},
+            "distillation": {"divergence": {"clip": 0.05, "clip_mode": "vocab_entry"}},
             "positive": {"source": "solution"},
             "teacher": {"source": "reference"},
         },
@@ -79,7 +86,9 @@ def test_the_published_recipes_of_both_methods_can_be_written() -> None:
     build_config(
         "sdpo",
         {
-            "divergence": {"support": "topk", "topk": 100, "topk_from": "student", "importance_clip": 2.0},
+            "distillation": {
+                "divergence": {"support": "topk", "topk": 100, "topk_from": "student", "importance_clip": 2.0}
+            },
             "positive": {"source": "peer_full", "exclude_self": True, "success_threshold": 0.5},
             "teacher": {"ema_decay": 0.95},
         },
@@ -89,15 +98,21 @@ def test_the_published_recipes_of_both_methods_can_be_written() -> None:
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"weight": -1.0}, r"algorithm\.opsd\.weight must be at least 0, got -1\.0"),
-        ({"policy_weight": math.inf}, r"algorithm\.opsd\.policy_weight must be at least 0, got inf"),
-        ({"weight": 0.0}, r"algorithm\.opsd: weight and policy_weight are both 0, so that nothing is learned"),
-        ({"divergence": {"knd": "jsd"}}, r"unknown key 'algorithm\.opsd\.divergence\.knd'\. Did you mean 'kind'\?"),
+        ({"distillation": {"weight": -1.0}}, r"algorithm\.distillation\.weight must be at least 0, got -1\.0"),
         (
-            {"divergence": {"support": "sampled"}},
-            r"algorithm\.opsd\.divergence: support is sampled with kind forward_kl",
+            {"distillation": {"policy_weight": math.inf}},
+            r"algorithm\.distillation\.policy_weight must be at least 0, got inf",
         ),
-        ({"positive": {"source": "solutions"}}, r"algorithm\.opsd\.positive\.source .*Did you mean 'solution'"),
+        (
+            {"distillation": {"weight": 0.0}},
+            r"algorithm\.distillation: weight and policy_weight are both 0, so that nothing",
+        ),
+        ({"distillation": {"knd": "jsd"}}, r"unknown key 'algorithm\.distillation\.knd'"),
+        (
+            {"distillation": {"divergence": {"support": "sampled"}}},
+            r"algorithm\.distillation\.divergence: support is sampled with kind forward_kl",
+        ),
+        ({"positive": {"source": "solutions"}}, r"algorithm\.positive\.source .*Did you mean 'solution'"),
     ],
 )
 def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[str, Any], message: str) -> None:
@@ -147,7 +162,7 @@ def test_a_policy_weight_blends_in_the_group_advantage(
 
 @both
 def test_weight_0_asks_no_teacher_and_leaves_flat_groups_out(method: str) -> None:
-    estimator = build_estimator(method, {"weight": 0.0, "policy_weight": 1.0})
+    estimator = build_estimator(method, {"distillation": {"weight": 0.0, "policy_weight": 1.0}})
     rewards, groups = torch.tensor([1.0, 0.0, 0.5, 0.5]), torch.tensor([0, 0, 1, 1])
     assert not estimator.needs_teacher(step=0)
     assert estimator.live_rows(rewards, groups).tolist() == [True, True, False, False]
@@ -315,7 +330,7 @@ def test_only_the_source_solution_needs_solutions() -> None:
     ("section", "needed"),
     [
         ({}, False),
-        ({"policy_weight": 0.5}, True),
+        ({"distillation": {"policy_weight": 0.5}}, True),
         ({"positive": {"source": "peer_full"}}, True),
         ({"positive": {"source": "solution"}}, False),
     ],
@@ -324,8 +339,7 @@ def test_one_rollout_per_prompt_is_enough_without_peers(section: dict[str, Any],
     """Peers and group advantages need at least two."""
     assert build_estimator("opsd", section).needs_group is needed
     arguments = ["worker.rollout.n=1", "algorithm.adv_estimator=opsd"]
-    arguments += [f"algorithm.opsd.{key}={value}" for key, value in section.items() if not isinstance(value, dict)]
-    arguments += [f"algorithm.opsd.positive.source={section['positive']['source']}"] if "positive" in section else []
+    arguments += [f"algorithm.{key}={value}" for key, value in leaves(section) if key]
     run = load_config(["config=configs/microgeo/base.yaml", *arguments])
     if needed:
         with pytest.raises(ConfigError, match=r"worker\.rollout\.n=1 with algorithm\.adv_estimator=opsd"):

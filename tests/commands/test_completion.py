@@ -55,7 +55,7 @@ def answered(command: list[str]) -> list[str]:
         ("cepo train worker.rollout.name=v", ["vllm"]),
         ("cepo train data.shuffle=t", ["true"]),
         ("cepo train algorithm.adv_estimator=rl", ["rlcsd", "rloo", "rlsd"]),
-        ("cepo config algorithm.cepo.clip", ["algorithm.cepo.clip_radius="]),
+        ("cepo config algorithm.distillation.divergence.clip", ["algorithm.weight.clip_radius="]),
         ("cepo evaluate checkp", ["checkpoint="]),
         ("cepo train checkp", []),
         ("cepo train config=ru", ["run.yaml"]),

@@ -103,7 +103,9 @@ def test_the_table_has_every_key_of_easyr1_and_no_other() -> None:
 
 def test_easyr1s_internal_fields_are_those_of_the_reference() -> None:
     listed = re.findall(r"`(worker\.[^`]*)`", chapter(reference(), "1.8").split("Shipped scripts")[0])
-    of_an_earlier_release = "worker.reward.reward_type"  # scripts written for it set the key; the reference describes the last
+    of_an_earlier_release = (
+        "worker.reward.reward_type"  # scripts written for it set the key; the reference describes the last
+    )
     assert {name for cell in listed for name in names_in(cell)} | {of_an_earlier_release} == set(TABLE.internal)
 
 

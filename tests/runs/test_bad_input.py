@@ -84,8 +84,8 @@ def write_rows(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
         ("worker.actor.optim.lr=-1", ["worker.actor.optim.lr", "-1"]),
         ("trainer.logger=[file,nowhere]", ["trainer.logger", "nowhere", "console, file, tensorboard"]),
         ("algorithm.adv_estimator=gepo", ["algorithm.adv_estimator", "'gepo'", "Did you mean", "rlsd"]),
-        ("algorithm.cepo.lamda_init=0.5", ["algorithm.cepo.lamda_init", "lambda_init"]),
-        ("algorithm.cepo.clip_radius=1.5", ["clip_radius", "1.5", "at least 0 and below 1"]),
+        ("algorithm.weight.lamda_init=0.5", ["algorithm.weight.lamda_init", "lambda_init"]),
+        ("algorithm.weight.clip_radius=1.5", ["clip_radius", "1.5", "at least 0 and below 1"]),
         ("config=nowhere.yaml", ["nowhere.yaml"]),
         ("data.train_files=nowhere.parquet", ["data.train_files", "nowhere.parquet"]),
         ("data.format_prompt=nowhere.jinja", ["data.format_prompt", "nowhere.jinja"]),
@@ -165,7 +165,7 @@ def test_files_that_cannot_be_understood_end_the_run_with_code_2(refused: Comman
         assert word in refused(f"data.format_prompt={template}")
     for text, word in (("{{ prompt }}", "reference"), ("{{ reference }}{{ name }}", "name")):
         template.write_text(text)
-        message = refused("algorithm.adv_estimator=cepo", f"algorithm.cepo.teacher.template={template}")
+        message = refused("algorithm.adv_estimator=cepo", f"algorithm.teacher.template={template}")
         assert word in message
     reward = tmp_path / "reward.py"
     reward.write_text("def score(samples):\n    return []\n")
@@ -306,11 +306,11 @@ def test_an_interrupted_run_says_how_to_resume(
 
 def test_missing_solutions_are_noticed_before_a_model_is_loaded(refused: Command, tmp_path: Path) -> None:
     rows = [{**GOOD, "problem": f"<image>Find x{number}."} for number in range(4)]
-    shown = ["algorithm.adv_estimator=opsd", "algorithm.opsd.positive.source=solution", "data.shuffle=false"]
+    shown = ["algorithm.adv_estimator=opsd", "algorithm.positive.source=solution", "data.shuffle=false"]
     file = write_rows(tmp_path, rows)
     files = [f"data.train_files={file}", f"data.image_dir={tmp_path}", "data.prompt_key=problem"]
     message = refused(*shown, *files)
-    for words in ("algorithm.opsd.positive.source=solution", "no column 'solution'", "problem", "data.solution_key"):
+    for words in ("algorithm.positive.source=solution", "no column 'solution'", "problem", "data.solution_key"):
         assert words in message
     solved = [{**row, "solution": text} for row, text in zip(rows, ["x = 4.", None, " ", "so 4"], strict=True)]
     message = refused(*shown, f"data.train_files={write_rows(tmp_path, solved)}", *files[1:])

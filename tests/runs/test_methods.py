@@ -198,7 +198,7 @@ def test_equal_references_on_both_sides_train_as_grpo(tiny_run: list[str], tmp_p
     """The weights are equal bit for bit."""
     # One optimizer batch a step: nothing then depends on log-probs that a pass with other rows has scored.
     one = "worker.actor.global_batch_size=4"
-    same = [one, "algorithm.adv_estimator=cepo", "algorithm.cepo.negative.source=ground_truth"]
+    same = [one, "algorithm.adv_estimator=cepo", "algorithm.negative.source=ground_truth"]
     contrastive = run(tiny_run, *same, folder=tmp_path / "cepo")
     plain = run(tiny_run, one, "algorithm.adv_estimator=grpo", folder=tmp_path / "grpo")
     assert differing(contrastive.parameters, plain.parameters) == []
