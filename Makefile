@@ -2,7 +2,7 @@
 # environment of scripts/test.sh (.venv) is used.
 PYTHON := $(or $(CEPO_PYTHON),.venv/bin/python)
 
-.PHONY: help fmt check fast test docs audit release gpu-dry gpu
+.PHONY: help fmt check fast test nightly docs audit release gpu-dry gpu
 
 help:    ## list the targets
 	@grep -E '^[a-z-]+: ' $(MAKEFILE_LIST) | sed -E 's/: +##/\t/'
@@ -16,11 +16,16 @@ check:   ## lint and type-check
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m pyright --pythonpath $(PYTHON)
 
-fast:    ## check, and run the tests that start no engine and train nothing, with 20 random examples each in place of 100
-	CEPO_FUZZ_EXAMPLES=20 bash scripts/test.sh -m "not heavy"
+fast:    ## check, and run the tests that start no engine and train nothing
+	bash scripts/test.sh -m "not heavy"
 
 test:    ## everything that continuous integration runs
 	bash scripts/test.sh
+
+nightly: ## what takes long: 2000 random examples of each fuzz test, mutants, kills, pauses, and the lab's own tests
+	CEPO_FUZZ_EXAMPLES=2000 bash scripts/test.sh tests/*/test_*_fuzz.py
+	bash scripts/test.sh -m nightly
+	bash scripts/test.sh lab/tests
 
 docs:    ## write the generated pages, and build the site into build/site
 	$(PYTHON) scripts/generate_docs.py

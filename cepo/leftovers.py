@@ -1,4 +1,4 @@
-"""Cleans up after processes: removes temporary folders of killed ones and kills the processes that one has started."""
+"""Creates temporary folders that the next start removes if their process was killed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import signal
 import tempfile
 from pathlib import Path
 
@@ -64,15 +63,3 @@ def _remove_unlocked(folder: Path) -> None:
 
 def _parent() -> Path:
     return Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())
-
-
-def end_marked(name: str, value: str) -> None:
-    """Kills all other processes of this user whose environment has the variable `name` with this value.
-
-    Child processes inherit the environment, and keep it even if they leave the process group and session.
-    """
-    mark = f"{name}={value}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended, or it is another user's
-            if int(folder.name) != os.getpid() and mark in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)

@@ -62,7 +62,6 @@ def figures(samples: list[dict[str, Any]], *, timeout: float, workers: int, seed
     return {
         "answers": len(samples),
         "timed_out": sum(outcome.num_timed_out for outcome in in_order),
-        "ungraded": sum(outcome.num_ungraded for outcome in in_order),
         "raised": sum(outcome.num_raised for outcome in in_order),
         "right": sum(score["accuracy"] for score in first),
         "other_verdict_in_another_order": sum(
@@ -98,9 +97,7 @@ def main() -> int:
     options.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     for name, value in found.items():
         print(f"{name.replace('_', ' '):40} {value:g}")
-    is_held = not (
-        found["timed_out"] or found["ungraded"] or found["raised"] or found["other_verdict_in_another_order"]
-    )
+    is_held = not (found["timed_out"] or found["raised"] or found["other_verdict_in_another_order"])
     return int(not is_held or found["mean_seconds"] > LARGEST_MEAN)
 
 

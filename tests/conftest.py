@@ -40,7 +40,7 @@ settings.register_profile(
     "reproducible",
     deadline=None,
     derandomize=True,
-    max_examples=int(os.environ.get("CEPO_FUZZ_EXAMPLES", "100")),  # 20 in `make fast`, 2000 in a long search
+    max_examples=int(os.environ.get("CEPO_FUZZ_EXAMPLES", "20")),  # 2000 in `make nightly`
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("reproducible")
@@ -76,8 +76,12 @@ def _process_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with heavy tests come first, so that no worker begins a long file when the others are done."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Nightly tests run where -m names them. Files with heavy tests come first: no worker begins a long file at the end."""
+    if "nightly" not in config.option.markexpr:
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item not in nightly]
     heavy = {item.path for item in items if item.get_closest_marker("heavy")}
     items.sort(key=lambda item: item.path not in heavy)
 

@@ -20,7 +20,7 @@ LARGEST_SCORE = 1e18
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class RewardFailure:
     """Why a sample has no score.
 
     Attributes:
@@ -42,10 +42,8 @@ class RewardOutcome:
     num_raised: int
     """Samples whose function raised, broke the contract or crashed its process; all their fields are 0."""
     num_timed_out: int
-    """Samples that exceeded the full time limit; all their fields are 0."""
-    num_ungraded: int = 0
-    """Samples that exceeded a reduced limit, set after many others had timed out; all their fields are 0."""
-    first_failure: Failure | None = None
+    """Samples that exceeded the time limit; all their fields are 0."""
+    first_failure: RewardFailure | None = None
     """The failure of the first failed sample."""
 
 
@@ -92,9 +90,9 @@ def validate_scores(scores: object, num_expected: int, *, source: str, first_sam
     return [validate_score(score, sample=first_sample + index, source=source) for index, score in enumerate(found)]
 
 
-def check_picklable(samples: Sequence[Mapping[str, Any]]) -> None:
-    """Raises `RewardError` for a sample that cannot be sent to another process."""
-    for index, sample in enumerate(samples):
+def check_picklable(samples: Sequence[Mapping[str, Any]], first: int = 0) -> None:
+    """Raises `RewardError` for a sample that cannot be sent to another process; `first` is the first one's number."""
+    for index, sample in enumerate(samples, start=first):
         try:
             pickle.dumps(sample, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:

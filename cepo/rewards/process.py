@@ -11,17 +11,15 @@ import struct
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Mapping
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-import cepo
-from cepo.leftovers import end_marked
+import psutil
 
-MARK = "CEPO_REWARD_WORKER"
-"""The environment variable that marks a worker and its child processes."""
+import cepo
+
 START_SECONDS = 60.0
 _PACKAGE_PARENT = str(Path(cepo.__file__).resolve().parent.parent)
 _CLOSE_SECONDS = 1.0
@@ -32,21 +30,19 @@ _HEADER = struct.Struct("!i")
 
 
 class WorkerProcess:
-    """Runs `python -m cepo.rewards.serving`, which loads the functions first and reports when it is `ready`.
+    """Runs `python -m cepo.rewards.serving`, which loads the functions that `setup` names (see `RewardPool`).
 
-    `setup` names the functions: `spec`, `kwargs`, `weights` and `answer_function` of `RewardPool`.
+    It talks through a socket, separate from the standard streams: the output of a reward function goes to the trainer's
+    standard error, and its standard input is empty.
 
-    `connection`, a socket, carries pickles both ways and is separate from the standard streams: the output of a reward function
-    goes to the trainer's standard error, and its standard input is empty.
+    Attributes:
+        functions: name and type of the functions; None until the process has reported that it has loaded them.
     """
 
     def __init__(self, setup: Mapping[str, Any], *, timeout_seconds: float) -> None:
-        self.ready = False
-        self.allow(START_SECONDS)
-        self.connection, other_end = socket.socketpair()
-        self._received = bytearray()
+        self.functions: tuple[str, str] | None = None
+        self._connection, other_end = socket.socketpair()
         self._fault = ""
-        self._mark = uuid.uuid4().hex
         python_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker.
@@ -55,8 +51,8 @@ class WorkerProcess:
             stdout=2,
             pass_fds=[other_end.fileno()],
             # One thread: numeric libraries must not take the trainer's cores.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1", MARK: self._mark},
-            # A separate process group, so that killing it also ends processes that the reward function started.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(python_path), "OMP_NUM_THREADS": "1"},
+            # A process group of its own, so that killing it also ends processes that the reward function started.
             start_new_session=True,
         )
         other_end.close()
@@ -65,7 +61,8 @@ class WorkerProcess:
             "timeout_seconds": timeout_seconds,
             "start_seconds": START_SECONDS,
         }
-        self.send({**setup, **others})
+        with contextlib.suppress(EOFError):  # it has ended; the caller learns this when it waits for the functions
+            self._send({**setup, **others})
 
     @property
     def pid(self) -> int:
@@ -75,60 +72,56 @@ class WorkerProcess:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def allow(self, seconds: float) -> None:
-        """Starts the clock of the next message."""
-        self.seconds_left, self._looked = seconds, time.monotonic()
+    def asked(self, message: object, seconds: float) -> tuple[str, Any]:
+        """Sends a message and returns the reply; raises as `received` does, and what pickling raises."""
+        self._send(message)
+        return self.received(seconds)
 
-    def is_overdue(self) -> bool:
-        """Returns whether the allowed time is over. Between two looks 1 s at most passes, so that a pause costs none."""
-        now = time.monotonic()
-        self.seconds_left -= min(now - self._looked, _LONGEST_LOOK_SECONDS)
-        self._looked = now
-        return self.seconds_left <= 0
-
-    def send(self, message: object) -> bool:
-        """Sends a message; returns False if the process has ended or does not read. Pickling errors are raised."""
-        content = bytes(ForkingPickler.dumps(message))
-        try:
-            self.connection.settimeout(START_SECONDS)
-            self.connection.sendall(_HEADER.pack(len(content)) + content)
-            self.connection.settimeout(None)
-        except OSError:
-            return False
-        return True
-
-    def receive(self) -> tuple[str, Any] | None:
-        """Returns a message if all of it has arrived, else None; never waits.
+    def received(self, seconds: float) -> tuple[str, Any]:
+        """Returns the next message.
 
         Raises:
+            TimeoutError: it has not arrived in time. A pause of this process and the worker's costs 1 s at most.
             EOFError: the process has ended, or something else than a message was written to the connection.
         """
-        length = self._length()
-        while len(self._received) < _HEADER.size + length:
+        content, length, looked = bytearray(), 0, time.monotonic()
+        while len(content) < _HEADER.size + length:
+            self._connection.settimeout(max(min(seconds, _LONGEST_LOOK_SECONDS), 1e-3))
             try:
-                part = self.connection.recv(_HEADER.size + length - len(self._received), socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return None
-            except ConnectionError as error:
+                part = self._connection.recv(_HEADER.size + length - len(content))
+            except TimeoutError:
+                part = None
+            except OSError as error:
                 raise EOFError from error
-            if not part:
+            if part == b"":
                 raise EOFError
-            self._received += part
-            length = self._length()
-        content = bytes(self._received[_HEADER.size :])
-        self._received.clear()
+            content += part or b""
+            length = self._length(content)
+            now = time.monotonic()
+            seconds -= min(now - looked, _LONGEST_LOOK_SECONDS)
+            looked = now
+            if seconds <= 0 and len(content) < _HEADER.size + length:
+                raise TimeoutError
         try:
-            status, value = pickle.loads(content)
+            status, value = pickle.loads(content[_HEADER.size :])
         except Exception as error:  # bytes of another origin can be any pickle, or none
             self._fault = "the reward wrote to the worker's connection"
             raise EOFError from error
         return status, value
 
-    def _length(self) -> int:
+    def _send(self, message: object) -> None:
+        content = bytes(ForkingPickler.dumps(message))
+        try:
+            self._connection.settimeout(START_SECONDS)
+            self._connection.sendall(_HEADER.pack(len(content)) + content)
+        except OSError as error:
+            raise EOFError from error
+
+    def _length(self, content: bytearray) -> int:
         """Returns the length of the message that has begun to arrive, 0 if it is not known yet."""
-        if len(self._received) < _HEADER.size:
+        if len(content) < _HEADER.size:
             return 0
-        (length,) = _HEADER.unpack_from(self._received)
+        (length,) = _HEADER.unpack_from(content)
         if not 0 <= length <= _MOST_REPLY_BYTES:
             self._fault = (
                 f"the reward wrote to the worker's connection, or a reply has over {_MOST_REPLY_BYTES >> 20} MiB"
@@ -136,31 +129,36 @@ class WorkerProcess:
             raise EOFError
         return length
 
+    def stop(self) -> None:
+        """Kills the process and all processes that it started."""
+        started: list[psutil.Process] = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started = psutil.Process(self.pid).children(recursive=True)  # some may have left the process group
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        for process in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
     def kill(self) -> str:
         """Kills the process and all processes that it started; describes how it ended."""
         # If the connection was closed by a crash, a short wait yields its exit code instead of our signal.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.05)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.stop()
         code = self._process.wait()
-        end_marked(MARK, self._mark)
-        self.connection.close()
-        if self._fault:
-            return self._fault
-        return (
-            f"the worker process ended with signal {-code}"
-            if code < 0
-            else f"the worker process ended with code {code}"
-        )
+        self._connection.close()
+        ending = f"signal {-code}" if code < 0 else f"code {code}"
+        return self._fault or f"the worker process ended with {ending}"
 
     def hang_up(self) -> None:
         """Asks an idle process to end."""
-        self.connection.close()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Asks an idle process to end, and kills it if it does not."""
         self.hang_up()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_CLOSE_SECONDS if self.ready else 0)
+            self._process.wait(_CLOSE_SECONDS if self.functions else 0)
         self.kill()

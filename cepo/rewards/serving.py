@@ -13,14 +13,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
+import psutil
+
 import cepo
-from cepo.leftovers import end_marked
-from cepo.rewards.contract import BatchContractError, ContractError, Failure
-from cepo.rewards.process import MARK
+from cepo.rewards.contract import BatchContractError, ContractError, RewardFailure
 
 _PACKAGE_FOLDER = os.path.dirname(os.path.abspath(cepo.__file__)) + os.sep
 _PARENT_CHECK_SECONDS = 2.0
@@ -44,7 +44,7 @@ def main() -> None:
     except (EOFError, ConnectionError):
         return
     finally:
-        end_marked(MARK, os.environ[MARK])
+        _end_children()
 
 
 def _serve(setup: dict[str, Any], connection: Connection) -> None:
@@ -76,18 +76,16 @@ def _serve(setup: dict[str, Any], connection: Connection) -> None:
         "match": lambda pairs, _: [states_the_same(*pair) for pair in pairs],
     }
     while True:
-        action, one_by_one, first, items = connection.recv()
-        units = [[item] for item in items] if one_by_one else [items]
-        for position, unit in enumerate(units):
-            with _processor_time(setup["timeout_seconds"]):
-                reply = _attempt(actions[action], unit, first + position)
-            connection.send(reply)
+        action, first, items = connection.recv()
+        with _processor_time(setup["timeout_seconds"]):
+            reply = _attempt(actions[action], items, first)
+        connection.send(reply)
 
 
-def _attempt(action: Callable[[list[Any], int], list[Any]], unit: list[Any], first: int) -> tuple[str, Any]:
-    """Returns ("done", results), ("refused", why no sample of a batch can be scored), or ("raised", a `Failure`)."""
+def _attempt(action: Callable[[list[Any], int], list[Any]], items: list[Any], first: int) -> tuple[str, Any]:
+    """Returns ("done", results), ("refused", why no sample of a batch can be scored), or ("raised", a `RewardFailure`)."""
     try:
-        return "done", action(unit, first)
+        return "done", action(items, first)
     except BatchContractError as error:
         return "refused", str(error)
     except (Exception, SystemExit) as error:
@@ -95,10 +93,10 @@ def _attempt(action: Callable[[list[Any], int], list[Any]], unit: list[Any], fir
         place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
         words = f"{type(error).__name__}: {error}"[:500]
         if isinstance(error, ContractError):
-            return "raised", Failure(reason=words, details=str(error), breaks_contract=True)
+            return "raised", RewardFailure(reason=words, details=str(error), breaks_contract=True)
         own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE_FOLDER)] or frames
         details = "".join(traceback.format_list(own)) + words
-        return "raised", Failure(reason=words + place, details=details)
+        return "raised", RewardFailure(reason=words + place, details=details)
 
 
 @contextmanager
@@ -118,8 +116,14 @@ def _end_after(parent: int) -> None:
     """Ends this process and those it has started after the parent, even if another process holds the connection."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_SECONDS)
-    end_marked(MARK, os.environ[MARK])
+    _end_children()
     os._exit(0)
+
+
+def _end_children() -> None:
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _offer_to_memory_killer() -> None:

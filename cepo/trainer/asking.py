@@ -36,7 +36,7 @@ class Rollouts:
         responses: the decoded text of each row.
         scores: the reward function's fields for each row.
         correct: (B,) whether each response is right.
-        num_raised, num_timed_out, num_ungraded: responses whose reward failed; see `RewardOutcome`.
+        num_raised, num_timed_out: responses whose reward failed; see `RewardOutcome`.
         reward_baselines: (B,) the reward of the prompt's greedy response, for methods with this baseline.
         metrics: of online filtering.
     """
@@ -50,7 +50,6 @@ class Rollouts:
     correct: Tensor
     num_raised: int = 0
     num_timed_out: int = 0
-    num_ungraded: int = 0
     reward_baselines: Tensor | None = None
     metrics: Metrics = field(default_factory=dict[str, Metric])
 
@@ -179,7 +178,6 @@ class Asker:
             correct=correct,
             num_raised=outcome.num_raised,
             num_timed_out=outcome.num_timed_out,
-            num_ungraded=outcome.num_ungraded,
         )
 
     def with_baselines(self, rollouts: Rollouts, engine: Sampler, settings: SamplingSettings) -> Rollouts:

@@ -39,7 +39,7 @@ def ask_until_enough(
     """
     kept: list[Rollouts] = []
     left_out: list[Rollouts] = []
-    rounds = last_gain = num_raised = num_timed_out = num_ungraded = 0
+    rounds = last_gain = num_raised = num_timed_out = 0
     while len(kept) < num_groups:
         is_enough = (
             rounds >= max_rounds if max_rounds > 0 else rounds - last_gain >= PASSES_WITHOUT_GAIN * rounds_per_pass
@@ -49,7 +49,6 @@ def ask_until_enough(
         answered = next_round(rounds)
         num_raised += answered.num_raised
         num_timed_out += answered.num_timed_out
-        num_ungraded += answered.num_ungraded
         for group in _groups(answered):
             value = group_mean(group, algorithm.filter_key)
             is_kept = algorithm.filter_low < value < algorithm.filter_high
@@ -70,7 +69,7 @@ def ask_until_enough(
             num_groups - len(kept),
         )
     joined = _joined((kept + left_out)[:num_groups], metrics)
-    return dataclasses.replace(joined, num_raised=num_raised, num_timed_out=num_timed_out, num_ungraded=num_ungraded)
+    return dataclasses.replace(joined, num_raised=num_raised, num_timed_out=num_timed_out)
 
 
 def group_mean(group: Rollouts, key: str) -> float:

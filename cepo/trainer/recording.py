@@ -32,7 +32,6 @@ def reward_metrics(rollouts: Rollouts) -> Metrics:
         "reward/correct": mean_of(rollouts.correct.float()),
         "reward/num_raised": sum_value(rollouts.num_raised),
         "reward/num_timed_out": sum_value(rollouts.num_timed_out),
-        "reward/num_ungraded": sum_value(rollouts.num_ungraded),
         "response_length/mean": mean_of(lengths),
         "response_length/max": max_value(float(lengths.max())),
         "response_length/min": min_value(float(lengths.min())),

@@ -20,7 +20,7 @@ from cepo.losses.divergence import chunked_divergence, distillation_losses
 from cepo.losses.policy import AGGREGATIONS, LossDenominators, token_weights
 from cepo.metrics import results
 from cepo.trees import leaves
-from cepo.types import DivergenceConfig, Reference, RolloutGroup, TokenBatch, TokenSignal
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 METHODS = ("opsd", "sdpo")
 both = pytest.mark.parametrize("method", METHODS)
@@ -41,20 +41,6 @@ def batch_of(shown: list[bool]) -> TokenBatch:
 
 def signal_of(method: str, batch: TokenBatch, **config: Any) -> TokenSignal:
     return build_estimator(method, config).signal(batch, step=0)
-
-
-def test_the_presets_of_both_distillation_methods_hold() -> None:
-    """opsd: forward KL with the live actor. sdpo: JSD of weight 1/2 with an average of decay 0.999."""
-    opsd, sdpo = (build_config(method, None) for method in METHODS)
-    assert (opsd.distillation.divergence, opsd.teacher.source) == (
-        DivergenceConfig(kind="forward_kl", support="full"),
-        "actor",
-    )
-    assert sdpo.distillation.divergence == DivergenceConfig(kind="jsd", jsd_weight=0.5, support="full")
-    assert (sdpo.teacher.source, sdpo.teacher.ema_decay) == ("ema", 0.999)
-    for config in (opsd, sdpo):
-        assert (config.weight, config.policy_weight, config.positive.source) == (1.0, 0.0, "ground_truth")
-        assert (config.divergence.clip, config.divergence.importance_clip) == (None, None)
 
 
 @both

@@ -53,15 +53,6 @@ def test_the_views_of_the_methods_are_those_declared() -> None:
     assert views == {"cepo": ("correct", "wrong"), "rlsd": ("correct",), "grpo": ()}
 
 
-def test_the_presets_of_cepo_and_rlsd_hold() -> None:
-    """They are lambda = 0.5 over 25 steps, r = 0.5, and the live actor as teacher."""
-    for name in ("cepo", "rlsd"):
-        config = build_config(name, None)
-        assert (config.lambda_init, config.lambda_schedule, config.lambda_decay_steps) == (0.5, "linear", 25)
-        assert (config.clip_radius, config.teacher.source, config.positive.source) == (0.5, "actor", "ground_truth")
-    assert build_config("cepo", None).negative.source == "peer_answer"
-
-
 def test_an_unknown_method_names_the_nearest_and_all_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"adv_estimator 'cep' is unknown\. Did you mean 'cepo'\? Known: .*grpo"):
         build_estimator("cep")

@@ -187,6 +187,7 @@ def test_no_module_outside_algorithms_knows_a_methods_name() -> None:
     ]
     for folder in ("scripts", "lab"):
         programs = [path for path in sorted((REPOSITORY / folder).rglob("*")) if path.suffix in (".py", ".sh")]
+        programs = [path for path in programs if path.parent.name != "tests"]
         assert programs, f"{folder} holds no program"
         found += [
             str(path.relative_to(REPOSITORY)) for path in programs if word.search(path.read_text(encoding="utf-8"))
@@ -278,3 +279,7 @@ def test_names_of_tests_have_at_most_60_characters() -> None:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and len(node.name) > 60
     ]
     assert not long, "\n".join(long)
+
+
+def test_nothing_in_the_package_imports_the_lab() -> None:
+    assert [(file, line) for file in MODULES for name, line in imports_of(file) if name.split(".")[0] == "lab"] == []

@@ -174,7 +174,7 @@ def test_an_image_copies_files_that_exist_and_pins_its_extra(file: Path) -> None
 def test_make_lists_the_commands_of_a_contributor() -> None:
     done = subprocess.run(["make", "help"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "help", "fmt", "check", "fast", "test", "docs", "audit", "release", "gpu-dry", "gpu"
+        "help", "fmt", "check", "fast", "test", "nightly", "docs", "audit", "release", "gpu-dry", "gpu"
     ]  # fmt: skip
 
 

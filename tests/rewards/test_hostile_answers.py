@@ -113,7 +113,7 @@ def test_generated_adversarial_answers_are_graded_in_any_order() -> None:
     """`python3 -m lab.hostile_answers` does the same with 10,000."""
     found = figures(samples_of(400, seed=3), timeout=10.0, workers=2, seed=4)
     assert found["other_verdict_in_another_order"] == 0
-    assert (found["timed_out"], found["ungraded"], found["raised"]) == (0, 0, 0)
+    assert (found["timed_out"], found["raised"]) == (0, 0)
     assert 0 < found["right"] < 400
     assert found["mean_seconds"] < 0.1
 
@@ -131,27 +131,14 @@ def test_any_text_has_a_magnitude() -> None:
 
 
 @pytest.mark.heavy
-def test_a_batch_of_hanging_samples_is_given_up_early(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The good samples are scored."""
+def test_each_hanging_sample_costs_one_time_limit(tmp_path: Path) -> None:
+    """10 of 14 samples hang, and the good ones after them are scored."""
     file = tmp_path / "slow.py"
     file.write_text(
         "import time\nREWARD_TYPE = 'sequential'\n"
         "def score(sample):\n    time.sleep(60 if sample['response'] == 'hang' else 0)\n    return {'overall': 1.0}\n"
     )
-    pool = RewardPool(f"{file}:score", {}, num_workers=1, timeout_seconds=1.0)
-    try:
-        began = time.monotonic()
-        outcome = pool.score([{"response": "hang"}] * 20 + [{"response": "good"}] * 4)
-        took = time.monotonic() - began
-        # The ninth and later ones hung for a tenth of the limit only: that is no verdict of their own.
-        assert (outcome.num_timed_out, outcome.num_ungraded) == (8, 12)
-        assert "12 of 24 samples were not graded: after 8 timeouts" in caplog.text
-        assert [score["overall"] for score in outcome.scores] == [0.0] * 20 + [1.0] * 4
-        began = time.monotonic()
-        assert pool.score([{"response": "hang"}, {"response": "good"}]).num_timed_out == 1
-        one = time.monotonic() - began
-        assert one >= 1.0, "the next call has the whole limit again"
-        assert took < 20 * one - 3, "20 whole limits and restarts"
-        assert "8 samples of a batch took more than 1 s; the rest of the batch gets 0.1 s per sample" in caplog.text
-    finally:
-        pool.close()
+    with RewardPool(f"{file}:score", {}, num_workers=2, timeout_seconds=0.5) as pool:
+        outcome = pool.score([{"response": "hang"}] * 10 + [{"response": "good"}] * 4)
+    assert (outcome.num_timed_out, outcome.num_raised) == (10, 0)
+    assert [score["overall"] for score in outcome.scores] == [0.0] * 10 + [1.0] * 4

@@ -76,50 +76,12 @@ def write_rows(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("data.rollout_batchsize=4", ["data.rollout_batchsize", "'rollout_batch_size'"]),
-        ("rollout_batch_size=4", ["rollout_batch_size", "data.rollout_batch_size"]),
-        ("worker.rollout.n=four", ["worker.rollout.n", "'four'", "an integer"]),
-        ("worker.actor.optim.lr=-1", ["worker.actor.optim.lr", "-1"]),
-        ("trainer.logger=[file,nowhere]", ["trainer.logger", "nowhere", "console, file, tensorboard"]),
-        ("algorithm.adv_estimator=gepo", ["algorithm.adv_estimator", "'gepo'", "Did you mean", "rlsd"]),
-        ("algorithm.weight.lamda_init=0.5", ["algorithm.weight.lamda_init", "lambda_init"]),
-        ("algorithm.weight.clip_radius=1.5", ["clip_radius", "1.5", "at least 0 and below 1"]),
-        ("config=nowhere.yaml", ["nowhere.yaml"]),
-        ("data.train_files=nowhere.parquet", ["data.train_files", "nowhere.parquet"]),
-        ("data.format_prompt=nowhere.jinja", ["data.format_prompt", "nowhere.jinja"]),
-        ("worker.actor.model.model_path=./nowhere", ["worker.actor.model.model_path", "./nowhere"]),
-        ("worker.reward.reward_function=nowhere.py:main", ["worker.reward.reward_function", "nowhere.py"]),
-        ("trainer.load_checkpoint_path=nowhere", ["trainer.load_checkpoint_path", "nowhere"]),
-        ("data.prompt_key=question", ["data.prompt_key", "'question'", "problem"]),
-        ("data.answer_key=label", ["data.answer_key", "'label'", "answer"]),
-        ("worker.actor.global_batch_size=3", ["data.rollout_batch_size=4", "global_batch_size=3", "1, 2, 4"]),
-        ("data.rollout_batch_size=10", ["data.rollout_batch_size is 10", "8 usable problems", "at most"]),
-        ("worker.rollout.n=1", ["worker.rollout.n=1", "at least 2"]),
-        ("data.max_prompt_length=9", ["overlong", "data.max_prompt_length=9"]),
-    ],
-)  # fmt: skip
-def test_an_unusable_setting_ends_the_run_with_code_2(refused: Command, override: str, words: list[str]) -> None:
-    """It names key, value and what is accepted."""
-    overrides = [override]
-    if "global_batch_size" not in override and "rollout_batch_size=10" in override:
-        overrides.append("worker.actor.global_batch_size=5")
-    message = refused(*overrides)
-    assert [word for word in words if word not in message] == [], message
-
-
-@pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"problem": "Find x."}, ["0 '<image>'", "1 images"]),
         ({"problem": "<image><image>Find x."}, ["2 '<image>'", "1 images"]),
         ({"images": ["text.png"]}, ["cannot be read", "text.png"]),
-        ({"images": ["absent.png"]}, ["does not exist", "absent.png"]),
         ({"images": ["cut.png"]}, ["damaged"]),
-        ({"images": ["cut.jpg"]}, ["damaged"]),
         ({"images": ["thin.png"]}, ["800 x 2", "at most 200"]),
-        ({"answer": "  "}, ["'answer' is empty"]),
         ({"answer": None}, ["'answer' is empty"]),
         ({"problem": ""}, ["'problem' is empty"]),
     ],
@@ -154,34 +116,13 @@ def test_an_overlong_prompt_is_left_out_or_an_error(
     assert problems.most_images == 1
 
 
-def test_files_that_cannot_be_understood_end_the_run_with_code_2(refused: Command, tmp_path: Path) -> None:
-    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and nothing more")
-    assert "broken.parquet" in refused(f"data.train_files={tmp_path / 'broken.parquet'}")
-    (tmp_path / "empty").mkdir()
-    assert ".parquet" in refused(f"data.train_files={tmp_path / 'empty'}")
-    template = tmp_path / "prompt.jinja"
-    for text, word in (("{{ question }}", "question"), ("{{ content", "does not parse"), ("Solve it.", "content")):
-        template.write_text(text)
-        assert word in refused(f"data.format_prompt={template}")
-    for text, word in (("{{ prompt }}", "reference"), ("{{ reference }}{{ name }}", "name")):
-        template.write_text(text)
-        message = refused("algorithm.adv_estimator=cepo", f"algorithm.teacher.template={template}")
-        assert word in message
-    reward = tmp_path / "reward.py"
-    reward.write_text("def score(samples):\n    return []\n")
-    assert "scores" in refused(f"worker.reward.reward_function={reward}:scores")
-    reward.write_text("import nothing_of_this_name\n")
-    assert "nothing_of_this_name" in refused(f"worker.reward.reward_function={reward}:score")
-
-
-@pytest.mark.parametrize(("name", "kept"), [("model.safetensors", -1000), ("pytorch_model.bin", -1000)])
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_broken_weights_end_the_run_with_code_2(
     tiny_run: list[str],
     tiny_model_folder: Path,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     name: str,
-    kept: int,
 ) -> None:
     """They are cut short, and the message has the remedy."""
     model = tmp_path / "model"
@@ -190,7 +131,7 @@ def test_broken_weights_end_the_run_with_code_2(
         torch.save(load_file(tiny_model_folder / "model.safetensors"), model / name)
     else:
         shutil.copyfile(tiny_model_folder / name, model / name)
-    (model / name).write_bytes((model / name).read_bytes()[:kept])
+    (model / name).write_bytes((model / name).read_bytes()[:-1000])
     run_folder = f"trainer.save_checkpoint_path={tmp_path / 'run'}"
     assert cepo.train.main([*tiny_run, f"worker.actor.model.model_path={model}", run_folder]) == 2
     (error,) = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]

@@ -74,14 +74,6 @@ def test_a_limit_of_1_keeps_the_best_beside_the_last(validated_run: list[str], t
     assert (tracker(tmp_path)["best_global_step"], tracker(tmp_path)["best_val_reward_score"]) == (5, 0.9)
 
 
-def test_a_new_start_in_an_old_folder_inherits_no_best(validated_run: list[str], tmp_path: Path) -> None:
-    """The old run's best is 0.9."""
-    run(validated_run, *EVERY_STEP, "trainer.max_steps=1", folder=tmp_path, prepare=validated_at([0.9]))
-    anew = ["trainer.max_steps=2", "trainer.find_last_checkpoint=false"]
-    run(validated_run, *EVERY_STEP, *anew, folder=tmp_path, prepare=validated_at([0.1, 0.05]))
-    assert (tracker(tmp_path)["best_global_step"], tracker(tmp_path)["best_val_reward_score"]) == (1, 0.1)
-
-
 def test_a_score_counts_for_the_weights_it_was_measured_on_only(validated_run: list[str], tmp_path: Path) -> None:
     options = ["trainer.save_freq=1", "trainer.val_freq=2", "trainer.max_steps=3"]
     run(validated_run, *options, folder=tmp_path / "some", prepare=validated_at([0.5, 0.4]))

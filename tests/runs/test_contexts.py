@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,6 @@ from training_runs import (
     EVERY_WRONG_ROLLOUT_TEACHES,
     encoded,
     picture,
-    random_response,
-    reference_model,
     run,
 )
 
@@ -22,9 +20,7 @@ from cepo.data.batch import ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
 from cepo.models.inputs import EncodedPrompt
-from cepo.models.positions import sequence_positions
 from cepo.models.processing import Processing
-from cepo.trainer.loop import Trainer
 from cepo.types import Reference
 from cepo.workers.actor import Actor
 
@@ -63,22 +59,6 @@ def test_a_teacher_in_the_students_context_has_no_evidence(tiny_run: list[str], 
     assert max(map(abs, deltas)) < 1e-4
     weights = [weight for group in finished.rollouts for rollout in group["rollouts"] for weight in rollout["weight"]]
     assert max(abs(weight - 1) for weight in weights) < 1e-4
-
-
-@pytest.mark.heavy
-def test_another_image_moves_teacher_log_probs(build_actor: Callable[..., Actor], model_folder: Path) -> None:
-    """They move by more than 1e-3."""
-    processing = Processing(str(model_folder))
-    actor = build_actor(folder=model_folder)
-    contexts = builder(processing)
-    task = problem()
-    other = Problem(prompt_id="1", text=task.text, images=(picture(9),), ground_truth="4", solution=None, columns={})
-    responses = [tuple(processing.encode_text(rf"The side is {number}. \boxed{{{number}}}")) for number in (3, 7)]
-    scores = [
-        torch.cat(actor.score([ScoringRow(context=context, response_ids=ids) for ids in responses], as_teacher=True))
-        for context in (contexts.teacher(each, contexts.student(each), "7") for each in (task, other))
-    ]
-    assert float((scores[0] - scores[1]).abs().mean()) > 1e-3
 
 
 @pytest.mark.heavy
@@ -125,25 +105,6 @@ def test_teacher_sequences_hold_hint_and_response_in_place(
     assert {group["ground_truth"] for group in finished.rollouts} & views  # the right side
     assert len(views) > len(finished.rollouts) / 2
     assert end(image) == 0
-
-
-@pytest.mark.parametrize("images", [0, 1, 3])
-def test_positions_are_the_models_own_with_0_1_and_3_pictures(
-    tiny_model_folder: Path, tiny_processing: Processing, images: int
-) -> None:
-    pictures = [picture(seed, (64 + 32 * seed, 96)) for seed in range(images)]
-    text = "First " + " and then ".join(["<image>"] * images) + " Find x."
-    prompt = tiny_processing.encode(text, tiny_processing.load_images(pictures))
-    response = random_response(7, seed=1)
-    ids = torch.tensor([[*prompt.token_ids, *response]])
-    image_token = tiny_processing.image_token_id
-    model = reference_model(tiny_model_folder)
-    grid = None if prompt.images is None else prompt.images.grid_thw
-    expected, _ = model.model.get_rope_index(ids, (ids == image_token).int(), grid, attention_mask=torch.ones_like(ids))
-    context = tiny_processing.positions(prompt)
-    assert torch.equal(sequence_positions(context, 7), expected[:, 0])
-    if images:
-        assert int(context.max()) < len(prompt.token_ids) - 1  # a picture takes fewer positions than tokens
 
 
 @pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
@@ -272,43 +233,6 @@ def test_an_answer_is_shown_whole_or_not_at_all(tiny_processing: Processing) -> 
 )
 def test_a_cap_cuts_no_number_in_two(tiny_processing: Processing, text: str, cap: int, kept: str) -> None:
     assert builder(tiny_processing)._cut(text, cap) == kept
-
-
-@pytest.mark.heavy
-def test_the_trace_shows_the_reference_as_it_was_cut(
-    tiny_run: list[str], tiny_processing: Processing, tmp_path: Path
-) -> None:
-    """It was cut to 4 tokens."""
-    template = tmp_path / "reference.jinja"
-    template.write_text("{{ prompt }}[{{ reference }}]")
-    read: list[str] = []
-
-    def watch(trainer: Trainer) -> None:
-        score = trainer.backend.score
-
-        def scored(rows: Sequence[ScoringRow], **options: Any) -> list[Any]:
-            read.extend(shown(tiny_processing, row.context) for row in rows)
-            return score(rows, **options)
-
-        longest = max(len(trainer.contexts.student(each).token_ids) for each in trainer.problems)
-        trainer.contexts._max_context_length = longest + 2 + 4
-        trainer.backend.score = scored  # type: ignore[method-assign]
-
-    finished = run(
-        tiny_run,
-        "algorithm.adv_estimator=cepo",
-        EVERY_WRONG_ROLLOUT_TEACHES,
-        f"algorithm.teacher.template={template}",
-        "trainer.max_steps=1",
-        folder=tmp_path / "run",
-        prepare=watch,
-    )
-    consulted = [group for group in finished.rollouts if any(any(each["delta"]) for each in group["rollouts"])]
-    references = [text for group in consulted for text in group["rollouts"][0]["references"].values()]
-    cut = [text for text in references if 1 < len(tiny_processing.encode_text(text)) <= 4]
-    assert len(cut) >= 2
-    for text in references:
-        assert any(f"[{text}]" in context for context in read)
 
 
 def test_assistant_prefix_is_between_header_and_response(tiny_processing: Processing) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import FinishedRun, actor_of, assert_evaluates, differing, run
+from training_runs import FinishedRun, actor_of, run
 
 from cepo.cli import main
 from cepo.rollout.generator import FullWeights
@@ -66,30 +66,4 @@ def test_merged_weights_are_those_that_the_written_model_has(trained: FinishedRu
     assert changed == 28
 
 
-def test_a_stopped_and_resumed_run_ends_with_the_same_bits(tiny_run: list[str], tmp_path: Path) -> None:
-    whole = run(tiny_run, *DORA, "trainer.max_steps=3", folder=tmp_path / "whole")
-    run(tiny_run, *DORA, "trainer.max_steps=1", folder=tmp_path / "stopped")
-    resumed = run(tiny_run, *DORA, "trainer.max_steps=3", folder=tmp_path / "stopped")
-    assert resumed.first_step == 1
-    assert any("lora_magnitude_vector" in name for name in whole.parameters)
-    assert differing(whole.parameters, resumed.parameters) == []
-
-
-def test_a_dora_checkpoint_is_evaluated_as_a_merged_model(
-    trained: FinishedRun, problem_file: Path, parity_reward: str, tmp_path: Path
-) -> None:
-    assert_evaluates(trained.folder / "global_step_2", problem_file, parity_reward, out=tmp_path / "out")
-
-
 BuildActor = Callable[..., Actor]
-
-
-def test_without_training_dora_computes_what_the_base_computes(
-    build_actor: BuildActor, tiny_model_folder: Path
-) -> None:
-    actor = build_actor(model__lora__rank=4, model__lora__use_dora="true")
-    merged = MergedWeights(actor.module, scale=64 / 4, device=actor.device)
-    base = load_file(tiny_model_folder / "model.safetensors")
-    assert set(base) == set(merged) - {"lm_head.weight"}
-    for name, tensor in base.items():
-        torch.testing.assert_close(merged[name], tensor, rtol=0, atol=1e-6)

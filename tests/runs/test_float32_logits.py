@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +15,8 @@ from training_runs import encoded, whole
 from cepo.data.batch import ScoringRow
 from cepo.models.processing import Processing
 from cepo.rollout.generator import SamplingSettings
-from cepo.types import DivergenceConfig
 from cepo.workers.actor import Actor
-from cepo.workers.scoring_model import TeacherStates, collate
+from cepo.workers.scoring_model import collate
 
 pytestmark = pytest.mark.heavy
 
@@ -74,31 +71,3 @@ def test_float32_logits_cut_the_error_of_delta_by_more_than_5(
         errors[fp32_logits] = float((delta - exact).square().mean().sqrt())
     assert errors[False] > 0.02, "nats"
     assert errors[False] / errors[True] >= 5
-
-
-def kept_teacher(actor: Actor, rows: list[ScoringRow], divergence: DivergenceConfig) -> Any:
-    named = [dataclasses.replace(row, row=number, view="hinted") for number, row in enumerate(rows)]
-    actor.score(named, keep_states="hinted")
-    return actor.kept.states_for("hinted", named, divergence)
-
-
-@pytest.mark.parametrize("own_head", [False, True])
-def test_divergences_in_bf16_are_those_of_float64_logits(
-    build_actor: BuildActor, realistic_folder: Path, views: Views, own_head: bool
-) -> None:
-    """The teacher's head is the student's, or a copy kept beside its states, as where the head is trained."""
-    divergence = DivergenceConfig(kind="forward_kl")
-    frozen = {} if own_head else {"model__lora__rank": 4}
-    actor = build_actor(folder=realistic_folder, fsdp__mp_param_dtype="bf16", padding_free="false", **frozen)
-    teacher = kept_teacher(actor, views["correct"], divergence)
-    assert isinstance(teacher, TeacherStates)
-    assert (teacher.head is not None) == own_head
-    batch = collate(views["wrong"], processing=actor._processing, device=actor.device)
-    with torch.no_grad():
-        _, (found,) = actor.module(batch, (teacher,))
-        _, (hidden,) = actor.module(batch)
-        weight = whole(actor.module.base.lm_head.weight).bfloat16().double()
-        student, expert = ((states.double() @ weight.t()).log_softmax(dim=1) for states in (hidden, teacher.hidden))
-    exact = (expert.exp() * (expert - student)).sum(dim=1)
-    assert float(exact.mean()) > 1e-3
-    assert float((found.double() - exact).abs().max()) < 1e-4

@@ -182,19 +182,6 @@ def test_an_emptied_wrong_side_is_as_if_there_were_none(
     assert rows["correct"]["evidence/positive_fraction"] == rows["correct"]["evidence/negative_fraction"] == 0.0
 
 
-def test_a_problem_asked_twice_together_gets_other_noise(tiny_run: list[str], tmp_path: Path) -> None:
-    """It gets other noise each time."""
-    seen: list[GenerationRequest] = []
-
-    def prepare(trainer: Trainer) -> None:
-        asked(seen)(trainer)
-        trainer.problems.indices = lambda step, batch_size: [3, 5, 3, 3]  # type: ignore[method-assign]
-
-    run(tiny_run, *ONE_STEP, folder=tmp_path, prepare=prepare)
-    assert len({request.seed for request in seen}) == 4
-    assert len({request.prompt_ids for request in seen}) == 2
-
-
 def test_the_users_answers_are_what_teachers_read(tiny_run: list[str], tmp_path: Path) -> None:
     """A random model writes no box: without the user's function no response has an answer, and a warning says so."""
     file = tmp_path / "lengths.py"
@@ -216,11 +203,3 @@ def test_the_users_answers_are_what_teachers_read(tiny_run: list[str], tmp_path:
     for group, reference in shown:
         wrong = [one["response"] for one in group["rollouts"] if one["accuracy"] == 0]
         assert reference is None or reference in [f"{len(response)} characters" for response in wrong]
-
-
-def test_a_format_without_answers_is_reported_loudly(
-    tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    row = step_row(run(tiny_run, "algorithm.adv_estimator=cepo", *ONE_STEP, folder=tmp_path))
-    assert row["references/responses_without_answer"] == 1
-    assert "(100 %) have no final answer that a teacher could read" in caplog.text

@@ -17,7 +17,7 @@ from cepo.models.processing import Processing
 from cepo.workers.actor import Actor
 from lab.gradient.__main__ import main
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.nightly("a program of the lab")]
 
 METHODS = "methods=grpo, rlsd(lambda_init=1)"
 

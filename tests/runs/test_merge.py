@@ -297,16 +297,6 @@ def test_what_cannot_be_merged_ends_with_one_message(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "rank_files"]
 
 
-def test_a_checkpoint_that_says_nothing_of_its_base_asks_for_it(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    checkpoint = tmp_path / "global_step_2"
-    shutil.copytree(train(*FULL).folder / "global_step_2", checkpoint)
-    message = refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged")
-    assert "does not say which model was trained" in message
-    assert "--base" in message
-
-
 def test_an_adapter_of_other_weights_is_refused(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -396,26 +386,3 @@ def test_a_checkpoint_cannot_name_the_folder_to_be_removed(
     assert (victim / "thesis").read_text() == "years of work"
     assert code == 2
     assert ".metadata is refused, because it changes pathlib.PosixPath" in capsys.readouterr().err
-
-
-def test_links_in_a_checkpoint_are_refused(train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint = tmp_path / "run" / "global_step_2"
-    shutil.copytree(train(*FULL).folder, tmp_path / "run")
-    (checkpoint / "actor" / "random_state.pt").unlink()
-    (checkpoint / "actor" / "random_state.pt").symlink_to("/dev/zero")
-    message = refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged")
-    assert "random_state.pt is not a regular file" in message
-
-
-def test_shards_of_a_model_with_more_layers_are_refused(
-    train: Train, tiny_model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    smaller = tmp_path / "smaller"
-    shutil.copytree(tiny_model_folder, smaller)
-    config = json.loads((smaller / "config.json").read_text())
-    config["text_config"]["num_hidden_layers"] -= 1
-    config["text_config"].pop("layer_types", None)
-    (smaller / "config.json").write_text(json.dumps(config))
-    checkpoint = train(*FULL).folder / "global_step_2"
-    message = refusal(capsys, "--checkpoint", checkpoint, "--out", tmp_path / "merged", "--base", smaller)
-    assert "weights that the base model lacks: 11 (model.language_model.layers.3." in message

@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 from training_runs import (
     FinishedRun,
-    assert_evaluates,
     differing,
     encoded,
     largest_gap,
@@ -196,12 +195,6 @@ def test_a_stopped_and_resumed_run_ends_with_the_same_bits(tiny_run: list[str], 
     resumed = run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path / "stopped")
     assert resumed.first_step == 1
     assert differing(whole.parameters, resumed.parameters) == []
-
-
-def test_a_checkpoint_is_evaluated_as_a_merged_model(
-    trained: FinishedRun, problem_file: Path, parity_reward: str, tmp_path: Path
-) -> None:
-    assert_evaluates(trained.folder / "global_step_2", problem_file, parity_reward, out=tmp_path / "out")
 
 
 def test_a_checkpoint_that_is_quantised_already_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:

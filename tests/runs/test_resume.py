@@ -45,7 +45,6 @@ FOUR_STEPS = [
     "worker.actor.optim.lr_scheduler_type=cosine",
     "worker.actor.optim.lr_warmup_steps=1",
 ]
-FULL = ["worker.actor.model.lora.rank=0"]
 LORA = ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]
 AVERAGE = ["algorithm.teacher.source=ema", "algorithm.teacher.ema_decay=0.7"]
 SNAPSHOT = ["algorithm.teacher.source=snapshot", "algorithm.teacher.sync_every=3"]
@@ -88,7 +87,7 @@ def assert_same_run(one: FinishedRun, other: FinishedRun) -> None:
     assert one.metrics[3]["work/teacher_rows"] > 0
 
 
-@pytest.mark.parametrize("options", [FULL, LORA, AVERAGE, [*LORA, *SNAPSHOT]], ids=["full", "lora", "ema", "snapshot"])
+@pytest.mark.parametrize("options", [AVERAGE, [*LORA, *SNAPSHOT]], ids=["full, ema", "lora, snapshot"])
 def test_a_stopped_and_resumed_run_ends_with_the_same_bits(
     tiny_run: list[str], tmp_path: Path, options: list[str]
 ) -> None:
@@ -135,22 +134,15 @@ def interrupted_in(
         return main([*arguments, f"trainer.save_checkpoint_path={folder}"])
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_the_finished_step_to_go_on_from(
     tiny_run: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    number: signal.Signals,
-    code: int,
 ) -> None:
     """Although checkpoints are written only at the end, no step is lost and no bit changes."""
     arguments = [*tiny_run, *FOUR_STEPS, "trainer.save_freq=-1"]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
-    try:
-        assert interrupted_in(monkeypatch, arguments, number, step=2, folder=tmp_path / "stopped") == code
-    finally:
-        signal.signal(signal.SIGINT, before)
+    assert interrupted_in(monkeypatch, arguments, signal.SIGTERM, step=2, folder=tmp_path / "stopped") == 143
     assert "step 2 is finished and saved first (trainer.save_on_interrupt); a second one ends at once" in caplog.text
     assert f"{tmp_path}/stopped/global_step_2; the same command resumes from it" in caplog.text
     resumed = run(arguments, folder=tmp_path / "stopped")
@@ -208,16 +200,6 @@ def test_what_an_interrupted_write_leaves_behind_is_passed_over(
     assert second.first_step == 1
     assert differing(two_steps.parameters, second.parameters) == []
     assert json.loads((tmp_path / "global_step_2" / STATE_FILE).read_text())["global_step"] == 2
-
-
-def test_the_last_2_checkpoints_stay(tiny_run: list[str], tmp_path: Path) -> None:
-    """A finished run does nothing more."""
-    options = ["trainer.max_steps=3", "trainer.save_freq=1", "trainer.save_limit=2"]
-    first = run(tiny_run, *options, folder=tmp_path)
-    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_2", "global_step_3"]
-    with pytest.raises(RunFinishedError, match="all 3 steps of this run are done"):
-        run(tiny_run, *options, folder=tmp_path)
-    assert [row["step"] for row in first.metrics] == [1, 2, 3]
 
 
 def test_a_new_start_never_resumes_from_an_older_run(tiny_run: list[str], tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from PIL import Image
 from rounding import LOG_PROBS
 from torch import Tensor
 
-from cepo.cli import main
 from cepo.config import RunConfig, check_config, load_config
 from cepo.config.schema import RewardConfig
 from cepo.data.batch import ScoringRow
@@ -158,13 +157,6 @@ def assert_same_run(folder: Path, expected: FinishedRun) -> None:
         assert {name: row[name] for name in compared} == pytest.approx(
             {name: other[name] for name in compared}, rel=1e-3, abs=LOG_PROBS
         )
-
-
-def assert_evaluates(checkpoint: Path, data: Path, reward: str, *, out: Path) -> None:
-    """`cepo evaluate` with one response per problem ends well and writes its results."""
-    arguments = [f"checkpoint={checkpoint}", f"data={data}", f"out={out}", "n=1"]
-    assert main(["evaluate", *arguments, f"worker.reward.reward_function={reward}"]) == 0
-    assert (out / "evaluation.json").is_file()
 
 
 def recorded_groups(folder: Path) -> list[dict[str, Any]]:

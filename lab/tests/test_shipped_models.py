@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,8 @@ from safetensors.torch import load_file
 from shipped_model import Evaluator, Rollout, accuracy, mixed_fraction, shuffled_images
 
 from cepo.config import load_config
-from cepo.errors import DataError
 from cepo.microgeo.problems import generate_problem
-from cepo.microgeo.world import ASSETS, build_world
+from cepo.microgeo.world import ASSETS
 from lab.support.machine import ROOT as REPOSITORY
 from lab.worlds.__main__ import main
 from lab.worlds.kinds import CHAIN
@@ -145,37 +143,3 @@ def test_the_chain_world_is_built_with_every_split(tmp_path: Path) -> None:
     assert built == {"model", "world.json", *(f"{split}.parquet" for split in CHAIN.splits)}
     run = load_config([f"config={REPOSITORY}/lab/chain.yaml"])
     assert {Path(run.data.train_files).name, Path(run.data.val_files or "").name} <= built
-
-
-def test_a_world_is_built_once_and_a_strange_folder_left_alone(tmp_path: Path) -> None:
-    world = build_world(tmp_path / "world", num_train=12, num_validation=4)
-    assert (world.model_path / "model.safetensors").stat().st_size < 10_000_000
-    stamp = world.train_file.stat().st_mtime_ns
-    assert build_world(tmp_path / "world", num_train=12, num_validation=4) == world
-    assert world.train_file.stat().st_mtime_ns == stamp
-    assert build_world(tmp_path / "world", num_train=13, num_validation=4).train_file.stat().st_mtime_ns != stamp
-    assert [path.name for path in tmp_path.iterdir()] == ["world"]
-
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(DataError, match="not an embedded world"):
-        build_world(tmp_path / "mine", num_train=12, num_validation=4)
-    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
-
-
-def test_an_interrupted_build_leaves_no_half_world(tmp_path: Path) -> None:
-    def interrupt(stage: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        build_world(tmp_path / "world", num_train=4, num_validation=4, progress=interrupt)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_default_folder_lies_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    world = build_world(num_train=4, num_validation=4)
-    assert world.model_path.parent.parent == tmp_path / "cepo"
-    assert world.model_path.parent.name.startswith("microgeo-")
-    manifest = json.loads((world.model_path.parent / "world.json").read_text())
-    assert manifest["fingerprint"].startswith(world.model_path.parent.name.removeprefix("microgeo-"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +94,3 @@ def test_the_labs_readme_lists_every_program() -> None:
     ]
     assert len(programs) > 10
     assert [name for name in programs if f"lab.{name}" not in readme and f"lab/{name}.py" not in readme] == []
-
-
-def test_nothing_in_the_package_imports_the_lab() -> None:
-    files = [*(ROOT / "cepo").rglob("*.py")]
-    assert len(files) > 100
-    assert [
-        file for file in files if re.search(r"^\s*(?:from|import) lab\b", file.read_text("utf-8"), re.MULTILINE)
-    ] == []

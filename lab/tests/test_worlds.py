@@ -1,0 +1,81 @@
+"""The embedded worlds' demonstrations and wording, as warm start and templates use them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shipped_model import answer_bearing_positions, wrong_answer
+
+from cepo.config.checks import MICROGEO_DATA
+from cepo.microgeo.kinds import SHAPES
+from cepo.microgeo.problems import (
+    FAMILIES,
+    generate_problem,
+    right_response,
+)
+from lab.worlds.demonstrations import NoiseRates, demonstrate
+from lab.worlds.prompts import FORMAT_PROMPT, TEACHER_PROMPT, user_text
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def test_without_noise_a_demonstration_is_right_and_unhinted() -> None:
+    quiet = NoiseRates(misread=0, misread_when_hinted=0, slip=0, misconception=dict.fromkeys(FAMILIES, 0.0), hinted=0)
+    for index in range(40):
+        problem = generate_problem(2, index)
+        one = demonstrate(problem, quiet, seed=0)
+        assert (one.response, one.hint) == (right_response(problem), None)
+
+
+def test_demonstrations_are_as_noisy_as_the_rates_say() -> None:
+    """They are as often hinted as the rates say, too."""
+    rates = NoiseRates()
+    problems = [generate_problem(9, 4 * index, stream="noise") for index in range(2000)]
+    ones = [demonstrate(problem, rates, seed=0) for problem in problems]
+    assert ones == [demonstrate(problem, rates, seed=0) for problem in problems]
+    for hinted, rate in ((False, rates.misread), (True, rates.misread_when_hinted)):
+        misread = [one.response[0] != one.problem.seen for one in ones if (one.hint is not None) == hinted]
+        assert np.mean(misread) == pytest.approx(rate, abs=0.03)
+    assert np.mean([one.hint is not None for one in ones]) == pytest.approx(rates.hinted, abs=0.03)
+    boxed = [re.search(r"boxed\{(\d+)\}", one.response).group(1) for one in ones]  # type: ignore[union-attr]
+    follows = [one.hint == box for one, box in zip(ones, boxed, strict=True) if one.hint is not None]
+    assert np.mean(follows) == pytest.approx(1 - rates.hint_is_ignored, abs=0.03)
+
+
+def test_a_wrong_answer_is_never_the_right_one() -> None:
+    for index in range(200):
+        problem = generate_problem(4, index)
+        assert wrong_answer(problem, seed=0) != problem.answer
+        assert wrong_answer(problem, seed=0) == wrong_answer(problem, seed=0)
+
+
+def one_token_per_character(text: str) -> list[tuple[int, int]]:
+    return [(position, position + 1) for position in range(len(text))]
+
+
+def test_answer_positions_are_the_first_token_and_last_digits() -> None:
+    """The digits are those of the last result."""
+    text = "width open. 2*24=48. 48+13=61. \\boxed{61}"
+    result = text.index("=61") + 1
+    assert answer_bearing_positions(text, one_token_per_character(text)) == [0, result, result + 1]
+    words = [(0, 5), (5, 16), (16, 20), (20, result), (result, result + 1), (result + 1, len(text))]
+    assert answer_bearing_positions(text, words) == [0, 4, 5]
+
+
+def test_answer_positions_without_a_result_are_the_first_token() -> None:
+    assert answer_bearing_positions("no idea", [(0, 2), (2, 7)]) == [0]
+    assert answer_bearing_positions("", []) == []
+
+
+def test_the_lab_teaches_the_wording_of_the_template_files() -> None:
+    assert list(MICROGEO_DATA) == [f"microgeo:{split}" for split in SHAPES.splits]
+    assert (CONFIGS / "format_prompt" / "microgeo.jinja").read_text().rstrip("\n") == FORMAT_PROMPT
+    assert (CONFIGS / "teacher" / "user_suffix.jinja").read_text().rstrip("\n") == TEACHER_PROMPT
+
+
+def test_the_hinted_user_text_is_the_students_with_one_more_line() -> None:
+    assert user_text("How long?") == "How long? Answer in \\boxed{}."
+    assert user_text("How long?", "12") == "How long? Answer in \\boxed{}.\nHere is a sample answer: 12"

@@ -1,0 +1,47 @@
+"""The embedded world as files: built once, whole or not at all, and apart from what is the user's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cepo.errors import DataError
+from cepo.microgeo.world import build_world
+
+pytestmark = pytest.mark.heavy
+
+
+def test_a_world_is_built_once_and_a_strange_folder_left_alone(tmp_path: Path) -> None:
+    world = build_world(tmp_path / "world", num_train=12, num_validation=4)
+    assert (world.model_path / "model.safetensors").stat().st_size < 10_000_000
+    stamp = world.train_file.stat().st_mtime_ns
+    assert build_world(tmp_path / "world", num_train=12, num_validation=4) == world
+    assert world.train_file.stat().st_mtime_ns == stamp
+    assert build_world(tmp_path / "world", num_train=13, num_validation=4).train_file.stat().st_mtime_ns != stamp
+    assert [path.name for path in tmp_path.iterdir()] == ["world"]
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    with pytest.raises(DataError, match="not an embedded world"):
+        build_world(tmp_path / "mine", num_train=12, num_validation=4)
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "keep"
+
+
+def test_an_interrupted_build_leaves_no_half_world(tmp_path: Path) -> None:
+    def interrupt(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_world(tmp_path / "world", num_train=4, num_validation=4, progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_folder_lies_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    world = build_world(num_train=4, num_validation=4)
+    assert world.model_path.parent.parent == tmp_path / "cepo"
+    assert world.model_path.parent.name.startswith("microgeo-")
+    manifest = json.loads((world.model_path.parent / "world.json").read_text())
+    assert manifest["fingerprint"].startswith(world.model_path.parent.name.removeprefix("microgeo-"))
