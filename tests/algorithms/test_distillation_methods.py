@@ -111,7 +111,7 @@ def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
     signal = signal_of(method, batch_of([True, False, True, False]), weight=2.5)
     assert signal.distillation is not None
     assert signal.distillation.view == "correct"
-    assert signal.distillation.divergence == build_config(method, None).divergence
+    assert signal.distillation.divergence == build_config(method, None).distillation.divergence
     expected = [[2.5, 2.5, 2.5], [0.0, 0.0, 0.0], [2.5, 2.5, 0.0], [0.0, 0.0, 0.0]]
     assert signal.distillation.token_weight.tolist() == expected
     assert torch.count_nonzero(signal.advantages) == 0
