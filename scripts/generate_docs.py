@@ -17,7 +17,7 @@ from cepo.algorithms.base import presets_of
 from cepo.algorithms.settings import SharedSettings
 from cepo.config import RunConfig, load_config
 from cepo.config.easyr1 import EASYR1_KEYS, ENGINE_KEYS, TABLE, engine_key_of
-from cepo.config.listing import REQUIRED, Setting, file_schema, method_settings, settings_of, written
+from cepo.config.listing import REQUIRED, Setting, declared_settings, file_schema, method_settings, settings_of, written
 from cepo.config.schema import LoraConfig
 from cepo.models.families import family_lines
 from cepo.models.families.qwen3_vl import PUBLISHED_SIZES, published_config
@@ -50,6 +50,11 @@ Paths are relative to the working directory. Paths under `configs/` and `cepo/` 
 folder.
 """
 
+CRITIC = """
+`worker.critic` has the settings of `worker.actor` too, with the same defaults and meanings, except
+those of the policy alone: `clip_ratio_*`, `loss_type`, `rollout_is*`, `tau_*`,
+`model.tokenizer_path`, `model.fp32_logits` and `model.lora`.
+"""
 METHODS = """## Methods
 
 `algorithm.adv_estimator` chooses the method, which reads some of the sections of `algorithm`. Their
@@ -69,9 +74,10 @@ def rows(settings: Iterable[Setting]) -> Iterator[str]:
 
 def document() -> str:
     """Returns the whole page on settings."""
+    of_methods = {setting.key for name in available_estimators() for setting in method_settings(name)}
     parts = [HEAD, "## Settings\n", "| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
-    parts += rows(settings_of())
-    parts += ["", METHODS, *map(_method_row, available_estimators()), ""]
+    parts += rows(setting for setting in declared_settings() if setting.key not in of_methods)
+    parts += [CRITIC, METHODS, *map(_method_row, available_estimators()), ""]
     parts += ["| key | default | accepts | meaning |", "| --- | --- | --- | --- |"]
     parts += [row for name in available_estimators() for row in rows(method_settings(name))]
     parts += [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -68,6 +68,17 @@ def method_settings(name: str) -> list[Setting]:
 def all_settings() -> list[Setting]:
     """Returns all settings of a configuration, with those of the methods last."""
     return [*settings_of(), *(setting for name in available_estimators() for setting in method_settings(name))]
+
+
+def declared_settings() -> list[Setting]:
+    """Returns all settings, each declaration once: the critic's settings are the actor's where nothing but the key differs."""
+    found = {setting.key: setting for setting in all_settings()}
+
+    def is_the_actors(setting: Setting) -> bool:
+        actors = setting.key.replace("worker.critic.", "worker.actor.")
+        return actors != setting.key and found.get(actors) == replace(setting, key=actors)
+
+    return [setting for setting in found.values() if not is_the_actors(setting)]
 
 
 def written(value: Any) -> str:
