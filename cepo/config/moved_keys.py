@@ -24,7 +24,8 @@ def refuse_moved_keys(tree: Tree, origins: Origins) -> None:
         for key, _ in leaves(section) if is_mapping(section) else ():
             if key and key.partition(".")[0] not in own_fields(name):
                 old, new = f"algorithm.{name}.{key}", _present(key)
-                near = did_you_mean(key.rpartition(".")[2], [each.rpartition(".")[2] for each in _shared_keys()])
+                known = [*own_fields(name), *(each.rpartition(".")[2] for each in _shared_keys())]
+                near = did_you_mean(key.rpartition(".")[2], known)
                 says = f"unknown key '{old}'.{near}" if new is None else f"{old} is now {new}, shared by the methods."
                 lines.append(str(origins.error(old, says)))
     if lines:

@@ -56,7 +56,7 @@ def test_only_live_rows_with_a_reference_get_an_update_pass(method: str) -> None
 
 def test_a_section_with_one_key_keeps_the_other_defaults() -> None:
     config = build_config("sdpo", {"distillation": {"divergence": {"support": "topk"}}, "teacher": {"ema_decay": 0.95}})
-    assert (config.divergence.kind, config.divergence.support) == ("jsd", "topk")
+    assert (config.distillation.divergence.kind, config.distillation.divergence.support) == ("jsd", "topk")
     assert (config.teacher.source, config.teacher.ema_decay) == ("ema", 0.95)
 
 
@@ -108,7 +108,7 @@ def test_a_bad_setting_is_an_error_that_begins_with_its_full_key(section: dict[s
 
 @both
 def test_rows_with_a_reference_weigh_2_5_and_others_0(method: str) -> None:
-    signal = signal_of(method, batch_of([True, False, True, False]), weight=2.5)
+    signal = signal_of(method, batch_of([True, False, True, False]), distillation={"weight": 2.5})
     assert signal.distillation is not None
     assert signal.distillation.view == "correct"
     assert signal.distillation.divergence == build_config(method, None).distillation.divergence
@@ -134,14 +134,16 @@ def test_a_policy_weight_blends_in_the_group_advantage(
     """Weight 0.1 gives a tenth of it. Weight 0 with policy_weight 1 is the group method, bit for bit."""
     batch = batch_of([True] * 4)
     # Rewards 1 and 0: the deviation is sqrt(1/2), the advantage +-sqrt(1/2).
-    blended = signal_of(method, batch, policy_weight=0.1)
+    blended = signal_of(method, batch, distillation={"policy_weight": 0.1})
     assert blended.distillation is not None
     assert blended.advantages[0].tolist() == pytest.approx([0.1 * math.sqrt(0.5)] * 3, rel=1e-5)
     assert blended.advantages[1].tolist() == pytest.approx([-0.1 * math.sqrt(0.5), 0.0, 0.0], rel=1e-5)
-    alone = signal_of(method, dataclasses.replace(batch, teacher_log_probs={}), weight=0.0, policy_weight=1.0)
+    alone = signal_of(
+        method, dataclasses.replace(batch, teacher_log_probs={}), distillation={"weight": 0.0, "policy_weight": 1.0}
+    )
     assert alone.distillation is None
     assert same_bits(alone.advantages, build_estimator("grpo").signal(batch, step=0).advantages)
-    equal = signal_of(method, batch, weight=1.0, policy_weight=1.0)
+    equal = signal_of(method, batch, distillation={"weight": 1.0, "policy_weight": 1.0})
     assert equal.distillation is not None
     assert same_bits(equal.advantages, alone.advantages)
 
@@ -190,7 +192,9 @@ def test_a_masked_row_has_zero_loss_and_a_zero_gradient(
     method: str, aggregation: str, importance_clip: float | None
 ) -> None:
     """The gradient is attached: it is 0 and not None."""
-    signal = signal_of(method, batch_of([True, False, False, False]), divergence={"importance_clip": importance_clip})
+    signal = signal_of(
+        method, batch_of([True, False, False, False]), distillation={"divergence": {"importance_clip": importance_clip}}
+    )
     distillation = signal.distillation
     assert distillation is not None
     generator = torch.Generator().manual_seed(3)

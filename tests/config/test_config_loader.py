@@ -118,7 +118,7 @@ def test_a_dumped_config_loads_to_the_same_run(tmp_path: Path, name: str) -> Non
     assert run.data.image_dir == "${literal}"
     text = dump_config(run)
     assert load_config([write(tmp_path, "dumped.yaml", text)]) == run
-    assert f"\n  {name}:" in text
+    assert f"adv_estimator: {name}\n" in text
 
 
 @settings(max_examples=25, deadline=None)

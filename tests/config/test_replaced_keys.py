@@ -65,7 +65,7 @@ def test_forks_keys_in_a_file_are_answered_in_its_form(tmp_path: Path) -> None:
     assert f"algorithm.rlsd_epsilon_w ({tmp_path / 'run.yaml'}, line 4)" in message
     assert "\n\nalgorithm:\n  weight:\n    lambda_init: 0.3\n    clip_radius: 0.1\n  teacher:\n" in message
     for run in pasted(message, tmp_path):
-        assert run.methods["rlsd"]["teacher"]["sync_every"] == 10
+        assert run.algorithm.teacher.sync_every == 10
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_a_switch_that_is_on_is_answered_by_what_it_turned_on(
     argument: str, key: str, value: str, tmp_path: Path
 ) -> None:
     for run in pasted(message_of([argument]), tmp_path):
-        setting: Any = run.methods["cepo"]
+        setting: Any = run.algorithm
         for part in key.split("."):
-            setting = setting[part]
+            setting = getattr(setting, part)
         assert setting == value
 
 
