@@ -1,112 +1,388 @@
-"""Implements the console script `cepo`, which dispatches to commands. Each command imports only what it needs."""
+"""Declares the console script `cepo`: its commands, their arguments and their help. A command imports its work when it runs."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import click
+from click.shell_completion import get_completion_class
 
 from cepo import __version__, interrupts
-from cepo.errors import did_you_mean
+from cepo.commands.completion import SettingType
+from cepo.errors import CepoError
+from cepo.terminal import print_plain
 
 _USAGE_ERROR = 2
+_COPIED = ("configs", "examples", "scripts/geo3k", "scripts/common.sh")
+_FILE, _FOLDER = click.Path(path_type=Path, dir_okay=False), click.Path(path_type=Path, file_okay=False)
+_WORDS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
-COMMANDS = {
-    "train": ("cepo.train:main", "train a model: cepo train config=FILE a.b.c=value ..."),
-    "quickstart": (
-        "cepo.commands.first_run:run_quickstart_command",
-        "train CEPO on the embedded world for 20 steps and write its report: cepo quickstart",
-    ),
-    "config": (
-        "cepo.commands.config:run_config_command",
-        "resolve, check and print a configuration: cepo config config=FILE a.b.c=value ...",
-    ),
-    "report": (
-        "cepo.commands.report:run_report_command",
-        "write the report of a run with its curves and token credit: cepo report RUN [--out FILE]",
-    ),
-    "show": (
-        "cepo.commands.show:run_show_command",
-        "show the credit of each token without training: cepo show MODEL DATA config=FILE [--response FILE]",
-    ),
-    "compare": (
-        "cepo.commands.report:run_compare_command",
-        "compare runs by setting and seed, or evaluations: cepo compare RUN ... [--out FILE]",
-    ),
-    "doctor": (
-        "cepo.commands.doctor:run_doctor_command",
-        "check whether training can start on this machine: cepo doctor [config=FILE a.b.c=value ...]",
-    ),
-    "evaluate": (
-        "cepo.commands.evaluate:run_evaluate_command",
-        "measure accuracy on data and benchmarks: cepo evaluate [config=FILE] [checkpoint=...] [data=...]",
-    ),
-    "credit": (
-        "cepo.commands.measure_credit:run_credit_command",
-        "measure the credit of methods against the truth: cepo credit methods=NAME,NAME ...",
-    ),
-    "merge": (
-        "cepo.commands.merge:run_merge_command",
-        "export a checkpoint as a Hugging Face folder: cepo merge --checkpoint FOLDER --out FOLDER",
-    ),
-    "init": (
-        "cepo.commands.first_run:run_init_command",
-        "copy the shipped configurations, templates and launchers: cepo init FOLDER",
-    ),
-    "microgeo": (
-        "cepo.microgeo.__main__:main",
-        "build the embedded world (problems and model): cepo microgeo [--out FOLDER]",
-    ),
-    "completion": (
-        "cepo.commands.completion:run_completion_command",
-        "print a script that completes commands and settings: cepo completion bash|zsh|fish",
-    ),
-}
-"""Maps each command to its function, which takes arguments and returns an exit code, and to a line of help."""
+takes_settings = click.argument(
+    "settings", nargs=-1, type=SettingType(), metavar="[config=FILE] [a.b.c=value]..."
+)  # fmt: skip
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 2 if it is unknown, 130 after Ctrl-C, 143 after SIGTERM."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    name = arguments[0] if arguments else None
-    if name in COMMANDS and find_spec("omegaconf") is None:
-        sys.stderr.write(f"cepo {name}: only the methods' core is installed; pip install 'cepo[cpu]' or 'cepo[gpu]'\n")
-        return _USAGE_ERROR
-    if name in COMMANDS:
-        module, _, function = COMMANDS[name][0].partition(":")
-        with interrupts.handled():
-            try:
-                return getattr(import_module(module), function)(arguments[1:])
-            except KeyboardInterrupt:
-                sys.stderr.write(f"cepo {name}: interrupted\n")
-                return interrupts.exit_code()
-    if name in ("--version", "-V", "version"):
-        sys.stdout.write(f"cepo {__version__}\n")
-        return 0
-    if name in ("-h", "--help", "help"):
-        sys.stdout.write(_usage())
-        return 0
-    sys.stderr.write(_usage() if name is None else _unknown(name))
-    return _USAGE_ERROR
+class Command(click.Command):
+    """A command whose options may also be written like settings: `out=FILE` for `--out FILE`.
+
+    An error of cepo or of the operating system becomes a message on standard error and exit code 2.
+    """
+
+    explained: ClassVar[tuple[type[Exception], ...]] = (CepoError, OSError)
+    """The errors whose message suffices; others end with a traceback."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # The reader of the configuration explains a word that begins with dashes.
+        ctx.ignore_unknown_options = any(isinstance(each.type, SettingType) for each in self.params)
+        return super().parse_args(ctx, [*self._options_of(ctx, args)])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except self.explained as error:
+            print_plain(f"{ctx.command_path}: {error}", to_stderr=True)
+            return _USAGE_ERROR
+
+    def _options_of(self, ctx: click.Context, words: Sequence[str]) -> Iterator[str]:
+        options = {name: each for each in self.params if isinstance(each, click.Option) for name in each.opts}
+        for word in words:
+            name, separator, value = word.partition("=")
+            name = f"--{name.removeprefix('--').replace('_', '-')}"
+            if not separator or name not in options:
+                yield word
+            elif not options[name].is_flag:
+                yield f"{name}={value}"
+            elif ctx.resilient_parsing or click.BOOL.convert(value, options[name], ctx):
+                yield name
+
+
+class Training(Command):
+    """A command that trains, in which an error of the operating system can be a fault of cepo: it keeps its traceback."""
+
+    explained: ClassVar[tuple[type[Exception], ...]] = (CepoError,)
+
+
+class Commands(click.Group):
+    """The group of all commands, in the order of their declaration."""
+
+    command_class = Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.commands]
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args[0].endswith((".yaml", ".yml")) or args[0].startswith("config="):
+            ctx.fail(f"'{args[0]}' is not a command; write cepo train config={args[0].removeprefix('config=')}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Commands, context_settings=_WORDS, epilog="cepo help SECTION lists the settings of a section, such as data."
+)
+@click.version_option(__version__, "-V", "--version", message="cepo %(version)s")
+def cli() -> None:
+    """Trains vision-language models with rewards, and shows what each token learns."""
+    if find_spec("omegaconf") is None:
+        raise click.UsageError("only the methods' core is installed; pip install 'cepo[cpu]' or 'cepo[gpu]'")
+
+
+@cli.command(cls=Training)
+@takes_settings
+def train(settings: Sequence[str]) -> int:
+    """Train a model.
+
+    The same command resumes a stopped run from its last checkpoint. Ctrl-C and SIGTERM finish the step and save a
+    checkpoint first (trainer.save_on_interrupt); a second one ends at once.
+
+    config=FILE is a YAML file, or the name of a shipped one such as geo3k/cepo. Its key `base` names a file that it
+    extends. A setting a.b.c=value overrides the file's; write lists as [a,b], mappings as {n: 2}, no value as null.
+    cepo help SECTION lists the settings of a section.
+
+    Exit code: 0 the run has finished, 1 a fault of cepo itself (a traceback), 2 an error that the message explains, 130
+    interrupted by Ctrl-C, 143 ended by SIGTERM.
+
+    \b
+    cepo train config=microgeo/base trainer.max_steps=20
+    cepo train config=geo3k/cepo worker.actor.model.model_path=./Qwen3-VL-2B data.train_files=train.parquet
+    """
+    from cepo.train import main
+
+    return main(settings)
+
+
+@cli.command(cls=Training)
+@takes_settings
+def quickstart(settings: Sequence[str]) -> int:
+    """Train CEPO on the embedded world for 20 steps and write its report.
+
+    The run folder is checkpoints/cepo/quickstart in the working directory.
+    """
+    from cepo.commands.report import write_report_of_run
+    from cepo.train import main
+
+    key = "trainer.save_checkpoint_path="
+    given = [setting.removeprefix(key) for setting in settings if setting.startswith(key)]
+    folder = Path((given or [str(Path("checkpoints", "cepo", "quickstart").resolve())])[-1])
+    code = main(["config=microgeo/quickstart", *settings, f"{key}{folder}"])
+    if code == 0:
+        write_report_of_run(folder, show=True)
+    return code
+
+
+@cli.command()
+@click.option("--schema", is_flag=True, help="Print the JSON schema with which an editor completes and checks a file.")
+@takes_settings
+def config(settings: Sequence[str], schema: bool) -> None:
+    """Resolve, check and print a configuration, with the plan that follows from it.
+
+    \b
+    cepo config config=geo3k/cepo > resolved.yaml
+    """
+    import json
+
+    from cepo.config import check_config, load_config
+    from cepo.config.listing import file_schema
+    from cepo.config.loader import dump_config
+
+    if schema:
+        sys.stdout.write(json.dumps(file_schema(), indent=1) + "\n")
+        return
+    resolved = load_config(settings)
+    plan = check_config(resolved)
+    sys.stdout.write(dump_config(resolved) + "".join(f"# {line}\n" for line in plan))
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--out", type=_FILE, help="Page to write; default: report.html in the run folder.")
+@click.option("--png", "figures", type=_FILE, multiple=True, help="Also save the curves as a PNG file.")
+@click.option("--pdf", "figures", type=_FILE, multiple=True, help="Also save the curves as a PDF file.")
+@click.option("--open", "show", is_flag=True, help="Open the page if there is a display.")
+@click.option(
+    "--plugin", "plugins", type=_FILE, multiple=True, help="Python file that registers further methods; repeatable."
+)
+@click.option("--watch", is_flag=True, help="Update the page while the run continues, until Ctrl-C.")
+def report(run: Path, **options: Any) -> None:
+    """Print the summary of the run in folder RUN and write its report as an HTML page."""
+    from cepo.commands.report import write_report_of_run
+
+    write_report_of_run(run, **options)
+
+
+@cli.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path())
+@click.option(
+    "--out",
+    type=_FILE,
+    multiple=True,
+    help="Write the table (.md .tex .csv .json), page (.html) or curves (.png .pdf .svg); repeatable.",
+)
+def compare(runs: Sequence[str], out: Sequence[Path]) -> None:
+    """Compare runs by setting and seed, or evaluations.
+
+    Runs that differ only in seeds are repeats. RUN may also be a folder of cepo evaluate or a table in JSON.
+    """
+    from cepo.commands.report import compare_runs_or_tables
+
+    compare_runs_or_tables(runs, out)
+
+
+@cli.command()
+@click.argument("model", type=click.Path())
+@click.argument("data", type=click.Path())
+@takes_settings
+@click.option("--response", type=_FILE, help="Text file that replaces the first sampled response.")
+@click.option("--problems", type=click.IntRange(min=1), default=1, show_default=True, help="Number of problems.")
+@click.option("--out", type=click.Path(path_type=Path), default="shown", show_default=True, help="Folder for the page.")
+def show(model: str, data: str, settings: Sequence[str], **options: Any) -> None:
+    """Show the credit of each token without training.
+
+    MODEL is global_step_<N> of a run, a model folder or a hub name; DATA are problems, in the forms of data.train_files.
+    config=FILE is required: it defines the prompts, the method and its teachers.
+    """
+    from cepo.commands.show import show_credit
+
+    show_credit(model, data, settings, **options)
+
+
+@cli.command()
+@takes_settings
+def doctor(settings: Sequence[str]) -> int:
+    """Check whether training can start on this machine.
+
+    Compares versions, driver, devices and compilers with what is needed; with a configuration, also the devices, the
+    engine, the memory and the disk that its run needs. Data, rewards and checkpoints are checked by cepo train itself.
+
+    Exit code: 0 training can start, 1 it cannot (the message says what to do), 2 the configuration has an error.
+    """
+    from cepo.commands.doctor import print_findings
+
+    return print_findings(settings)
+
+
+@cli.command()
+@click.option("--checkpoint", help="global_step_<N>, a model folder or a hub name; default: the configuration's model.")
+@click.option(
+    "--data", help="Hub names, files or folders, or microgeo:validation, with commas; default: data.val_files."
+)
+@click.option("--out", help="New folder for the results; default: evaluations/<checkpoint>.")
+@click.option("-n", "--n", help="Responses per problem: worker.rollout.val_override_config.n.")
+@click.option("--temperature", help="Likewise; 0 is greedy.")
+@click.option("--top-p", help="Likewise.")
+@click.option("--top-k", help="Likewise.")
+@click.option("--presence-penalty", help="Likewise.")
+@click.option(
+    "--protocol",
+    help="paper: sample as the paper did (n=1 temperature=1 top_p=1 top_k=40 presence_penalty=2, 32,000 tokens).",
+)
+@click.option("--dry-run", is_flag=True, help="Print the plan without starting an engine.")
+@click.option("--compare", metavar="FOLDER,FOLDER", help="Print the paired difference of two evaluations.")
+@takes_settings
+def evaluate(settings: Sequence[str], compare: str | None, dry_run: bool, **options: str | None) -> int | None:
+    """Measure the accuracy of a checkpoint or a model on datasets and benchmarks.
+
+    Without config=FILE, data, model, sampling and correctness rule are those of the checkpoint's run. Settings that run
+    code (the run's own reward file, trust_remote_code) or read the environment are not taken over: give them here, or
+    give config=RUN/config.yaml to trust all of the run's settings.
+    """
+    from cepo.commands.evaluate import evaluate_planned, make_plan, print_comparison
+
+    if compare is not None:
+        return print_comparison(compare)
+    plan = make_plan({name: value for name, value in options.items() if value is not None}, settings)
+    if not dry_run:
+        return evaluate_planned(plan)
+    print_plain("\n".join(plan.lines()))
+    return None
+
+
+@cli.command()
+@click.option("--methods", required=True, help='For example "a, b(clip_radius=0.9, negative.select=random)".')
+@click.option("--checkpoint", help="global_step_<N>, a model folder or a hub name; default: the configuration's model.")
+@click.option("--data", help="Problems; default: data.train_files.")
+@click.option(
+    "--responses", type=click.IntRange(1), default=80, show_default=True, help="Number of responses measured."
+)
+@click.option("--tokens", type=click.IntRange(1), default=64, show_default=True, help="Tokens measured per response.")
+@click.option(
+    "--continuations", type=click.IntRange(2), default=32, show_default=True, help="Samples that continue each prefix."
+)
+@click.option("--out", help="New folder, or that of an interrupted measurement; default: credit/<checkpoint>.")
+@click.option("--dry-run", is_flag=True, help="Count the continuations and estimate the time.")
+@takes_settings
+def credit(dry_run: bool, **options: Any) -> None:
+    """Measure the credit of methods against the truth, which Monte-Carlo continuations estimate.
+
+    Without config=FILE the configuration is that of the checkpoint's run, without its methods' settings.
+    """
+    from cepo.commands.measure_credit import make_credit_plan, measure
+
+    print_plain("\n".join(measure(make_credit_plan(**options), dry_run=dry_run)))
+
+
+@cli.command()
+@click.option("--checkpoint", type=_FOLDER, required=True, help="global_step_<N>, or its subfolder actor.")
+@click.option("--out", type=_FOLDER, required=True, help="New folder for the merged model.")
+@click.option("--base", help="Model that training started from; default: the one in the run's config.yaml.")
+@click.option("--chat-template", type=_FILE, help="Chat template of the run, if it is not its model's.")
+@click.option("--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the weights; default: the base's.")
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the base model.")
+@click.option("--upload", metavar="ORG/NAME", help="Upload the folder to the hub; a new repository is private.")
+@click.option("--public", is_flag=True, help="With --upload: make a new repository public.")
+def merge(**options: Any) -> None:
+    """Export a checkpoint as a Hugging Face folder."""
+    from cepo.commands.merge import merge_and_upload
+
+    merge_and_upload(**options)
+
+
+@cli.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+def init(folder: Path) -> None:
+    """Copy the shipped configurations, templates, examples and launchers to the new FOLDER."""
+    import shutil
+
+    from cepo.config.paths import SHIPPED_FOLDER
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CepoError(f"{folder} exists and is not an empty folder; name a new one")
+    for name in _COPIED:
+        source, copy = SHIPPED_FOLDER / name, folder / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, copy)
+    print_plain(f"{folder}: {', '.join(_COPIED)}. Next: cepo train config={folder}/configs/microgeo/base.yaml")
+
+
+@cli.command()
+@click.option("--out", type=_FOLDER, help="Folder to build it in; default: the user's cache folder.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the problems.")
+@click.option("--num-train", type=click.IntRange(1), default=4096, show_default=True, help="Training problems.")
+@click.option("--num-validation", type=click.IntRange(1), default=512, show_default=True, help="Validation problems.")
+def microgeo(out: Path | None, seed: int, num_train: int, num_validation: int) -> None:
+    """Build the embedded world: problems and its shipped model."""
+    from cepo.microgeo.world import build_world
+    from cepo.progress import live_view
+
+    with live_view():
+        world = build_world(out, seed=seed, num_train=num_train, num_validation=num_validation)
+    print_plain(f"model      {world.model_path}\ntrain      {world.train_file}\nvalidation {world.validation_file}")
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print a script with which SHELL completes commands, settings and their values.
+
+    \b
+    bash   eval "$(cepo completion bash)"                          in ~/.bashrc
+    zsh    eval "$(cepo completion zsh)"                           in ~/.zshrc, after compinit
+    fish   cepo completion fish > ~/.config/fish/completions/cepo.fish
+    """
+    written_by = get_completion_class(shell)
+    assert written_by is not None, shell
+    sys.stdout.write(written_by(cli, {}, "cepo", "_CEPO_COMPLETE").source())
+
+
+@cli.command("help")
+@click.argument("names", nargs=-1, metavar="[COMMAND | SECTION | SETTING]...")
+@click.pass_context
+def help_(ctx: click.Context, names: Sequence[str]) -> None:
+    """Explain commands, or list settings with their defaults."""
+    from cepo.config.listing import settings_in_words
+
+    for name in names or [""]:
+        if name in cli.commands:
+            with click.Context(cli.commands[name], info_name=name, parent=ctx.parent) as of_command:
+                sys.stdout.write(of_command.get_help() + "\n")
+        else:
+            assert ctx.parent is not None
+            sys.stdout.write((settings_in_words(name) if name else ctx.parent.get_help()) + "\n")
+
+
+def main(argv: Sequence[str] | None = None, command: click.Command = cli, program: str = "cepo") -> int:
+    """Runs a command line and returns its exit code: 2 if it is wrong, 130 after Ctrl-C, 143 after SIGTERM."""
+    arguments = [*(sys.argv[1:] if argv is None else argv)]
+    with interrupts.handled():
+        try:
+            return command.main(arguments, prog_name=program, standalone_mode=False) or 0
+        except click.Abort:
+            sys.stderr.write(f"{' '.join([program, *arguments[:1]])}: interrupted\n")
+            return interrupts.exit_code()
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
 
 
 def script() -> None:
     """Runs the console script."""
     interrupts.exit_process(main())
-
-
-def _usage() -> str:
-    lines = [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
-    options = "cepo COMMAND --help shows the usage of a command; cepo --version prints the version"
-    return "\n".join(["usage: cepo COMMAND ...", *lines, "", options]) + "\n"
-
-
-def _unknown(name: str) -> str:
-    if name.endswith((".yaml", ".yml")) or name.startswith("config="):
-        return f"cepo: '{name}' is not a command; write cepo train config={name.removeprefix('config=')}\n"
-    near = did_you_mean(name.lstrip("-"), COMMANDS)
-    return f"cepo: unknown command '{name}'.{near} Commands: {', '.join(COMMANDS)}. cepo --help describes them\n"
 
 
 if __name__ == "__main__":

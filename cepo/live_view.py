@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from cepo.terminal import SafeConsole
+from cepo.terminal import without_controls
 
 _SHORTEST_SECONDS = 0.5
 _BAR_CELLS = 30
+
+
+class SafeConsole(Console):
+    """A console of rich; only its own styles and movements reach the terminal as control characters."""
+
+    def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+        """Renders as rich does, without the control characters of texts."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=without_controls(segment.text))
 
 
 class Work(Protocol):

@@ -11,8 +11,7 @@ from cepo.config.checks import require_weights
 from cepo.config.derived import needs_critic
 from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError, DataError, RewardError
-from cepo.hardware.devices import device_in_words, require_devices, require_usable_torch
-from cepo.hardware.threads import limit_threads
+from cepo.hardware.devices import device_in_words, limit_threads, require_devices, require_usable_torch
 from cepo.runtime.reach import why_no_answer
 from cepo.tracking.run_folder import read_environment
 from cepo.trees import leaves

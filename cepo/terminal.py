@@ -1,13 +1,9 @@
-"""Writes to the terminal. Names and texts that others chose cannot control it: their control characters are replaced."""
+"""Writes lines to the terminal. Names and texts that others chose cannot control it: control characters are replaced."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
-
-import rich.console
-from rich.segment import Segment
+import sys
 
 _DIRECTIONS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
 """Characters that change the direction of writing, with which a name can pass for another one."""
@@ -17,13 +13,16 @@ _REPLACED = dict.fromkeys(
 )
 
 
-class SafeConsole(rich.console.Console):
-    """A console of rich; only its own styles and movements reach the terminal as control characters."""
+def without_controls(text: str) -> str:
+    """Returns the text with its control characters replaced."""
+    return text.translate(_REPLACED)
 
-    def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
-        """Renders as rich does, without the control characters of texts."""
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=segment.text.translate(_REPLACED))
+
+def print_plain(text: str, *, to_stderr: bool = False) -> None:
+    """Prints lines as they are, without control characters; what the terminal cannot encode becomes a question mark."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    encoding = stream.encoding or "utf-8"
+    stream.write(without_controls(text).encode(encoding, "replace").decode(encoding) + "\n")
 
 
 class LogFormatter(logging.Formatter):
@@ -33,5 +32,4 @@ class LogFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line."""
-        return super().format(record).translate(_REPLACED)
+        return without_controls(super().format(record))

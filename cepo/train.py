@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from cepo import interrupts, preflight
 from cepo.config import RunConfig, check_config, chosen_launcher, dump_for_record, load_config, run_folder
-from cepo.config.help import TRAIN, asked_for_help, help_text
 from cepo.errors import CepoError, WorkerLostError, place_in
 from cepo.leftovers import remove_left_behind
 from cepo.progress import live_view, log_to_stderr, phase
@@ -51,9 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(arguments: Sequence[str]) -> int:
     config = None
     try:
-        if asked_for_help(arguments):
-            sys.stdout.write(help_text(TRAIN, arguments))
-            return 0
         config = load_config(arguments)
         lines = check_config(config)
         preflight.check_before_imports(config)

@@ -32,7 +32,7 @@ def machine(**changes: Any) -> Machine:
         "compiled": (),
         "driver": None,
         "gpus": (),
-        "problems": (),
+        "faults": (),
         "tools": BuildTools(c_compiler="gcc", python_headers="include", flashinfer_kernels=False),
     }
     return Machine(**usual | changes)

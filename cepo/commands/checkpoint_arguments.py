@@ -1,75 +1,20 @@
-"""Provides what the commands on checkpoints share: help, messages, arguments, the configuration, and weights."""
+"""Finds the configuration and the weights of a checkpoint that a command names."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from cepo.commands.exit_codes import reported
 from cepo.config import RunConfig, load_config
 from cepo.config.checks import MICROGEO_MODELS
 from cepo.config.recorded import recorded_for_evaluation
-from cepo.errors import CheckpointError, ConfigError, did_you_mean
-from cepo.progress import log_to_stderr
-from cepo.terminal import SafeConsole
+from cepo.errors import CheckpointError, ConfigError
 from cepo.tracking.run_folder import CONFIG_FILE
 
-_TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _MODEL = "worker.actor.model.model_path"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-
-def run_command(
-    name: str, usage: str, argv: Sequence[str], console: Console | None, work: Callable[[Console], None]
-) -> int:
-    """Prints the usage if `argv` asks for it; else calls `work` like `reported`, with the log on standard error."""
-    console = console or SafeConsole()
-    if any(argument in ("-h", "--help") for argument in argv):
-        console.print(usage, markup=False, highlight=False, soft_wrap=True)
-        return 0
-    log_to_stderr()
-    return reported(f"cepo {name}", lambda: work(console))
-
-
-def truth(own: Mapping[str, str], name: str) -> bool:
-    """Parses a boolean argument of a command, False if it is missing; raises `ConfigError` if it is not a boolean."""
-    text = own.get(name, "false")
-    if text.lower() not in _TRUTHS:
-        raise ConfigError(f"{name}={text}: give true or false")
-    return _TRUTHS[text.lower()]
-
-
-def split_arguments(argv: Sequence[str], own_names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Splits arguments into a command's own, by name, and the others: `config=FILE` and settings `a.b.c=value`.
-
-    The command's own may also be written as options: `--name value` and `--name=value`.
-
-    Raises:
-        ConfigError: an argument is neither.
-    """
-    own: dict[str, str] = {}
-    settings: list[str] = []
-    words = iter(argv)
-    for argument in words:
-        key, separator, value = argument.partition("=")
-        option = key.removeprefix("--").replace("-", "_")
-        if key.startswith("--") and option in own_names:
-            key, value, separator = option, value if separator else next(words, ""), "="
-        if "." in key or key == "config":
-            settings.append(argument)
-        elif not separator or key not in own_names:
-            known = ("config", *own_names)
-            raise ConfigError(
-                f"argument '{argument}':{did_you_mean(key.lstrip('-'), known)} Accepted: "
-                f"{', '.join(f'{name}=...' for name in known)}, and settings a.b.c=value"
-            )
-        else:
-            own[key] = value
-    return own, settings
 
 
 def config_of_checkpoint(

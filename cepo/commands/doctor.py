@@ -2,91 +2,66 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from cepo.config import RunConfig, check_config, load_config
-from cepo.doctor.findings import Finding, exit_code, findings_table
-from cepo.errors import CepoError, ConfigError
-from cepo.terminal import SafeConsole
+from cepo.doctor.versions import Finding, installed_versions, version_findings
+from cepo.live_view import SafeConsole
 
-_BAD_CONFIG = 2
-_CHECKS = "checks="
-_USAGE = """\
-usage: cepo doctor [config=FILE a.b.c=value ...] [checks=NAME,NAME,...]
-
-Checks versions, devices and memory of this machine against the tested ones. With a configuration, also checks whether
-its training can start.
-
-checks         which checks to run: machine, engine, memory, start, data, disk; default: all
-
-exit code: 0 training can start, 1 it cannot (the message says what to do), 2 the configuration has an error
-"""
+_STYLES = {"ok": "green", "info": "dim", "warn": "yellow", "fail": "bold red"}
 
 
-def run_doctor_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """Prints the findings; returns 0 if training can start, 1 if it cannot, 2 if the configuration has an error."""
-    if any(argument in ("-h", "--help") for argument in argv):
-        sys.stdout.write(_USAGE)
-        return 0
-    console = console or SafeConsole()
-    config = None
-    try:
-        checks, settings = _checks(argv)
-        if settings:
-            config = load_config(settings)
-            check_config(config)
-    except ConfigError as error:
-        sys.stderr.write(f"cepo doctor: {error}\n")
-        return _BAD_CONFIG
-    findings = _findings(config, checks)
+def print_findings(settings: Sequence[str]) -> int:
+    """Prints what was found; returns 1 if training cannot start, else 0.
+
+    Raises:
+        CepoError: the configuration has an error, or the embedded world cannot be built.
+    """
+    config = load_config(settings) if settings else None
+    if config is not None:
+        check_config(config)
+    findings = _findings(config)
+    has_failed = any(finding.mark == "fail" for found in findings.values() for finding in found)
+    console = SafeConsole()
     console.print(findings_table(findings))
-    code = exit_code(findings)
-    console.print(_verdict(code, with_config=config is not None))
-    return code
+    if has_failed:
+        console.print(Text("Training cannot start: see the lines marked fail.", style="bold red"))
+    else:
+        untried = "No problem found. To check a run, give its configuration."
+        console.print(Text(untried if config is None else "Training can start.", style="bold green"))
+    return int(has_failed)
 
 
-def _checks(argv: Sequence[str]) -> tuple[Sequence[str], list[str]]:
-    from cepo.doctor.run_checks import CHECKS
-
-    named = [argument.removeprefix(_CHECKS) for argument in argv if argument.startswith(_CHECKS)]
-    checks = [name.strip() for part in named for name in part.split(",")] or list(CHECKS)
-    unknown = [name for name in checks if name not in CHECKS]
-    if unknown:
-        raise ConfigError(f"checks={','.join(checks)}: '{unknown[0]}' is unknown; accepted: {', '.join(CHECKS)}")
-    return checks, [argument for argument in argv if not argument.startswith(_CHECKS)]
-
-
-def _findings(config: RunConfig | None, checks: Sequence[str]) -> list[Finding]:
-    """Returns all findings; if a library is missing, only those about versions."""
-    from cepo.doctor.versions import installed_versions, version_findings
-
+def _findings(config: RunConfig | None) -> dict[str, list[Finding]]:
+    """Returns all findings by heading; if a library is missing, only those about versions."""
     installed = installed_versions()
-    findings = version_findings(installed)
-    if any(finding.mark == "fail" and installed[finding.subject] is None for finding in findings):
+    findings = {"versions": version_findings(installed)}
+    if any(finding.mark == "fail" and installed[finding.subject] is None for finding in findings["versions"]):
         return findings
-    from cepo.doctor.machine import look_at_machine, machine_findings
-
-    machine = look_at_machine()
-    findings = [*findings, *machine_findings(machine)] if "machine" in checks else []
-    if config is None:
-        return findings
+    from cepo.doctor.machine import inspect_machine, machine_findings
     from cepo.doctor.run_checks import run_findings
     from cepo.microgeo.world import with_embedded_world
 
-    try:
-        config = with_embedded_world(config)
-    except CepoError as error:
-        remedy = "build it by itself to see why: cepo microgeo"
-        return [*findings, Finding("data", "microgeo", "fail", str(error), remedy=remedy)]
-    return findings + run_findings(config, machine, checks)
+    machine = inspect_machine()
+    findings["machine"] = machine_findings(machine)
+    return findings if config is None else findings | run_findings(with_embedded_world(config), machine)
 
 
-def _verdict(code: int, *, with_config: bool) -> Text:
-    if code:
-        return Text("Training cannot start: see the lines marked fail.", style="bold red")
-    subject = "Training can start." if with_config else "No problem found. To check a run, give its configuration."
-    return Text(subject, style="bold green")
+def findings_table(findings: Mapping[str, Sequence[Finding]]) -> Table:
+    """Lays out all findings by heading, with each remedy below its fact."""
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    table.add_column("what", overflow="fold", max_width=30)
+    table.add_column("mark", no_wrap=True)
+    table.add_column("found", overflow="fold", ratio=1)
+    for heading, of_heading in findings.items():
+        table.add_row(Text(heading, style="bold cyan"), "", "")
+        for finding in of_heading:
+            style = _STYLES[finding.mark]
+            found = Text(finding.found)
+            if finding.remedy:
+                found.append(f"\n-> {finding.remedy}", style=style)
+            table.add_row(Text(f"  {finding.subject}"), Text(finding.mark, style=style), found)
+    return table

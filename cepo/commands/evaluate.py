@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from cepo import interrupts
-from cepo.commands.checkpoint_arguments import (
-    config_of_checkpoint,
-    name_of_results,
-    run_command,
-    split_arguments,
-    truth,
-)
+from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_results
 from cepo.config import RunConfig
 from cepo.config.checks import check_model_and_data
 from cepo.config.paths import located_data
@@ -27,8 +19,9 @@ from cepo.data.hub import require_hub_names
 from cepo.errors import ConfigError
 from cepo.foreign_files import read_text
 from cepo.hardware.devices import require_usable_torch
-from cepo.progress import Progress
-from cepo.terminal import SafeConsole
+from cepo.live_view import SafeConsole
+from cepo.progress import Progress, log_to_stderr
+from cepo.terminal import print_plain
 
 if TYPE_CHECKING:
     from cepo.evaluation.run import Task
@@ -36,26 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("cepo.commands.evaluate")
 
-_USAGE = """usage: cepo evaluate [config=FILE] [checkpoint=FOLDER|MODEL] [data=SOURCE[,SOURCE ...]] [n=N] [temperature=T]
-                     [top_p=P] [top_k=K] [presence_penalty=X] [protocol=paper] [--out FOLDER] [dry_run=true] [a.b.c=value ...]
-       cepo evaluate compare=FOLDER,FOLDER
-
-Measures the accuracy of a checkpoint or a model on datasets and benchmarks.
-
-checkpoint   global_step_<N> of a run, a merged or any other model folder, or a hub name; default: the configuration's model
-config       configuration; default: data, model, sampling and correctness rule of the checkpoint's run. Settings that run code
-             (the run's own reward file, trust_remote_code) or read the environment are not taken over: give them here, or
-             give config=RUN/config.yaml to trust all of the run's settings
-data         hub names, files or folders, or microgeo:validation, separated by commas; default: data.val_files
-n, temperature, top_p, top_k, presence_penalty   short for worker.rollout.val_override_config.n, ...; temperature=0 is greedy
-protocol     paper: sample as the paper did (n=1 temperature=1 top_p=1 top_k=40 presence_penalty=2, 32,000 tokens); other
-             arguments override it
---out        new folder for the results; default: evaluations/<checkpoint>
-dry_run      true: resolve and print the plan without starting an engine
-compare      print the paired difference of two evaluations
-"""
 _SAMPLING = ("n", "temperature", "top_p", "top_k", "presence_penalty")
-OWN_KEYS = ("checkpoint", "data", "out", "dry_run", "compare", "protocol", *_SAMPLING)
 _PROTOCOLS = {
     "paper": {"n": "1", "temperature": "1", "top_p": "1", "top_k": "40", "presence_penalty": "2", "tokens": "32000"}
 }
@@ -97,73 +71,50 @@ class Plan:
         yield f"folder: {self.out}"
 
 
-def run_evaluate_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """Runs `cepo evaluate [config=FILE] [checkpoint=...] [data=...] ... [a.b.c=value ...]`; see `--help`.
+def evaluate_planned(plan: Plan) -> int:
+    """Evaluates, prints the table of results and returns the exit code: 130 after Ctrl-C, 143 after SIGTERM."""
+    from cepo.evaluation.results import results_table
 
-    Returns:
-        0; 2 with a message on standard error if the command, the config, the data or the checkpoint is invalid; 130
-        after Ctrl-C, 143 after SIGTERM.
-    """
-
-    def work(console: Console) -> None:
-        own, settings = _split(argv)
-        if "compare" in own:
-            _compare(own["compare"], console)
-            return
-        plan = make_plan(own, settings)
-        if truth(own, "dry_run"):
-            for line in plan.lines():
-                console.print(line, soft_wrap=True, highlight=False, markup=False)
-            return
-        from cepo.evaluation.results import results_table
-
-        console.print(results_table(evaluate(plan)))
-        console.print(f"written: {plan.out}", soft_wrap=True, highlight=False, markup=False)
-
+    log_to_stderr()
     try:
-        return run_command("evaluate", _USAGE, argv, console, work)
+        SafeConsole().print(results_table(evaluate(plan)))
     except KeyboardInterrupt:
-        SafeConsole(stderr=True).print(
-            "cepo evaluate: interrupted; what was sampled is in generations.jsonl", markup=False
-        )
+        print_plain("cepo evaluate: interrupted; what was sampled is in generations.jsonl", to_stderr=True)
         return interrupts.exit_code()
+    print_plain(f"written: {plan.out}")
+    return 0
 
 
-def _split(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    own, settings = split_arguments(argv, OWN_KEYS)
-    protocol = dict(_protocol(own["protocol"])) if "protocol" in own else {}
-    if protocol and not any(setting.startswith("data.max_response_length=") for setting in settings):
-        settings.append(f"data.max_response_length={protocol['tokens']}")
-    own = {key: value for key, value in protocol.items() if key in _SAMPLING} | own
-    settings += [f"worker.rollout.val_override_config.{key}={own[key]}" for key in _SAMPLING if key in own]
-    return own, settings
-
-
-def _protocol(name: str) -> Mapping[str, str]:
-    if name not in _PROTOCOLS:
-        raise ConfigError(f"protocol={name} is unknown; accepted: {', '.join(_PROTOCOLS)}")
-    return _PROTOCOLS[name]
-
-
-def make_plan(own: Mapping[str, str], settings: Sequence[str]) -> Plan:
-    """Resolves and checks a command line without loading a model.
+def make_plan(options: Mapping[str, str], settings: Sequence[str]) -> Plan:
+    """Resolves and checks the options and settings of a command line without loading a model.
 
     Raises:
         ConfigError, CheckpointError: a file or model does not exist, or arguments contradict each other.
     """
-    checkpoint = own.get("checkpoint")
-    config, actor = config_of_checkpoint(checkpoint, settings)
+    checkpoint = options.get("checkpoint")
+    config, actor = config_of_checkpoint(checkpoint, _with_sampling(options, settings))
     override = config.worker.rollout.val_override_config
     if override.get("temperature") == 0 and override.get("n", config.worker.rollout.n) > 1:
         raise ConfigError("temperature=0 samples the same response n times; set n=1")
-    sources = [name for name in (own.get("data") or config.data.val_files or "").split(",") if name]
+    sources = [name for name in (options.get("data") or config.data.val_files or "").split(",") if name]
     if not sources:
         raise ConfigError("there is nothing to evaluate on: give data=SOURCE; data.val_files is null")
     check_model_and_data(config.worker.actor.model.model_path, sources)
-    out = Path(own["out"]) if "out" in own else _free_folder(checkpoint or config.worker.actor.model.model_path)
+    out = Path(options["out"]) if "out" in options else _free_folder(checkpoint or config.worker.actor.model.model_path)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out} is not empty; give a new folder")
     return Plan(config=config, checkpoint=checkpoint, actor=actor, sources=sources, out=out)
+
+
+def _with_sampling(options: Mapping[str, str], settings: Sequence[str]) -> list[str]:
+    """Returns the settings with those of the protocol and of the options for sampling, which come first."""
+    name = options.get("protocol")
+    if name is not None and name not in _PROTOCOLS:
+        raise ConfigError(f"protocol={name} is unknown; accepted: {', '.join(_PROTOCOLS)}")
+    sampling = {**_PROTOCOLS.get(name or "", {}), **options}
+    tokens = [f"data.max_response_length={sampling['tokens']}"] if "tokens" in sampling else []
+    chosen = [f"worker.rollout.val_override_config.{key}={sampling[key]}" for key in _SAMPLING if key in sampling]
+    return [*tokens, *settings, *chosen]
 
 
 def _free_folder(name: str) -> Path:
@@ -267,13 +218,12 @@ def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any
     }
 
 
-def _compare(folders: str, console: Console) -> None:
+def print_comparison(folders: str) -> None:
+    """Prints the paired difference of two evaluations, whose folders are separated by a comma."""
     from cepo.evaluation.results import compare_evaluations, comparison_table
 
     names = folders.split(",")
     if len(names) != 2 or not all(names):
         raise ConfigError(f"compare={folders}: give two folders, compare=FIRST,SECOND")
-    comparisons = compare_evaluations(Path(names[0]), Path(names[1]))
-    console.print(comparison_table(comparisons))
-    for place, name in zip(("first", "second"), names, strict=True):
-        console.print(f"{place}: {name}", soft_wrap=True, highlight=False, markup=False)
+    SafeConsole().print(comparison_table(compare_evaluations(Path(names[0]), Path(names[1]))))
+    print_plain(f"first: {names[0]}\nsecond: {names[1]}")

@@ -2,84 +2,54 @@
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from cepo.commands.exit_codes import guarded
 from cepo.config.recorded import CHAT_TEMPLATE, MODEL, recorded_model
 from cepo.errors import CheckpointError, ConfigError, ForeignFileError
 from cepo.foreign_files import read_text
 from cepo.progress import log_to_stderr, phase
-from cepo.terminal import SafeConsole
+from cepo.terminal import print_plain
 from cepo.tracking.run_folder import CONFIG_FILE
 
 if TYPE_CHECKING:
+    from cepo.config.rollout_schema import FloatType
     from cepo.workers.merged_model import BaseModel
 
 
-def run_merge_command(argv: Sequence[str], *, console: Console | None = None) -> int:
-    """Runs `cepo merge --checkpoint FOLDER --out FOLDER ...`; see `--help`.
+def merge_and_upload(
+    checkpoint: Path,
+    out: Path,
+    *,
+    base: str | None,
+    chat_template: Path | None,
+    dtype: FloatType | None,
+    trust_remote_code: bool,
+    upload: str | None,
+    public: bool,
+) -> None:
+    """Writes the merged model to `out` and, with `upload`, to the hub; the parameters are the options of `cepo merge`.
 
-    Returns:
-        0, or 2 with a message on standard error if the checkpoint or its base cannot be read, the folder cannot be
-            written or the hub cannot be reached.
+    Raises:
+        ConfigError, CheckpointError: the checkpoint or its base cannot be read, or the hub cannot be used.
     """
-    parser = argparse.ArgumentParser(prog="cepo merge", description="Exports a checkpoint as a Hugging Face folder.")
-    parser.add_argument(
-        "--checkpoint", type=Path, required=True, metavar="FOLDER", help="global_step_<N>, or its subfolder actor"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="new folder for the merged model")
-    parser.add_argument(
-        "--base", metavar="MODEL", help="model that training started from; default: the one in the run's config.yaml"
-    )
-    parser.add_argument(
-        "--chat-template",
-        type=Path,
-        metavar="FILE",
-        help="chat template that the run was trained with, if it is not its model's",
-    )
-    parser.add_argument(
-        "--dtype", choices=("bf16", "fp16", "fp32"), help="data type of the weights; default: the base model's"
-    )
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run Python code that comes with the base model"
-    )
-    parser.add_argument(
-        "--upload", metavar="ORG/NAME", help="upload the folder to a repository on the hub; a new one is private"
-    )
-    parser.add_argument("--public", action="store_true", help="with --upload: make a new repository public")
-    return guarded(parser, argv, lambda arguments: _merge(arguments, console or SafeConsole()))
-
-
-def _merge(arguments: argparse.Namespace, console: Console) -> None:
     log_to_stderr()
     with phase("loading libraries"):
         from cepo.workers.merged_model import actor_folder, merge_checkpoint
 
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-    if arguments.public and arguments.upload is None:
+    if public and upload is None:
         raise ConfigError("--public applies only to --upload; add --upload ORG/NAME, or leave --public out")
-    actor = actor_folder(arguments.checkpoint)
-    base = find_base(
-        actor,
-        path=arguments.base,
-        chat_template=arguments.chat_template,
-        trust_remote_code=arguments.trust_remote_code,
-    )
-    if arguments.upload is not None:
-        prepare_repository(arguments.upload, private=not arguments.public)
-    say(f"merging {actor} with base {base.path}")
-    written = merge_checkpoint(actor, arguments.out, base, dtype=arguments.dtype)
-    say(f"written: {arguments.out} ({str(written).removeprefix('torch.')})")
-    if arguments.upload is not None:
-        say(f"uploaded: {upload_folder(arguments.out, arguments.upload)}")
+    actor = actor_folder(checkpoint)
+    model = find_base(actor, path=base, chat_template=chat_template, trust_remote_code=trust_remote_code)
+    if upload is not None:
+        prepare_repository(upload, private=not public)
+    print_plain(f"merging {actor} with base {model.path}")
+    written = merge_checkpoint(actor, out, model, dtype=dtype)
+    print_plain(f"written: {out} ({str(written).removeprefix('torch.')})")
+    if upload is not None:
+        print_plain(f"uploaded: {upload_folder(out, upload)}")
 
 
 def prepare_repository(name: str, *, private: bool) -> None:

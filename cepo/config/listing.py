@@ -1,7 +1,8 @@
-"""Lists all settings with accepted values and meanings, for `--help`, completion, generated pages and JSON schema."""
+"""Lists all settings with accepted values and meanings, for `cepo help`, completion, generated pages and JSON schema."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from pydantic import TypeAdapter
 from cepo.algorithms import available_estimators, estimator_class
 from cepo.algorithms.base import own_fields
 from cepo.config.schema import RunSettings
+from cepo.errors import ConfigError, did_you_mean
 from cepo.sections import Tree, accepted_range, accepted_type, choices_of, default_tree, leaves_of
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -79,6 +81,25 @@ def declared_settings() -> list[Setting]:
         return actors != setting.key and found.get(actors) == replace(setting, key=actors)
 
     return [setting for setting in found.values() if not is_the_actors(setting)]
+
+
+def settings_in_words(name: str) -> str:
+    """Describes the settings of the section `name`, or the setting of that name.
+
+    Raises:
+        ConfigError: no key begins with it.
+    """
+    settings = all_settings()
+    found = [each for each in settings if f"{each.key}.".startswith(f"{name.strip('.')}.")]
+    if not found:
+        sections = sorted({each.key.rpartition(".")[0] for each in settings})
+        near = did_you_mean(name, [*sections, *(each.key for each in settings)])
+        raise ConfigError(f"no setting begins with '{name}'.{near} Sections: {', '.join(sections)}")
+    return "\n".join(
+        f"{each.key}={each.written_default or '(required)'}\n"
+        + textwrap.indent(textwrap.fill(f"{each.help} {each.accepted.capitalize()}.", 106), "    ")
+        for each in found
+    )
 
 
 def written(value: Any) -> str:

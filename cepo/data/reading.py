@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import datasets  # pyright: ignore[reportMissingTypeStubs]
-import huggingface_hub
 
 from cepo.errors import ConfigError, DataError
 from cepo.foreign_files import hub_folder, open_regular, size_of
@@ -75,25 +74,6 @@ def _load_dataset(*arguments: Any, **options: Any) -> Any:
     """Calls `datasets.load_dataset`, whose return type depends on its arguments."""
     library: Any = datasets
     return library.load_dataset(*arguments, **options)
-
-
-def first_rows(source: str, count: int) -> tuple[Any, int | None]:
-    """Returns the first rows of `source` and its number of rows, or None for rows streamed from the hub.
-
-    Raises:
-        ConfigError: see `read_source`.
-    """
-    name, _, split = source.partition("@")
-    if not Path(name).expanduser().exists() and name.count("/") == 1:
-        try:
-            huggingface_hub.dataset_info(name, timeout=20)
-            stream = _load_dataset(name, split=(split or "train").partition("[")[0], streaming=True)
-            table: Any = datasets.Dataset
-            return table.from_list(list(stream.take(count)), features=stream.features), None
-        except Exception as error:  # the hub is unreachable or refuses: read_source tries the cache
-            logger.info("%s cannot be streamed from the hub (%s); looking in the cache", name, error)
-    rows = read_source(source)
-    return rows.select(range(min(count, len(rows)))), len(rows)
 
 
 def local_files(source: str) -> tuple[list[Path], str]:

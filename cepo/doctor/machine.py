@@ -1,4 +1,4 @@
-"""Inspects the machine without changing it: processors, memory, shared memory, GPUs, compilers."""
+"""Inspects the machine without changing it: processors, memory, GPUs, compilers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from pathlib import Path
 import psutil
 import torch
 
-from cepo.doctor.findings import Finding, Mark
-from cepo.hardware.devices import Problem, driver_version, gpu_problem, num_processors, torchvision_problem
-from cepo.hardware.tools import BuildTools, Capability, look_for_tools
+from cepo.doctor.versions import Finding
+from cepo.hardware.devices import Fault, driver_version, gpu_fault, num_processors, torchvision_fault
+from cepo.hardware.tools import BuildTools, Capability, find_build_tools
 from cepo.sizing import gib
 from cepo.tracking.environment import installed_version
 
-SECTION = "machine"
 _SMALLEST_CAPABILITY = (8, 0)
 """The lowest compute capability whose tensor cores support bf16."""
 _CONTAINER = Path("/sys/fs/cgroup")
@@ -41,10 +40,10 @@ class Machine:
     """The resources of this machine, in bytes.
 
     Attributes:
-        shared_free: None where there is no /dev/shm.
+        shared_free: of /dev/shm, where the processes of several devices exchange data; None where there is none.
         torch_cuda: the CUDA version for which torch was built; None for a CPU build. compiled: architectures in the build.
         driver: version of the NVIDIA driver, whether or not torch can use the GPUs.
-        problems: why torch or torchvision cannot be used, by subject.
+        faults: why torch or torchvision cannot be used, by subject.
     """
 
     processors: int
@@ -55,11 +54,11 @@ class Machine:
     compiled: tuple[str, ...]
     driver: str | None
     gpus: tuple[Gpu, ...]
-    problems: tuple[tuple[str, Problem], ...]
+    faults: tuple[tuple[str, Fault], ...]
     tools: BuildTools
 
 
-def look_at_machine() -> Machine:
+def inspect_machine() -> Machine:
     """Returns the current resources of this machine."""
     gpus: list[Gpu] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
@@ -67,7 +66,7 @@ def look_at_machine() -> Machine:
         capability, name = torch.cuda.get_device_capability(index), torch.cuda.get_device_name(index)
         gpus.append(Gpu(name=name, capability=capability, total=total, free=free))
     memory_total, memory_free = usable_memory()
-    found = (("torch's build", gpu_problem()), ("torchvision", torchvision_problem()))
+    faults = (("torch's build", gpu_fault()), ("torchvision", torchvision_fault()))
     return Machine(
         processors=num_processors(),
         memory_total=memory_total,
@@ -77,8 +76,8 @@ def look_at_machine() -> Machine:
         compiled=tuple(torch.cuda.get_arch_list()),
         driver=driver_version(),
         gpus=tuple(gpus),
-        problems=tuple((subject, problem) for subject, problem in found if problem is not None),
-        tools=look_for_tools(),
+        faults=tuple((subject, fault) for subject, fault in faults if fault is not None),
+        tools=find_build_tools(),
     )
 
 
@@ -94,41 +93,35 @@ def usable_memory() -> tuple[int, int]:
 
 def machine_findings(machine: Machine) -> list[Finding]:
     """Reports processors, memory, shared memory, torch's build, each GPU and, with GPUs, the compilers."""
-    memory = f"{gib(machine.memory_free)} free of {gib(machine.memory_total)}"
     findings = [
-        Finding(SECTION, "processors", "ok", f"{machine.processors} usable"),
-        Finding(SECTION, "memory", "ok", memory),
+        Finding("processors", "ok", f"{machine.processors} usable"),
+        Finding("memory", "ok", f"{gib(machine.memory_free)} free of {gib(machine.memory_total)}"),
     ]
     if machine.shared_free is not None:
-        short = machine.shared_free < _SHARED_PER_DEVICE * max(1, len(machine.gpus))
-        remedy = "in a container: --shm-size=16g or --ipc=host; the processes of several devices exchange data there"
-        found = f"{gib(machine.shared_free)} free"
-        findings.append(
-            Finding(SECTION, str(_SHARED_MEMORY), "warn" if short else "ok", found, remedy=remedy if short else "")
-        )
-    failed = [Finding(SECTION, name, "fail", each.found, remedy=each.remedy) for name, each in machine.problems]
-    findings += failed or [_torch_build(machine)]
-    for index, gpu in enumerate(machine.gpus):
-        findings.append(gpu_finding(index, gpu, machine.compiled))
+        is_short = machine.shared_free < _SHARED_PER_DEVICE * max(1, len(machine.gpus))
+        remedy = "in a container: --shm-size=16g or --ipc=host" if is_short else ""
+        mark = "warn" if is_short else "ok"
+        findings.append(Finding(str(_SHARED_MEMORY), mark, f"{gib(machine.shared_free)} free", remedy))
+    faults = [Finding(name, "fail", fault.found, fault.remedy) for name, fault in machine.faults]
+    findings += faults or [_torch_build(machine)]
+    findings += [gpu_finding(index, gpu, machine.compiled) for index, gpu in enumerate(machine.gpus)]
     if machine.gpus:
         findings += tool_findings(machine.tools, with_vllm=installed_version("vllm") is not None)
     return findings
 
 
 def _torch_build(machine: Machine) -> Finding:
-    subject = "torch's build"
-    if machine.torch_cuda is None and machine.driver is not None:
-        remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
-        found = f"for CPUs, but there is an NVIDIA GPU (driver {machine.driver}), which it cannot use"
-        return Finding(SECTION, subject, "warn", found, remedy=remedy)
-    if machine.torch_cuda is None:
-        return Finding(SECTION, subject, "ok", "for CPUs: suitable only for trying small models")
     driver = "" if machine.driver is None else f", driver {machine.driver}"
+    if machine.torch_cuda is None and driver:
+        remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
+        return Finding("torch's build", "warn", f"for CPUs, which cannot use the NVIDIA GPU{driver}", remedy)
+    if machine.torch_cuda is None:
+        return Finding("torch's build", "ok", "for CPUs: suitable only for trying small models")
     if machine.gpus:
         found = f"CUDA {machine.torch_cuda}, compiled for {', '.join(machine.compiled)}{driver}"
-        return Finding(SECTION, subject, "ok", found)
+        return Finding("torch's build", "ok", found)
     found = f"CUDA {machine.torch_cuda}{driver}; no NVIDIA GPU is visible, so runs use the processors"
-    return Finding(SECTION, subject, "info", found)
+    return Finding("torch's build", "info", found)
 
 
 def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
@@ -138,11 +131,11 @@ def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:
     if not wheel_serves(gpu.capability, compiled):
         found += f"; torch's build has no code for it, only for {', '.join(compiled)}"
         remedy = "install torch 2.13.0 built for CUDA 13: pip install 'cepo[gpu]' into a fresh environment"
-        return Finding(SECTION, f"GPU {index}", "fail", found, remedy=remedy)
+        return Finding(f"GPU {index}", "fail", found, remedy)
     if gpu.capability < _SMALLEST_CAPABILITY:
         remedy = "bf16 training needs compute capability 8.0 or later; see docs/gpus.md"
-        return Finding(SECTION, f"GPU {index}", "warn", found, remedy=remedy)
-    return Finding(SECTION, f"GPU {index}", "ok", found)
+        return Finding(f"GPU {index}", "warn", found, remedy)
+    return Finding(f"GPU {index}", "ok", found)
 
 
 def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
@@ -160,18 +153,17 @@ def wheel_serves(capability: Capability, compiled: Sequence[str]) -> bool:
 
 
 def tool_findings(tools: BuildTools, *, with_vllm: bool) -> list[Finding]:
-    """Returns one finding per tool with which Triton compiles the C launchers of its kernels.
+    """Reports the tools with which Triton compiles the C launchers of its kernels.
 
     Without them vLLM's model runner cannot start, and training uses slower paths.
     """
-    missing: Mark = "fail" if with_vllm else "warn"
     without = "vLLM cannot start" if with_vllm else "packed rows and the language head take slower paths"
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
     wanted = (("C compiler", tools.c_compiler, "gcc"), ("Python headers", tools.python_headers, f"{python}-dev"))
     why = f"not found; Triton compiles the launchers of its kernels with it; without it {without}"
     return [
-        Finding(SECTION, subject, "ok", place)
-        if place is not None
-        else Finding(SECTION, subject, missing, why, remedy=f"apt-get install -y {package}")
-        for subject, place, package in wanted
+        Finding(subject, "fail" if with_vllm else "warn", why, f"apt-get install -y {package}")
+        if path is None
+        else Finding(subject, "ok", path)
+        for subject, path, package in wanted
     ]

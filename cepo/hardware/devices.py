@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cepo.errors import ConfigError
 
@@ -16,16 +17,16 @@ _DEVICES = Path("/dev")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _NVIDIA, _DISPLAY_CLASSES = "0x10de", ("0x0300", "0x0302")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_LOAD = Path("/proc/loadavg")
+_THREADS = "OMP_NUM_THREADS"
 _SMALLEST_DRIVER = {11: 450, 12: 525, 13: 580}
 """The minimum NVIDIA driver for each major version of CUDA."""
-
 _HIDDEN = ("", "-1")
 """Values of CUDA_VISIBLE_DEVICES that hide every GPU from a process."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """A fault of the machine and how to fix it."""
+class Fault(NamedTuple):
+    """What is wrong with the machine, and how to fix it."""
 
     found: str
     remedy: str
@@ -67,29 +68,29 @@ def _nvidia_smi(*options: str) -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def gpu_problem() -> Problem | None:
+def gpu_fault() -> Fault | None:
     """Explains why a CUDA build of torch sees no GPU where there is one that is not hidden; None if there is no such problem."""
     import torch
 
     cuda = torch.version.cuda
-    if cuda is None or gpus_are_hidden() or torch.cuda.is_available() or not has_nvidia_gpu():
+    if (
+        cuda is None
+        or os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN
+        or torch.cuda.is_available()
+        or not has_nvidia_gpu()
+    ):
         return None
     driver, smallest = driver_version(), _SMALLEST_DRIVER.get(int(cuda.split(".")[0]), 0)
     if driver is not None and int(driver.split(".")[0]) < smallest:
-        return Problem(
+        return Fault(
             found=f"driver {driver}, but torch's CUDA {cuda} needs at least {smallest}",
             remedy=f"install driver {smallest} or later, or a torch build for the CUDA version that `nvidia-smi` shows",
         )
     seen = "no NVIDIA driver answers" if driver is None else f"driver {driver} answers"
-    return Problem(
+    return Fault(
         found=f"torch is built for CUDA {cuda} and sees no GPU ({seen})",
         remedy="check nvidia-smi, CUDA_VISIBLE_DEVICES and, in a container, --gpus all; without a GPU: pip install 'cepo[cpu]'",
     )
-
-
-def gpus_are_hidden() -> bool:
-    """Returns whether CUDA_VISIBLE_DEVICES hides every GPU, which requests the CPU."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN
 
 
 def has_nvidia_gpu() -> bool:
@@ -107,26 +108,25 @@ def has_nvidia_gpu() -> bool:
 
 
 def require_usable_torch() -> None:
-    """Raises if an NVIDIA GPU is there and torch's CUDA build cannot use it, or if torchvision was built for another torch.
+    """Checks that torch's CUDA build can use the NVIDIA GPU, if there is one, and that torchvision fits torch.
 
-    A run that silently used the CPU would be hundreds of times slower. Without such a GPU, a CUDA build of torch runs
-    on the processors, as a CPU build does; `CUDA_VISIBLE_DEVICES=` asks for that where there is one.
+    A run that silently used the CPU would be hundreds of times slower. `CUDA_VISIBLE_DEVICES=` asks for the CPU.
 
     Raises:
-        ConfigError: with the same advice as `cepo doctor`.
+        ConfigError: one of them cannot be used.
     """
-    problem = gpu_problem()
-    if problem is not None:
+    fault = gpu_fault()
+    if fault is not None:
         raise ConfigError(
-            f"no GPU can be used: {problem.found}. Remedy: {problem.remedy}. To run on the processors, set "
+            f"no GPU can be used: {fault.found}. Remedy: {fault.remedy}. To run on the processors, set "
             "CUDA_VISIBLE_DEVICES= (empty)"
         )
-    mixture = torchvision_problem()
-    if mixture is not None:
-        raise ConfigError(f"{mixture.found}. Remedy: {mixture.remedy}")
+    fault = torchvision_fault()
+    if fault is not None:
+        raise ConfigError(f"{fault.found}. Remedy: {fault.remedy}")
 
 
-def torchvision_problem() -> Problem | None:
+def torchvision_fault() -> Fault | None:
     """Returns the problem if torchvision cannot be imported beside this torch, as two different builds cannot, else None."""
     import torch
 
@@ -134,9 +134,9 @@ def torchvision_problem() -> Problem | None:
         import torchvision  # noqa: F401  # pyright: ignore[reportMissingTypeStubs]
     except ImportError:
         found = "torchvision is not installed, and the processors of vision-language models need it"
-        return Problem(found=found, remedy="pip install 'cepo[cpu]' or 'cepo[gpu]'")
+        return Fault(found=found, remedy="pip install 'cepo[cpu]' or 'cepo[gpu]'")
     except (RuntimeError, OSError, AttributeError) as error:
-        return Problem(
+        return Fault(
             found=f"torchvision does not work with torch {torch.__version__}, as a build for another torch does not: {error}",
             remedy="install both in one command from one index: pip install --force-reinstall torch==2.13.0 torchvision==0.28.0",
         )
@@ -145,11 +145,10 @@ def torchvision_problem() -> Problem | None:
 
 def device_in_words() -> str:
     """Describes where this process would train: the GPUs by name and memory, or the CPU and why no GPU is used."""
-
     names = Counter(f"{name}, {memory:.0f} GiB" for name, memory in visible_gpus())
     if names:
         return "; ".join(f"{count} x {name}" if count > 1 else name for name, count in names.items())
-    return f"CPU ({_processor()}, {num_processors()} processors): {_why_no_gpu()}"
+    return f"CPU ({processor_name()}, {num_processors()} processors): {_why_no_gpu()}"
 
 
 def require_devices(per_machine: int) -> None:
@@ -198,10 +197,40 @@ def _why_no_gpu() -> str:
     return f"this machine has no NVIDIA GPU, so torch {torch.__version__}, a CUDA build, runs on the processors"
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """Returns the processor's name as the system gives it."""
     try:
         lines = _CPU_FACTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # not Linux
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return (names or [platform.processor() or platform.machine()])[0]
+
+
+def limit_threads(recorded: int | None = None) -> str | None:
+    """Sets OMP_NUM_THREADS to the number of free processors if other programs use some, and says so.
+
+    Spinning threads that share a processor slow each other down several times over. `recorded` is the number of threads
+    with which the run began: a resumed run keeps it, because another one changes the rounding of sums. Does nothing if the
+    user has set the limit or torch, which reads it once, is loaded.
+    """
+    usable, present, busy = num_processors(), os.cpu_count() or 1, _busy_processors()
+    free = min(usable, recorded or max(1, round(usable * (1 - busy / present))))
+    if _THREADS in os.environ or "torch" in sys.modules or free == present:
+        return None
+    os.environ[_THREADS] = str(free)
+    why = f"as this process may use {usable} of {present} processors"
+    if recorded:
+        why = "as many as when the run began"
+    elif free < usable:
+        why = f"as other programs keep about {busy:.0f} of {present} processors busy"
+    return f"threads: {free}, {why}; set {_THREADS} to choose another number"
+
+
+def _busy_processors() -> float:
+    """Returns how many processors other programs use: the mean of the last minute, and not more than run just now."""
+    try:
+        minute, _, _, tasks = _LOAD.read_text(encoding="ascii").split()[:4]
+    except OSError:  # not Linux
+        return os.getloadavg()[0]
+    return min(float(minute), max(0, int(tasks.partition("/")[0]) - 1))

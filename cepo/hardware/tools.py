@@ -1,4 +1,4 @@
-"""Finds the compilers and headers for kernels that are built at the start of a run, as the libraries find them."""
+"""Finds the compiler and headers for kernels that are built at the start of a run, as the libraries find them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 Capability = tuple[int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BuildTools:
+class BuildTools(NamedTuple):
     """What this machine has for kernels that are compiled at the start of a run; None for missing paths.
 
     Attributes:
@@ -29,17 +28,13 @@ class BuildTools:
     flashinfer_kernels: bool
 
 
-def look_for_tools(environment: Mapping[str, str] | None = None) -> BuildTools:
-    """Searches the PATH of `environment` (by default this process's) and the running Python's folder."""
-    variables = os.environ if environment is None else environment
-    path = path_with(program_folder(), variables.get("PATH", ""))
-
-    def program(*names: str) -> str | None:
-        return next((found for name in names if (found := shutil.which(name, path=path))), None)
-
+def find_build_tools(environment: Mapping[str, str] = os.environ) -> BuildTools:
+    """Searches the PATH of `environment` and the running Python's folder."""
+    path = path_with(program_folder(), environment.get("PATH", ""))
+    compilers = [environment["CC"]] if environment.get("CC") else ["gcc", "clang"]
     headers = Path(sysconfig.get_path("include"))
     return BuildTools(
-        c_compiler=program(variables["CC"]) if variables.get("CC") else program("gcc", "clang"),
+        c_compiler=next((found for name in compilers if (found := shutil.which(name, path=path))), None),
         python_headers=str(headers) if (headers / "Python.h").is_file() else None,
         flashinfer_kernels=importlib.util.find_spec("flashinfer_jit_cache") is not None,
     )

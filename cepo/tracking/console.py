@@ -10,9 +10,8 @@ from typing import Any
 
 from rich.text import Text
 
-from cepo.live_view import duration
+from cepo.live_view import SafeConsole, duration
 from cepo.progress import show_board
-from cepo.terminal import SafeConsole
 from cepo.tracking.board import Board, decimal, significant
 from cepo.tracking.sink import RunDescription, Sink
 from cepo.tracking.trace import GroupRecord

@@ -13,7 +13,7 @@ from typing import Any
 
 import cepo
 from cepo.config.private import masked_argument
-from cepo.hardware.devices import num_processors
+from cepo.hardware.devices import num_processors, processor_name
 from cepo.tracking.run_folder import RECORDS_FORMAT
 from cepo.tracking.sink import RunDescription
 
@@ -29,7 +29,7 @@ def describe_environment(run: RunDescription) -> dict[str, Any]:
         "command_line": [masked_argument(argument) for argument in run.command_line],
         **describe_software(),
         "platform": platform.platform(),
-        "processor": _processor_name(),
+        "processor": processor_name(),
         "devices": list(run.device_names),
         "threads": _thread_counts(),
     }
@@ -71,15 +71,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _processor_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _thread_counts() -> dict[str, int | str | None]:

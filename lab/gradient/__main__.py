@@ -15,47 +15,54 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import click
 
-from cepo.commands.checkpoint_arguments import run_command, split_arguments
-from cepo.commands.measure_credit import OWN_KEYS, make_credit_plan, number_of
+from cepo.cli import Command, cli
+from cepo.cli import main as run_command
+from cepo.terminal import print_plain
 
-_LAB_KEYS = ("batches", "projections")
+
+def measure(batches: int, projections: int, dry_run: bool, **options: Any) -> None:
+    """Measures, writes the results and prints them; `options` are those of `cepo credit`."""
+    from cepo.commands.measure_credit import make_credit_plan
+    from cepo.credit.session import opened
+    from cepo.hardware.devices import require_usable_torch
+    from cepo.microgeo.world import with_embedded_world
+    from cepo.progress import log_to_stderr
+    from cepo.tracking.run_folder import write_atomically
+    from lab.gradient.measurement import GradientMeasurement
+
+    log_to_stderr()
+    plan = make_credit_plan(**options)
+    out = Path(f"{plan.out}-gradient") if options["out"] is None else plan.out
+    require_usable_torch()
+    with opened(with_embedded_world(plan.config), plan.actor) as session:
+        measurement = GradientMeasurement(
+            out, session, plan.methods, num_batches=batches, dimensions=projections, checkpoint=plan.checkpoint
+        )
+        if dry_run:
+            print_plain("\n".join(measurement.lines()))
+            return
+        table = gradient_markdown(measurement.run())
+        write_atomically(out / "gradient.md", table)
+    print_plain(f"{table}\nwritten: {out}")
+
+
+COMMAND = Command(
+    "gradient",
+    callback=measure,
+    help=__doc__,
+    params=[
+        *cli.commands["credit"].params,
+        click.Option(["--batches"], type=click.IntRange(2), default=30),
+        click.Option(["--projections"], type=click.IntRange(0), default=0),
+    ],
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns 0, or 2 with a message if the arguments, the data or the checkpoint is invalid."""
-    argv = sys.argv[1:] if arguments is None else arguments
-
-    def work(console: Console) -> None:
-        for line in measure(argv):
-            console.print(line, soft_wrap=True, highlight=False, markup=False)
-
-    return run_command("gradient", __doc__, argv, None, work)
-
-
-def measure(argv: Sequence[str]) -> list[str]:
-    """Measures and writes the results; returns the lines to print."""
-    from cepo.credit.session import opened
-    from cepo.hardware.devices import require_usable_torch
-    from cepo.microgeo.world import with_embedded_world
-    from cepo.tracking.run_folder import write_atomically
-    from lab.gradient.measurement import GradientMeasurement
-
-    own, settings = split_arguments(argv, (*OWN_KEYS, *_LAB_KEYS))
-    plan = make_credit_plan([*settings, *(f"{name}={text}" for name, text in own.items() if name in OWN_KEYS)])
-    out = plan.out if "out" in own else Path(f"{plan.out}-gradient")
-    batches, dimensions = number_of(own, "batches", 30, least=2), number_of(own, "projections", 0, least=0)
-    require_usable_torch()
-    with opened(with_embedded_world(plan.config), plan.actor) as session:
-        measurement = GradientMeasurement(
-            out, session, plan.methods, num_batches=batches, dimensions=dimensions, checkpoint=plan.checkpoint
-        )
-        if plan.dry_run:
-            return measurement.lines()
-        table = gradient_markdown(measurement.run())
-        write_atomically(out / "gradient.md", table)
-    return [table, f"written: {out}"]
+    return run_command(arguments, COMMAND, "python3 -m lab.gradient")
 
 
 def gradient_markdown(results: Mapping[str, Any]) -> str:

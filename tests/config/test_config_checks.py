@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from cepo.commands.config import run_config_command
+from cepo.cli import main
 from cepo.config import check_config, find_path, load_config, run_folder, split_function
 from cepo.errors import ConfigError
 
@@ -219,7 +219,7 @@ def test_a_reward_name_splits_into_file_and_function(name: str, expected: tuple[
 
 
 def test_cepo_config_prints_loadable_yaml_and_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_config_command([BASE, "algorithm.adv_estimator=cepo"]) == 0
+    assert main(["config", BASE, "algorithm.adv_estimator=cepo"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert "# samples per step: 32 prompts x 8 responses = 256" in out
@@ -230,7 +230,7 @@ def test_cepo_config_prints_loadable_yaml_and_the_plan(tmp_path: Path, capsys: p
 @pytest.mark.parametrize("argument", ["data.sed=3", "worker.rollout.n=1", "config=none.yaml"])
 def test_cepo_config_answers_a_fault_with_one_line_and_2(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [argument] if argument.startswith("config=") else [BASE, argument]
-    assert run_config_command(arguments) == 2
+    assert main(["config", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("cepo config: ")

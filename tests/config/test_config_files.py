@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cepo.commands.config import run_config_command
+from cepo.cli import main
 from cepo.config import load_config
 from cepo.config.loader import plain_tree
 
@@ -85,7 +85,7 @@ def schema_faults(tree: Any) -> list[str]:
 
 
 def test_the_committed_schema_is_what_cepo_config_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_config_command(["--schema"]) == 0
+    assert main(["config", "--schema"]) == 0
     assert capsys.readouterr().out == (CONFIGS / "schema.json").read_text(encoding="utf-8")
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from cepo.cli import main
-from cepo.commands.evaluate import run_evaluate_command
 from cepo.commands.merge import find_base
 from cepo.config import load_config
 from cepo.config.recorded import recorded_for_evaluation, recorded_model
@@ -48,9 +48,9 @@ def stranger(folder: Path, *extra: str, model: str = "microgeo:model") -> Path:
 
 
 def dry_run(checkpoint: Path, *arguments: str) -> tuple[int, str]:
-    console = Console(record=True, width=1000)
-    code = run_evaluate_command([f"checkpoint={checkpoint}", "dry_run=true", *arguments], console=console)
-    return code, console.export_text()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = main(["evaluate", f"checkpoint={checkpoint}", "dry_run=true", *arguments])
+    return code, printed.getvalue()
 
 
 def test_plugins_of_the_record_are_not_imported(tmp_path: Path, hostile: Path, trace: Path) -> None:

@@ -149,9 +149,9 @@ def test_a_torchvision_for_another_torch_is_named(tmp_path: Path, monkeypatch: p
         ConfigError, match=r"operator torchvision::nms does not exist\. Remedy: install both in one command"
     ):
         require_usable_torch()
-    problem = devices.torchvision_problem()
-    assert problem is not None
-    odd = machine(problems=(("torchvision", problem),))
+    fault = devices.torchvision_fault()
+    assert fault is not None
+    odd = machine(faults=(("torchvision", fault),))
     assert [each.subject for each in machine_findings(odd) if each.mark == "fail"] == ["torchvision"]
 
 
@@ -169,7 +169,7 @@ def test_a_driver_that_is_new_enough_is_not_blamed(
     on_a_cuda_build(monkeypatch, sees_gpu=False)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(devices, "driver_version", lambda: driver)
-    problem = devices.gpu_problem()
-    assert problem is not None
-    assert found in problem.found
-    assert ("CUDA_VISIBLE_DEVICES" in problem.remedy) == ("sees no GPU" in found)
+    fault = devices.gpu_fault()
+    assert fault is not None
+    assert found in fault.found
+    assert ("CUDA_VISIBLE_DEVICES" in fault.remedy) == ("sees no GPU" in found)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from cepo.commands.report import run_compare_command
+from cepo.cli import main
 from cepo.errors import DataError
 from cepo.evaluation.published import score_table
 from cepo.evaluation.results import write_results
@@ -78,13 +76,16 @@ def test_the_papers_table_is_printed_in_its_form(tmp_path: Path) -> None:
     assert again.notes == [], "its averages are those of its cells now"
 
 
-def test_evaluations_stand_beside_the_paper_with_a_difference(tmp_path: Path) -> None:
+def test_evaluations_stand_beside_the_paper_with_a_difference(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second gains one of 4 problems: by 25 points with error sd(0, 0, 0, 1) / sqrt(4) = 25."""
     first, second = evaluation(tmp_path / "first", "1000"), evaluation(tmp_path / "second", "1001")
-    output = io.StringIO()
-    assert run_compare_command([PAPER, str(first), str(second)], console=Console(file=output, width=160)) == 0
-    assert "org/base" in output.getvalue()
-    assert "+25.00 ± 25.00" in output.getvalue()
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["compare", PAPER, str(first), str(second)]) == 0
+    printed = capsys.readouterr().out
+    assert "org/base" in printed
+    assert "+25.00 ± 25.00" in printed
     table = score_table([str(first), str(second)])
     assert [row.cells["DynaMath"] for row in table.rows] == [Cell(mean=25.0, error=25.0), Cell(mean=50.0, error=25.0)]
     assert "difference" not in table.rows[0].cells
@@ -128,7 +129,7 @@ def test_a_damaged_evaluation_is_named(
 ) -> None:
     first, second = evaluation(tmp_path / "first", "1100"), evaluation(tmp_path / "second", "1110")
     (second / name).write_text(text)
-    assert run_compare_command([str(first), str(second)], console=Console(file=io.StringIO())) == 2
+    assert main(["compare", str(first), str(second)]) == 2
     assert str(second / name) in capsys.readouterr().err.replace("\n", "")
 
 

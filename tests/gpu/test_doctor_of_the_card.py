@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from gpu_places import Place
-from rich.console import Console
 
-from cepo.commands.doctor import run_doctor_command
-from cepo.doctor.machine import look_at_machine, machine_findings
+from cepo.cli import main
+from cepo.doctor.machine import inspect_machine, machine_findings
 
 
 def test_the_doctor_names_each_card_and_its_driver(place: Place) -> None:
     """It also names its capability and memory."""
-    machine = look_at_machine()
+    machine = inspect_machine()
     found = {finding.subject.strip(): finding for finding in machine_findings(machine)}
     assert len(machine.gpus) == torch.cuda.device_count()
     if place.device == "cpu":
@@ -29,8 +28,11 @@ def test_the_doctor_names_each_card_and_its_driver(place: Place) -> None:
     assert str(machine.driver) in found["torch's build"].found
 
 
-def test_the_doctors_command_ends_with_0_or_names_a_remedy(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    code = run_doctor_command([], console=Console(width=200))
+def test_the_doctors_command_ends_with_0_or_names_a_remedy(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    code = main(["doctor"])
     printed = capsys.readouterr().out
     assert "torch" in printed
     assert code == 0 or "fail" in printed

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cepo.config import load_config
-from cepo.hardware import devices, threads
+from cepo.hardware import devices
 from cepo.preflight import limited_threads
 
 
@@ -22,7 +22,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    monkeypatch.setattr(threads, "_LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(devices, "_LOAD", tmp_path / "loadavg")
     monkeypatch.setattr(devices, "_CPU_QUOTA", tmp_path / "cpu.max")
     (tmp_path / "loadavg").write_text("0.10 0.20 0.30 1/200 4711\n")
     return tmp_path
@@ -46,7 +46,7 @@ def test_threads_are_as_many_as_processors_are_free(
 ) -> None:
     (machine / "loadavg").write_text(f"{load}\n")
     (machine / "cpu.max").write_text(f"{quota}\n")
-    said = threads.limit_threads(recorded)
+    said = devices.limit_threads(recorded)
     assert (said or "").startswith(expected or "")
     assert (said is None) == (expected is None)
     assert os.environ.get("OMP_NUM_THREADS") == (None if expected is None else expected.split()[1].rstrip(","))
@@ -64,5 +64,5 @@ def test_a_resumed_run_keeps_its_threads(machine: Path, monkeypatch: pytest.Monk
 def test_a_limit_of_the_user_stays(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine / "loadavg").write_text("9.00 0.20 0.30 10/200 4711\n")
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert threads.limit_threads() is None
+    assert devices.limit_threads() is None
     assert os.environ["OMP_NUM_THREADS"] == "7"

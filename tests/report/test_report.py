@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from run_folders import report_pixels, write_run
 
-from cepo.commands.report import run_compare_command, run_report_command
+from cepo.cli import main
 from cepo.errors import DataError
 from cepo.report.curves import running_mean
 from cepo.report.page import write_report
@@ -94,32 +94,31 @@ def test_a_summary_without_validation_or_evidence_says_so(tmp_path: Path) -> Non
     assert "none: this run consulted no teacher" in text
 
 
-def test_cepo_report_prints_the_table_and_the_pages_path(tmp_path: Path) -> None:
+def test_cepo_report_prints_the_table_and_the_pages_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_run(tmp_path / "run", SUMMARY_ROWS)
-    output = io.StringIO()
     files = {kind: tmp_path / "deep" / f"p.{kind}" for kind in ("html", "png", "pdf")}
     arguments = [str(run), "--out", str(files["html"]), "--png", str(files["png"]), "--pdf", str(files["pdf"])]
-    assert run_report_command(arguments, console=Console(file=output, width=80)) == 0
-    assert "+14.0 points" in output.getvalue()
-    assert output.getvalue().endswith(f"page: {files['html']}\n")
+    assert main(["report", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "+14.0 points" in printed
+    assert printed.endswith(f"page: {files['html']}\n")
     assert "+14.0 points" in files["html"].read_text("utf-8")
     assert report_pixels(files["png"]).std() > 0.02
     assert files["pdf"].read_bytes().startswith(b"%PDF")
 
 
-@pytest.mark.parametrize("command", [run_report_command, run_compare_command])
+@pytest.mark.parametrize("command", ["report", "compare"])
 def test_a_missing_folder_or_file_ends_with_2_and_its_name(
-    command: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert callable(command)
     (tmp_path / "empty").mkdir()
     for name, message in (("nowhere", "does not exist"), ("empty", "metrics.jsonl")):
-        assert command([str(tmp_path / name)]) == 2
+        assert main([command, str(tmp_path / name)]) == 2
         error = capsys.readouterr().err
         assert name in error
         assert message in error
-    assert command([]) == 2
-    assert command(["--help"]) == 0
+    assert main([command]) == 2
+    assert main([command, "--help"]) == 0
 
 
 def test_values_and_defaults_are_written_as_yaml(tmp_path: Path) -> None:

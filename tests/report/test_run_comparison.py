@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from run_folders import report_pixels, validated, write_run
 
-from cepo.commands.report import run_compare_command
+from cepo.cli import main
 from cepo.errors import DataError
 from cepo.report.compare import compare_runs
 from cepo.report.score_tables import Cell, write_table
@@ -107,7 +106,9 @@ def test_only_what_can_change_training_tells_runs_apart(tmp_path: Path) -> None:
     assert list(compare_runs(folders).differing) == ["worker.reward.reward_function"]
 
 
-def test_runs_that_differ_much_are_numbered_and_fit_80_columns(tmp_path: Path) -> None:
+def test_runs_that_differ_much_are_numbered_and_fit_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of two cepo runs; the settings of grpo's own section do not count as differences from cepo."""
     more = "data:\n  max_response_length: {}\nworker:\n  actor:\n    optim:\n      lr: {}\n"
     own = "algorithm:\n  adv_estimator: grpo\n  grpo:\n    ddof: 1\n"
@@ -123,13 +124,13 @@ def test_runs_that_differ_much_are_numbered_and_fit_80_columns(tmp_path: Path) -
         "data.max_response_length",
         "worker.actor.optim.lr",
     ]
-    output = io.StringIO()
-    assert run_compare_command([str(folder) for folder in folders], console=Console(file=output, width=80)) == 0
-    assert max(map(len, output.getvalue().splitlines())) <= 80
-    assert "…" not in output.getvalue()
-    assert re.search(r"greedy after +– +– +–", output.getvalue())
-    assert re.search(r"before +30.00 ± 4.56 +30.00 ± 4.56 +0.00 ± 0.50", output.getvalue())  # Wilson's is never 0
-    assert re.search(r"worker.actor.optim.lr +0.1 +0.2 +0.2", output.getvalue())
+    assert main(["compare", *map(str, folders)]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "…" not in printed
+    assert re.search(r"greedy after +– +– +–", printed)
+    assert re.search(r"before +30.00 ± 4.56 +30.00 ± 4.56 +0.00 ± 0.50", printed)  # Wilson's is never 0
+    assert re.search(r"worker.actor.optim.lr +0.1 +0.2 +0.2", printed)
 
 
 def test_a_first_validation_after_training_is_not_one_before(tmp_path: Path) -> None:
@@ -226,23 +227,23 @@ def test_the_table_reads_alike_in_all_its_forms(tmp_path: Path) -> None:
     assert exact["rows"][1]["difference"]["mean"] == pytest.approx(10.0) == float(second["difference"])
 
 
-def test_cepo_compare_writes_table_page_and_curves(tmp_path: Path) -> None:
+def test_cepo_compare_writes_table_page_and_curves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folders = [str(method_run(tmp_path / f"r{k}", "cepo", k, (0.3, 0.4 + 0.1 * k))) for k in range(2)]
     outs = [tmp_path / "docs" / name for name in ("table.md", "page.html", "curves.png")]
-    output = io.StringIO()
-    code = run_compare_command(
-        [*folders, *(text for out in outs for text in ("--out", str(out)))], console=Console(file=output, width=160)
-    )
-    assert code == 0
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["compare", *folders, *(text for out in outs for text in ("--out", str(out)))]) == 0
+    printed = capsys.readouterr().out
     assert "| cepo | 2 |" in outs[0].read_text("utf-8")
     page = outs[1].read_text("utf-8")
     assert "Comparison of 2 runs" in page
     assert "http://" not in page.partition("<script>")[0]
     assert report_pixels(outs[2]).std() > 0.02
-    assert "curves.png" in output.getvalue()
-    assert "45.00 ± 5.00" in output.getvalue()
+    assert "curves.png" in printed
+    assert "45.00 ± 5.00" in printed
 
 
 def test_a_run_that_is_missing_ends_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_compare_command([str(tmp_path / "none")]) == 2
+    assert main(["compare", str(tmp_path / "none")]) == 2
     assert "none does not exist" in capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_metadata_are_complete_and_the_base_is_light(unpacked: Path) -> None:
     assert all(fields[name] for name in ("Author", "Summary", "License-Expression", "Requires-Python", "Project-URL"))
     assert len(fields.get_all("Classifier", [])) > 5
     always = [text for text in fields.get_all("Requires-Dist", []) if "extra ==" not in text]
-    assert sorted(text.split(">")[0] for text in always) == ["jaxtyping", "pydantic"]
+    assert sorted(text.split(">")[0] for text in always) == ["click", "jaxtyping", "pydantic"]
 
 
 @pytest.mark.heavy

@@ -72,11 +72,14 @@ class Enumeration:
 
 @pytest.fixture(scope="module")
 def enumerated(credit_command: list[str], tiny_model_folder: Path) -> Callable[[str], Enumeration]:
+    from cepo.cli import cli
     from cepo.commands.measure_credit import make_credit_plan
     from cepo.credit.session import opened
     from cepo.data.mixing import read_training_sets
 
-    config = make_credit_plan(credit_command[1:]).config
+    options = cli.commands["credit"].make_context("credit", credit_command[1:]).params
+    del options["dry_run"]
+    config = make_credit_plan(**options).config
     model = reference_model(tiny_model_folder)
     with opened(config, None) as session:
         problems = read_training_sets(config.data, session.processing)
