@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from cepo.algorithms import Estimator, GroupRelativeEstimator, build_estimator, credit, estimator_class, section_of
 from cepo.algorithms.settings import NoSettings
-from cepo.errors import ConfigError
+from cepo.errors import ConfigError, did_you_mean
 from cepo.sections import default_tree, fields_of
 from cepo.trees import leaves
 from cepo.types import TokenBatch, TokenSignal
@@ -77,17 +77,24 @@ def _settings(text: str, inside: str, known: Sequence[str]) -> Any:
     parts = _split(inside) if inside.strip() else []
     if any("=" not in part for part in parts):
         raise ConfigError(f"methods: '{text}' names a setting without a value; write name(setting=value, ...)")
+    assignments = [_with_section(text, part, known) for part in parts]
     try:
-        return OmegaConf.from_dotlist([_with_section(part, known) for part in parts])
+        return OmegaConf.from_dotlist(assignments)
     except (OmegaConfBaseException, ValueError) as error:
         raise ConfigError(f"methods: the settings of '{text}' cannot be read: {error}") from error
 
 
-def _with_section(assignment: str, known: Sequence[str]) -> str:
-    """Returns `key=value` with the whole dotted key, if the given one is the end of a single known key."""
+def _with_section(text: str, assignment: str, known: Sequence[str]) -> str:
+    """Returns `key=value` with the whole dotted key, of which the given one may be the end."""
     key, _, value = assignment.partition("=")
-    found = [each for each in known if each.endswith(f".{key.strip()}")]
-    return f"{found[0]}={value}" if len(found) == 1 and key.strip() not in known else assignment
+    key = key.strip()
+    if any(each == key or each.startswith(f"{key}.") for each in known):
+        return assignment
+    found = [each for each in known if each.endswith(f".{key}")]
+    if len(found) != 1:
+        near = did_you_mean(key, [each.rpartition(".")[2] for each in known])
+        raise ConfigError(f"methods: '{text}': the method has no setting '{key}'.{near}")
+    return f"{found[0]}={value}"
 
 
 def _require_advantages(text: str, estimator: Estimator) -> None:
