@@ -1,4 +1,4 @@
-"""Handles Ctrl-C and SIGTERM. They end a run at once while libraries are imported, and are never lost afterwards.
+"""Handles Ctrl-C and SIGTERM. They end a run at once while it loads its libraries, and are never lost afterwards.
 
 A part of the work that should be finished first postpones the first signal; a second one is never postponed.
 """
@@ -13,18 +13,16 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import NoReturn
 
 from cepo import progress
 
 EXIT_CODES = (130, 143)
 """Exit codes after Ctrl-C and after SIGTERM."""
-_IMPORT_FRAMES = "<frozen importlib._bootstrap>"
 
 logger = logging.getLogger(__name__)
 
-_has_begun = False
+_is_loading = False
 _heard: int | None = None
 _postponed_for: str | None = None
 
@@ -36,11 +34,11 @@ def handled() -> Iterator[None]:
     Outside the main thread, which alone receives signals, it does nothing. An ignored signal remains ignored, because
     shells start background jobs that way.
     """
-    global _has_begun, _heard
+    global _heard
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _has_begun, _heard = False, None
+    _heard = None
     heard = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, _handle) for number in heard}
     try:
@@ -51,10 +49,23 @@ def handled() -> Iterator[None]:
         _heard = None
 
 
-def work_has_begun() -> None:
-    """Declares that there is something to clean up: from now on an interruption raises even during an import."""
-    global _has_begun
-    _has_begun = True
+@contextmanager
+def loading() -> Iterator[None]:
+    """Ends the process at the first signal inside this context, in which libraries are loaded and no work has started.
+
+    An exception would leave libraries half imported, which causes unrelated errors or a crash.
+    """
+    global _is_loading
+    before, _is_loading = _is_loading, True
+    try:
+        yield
+    finally:
+        _is_loading = before
+
+
+def is_heard() -> bool:
+    """Returns whether a signal has come, so that an error may be what a library made of it."""
+    return _heard is not None
 
 
 def raise_if_lost() -> None:
@@ -91,25 +102,16 @@ def exit_process(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _handle(number: int, frame: FrameType | None) -> None:
+def _handle(number: int, _: object) -> None:
     global _heard
     is_first, _heard = _heard is None, number
-    if not _has_begun and _is_importing(frame):
-        # An exception here would leave libraries half imported, which causes unrelated errors or a crash.
+    if _is_loading:
         sys.stderr.write("interrupted while libraries were being loaded; no work had started\n")
         _leave(exit_code())
     if is_first and _postponed_for is not None:
         logger.warning("%s heard: %s; a second one ends at once", signal.Signals(number).name, _postponed_for)
         return
     raise KeyboardInterrupt
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == _IMPORT_FRAMES:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _leave(code: int) -> NoReturn:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
 
 from cepo.terminal import without_controls
 
 _SHORTEST_SECONDS = 0.5
-_BAR_CELLS = 30
 
 
 class SafeConsole(Console):
@@ -29,17 +33,11 @@ class SafeConsole(Console):
             yield segment if segment.control else segment._replace(text=without_controls(segment.text))
 
 
-class Work(Protocol):
-    """Describes a task in progress; `total` is None if its size is unknown."""
+class _Tasks(Progress):
+    """A line for each running task, which appears after half a second."""
 
-    what: str
-    total: int | None
-    done: int
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start."""
-        ...
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table([task for task in self.tasks if (task.elapsed or 0.0) >= _SHORTEST_SECONDS])
 
 
 class LiveView:
@@ -47,66 +45,52 @@ class LiveView:
 
     Attributes:
         board: drawn above the tasks; it remains on the terminal after the view has ended.
-        work: the running tasks, outermost first.
+        tasks: the running tasks, outermost first.
         console: prints above the view.
     """
 
     def __init__(self) -> None:
         self.board: RenderableType | None = None
-        self.work: list[Work] = []
         self.console = SafeConsole(stderr=True)
+        self.tasks = _Tasks(
+            TextColumn("{task.description}", markup=False),
+            TimeElapsedColumn(),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
         self._live = Live(
             console=self.console,
-            get_renderable=self._drawn,
+            get_renderable=lambda: self.tasks if self.board is None else Group(self.board, self.tasks),
             refresh_per_second=4,
             # Output to a file or a pipe must still go there.
             redirect_stdout=sys.stdout.isatty(),
         )
-        self._log_streams: list[tuple[logging.StreamHandler, object]] = []
 
     def start(self) -> None:
-        """Starts drawing. From now on, log lines for the terminal are printed above the view."""
-        before = sys.stderr
+        """Starts drawing; what is written to the terminal from now on is printed above the view."""
         self._live.start()
-        for handler in logging.getLogger().handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
-                self._log_streams.append((handler, handler.setStream(sys.stderr)))
+
+    def add(self, what: str, total: int | None, *, seconds: float) -> TaskID:
+        """Adds a task that began `seconds` ago."""
+        number = self.tasks.add_task(what, total=total)
+        self.tasks.tasks[-1].start_time = self.console.get_time() - seconds
+        if seconds >= _SHORTEST_SECONDS:
+            self._live.refresh()
+        return number
+
+    def remove(self, task: TaskID) -> None:
+        """Removes a task and its line."""
+        if task in self.tasks.task_ids:
+            self.tasks.remove_task(task)
 
     def stop(self) -> None:
         """Stops drawing, leaves the board on the terminal and restores the cursor."""
-        self.work = []
+        for task in self.tasks.task_ids:
+            self.remove(task)
         self._live.transient = self.board is None
         self._live.stop()
-        while self._log_streams:
-            handler, stream = self._log_streams.pop()
-            handler.setStream(stream)
-
-    def add(self, work: Work) -> None:
-        """Adds a task, whose line appears after half a second."""
-        self.work.append(work)
-        if work.seconds >= _SHORTEST_SECONDS:
-            self._live.refresh()
-
-    def forget(self, work: Work) -> None:
-        """Removes a task and its line."""
-        if work in self.work:
-            self.work.remove(work)
-
-    def _drawn(self) -> RenderableType:
-        lines = Table.grid(padding=(0, 2, 0, 0))
-        for work in tuple(self.work):
-            if work.seconds >= _SHORTEST_SECONDS:
-                lines.add_row(*_cells(work))
-        return lines if self.board is None else Group(self.board, lines)
-
-
-def _cells(work: Work) -> tuple[RenderableType, ...]:
-    elapsed = duration(work.seconds)
-    if work.total is None:
-        return Text(work.what), elapsed
-    bar = ProgressBar(total=work.total, completed=work.done, width=_BAR_CELLS)
-    left = f", {duration(work.seconds / work.done * (work.total - work.done))} left" if work.done else ""
-    return Text(work.what), elapsed + left, bar, f"{work.done}/{work.total}"
 
 
 def duration(seconds: float) -> str:

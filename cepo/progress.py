@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from operator import length_hint
-from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
+
+from cepo.terminal import LogHandler
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.progress import TaskID
 
     from cepo.live_view import LiveView
 
@@ -44,11 +46,7 @@ def live_view() -> Iterator[None]:
 
 def log_to_stderr() -> None:
     """Shows our log on standard error, and of other libraries only warnings."""
-    from cepo.terminal import LogFormatter
-
-    handler = logging.StreamHandler()
-    handler.setFormatter(LogFormatter())
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    logging.basicConfig(level=logging.WARNING, handlers=[LogHandler()])
     logging.getLogger("cepo").setLevel(logging.INFO)
 
 
@@ -73,10 +71,12 @@ def phase(what: str) -> Iterator[None]:
     """Reports a phase of a run that has nothing to count: elapsed seconds in the live view, and lines in a log."""
     if _view is None:
         logger.info("%s", what)
-    with Progress(what, None) as progress:
+    start = time.monotonic()
+    with Progress(what, None):
         yield
-    if progress.seconds >= 1:
-        logger.info("%s: done after %.0f s", what, progress.seconds)
+    seconds = time.monotonic() - start
+    if seconds >= 1:
+        logger.info("%s: done after %.0f s", what, seconds)
 
 
 class Progress:
@@ -88,48 +88,44 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int | None, *, draws: bool | None = None) -> None:
-        self.what, self.total, self.done = what, total, 0
+        self._what, self._total, self._done = what, total, 0
         self._is_terminal = _is_terminal()
         self._draws = self._is_terminal if draws is None else draws
-        self._start = self._said = time.monotonic()
-        self._shown: ExitStack | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start."""
-        return time.monotonic() - self._start
+        self._start = self._last_line = time.monotonic()
+        self._drawn = ExitStack()
+        self._task: TaskID | None = None
 
     def update(self, count: int = 1) -> None:
         """Counts finished items."""
-        self.done += count
+        self._done += count
         now = time.monotonic()
         if self._draws:
-            if self._shown is None and self.seconds >= SECONDS_UNTIL_A_VIEW:
-                self._show()
-        elif not self._is_terminal and now - self._said >= SECONDS_BETWEEN_LINES:
-            self._said = now
+            if self._task is None and now - self._start >= SECONDS_UNTIL_A_VIEW:
+                self._draw()
+            if self._task is not None and _view is not None:
+                _view.tasks.update(self._task, completed=self._done)
+        elif not self._is_terminal and now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
             spent = now - self._start
-            left = spent * ((self.total or 0) - self.done) / self.done
-            logger.info("%s: %d of %d after %.0f s, about %.0f s left", self.what, self.done, self.total, spent, left)
+            left = spent * ((self._total or 0) - self._done) / self._done
+            logger.info(
+                "%s: %d of %d after %.0f s, about %.0f s left", self._what, self._done, self._total, spent, left
+            )
 
     def __enter__(self) -> Progress:
         if self._draws and _view is not None:
-            self._show()
+            self._draw()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._shown is not None:
-            self._shown.close()
+    def __exit__(self, *raised: object) -> None:
+        self._drawn.close()
 
-    def _show(self) -> None:
+    def _draw(self) -> None:
         """Adds a line to the live view. Without a view, starts one that ends with this task."""
-        self._shown = ExitStack()
-        self._shown.enter_context(live_view())
+        self._drawn.enter_context(live_view())
         if _view is not None:
-            _view.add(self)
-            self._shown.callback(_view.forget, self)
+            self._task = _view.add(self._what, self._total, seconds=time.monotonic() - self._start)
+            self._drawn.callback(_view.remove, self._task)
 
 
 def shown(items: Iterable[_Item], what: str, total: int | None = None) -> Iterator[_Item]:

@@ -60,6 +60,28 @@ def fields_of(kind: type[Any]) -> Mapping[str, FieldInfo]:
     return kind.__pydantic_fields__
 
 
+@dataclass(frozen=True)
+class Decisive:
+    """Marks, within `Annotated`, whether a setting decides what is trained; a section's mark holds for its settings."""
+
+    value: bool
+
+
+DECISIVE, NOT_DECISIVE = Decisive(True), Decisive(False)
+
+
+def is_decisive(kind: type[Any], key: str) -> bool:
+    """Returns whether the section `kind` marks the dotted `key` as decisive; without any mark it is."""
+    found = True
+    for name in key.split("."):
+        if not is_pydantic_dataclass(kind) or name not in fields_of(kind):  # a mapping's entry has the mapping's mark
+            break
+        field = fields_of(kind)[name]
+        found = next((mark.value for mark in field.metadata if isinstance(mark, Decisive)), found)
+        kind = cast("type[Any]", field.annotation)
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """An error in one key. `rank` orders errors: unknown keys, then values, then missing settings."""

@@ -25,11 +25,16 @@ def print_plain(text: str, *, to_stderr: bool = False) -> None:
     stream.write(without_controls(text).encode(encoding, "replace").decode(encoding) + "\n")
 
 
-class LogFormatter(logging.Formatter):
-    """Formats a record of the log as a line with its time, without control characters."""
+class LogHandler(logging.Handler):
+    """Prints a record of the log as a line with its time on standard error, which a live view may have replaced."""
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", datefmt="%H:%M:%S"))
 
-    def format(self, record: logging.LogRecord) -> str:
-        return without_controls(super().format(record))
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints the line; an error in it is reported as by the library."""
+        try:
+            print_plain(self.format(record), to_stderr=True)
+        except Exception:
+            self.handleError(record)

@@ -7,10 +7,11 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cepo import interrupts, preflight
 from cepo.config import RunConfig, check_config, chosen_launcher, dump_for_record, load_config, run_folder
+from cepo.config.decisive import decisive_settings, run_identity
 from cepo.errors import CepoError, WorkerLostError, place_in
 from cepo.leftovers import remove_left_behind
 from cepo.progress import live_view, log_to_stderr, phase
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
     from cepo.sizing import Memory
-    from cepo.trainer.checkpoints import CheckpointStore
+    from cepo.tracking.tracker import Tracker
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend
-    from cepo.trainer.resuming import RunHistory
+    from cepo.trainer.run_policy import RunPolicy
     from cepo.workers.worker import WorkerFacts
 
 # Not __name__: under `python3 -m cepo.train` it is __main__, and the plan and the resumed state would not be logged.
@@ -57,7 +58,7 @@ def _main(arguments: Sequence[str]) -> int:
         for line in (*lines, *filter(None, [threads])):
             logger.info("plan: %s", line)
         with live_view():
-            with phase("looking at the devices"):
+            with interrupts.loading(), phase("looking at the devices"):
                 devices = preflight.check_devices(config)
             logger.info("plan: %s", devices)
             preflight.check_hub_names(config)
@@ -66,9 +67,11 @@ def _main(arguments: Sequence[str]) -> int:
         logger.error("%s", error)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        logger.warning("interrupted; %s", _what_stands(config))
-        return interrupts.exit_code()
+        return _interrupted(config)
     except Exception as error:
+        if interrupts.is_heard():  # a library has made it of the interruption
+            logger.warning("%s: %s", type(error).__name__, error)
+            return _interrupted(config)
         where = None if config is None else place_in(error, config.trainer.plugins)
         if where is None:
             raise
@@ -77,10 +80,25 @@ def _main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _what_stands(config: RunConfig | None) -> str:
-    from cepo.trainer.resuming import how_to_resume
+def _interrupted(config: RunConfig | None) -> int:
+    stands = "no work had started" if config is None else run_policy(config).how_to_resume()
+    logger.warning("interrupted; %s", stands)
+    return interrupts.exit_code()
 
-    return "no work had started" if config is None else how_to_resume(config)
+
+def run_policy(config: RunConfig) -> RunPolicy:
+    """Returns the policy of a command that trains `config`."""
+    from cepo.trainer.run_policy import RunPolicy
+
+    settings = config.trainer
+    return RunPolicy(
+        run_folder(config),
+        settings,
+        identity=run_identity(config),
+        decisive=decisive_settings(config),
+        max_restarts=settings.max_restarts if chosen_launcher(config) == "ray" else 0,
+        validates=config.data.val_files is not None and (settings.val_freq > 0 or settings.val_before_train),
+    )
 
 
 def train(config: RunConfig) -> None:
@@ -93,88 +111,68 @@ def train(config: RunConfig) -> None:
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
     from cepo.microgeo.world import with_embedded_world
-    from cepo.trainer.resuming import RunFinishedError, RunHistory
-    from cepo.trainer.run_lock import RunLock
+    from cepo.trainer.run_policy import RunFinishedError
 
     remove_left_behind()
     if chosen_launcher(config) == "ray" and preflight.ray_address(config) is None:
         prepare_own_cluster()
-    with RunLock(run_folder(config)) as lock:
-        try:
-            _train(with_embedded_world(config), RunHistory(lock=lock))
-        except RunFinishedError as done:
-            logger.info("%s", done)
+    with run_policy(config) as policy:
+        config = with_embedded_world(config)
+        while True:
+            try:
+                with ExitStack() as stack:
+                    build_trainer(config, stack, policy).fit()
+                return
+            except RunFinishedError as done:
+                logger.info("%s", done)
+                return
+            except WorkerLostError as error:
+                policy.restart(error)
 
 
-def _train(config: RunConfig, history: RunHistory) -> None:
-    while True:
-        try:
-            with ExitStack() as stack:
-                build_trainer(config, stack, history).fit()
-            return
-        except WorkerLostError as error:
-            if chosen_launcher(config) == "local" or history.restarts == config.trainer.max_restarts:
-                raise
-            history.restarts += 1
-            logger.warning("%s", error)
-            logger.warning(
-                "restart %d of %d (trainer.max_restarts): %d steps were done; new workers %s",
-                history.restarts,
-                config.trainer.max_restarts,
-                0 if history.trainer_state is None else history.trainer_state.step,
-                "start from the beginning (trainer.save_model_only)"
-                if config.trainer.save_model_only
-                else "continue from the last checkpoint",
-            )
-
-
-def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | None = None) -> Trainer:
+def build_trainer(config: RunConfig, stack: ExitStack, policy: RunPolicy | None = None) -> Trainer:
     """Builds the trainer of a run, with cheap checks first; `stack` closes its resources.
 
-    With a `history` whose records are open already, the run continues from its own last checkpoint.
+    With the `policy` of an earlier trainer, the run continues after a loss of workers.
     """
     from cepo.rewards.pool import RewardPool
     from cepo.tracking.sink import check_sinks
 
     check_sinks(config.trainer.logger)
+    policy = policy or stack.enter_context(run_policy(config))
     rewards = stack.enter_context(RewardPool.of(config.worker.reward))
-    with phase("loading libraries and the tokenizer"):
+    with interrupts.loading(), phase("loading libraries and the tokenizer"):
         from cepo.data.contexts import ContextBuilder
         from cepo.data.dataset import most_visuals
         from cepo.models.processing import load_processing
-        from cepo.trainer.checkpoints import TrainerState
         from cepo.trainer.loop import Trainer
-        from cepo.trainer.resuming import RunHistory, check_continuation, checkpoint_store, checkpoint_to_load
-        from cepo.trainer.run_lock import RunLock
         from cepo.trainer.validation import Validator
         from cepo.workers.worker import WorkerFacts
 
         processing = load_processing(config)
-    history = history or RunHistory()
     estimator = _estimator(config)
     contexts = ContextBuilder(processing, estimator.teacher, max_context_length=config.data.max_prompt_length)
     with phase("reading and checking the problems"):
         problems, held_out = _problem_sets(config, processing, with_solutions=estimator.needs_solutions)
     total_steps = _total_steps(config, len(problems))
-    store = checkpoint_store(config, data=problems.content())
-    checkpoint = checkpoint_to_load(config, store, history)
-    state = TrainerState(kl_coefficient=config.algorithm.kl_coef) if checkpoint is None else store.read(checkpoint)
-    if checkpoint is not None and history.first_step is None:
-        check_continuation(config, store, checkpoint, state.step, total_steps)
+    policy.choose_start(data=problems.content(), total_steps=total_steps, kl_coefficient=config.algorithm.kl_coef)
     preflight.check_before_loading(config, rewards, problems)
-    store.require_writable()  # last of the checks: a refused run leaves no folder
-    (history.lock or stack.enter_context(RunLock(store.folder))).acquire()
+    policy.claim_folder()  # last of the checks: a refused run leaves no folder
     facts = WorkerFacts.of(estimator, total_steps=total_steps, most_visuals=most_visuals(problems, held_out))
     backend = build_backend(config, processing, facts, problems.image_probe())
     stack.callback(backend.close)
-    if checkpoint is not None:
-        backend.load(checkpoint)
-        logger.info("resumed from %s: continues with step %d of %d", checkpoint, state.step + 1, total_steps)
-    tracker = _tracker(config, stack, store, total_steps, history.step_to_resume(state, checkpoint))
-    history.begun(state, checkpoint)
-    interrupts.work_has_begun()
+    if policy.checkpoint is not None:
+        backend.load(policy.checkpoint)
+        logger.info(
+            "resumed from %s: continues with step %d of %d", policy.checkpoint, policy.state.step + 1, total_steps
+        )
+    tracker = _tracker(config, stack, total_steps, policy.begin())
+    sections = config.data, config.algorithm, config.worker, config.trainer
     return Trainer(
-        config=config,
+        data=config.data,
+        algorithm=config.algorithm,
+        worker=config.worker,
+        settings=config.trainer,
         problems=problems,
         processing=processing,
         estimator=estimator,
@@ -182,11 +180,9 @@ def build_trainer(config: RunConfig, stack: ExitStack, history: RunHistory | Non
         backend=backend,
         rewards=rewards,
         tracker=tracker,
-        checkpoints=store,
-        validator=None if held_out is None else Validator(held_out, config, contexts, processing, rewards),
+        policy=policy,
+        validator=None if held_out is None else Validator(held_out, *sections, contexts, processing, rewards),
         total_steps=total_steps,
-        state=state,
-        restarts=history.restarts,
     )
 
 
@@ -207,7 +203,6 @@ def build_backend(
     if chosen_launcher(config) == "ray":
         from cepo.runtime.ray import RayBackend
 
-        interrupts.work_has_begun()  # processes of a cluster must be ended
         return RayBackend(config, facts, image_probe)
     from cepo.runtime.local import LocalBackend
 
@@ -253,16 +248,11 @@ def _total_steps(config: RunConfig, num_problems: int) -> int:
     return total
 
 
-def _tracker(
-    config: RunConfig, stack: ExitStack, store: CheckpointStore, total_steps: int, resumed_step: int | None
-) -> Any:
-    """Moves records and checkpoints that this run does not continue out of its folder, then builds the tracker."""
+def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step: int | None) -> Tracker:
     from cepo.hardware.devices import visible_gpus
     from cepo.tracking.sink import RunDescription
-    from cepo.tracking.tracker import build_tracker, set_aside_earlier_records
+    from cepo.tracking.tracker import build_tracker
 
-    aside = set_aside_earlier_records(run_folder(config)) if resumed_step is None else None
-    store.set_aside(after=resumed_step or 0, folder=aside)
     tracker = build_tracker(
         config.trainer.logger,
         RunDescription(

@@ -22,9 +22,9 @@ class SettingType(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Refuses a word that can only be a misspelt option of the command."""
-        options = [] if ctx is None or ctx.resilient_parsing else _options(ctx)
+        options = {} if ctx is None or ctx.resilient_parsing else _options(ctx)
         key = value.partition("=")[0]
-        if options and "." not in key and key != "config":
+        if not all(options.values()) and "." not in key and key != "config":
             known = ("config", *options)
             raise click.UsageError(
                 f"argument '{value}':{did_you_mean(key.lstrip('-'), known)} Accepted: "
@@ -52,9 +52,9 @@ class SettingType(click.ParamType):
         return [CompletionItem(f"{before}{value}") for value in values or (() if choices.get(key) else _paths(begun))]
 
 
-def _options(ctx: click.Context) -> list[str]:
-    """Returns the options of a command as keys, without `--help`."""
-    return [str(each.name) for each in ctx.command.params if isinstance(each, click.Option)]
+def _options(ctx: click.Context) -> dict[str, bool]:
+    """Returns whether each option of a command, without `--help`, is a flag."""
+    return {str(each.name): each.is_flag for each in ctx.command.params if isinstance(each, click.Option)}
 
 
 def _paths(begun: str) -> Iterator[str]:

@@ -56,7 +56,7 @@ class Plan:
         """Describes the plan, one fact per line."""
         from cepo.trainer.asking import validation_settings
 
-        settings = validation_settings(self.config)
+        settings = validation_settings(self.config.worker.rollout, self.config.data)
         yield f"model: {self.config.worker.actor.model.model_path}"
         yield f"trained weights: {self.actor or 'none (the model unchanged)'}"
         yield f"data: {', '.join(self.sources)}"
@@ -209,7 +209,7 @@ def _description(plan: Plan, config: RunConfig, generator: str) -> dict[str, Any
         "generator": generator,
         "dtype": config.worker.rollout.dtype,
         "seed": config.worker.rollout.seed,
-        "sampling": dataclasses.asdict(validation_settings(config)),
+        "sampling": dataclasses.asdict(validation_settings(config.worker.rollout, config.data)),
         "format_prompt": None if data.format_prompt is None else read_text(Path(data.format_prompt)),
         "max_prompt_length": data.max_prompt_length,
         "min_pixels": data.min_pixels,

@@ -82,13 +82,13 @@ def show(trainer: Trainer, text: str | None = None) -> None:
     from cepo.trainer.planning import make_plan, rollout_groups
     from cepo.trainer.recording import group_records
 
-    config, processing = trainer.config, trainer.processing
-    asker = Asker(config, trainer.contexts, processing, trainer.rewards)
+    processing, data = trainer.processing, trainer.data
+    asker = Asker(trainer.worker, trainer.algorithm, trainer.contexts, processing, trainer.rewards)
     trainer.backend.synchronise_rollout()
-    problems = [trainer.problems[index] for index in range(config.data.rollout_batch_size)]
+    problems = [trainer.problems[index] for index in range(data.rollout_batch_size)]
     engine = trainer.backend if text is None else _WithResponse(trainer, text)
-    rollouts = asker.ask(problems, engine, training_settings(config), step=0)
-    groups = rollout_groups(rollouts, trainer.rewards, processing, seed=config.trainer.seed)
+    rollouts = asker.ask(problems, engine, training_settings(trainer.worker.rollout, data), step=0)
+    groups = rollout_groups(rollouts, trainer.rewards, processing, seed=trainer.settings.seed)
     none = torch.zeros(len(rollouts.generations), dtype=torch.bool)
     plan = make_plan(rollouts, groups, trainer.estimator, trainer.contexts, on_policy=none, with_kl=True)
     batch = trainer.score(plan)

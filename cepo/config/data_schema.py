@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from cepo.config.paths import File, located_data
-from cepo.sections import section
+from cepo.sections import NOT_DECISIVE, section
 from cepo.trees import is_list
 
 
@@ -44,7 +44,7 @@ class DataConfig:
         description="Share of each training set in every step, in the order of train_files; the sum does not matter. "
         "null: all rows form one set.",
     )
-    val_files: Annotated[str, AfterValidator(located_data)] | None = Field(
+    val_files: Annotated[Annotated[str, AfterValidator(located_data)] | None, NOT_DECISIVE] = Field(
         default=None, description="Validation set, in the same forms; null: no validation."
     )
     prompt_key: str = Field(default="prompt", description="Column with the question: text, or a list of chat messages.")
@@ -70,7 +70,7 @@ class DataConfig:
         ge=1,
         description="Prompts sampled per round of algorithm.online_filtering; null: rollout_batch_size.",
     )
-    val_batch_size: CountOrOff = Field(
+    val_batch_size: Annotated[CountOrOff, NOT_DECISIVE] = Field(
         default=-1,
         description="Prompts per validation batch; -1: the whole set. A small value limits how many videos are in "
         "memory at once.",

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic.dataclasses import is_pydantic_dataclass
 
+from cepo import interrupts
 from cepo.algorithms import available_estimators, estimator_class, load_plugin, section_of
 from cepo.algorithms.base import SHARED, own_fields, path_of, presets_of
 from cepo.config.easyr1 import EASYR1_KEYS, refuse_fork_keys, report_engine_keys, without_engine_keys
@@ -46,7 +47,8 @@ def load_config(argv: Sequence[str], *, recorded: Source | None = None) -> RunCo
         origins.update(source.origins)
     defaults = default_tree(RunSettings)
     merged = _merged(sources, defaults)
-    _load_plugins(merged, origins)
+    with interrupts.loading():
+        _load_plugins(merged, origins)
     refuse_fork_keys(_plain_unresolved(merged), origins)
     refuse_moved_keys(_plain_unresolved(merged), origins)
     if presets := presets_of(_method(merged, origins)):

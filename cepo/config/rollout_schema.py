@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from cepo.config.data_schema import CountOrOff, Joined, parts_of
 from cepo.config.paths import located, split_function
-from cepo.sections import section
+from cepo.sections import DECISIVE, section
 
 FloatType = Literal["bf16", "fp16", "fp32"]
 
@@ -34,21 +34,23 @@ class RolloutConfig:
     name: Literal["auto", "vllm", "transformers"] = Field(
         default="auto", description="Rollout engine; auto: vLLM if it is installed, else transformers."
     )
-    n: int = Field(default=1, ge=1, description="Responses per prompt, which form a group.")
-    temperature: float = Field(
+    n: Annotated[int, DECISIVE] = Field(default=1, ge=1, description="Responses per prompt, which form a group.")
+    temperature: Annotated[float, DECISIVE] = Field(
         default=1.0, gt=0, description="Sampling temperature; log-probs are computed from logits divided by it."
     )
-    top_p: float = Field(
+    top_p: Annotated[float, DECISIVE] = Field(
         default=1.0,
         gt=0,
         le=1,
         description="Nucleus sampling; 1.0: off. Log-probs are those of the whole distribution.",
     )
-    top_k: CountOrOff = Field(
+    top_k: Annotated[CountOrOff, DECISIVE] = Field(
         default=-1,
         description="Sample among the k most probable tokens; -1: off. Log-probs are those of the whole distribution.",
     )
-    seed: int = Field(default=1, ge=0, description="Sampling seed, combined with the step and the prompt.")
+    seed: Annotated[int, DECISIVE] = Field(
+        default=1, ge=0, description="Sampling seed, combined with the step and the prompt."
+    )
     dtype: FloatType = Field(default="bf16", description="Data type in which the rollout engine computes.")
     gpu_memory_utilization: float = Field(
         default=0.6,
@@ -85,7 +87,7 @@ class RolloutConfig:
         description="Sample from weights with the adapter merged into them, instead of computing the adapter beside "
         "them: each token is cheaper and each update loads all weights. The sums are rounded to dtype.",
     )
-    ignore_eos: bool = Field(
+    ignore_eos: Annotated[bool, DECISIVE] = Field(
         default=False, description="Do not stop at the end-of-sequence token: every response has the full length."
     )
     disable_tqdm: bool = Field(default=False, description="Hide the progress bar of sampling.")
@@ -111,26 +113,28 @@ def _located_functions(text: str) -> str:
 class RewardConfig:
     """`worker.reward.*`."""
 
-    reward_function: Annotated[Joined, AfterValidator(_located_functions)] = Field(
+    reward_function: Annotated[Joined, AfterValidator(_located_functions), DECISIVE] = Field(
         default="cepo/rewards/math.py:compute_score",
         description="Reward function as `file.py:function`; without a function name, `main`. The scores of several "
         "functions, as a list or separated by commas, are added up.",
     )
-    reward_weights: list[float] | None = Field(
+    reward_weights: Annotated[list[float] | None, DECISIVE] = Field(
         default=None, description="Weights of the reward functions, one each; null: 1 each."
     )
-    reward_function_kwargs: Mapping[str, Any] = Field(
+    reward_function_kwargs: Annotated[Mapping[str, Any], DECISIVE] = Field(
         default={},
         description="Keyword arguments of the reward function. For several functions: one section each, named after "
         "the function's file.",
     )
-    answer_function: Annotated[str, AfterValidator(_located_functions)] | None = Field(
+    answer_function: Annotated[Annotated[str, AfterValidator(_located_functions)] | None, DECISIVE] = Field(
         default=None,
         description="Function as `file.py:function` that returns the final answer in a response's text, or None; "
         "null: the last `\\boxed{}` or `<answer>`. Rewards receive the answer as `extracted_answer`, teachers as a "
         "reference.",
     )
-    skip_special_tokens: bool = Field(default=True, description="Decode responses without special tokens.")
+    skip_special_tokens: Annotated[bool, DECISIVE] = Field(
+        default=True, description="Decode responses without special tokens."
+    )
     num_cpus: int = Field(
         default=1,
         ge=1,

@@ -12,7 +12,7 @@ from cepo.config.algorithm_schema import AlgorithmConfig
 from cepo.config.data_schema import CountOrOff, DataConfig
 from cepo.config.rollout_schema import FloatType, RewardConfig, RolloutConfig
 from cepo.config.trainer_schema import TrainerConfig
-from cepo.sections import section
+from cepo.sections import NOT_DECISIVE, section
 
 
 @section
@@ -52,7 +52,7 @@ class LoadedModelConfig:
     override_config: Mapping[str, Any] = Field(
         default={}, description="Entries that replace those of the model's own configuration."
     )
-    enable_gradient_checkpointing: bool = Field(
+    enable_gradient_checkpointing: Annotated[bool, NOT_DECISIVE] = Field(
         default=True, description="Recompute activations in the backward pass. This saves memory and costs time."
     )
     trust_remote_code: bool = Field(
@@ -132,21 +132,21 @@ class FsdpConfig:
     mp_reduce_dtype: FloatType = Field(
         default="fp32", description="Data type in which gradients are reduced across devices."
     )
-    enable_full_shard: bool = Field(
+    enable_full_shard: Annotated[bool, NOT_DECISIVE] = Field(
         default=True,
         description="Free the gathered weights of a layer after its forward pass. false: keep them until the backward "
         "pass, which saves a gather and takes more memory.",
     )
-    enable_cpu_offload: bool = Field(
+    enable_cpu_offload: Annotated[bool, NOT_DECISIVE] = Field(
         default=False,
         description="Keep weights, gradients and optimizer state in host memory, for models that do not fit on the "
         "device. No effect on a CPU.",
     )
-    enable_rank0_init: bool = Field(
+    enable_rank0_init: Annotated[bool, NOT_DECISIVE] = Field(
         default=False,
         description="Rank 0 reads the weights and sends them to the other ranks; false: each rank reads them.",
     )
-    fsdp_size: CountOrOff = Field(
+    fsdp_size: Annotated[CountOrOff, NOT_DECISIVE] = Field(
         default=-1,
         description="Number of devices the weights are sharded over, a divisor of all devices; the others hold "
         "replicas of the shards. -1: all devices.",
@@ -169,15 +169,15 @@ class OffloadConfig:
 class UpdateConfig:
     """`worker.{actor,critic}.*`: how a model is scored and updated. One declaration for both, so that they cannot differ."""
 
-    micro_batch_size_per_device_for_update: int = Field(
+    micro_batch_size_per_device_for_update: Annotated[int, NOT_DECISIVE] = Field(
         default=4,
         ge=1,
         description="Samples per forward and backward pass on a device. Lower it if an update runs out of memory.",
     )
-    micro_batch_size_per_device_for_experience: int = Field(
+    micro_batch_size_per_device_for_experience: Annotated[int, NOT_DECISIVE] = Field(
         default=16, ge=1, description="Samples per log-prob pass on a device. Lower it if scoring runs out of memory."
     )
-    dynamic_batching: bool = Field(
+    dynamic_batching: Annotated[bool, NOT_DECISIVE] = Field(
         default=True,
         description="Fill each pass up to a number of tokens: the micro-batch size times the longest prompt plus the "
         "longest response. false: each pass has micro-batch size samples.",
@@ -192,7 +192,7 @@ class UpdateConfig:
     ppo_epochs: int = Field(default=1, ge=1, description="Number of times the update passes over each rollout batch.")
     optim: OptimConfig = OptimConfig()
     fsdp: FsdpConfig = FsdpConfig()
-    offload: OffloadConfig = OffloadConfig()
+    offload: Annotated[OffloadConfig, NOT_DECISIVE] = OffloadConfig()
 
 
 @section
@@ -202,7 +202,7 @@ class ActorConfig(UpdateConfig):
     global_batch_size: int = Field(
         default=256, ge=1, description="Prompts per optimizer step; it must divide data.rollout_batch_size."
     )
-    padding_free: bool = Field(
+    padding_free: Annotated[bool, NOT_DECISIVE] = Field(
         default=True,
         description="Pack rows without padding, and compute tokens that several rows share only once; false: pad the "
         "rows.",
@@ -244,7 +244,7 @@ class CriticConfig(UpdateConfig):
     global_batch_size: int | None = Field(
         default=None, ge=1, description="Prompts per optimizer step; null: the actor's."
     )
-    padding_free: bool = Field(default=False, description="As worker.actor.padding_free.")
+    padding_free: Annotated[bool, NOT_DECISIVE] = Field(default=False, description="As worker.actor.padding_free.")
     cliprange_value: float = Field(
         default=0.5,
         gt=0,
@@ -259,8 +259,8 @@ class WorkerConfig:
 
     actor: ActorConfig = Field()
     critic: CriticConfig = CriticConfig()
-    rollout: RolloutConfig = RolloutConfig()
-    reward: RewardConfig = RewardConfig()
+    rollout: Annotated[RolloutConfig, NOT_DECISIVE] = RolloutConfig()
+    reward: Annotated[RewardConfig, NOT_DECISIVE] = RewardConfig()
 
 
 @section
@@ -270,7 +270,7 @@ class RunSettings:
     data: DataConfig = Field()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     worker: WorkerConfig = Field()
-    trainer: TrainerConfig = TrainerConfig()
+    trainer: Annotated[TrainerConfig, NOT_DECISIVE] = TrainerConfig()
 
 
 @section

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from cepo.config.data_schema import CountOrOff
 from cepo.config.paths import File
-from cepo.sections import section
+from cepo.sections import DECISIVE, section
 
 
 @section
@@ -60,7 +60,9 @@ class TrainerConfig:
         ge=0,
         description="Under Ray: how often a run restarts lost workers and continues from its last checkpoint.",
     )
-    critic_warmup: int = Field(default=0, ge=0, description="Number of first steps that train the critic only.")
+    critic_warmup: Annotated[int, DECISIVE] = Field(
+        default=0, ge=0, description="Number of first steps that train the critic only."
+    )
     val_freq: CountOrOff = Field(
         default=-1, description="Validate every this many steps and after the last step; -1: not during training."
     )
@@ -127,7 +129,7 @@ class TrainerConfig:
         description="Resume even if a setting that decides what is trained (data, method, batch, learning rate and "
         "others) has changed since the checkpoint.",
     )
-    max_try_make_batch: int = Field(
+    max_try_make_batch: Annotated[int, DECISIVE] = Field(
         default=20,
         description="Most sampling rounds per step under online filtering; after them, groups that were filtered out "
         "fill the batch. 0 or less: rounds end only if three passes over the data keep no group.",
@@ -155,5 +157,9 @@ class TrainerConfig:
         description="Largest mean gap between the log-probs of rollout engine and trainer, in nats per token, that is "
         "not a fault.",
     )
-    plugins: list[File] = Field(default=[], description="Python files that register further methods.")
-    seed: int = Field(default=1, ge=0, description="Seed of everything that has no seed of its own.")
+    plugins: Annotated[list[File], DECISIVE] = Field(
+        default=[], description="Python files that register further methods."
+    )
+    seed: Annotated[int, DECISIVE] = Field(
+        default=1, ge=0, description="Seed of everything that has no seed of its own."
+    )

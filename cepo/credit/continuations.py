@@ -96,7 +96,7 @@ class Continuations:
 
     def _continue(self, prefixes: Sequence[Prefix]) -> list[Continued]:
         session, rollouts = self._session, self._rollouts
-        settings = training_settings(session.config)
+        settings = training_settings(session.config.worker.rollout, session.config.data)
         longest = settings.max_response_length
         shortest = min(len(prefix.tokens) for prefix in prefixes)
         settings = dataclasses.replace(settings, num_samples=self._number, max_response_length=longest - shortest)

@@ -46,7 +46,7 @@ class Session:
             "data": config.data.train_sources,
             "generator": self.backend.generator_name,
             "seed": config.worker.rollout.seed,
-            "sampling": asdict(training_settings(config)),
+            "sampling": asdict(training_settings(config.worker.rollout, config.data)),
             **describe_software(),
         }
 
@@ -55,7 +55,7 @@ class Session:
 
         `with_baselines` adds the reward of a greedy response to each prompt.
         """
-        settings = training_settings(self.config)
+        settings = training_settings(self.config.worker.rollout, self.config.data)
         indices = self.problems.indices(step, self.config.data.rollout_batch_size)
         problems = [self.problems[index] for index in indices]
         rollouts = self.asker.ask(problems, self.backend, settings, step=step)
@@ -93,5 +93,5 @@ def opened(config: RunConfig, actor: Path | None) -> Iterator[Session]:
             contexts=contexts,
             rewards=rewards,
             backend=backend,
-            asker=Asker(config, contexts, processing, rewards),
+            asker=Asker(config.worker, config.algorithm, contexts, processing, rewards),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -18,6 +19,20 @@ OWN_VIEW = ""
 
 RowName = tuple[str, int | None]
 """A pair (view, index of the response in its step); the index is None for a row that is never looked up."""
+
+
+class ScoringOptions(TypedDict, total=False):
+    """The options of a scoring pass, declared once for trainer, backends and actor.
+
+    Attributes:
+        as_teacher: whether the teacher's weights are used; by default the actor's.
+        keep_states: the view whose rows' hidden states are kept until the end of the step, for an update that distils.
+        temperature: replaces the rollout temperature.
+    """
+
+    as_teacher: bool
+    keep_states: str | None
+    temperature: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,7 +104,9 @@ def graded_rows(
     size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
     for start in range(0, len(task.problems), size):
         problems = task.problems[start : start + size]
-        rollouts = asker.ask(problems, generator, validation_settings(config), step=VALIDATION_STEP)
+        rollouts = asker.ask(
+            problems, generator, validation_settings(config.worker.rollout, config.data), step=VALIDATION_STEP
+        )
         answers = [] if task.is_benchmark else asker.answers(rollouts)
         for number, problem in enumerate(problems):
             columns = problem.columns if task.is_benchmark else {}
@@ -132,4 +134,4 @@ def graded_rows(
 def asker_of(config: RunConfig, processing: Processing, rewards: RewardPool) -> Asker:
     """Returns an `Asker` that builds prompts and rewards responses like the config's validation."""
     contexts = ContextBuilder(processing, TeacherConfig(), max_context_length=config.data.max_prompt_length)
-    return Asker(config, contexts, processing, rewards)
+    return Asker(config.worker, config.algorithm, contexts, processing, rewards)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from cepo.tracking.run_folder import (
     METRICS_FILE,
     TENSORBOARD_FOLDER,
     TRACKERS_FILE,
+    checkpoint_folders,
     require_own_records,
 )
 from cepo.tracking.sink import RunDescription, Sink, build_sink, check_sinks
@@ -71,15 +72,14 @@ class Tracker:
 
 
 def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
-    """Builds the sinks of `trainer.logger`. A run that does not resume first moves the folder's earlier records away.
+    """Builds the sinks of `trainer.logger`, after it has moved an earlier run's records and checkpoints away.
 
     Raises:
         ConfigError: a sink is unknown, or its library is not installed.
         CepoError: the run folder cannot be written, or it would write through a link.
     """
     check_sinks(names)
-    if run.resumed_step is None:
-        set_aside_earlier_records(run.folder)
+    set_aside_earlier_run(run.folder, resumed_step=run.resumed_step)
     require_own_records(run.folder)
     sinks: dict[str, Sink] = {}
     for name in dict.fromkeys(names):
@@ -92,20 +92,22 @@ def build_tracker(names: Sequence[str], run: RunDescription) -> Tracker:
     return Tracker(sinks)
 
 
-def set_aside_earlier_records(folder: Path) -> Path | None:
-    """Moves an earlier run's records into a new subfolder `earlier_run_<n>` and returns it; None without records."""
-    present = [folder / name for name in _RECORDS if (folder / name).exists()]
-    if not present:
-        return None
-    number = 1
-    while (folder / f"earlier_run_{number}").exists():
-        number += 1
-    aside = folder / f"earlier_run_{number}"
+def set_aside_earlier_run(folder: Path, *, resumed_step: int | None) -> None:
+    """Moves what this run does not continue into a new subfolder `earlier_run_<n>`, so that no run resumes from it.
+
+    These are the checkpoints after `resumed_step` and, if it is None, all checkpoints and records.
+    """
+    found = [path for step, path in checkpoint_folders(folder).items() if step > (resumed_step or 0)]
+    if resumed_step is None:
+        found += [folder / name for name in _RECORDS if (folder / name).exists()]
+    if not found:
+        return
+    names = (folder / f"earlier_run_{number}" for number in itertools.count(1))
+    aside = next(name for name in names if not name.exists())
     aside.mkdir()
-    for path in present:
-        os.replace(path, aside / path.name)
-    _log.info("records of an earlier run in %s were moved to %s", folder, aside.name)
-    return aside
+    for path in found:
+        path.rename(aside / path.name)
+    _log.info("%d records and checkpoints of an earlier run in %s were moved to %s", len(found), folder, aside.name)
 
 
 def _warn_dropped(name: str, error: Exception) -> None:

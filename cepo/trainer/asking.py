@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cepo.config import RunConfig
+from cepo.config.algorithm_schema import AlgorithmConfig
+from cepo.config.data_schema import DataConfig
+from cepo.config.rollout_schema import RolloutConfig
+from cepo.config.schema import WorkerConfig
 from cepo.data.batch import OWN_VIEW, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem
@@ -22,7 +25,7 @@ from cepo.models.inputs import EncodedPrompt
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generation, GenerationRequest, Sampler, SamplingSettings, sampling_seed
-from cepo.trainer.health import StageClock
+from cepo.trainer.clock import StageClock
 
 VALIDATION_STEP = -1
 """Step number in the sampling seeds of validation. It is the same at every validation and no training step has it."""
@@ -113,19 +116,22 @@ class Asker:
     """Samples responses to problems, and rewards and judges each group as soon as it is finished.
 
     Args:
-        config: its sections `data`, `worker.rollout`, `worker.reward` and `algorithm` are read.
+        worker: its sections `rollout` and `reward` are read.
+        algorithm: defines which responses are correct.
         clock: times the stages "generate" and "reward"; with None they are not timed.
     """
 
     def __init__(
         self,
-        config: RunConfig,
+        worker: WorkerConfig,
+        algorithm: AlgorithmConfig,
         contexts: ContextBuilder,
         processing: Processing,
         rewards: RewardPool,
         clock: StageClock | None = None,
     ) -> None:
-        self._config, self._contexts, self._processing, self._rewards = config, contexts, processing, rewards
+        self._worker, self._algorithm, self._contexts = worker, algorithm, contexts
+        self._processing, self._rewards = processing, rewards
         self._clock = clock or StageClock()
 
     def ask(
@@ -166,7 +172,7 @@ class Asker:
                         begin(index, group)
                 outcome = stream.outcome()
                 self._rewards.require_a_score(outcome)
-                algorithm = self._config.algorithm
+                algorithm = self._algorithm
                 correct = correctness(outcome.scores, algorithm.correct_key, algorithm.correct_threshold)
         return Rollouts(
             step=step,
@@ -198,7 +204,7 @@ class Asker:
         from cepo.rewards.answers import answer_span  # imports sympy, which this process does not need otherwise
 
         reward, response, ids = (
-            self._config.worker.reward,
+            self._worker.reward,
             rollouts.responses[row],
             rollouts.generations[row].response_ids,
         )
@@ -216,7 +222,7 @@ class Asker:
 
         The copy is the number of earlier occurrences of the same problem in this call.
         """
-        seed = self._config.worker.rollout.seed
+        seed = self._worker.rollout.seed
         asked: Counter[str] = Counter()
         requests: list[GenerationRequest] = []
         for problem, prompt in zip(problems, prompts, strict=True):
@@ -236,25 +242,24 @@ class Asker:
 
     def decoded(self, response_ids: Sequence[int]) -> str:
         """Decodes a response to the text that the reward function reads."""
-        skip = self._config.worker.reward.skip_special_tokens
+        skip = self._worker.reward.skip_special_tokens
         return self._processing.decode(response_ids, skip_special_tokens=skip)
 
 
-def training_settings(config: RunConfig) -> SamplingSettings:
+def training_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSettings:
     """Returns the sampling settings of `worker.rollout`."""
-    return _settings(config, {})
+    return _settings(rollout, data, {})
 
 
-def validation_settings(config: RunConfig) -> SamplingSettings:
+def validation_settings(rollout: RolloutConfig, data: DataConfig) -> SamplingSettings:
     """Returns the sampling settings of `worker.rollout`, overridden by `val_override_config`."""
-    return _settings(config, config.worker.rollout.val_override_config)
+    return _settings(rollout, data, rollout.val_override_config)
 
 
-def _settings(config: RunConfig, override: Mapping[str, Any]) -> SamplingSettings:
-    rollout = config.worker.rollout
+def _settings(rollout: RolloutConfig, data: DataConfig, override: Mapping[str, Any]) -> SamplingSettings:
     return SamplingSettings(
         num_samples=override.get("n", rollout.n),
-        max_response_length=config.data.max_response_length,
+        max_response_length=data.max_response_length,
         temperature=override.get("temperature", rollout.temperature),
         top_p=override.get("top_p", rollout.top_p),
         top_k=override.get("top_k", rollout.top_k),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import logging
 import math
@@ -19,7 +18,7 @@ from cepo.config.paths import find_path
 from cepo.errors import CheckpointError, ForeignFileError
 from cepo.foreign_files import irregular_file, read_json
 from cepo.tracking.lines import to_disk
-from cepo.tracking.run_folder import write_atomically
+from cepo.tracking.run_folder import checkpoint_folders, write_atomically
 from cepo.trainer.protocol import Backend
 from cepo.trees import is_dict, is_list
 
@@ -78,14 +77,14 @@ class CheckpointStore:
         folder: Path,
         *,
         keep: int,
-        identity: dict[str, Any],
+        identity: Mapping[str, Any],
         settings: Mapping[str, Any] | None = None,
         weights_only: bool = False,
         new_run: str = "trainer.find_last_checkpoint=false or another trainer.experiment_name starts a new run",
     ) -> None:
         self.folder, self._keep, self._identity, self._weights_only = folder, keep, identity, weights_only
         self._new_run = new_run
-        self._settings: dict[str, Any] = json.loads(json.dumps(settings or {}))
+        self.settings: dict[str, Any] = json.loads(json.dumps(settings or {}))
 
     def save(self, state: TrainerState, backend: Backend, *, val_reward_score: float | None = None) -> Path:
         """Saves a checkpoint after `state.step` steps, then deletes the oldest checkpoints beyond `keep`.
@@ -122,7 +121,7 @@ class CheckpointStore:
         target, partial = self.folder / name, self.folder / f".{name}.partial"
         step = state.step
         content = {"global_step": step, "state": dataclasses.asdict(state), _SCORE: val_reward_score, **self._identity}
-        content |= {_FORMAT: FORMAT_VERSION, _SETTINGS: self._settings}
+        content |= {_FORMAT: FORMAT_VERSION, _SETTINGS: self.settings}
         content |= {_WEIGHTS_ONLY: True} if self._weights_only else {}
         try:
             shutil.rmtree(partial, ignore_errors=True)
@@ -210,11 +209,11 @@ class CheckpointStore:
         """Lists the settings, among those that this run and the checkpoint's run both have, whose values differ."""
         recorded = _state(folder).get(_SETTINGS)
         written: dict[str, Any] = recorded if is_dict(recorded) else {}
-        both = [key for key in self._settings if key in written]
+        both = [key for key in self.settings if key in written]
         return [
-            f"{key}: was {json.dumps(written[key])}, is {json.dumps(self._settings[key])}"
+            f"{key}: was {json.dumps(written[key])}, is {json.dumps(self.settings[key])}"
             for key in both
-            if _comparable(key, written[key]) != _comparable(key, self._settings[key])
+            if _comparable(key, written[key]) != _comparable(key, self.settings[key])
         ]
 
     def require_writable(self) -> None:
@@ -233,33 +232,9 @@ class CheckpointStore:
                 f"the run folder {self.folder} cannot be written ({error}); set trainer.save_checkpoint_path to another"
             ) from error
 
-    def set_aside(self, *, after: int, folder: Path | None) -> None:
-        """Moves later steps' checkpoints, left here by an earlier run, so that no run resumes from them by mistake.
-
-        Args:
-            after: the step from which this run starts.
-            folder: the folder with the earlier run's records; None creates a folder `earlier_run_<N>`.
-        """
-        later = [path for step, path in self._folders().items() if step > after]
-        if not later:
-            return
-        if folder is None:
-            names = (self.folder / f"earlier_run_{number}" for number in itertools.count(1))
-            folder = next(name for name in names if not name.exists())
-            folder.mkdir()
-        for path in later:
-            path.rename(folder / path.name)
-        logger.info("%d checkpoints of an earlier run in %s were moved to %s", len(later), self.folder, folder.name)
-
     def _whole(self) -> dict[int, Path]:
-        return {step: path for step, path in self._folders().items() if (path / STATE_FILE).is_file()}
-
-    def _folders(self) -> dict[int, Path]:
-        found = [*self.folder.glob("global_step_*")] if self.folder.is_dir() else []
-        numbered = [(path.name.removeprefix("global_step_"), path) for path in found]
-        # Two names of one number, or a link, are not from a run; those beyond `keep` would be deleted.
-        own = [(number, path) for number, path in numbered if number.isdecimal() and not path.is_symlink()]
-        return {int(number): path for number, path in own if str(int(number)) == number}
+        found = checkpoint_folders(self.folder)
+        return {step: path for step, path in found.items() if (path / STATE_FILE).is_file()}
 
     def _scores(self) -> dict[int, float]:
         scores: dict[int, float] = {}

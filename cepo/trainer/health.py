@@ -1,91 +1,113 @@
-"""Monitors a run: times its stages, and warns of equal rewards, missing answers and skipped updates."""
+"""Watches the steps of a run for faults and signs of collapse, and ends a run that no longer trains."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Generator
-from contextlib import contextmanager
+import math
+from collections.abc import Iterable, Mapping
 
+import torch
 from torch import Tensor
 
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import EngineError
-from cepo.metrics import Metrics, sum_value
-from cepo.progress import Progress
+from cepo.metrics import Metrics, fraction, max_value, sum_value
+from cepo.trainer.asking import Rollouts
+from cepo.trainer.scoring import ScoredBatch
+from cepo.types import TokenSignal
 
 logger = logging.getLogger(__name__)
 
+LOG_PROB_GAP = "rollout/log_prob_gap_mean"
+MODELS_NUMBERS = ("_loss", "/weight_norm")
+"""The ends of the names of metrics that are finite after every update of a sound model with finite inputs."""
 FIRST_STEPS = 3
-"""Number of first steps after which a run warns if all their rewards were equal."""
+"""Number of first steps after which a run warns if the rewards of each were equal."""
+NOT_FINITE = "their gradients are not finite"
+_COLLAPSED_SHARE = 0.5
+"""Share of a step's responses that must be empty, or repeat one token, for the step to count as collapsed."""
+_SHORTEST_REPETITION = 4
 
 
-class StageClock:
-    """Sums wall-clock seconds and tokens of each stage between two calls of `drain`."""
+class Health:
+    """Decides whether a step is learnt from, and whether the run continues.
 
-    def __init__(self) -> None:
-        self._metrics: Metrics = {}
+    Non-finite numbers, and a log-prob gap of the engine above `trainer.max_log_prob_gap`, are faults at once. Empty or
+    repetitive responses and equal rewards are faults after `trainer.collapse_steps` consecutive steps.
+    `trainer.on_fault` is applied to faults.
 
-    @contextmanager
-    def stage(self, name: str) -> Generator[None]:
-        """Times the body as part of stage `name`. Stages may repeat, but a stage must not contain itself."""
-        start = time.perf_counter()
-        try:
-            with Progress(name, None):
-                yield
-        finally:
-            self._add(f"timing_s/{name}", time.perf_counter() - start)
+    Attributes:
+        metrics: the counts of the last step; see `may_update`.
+        skipped_in_a_row: number of consecutive steps in which every update of the actor was skipped.
+    """
 
-    def count_tokens(self, name: str, tokens: int) -> None:
-        """Counts tokens that stage `name` processed, including those of contexts if it computed them."""
-        self._add(f"tokens/{name}", tokens)
+    def __init__(self, settings: TrainerConfig) -> None:
+        self._settings = settings
+        self._in_a_row = {"repeated": 0, "empty": 0, "equal": 0}
+        self._num_steps = 0
+        self._found: dict[str, str] = {}
+        self._has_bad_inputs = self._has_missed_answers = False
+        self._reported: set[str] = set()
+        self._why_skipped = ""
+        self.skipped_in_a_row = 0
+        self.metrics: Metrics = {}
 
-    def drain(self) -> Metrics:
-        """Returns the sums since the last call."""
-        metrics, self._metrics = self._metrics, {}
-        return metrics
+    def may_update(self, batch: ScoredBatch, signal: TokenSignal) -> bool:
+        """Checks a step before its update, and returns whether the update may be made.
 
-    def _add(self, name: str, value: float) -> None:
-        added = sum_value(value)
-        self._metrics[name] = self._metrics[name].merge(added) if name in self._metrics else added
+        `health/nonfinite_log_probs` counts response tokens whose log-prob by the engine, the student or a teacher is
+        not finite; `health/nonfinite_rewards` and `health/nonfinite_advantages` count tokens too.
+        `health/repeated_fraction` and `health/empty_fraction` are shares of the responses. `health/equal_reward_steps`
+        is the number of consecutive steps up to this one in which all responses got the same reward.
+        """
+        rollouts = batch.rollouts
+        log_probs = [rollouts.sampled_log_probs, batch.old_log_probs, *batch.teacher_log_probs.values()]
+        counts = {
+            "log_probs": _num_not_finite(log_probs, rollouts.response_mask),
+            "rewards": _num_not_finite([batch.token_level_rewards], rollouts.response_mask),
+            "advantages": _num_not_finite([signal.advantages], rollouts.response_mask),
+        }
+        shares = {
+            "repeated": sum(map(_repeats_one_token, (each.response_ids for each in rollouts.generations))),
+            "empty": sum(not text.strip() for text in rollouts.responses),
+        }
+        total = len(rollouts.generations)
+        self.count_equal_rewards(rollouts.rewards)
+        for name, number in shares.items():
+            self._count(name, number >= _COLLAPSED_SHARE * total)
+        self.metrics = {
+            **{f"health/nonfinite_{name}": sum_value(number) for name, number in counts.items()},
+            **{f"health/{name}_fraction": fraction(number, total) for name, number in shares.items()},
+            "health/equal_reward_steps": max_value(self._in_a_row["equal"]),
+        }
+        self._has_bad_inputs = any(counts.values())
+        self._found = {
+            f"nonfinite {name}": f"{number} {name.replace('_', '-')} are not finite"
+            for name, number in counts.items()
+            if number
+        } | self._collapse(rollouts)
+        self._report(rollouts.step + 1)
+        return not self._found or self._settings.on_fault == "warn"
 
-
-class EqualRewards:
-    """Warns once if all rewards of a run's first steps are equal."""
-
-    def __init__(self) -> None:
-        self._steps, self._responses = 0, 0
-        self._values: set[float] = set()
-
-    def see(self, rewards: Tensor) -> None:
-        """Takes the rewards of a step's responses, of any shape; ignores them after the first steps."""
-        if self._steps == FIRST_STEPS:
-            return
-        self._steps += 1
-        self._responses += rewards.numel()
-        self._values |= {float(reward) for reward in rewards.flatten()}
-        if self._steps == FIRST_STEPS and len(self._values) == 1:
-            (value,) = self._values
+    def count_equal_rewards(self, rewards: Tensor) -> None:
+        """Counts a step whose rewards, (B,), are all equal, and warns if these are all of a run's first steps."""
+        self._num_steps += 1
+        self._count("equal", bool((rewards == rewards[0]).all()))
+        if self._num_steps == self._in_a_row["equal"] == FIRST_STEPS:
             logger.warning(
-                "all %d responses of the first %d steps got the reward %g, so that nothing can be learnt. `cepo report` of "
-                "the run folder shows responses with their reference answers; look at data.answer_key, data.format_prompt "
-                "and data.max_response_length (cut responses have no answer), and at worker.reward.reward_function",
-                self._responses,
+                "in each of the first %d steps all responses got the same reward, now %g, so that nothing can be learnt. `cepo "
+                "report` of the run folder shows responses with their reference answers; look at data.answer_key, "
+                "data.format_prompt and data.max_response_length (cut responses have no answer), and at "
+                "worker.reward.reward_function",
                 FIRST_STEPS,
-                value,
+                float(rewards[0]),
             )
 
-
-class MissingAnswers:
-    """Warns once, at the first step in which most responses have no final answer to use as a reference."""
-
-    def __init__(self) -> None:
-        self._has_warned = False
-
-    def see(self, num_missing: int, num_responses: int) -> None:
-        """Takes the number of responses of a step, and the number of those without an answer."""
-        if self._has_warned or 2 * num_missing <= num_responses:
+    def count_missing_answers(self, num_missing: int, num_responses: int) -> None:
+        """Warns once, at the first step in which most responses have no final answer to use as a reference."""
+        if self._has_missed_answers or 2 * num_missing <= num_responses:
             return
-        self._has_warned = True
+        self._has_missed_answers = True
         logger.warning(
             "%d of %d responses (%.0f %%) have no final answer that a teacher could read. "
             "An answer is the last \\boxed{...} or <answer>...</answer>; for another format name a function in "
@@ -96,58 +118,102 @@ class MissingAnswers:
             100 * num_missing / num_responses,
         )
 
-
-class SkippedUpdates:
-    """Counts consecutive steps in which every update of the actor was skipped.
-
-    Args:
-        most: the run ends after this many such steps; -1 for never.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self.steps_in_a_row, self._reason = most, 0, ""
-
-    def see(
-        self, step: int, num_skipped: float, num_updates: int, *, reason: str = "their gradients are not finite"
-    ) -> None:
-        """Takes the number of updates and skipped updates of the 1-based `step`; a step without updates is ignored."""
+    def count_skipped(self, step: int, num_skipped: float, num_updates: int, *, why: str = NOT_FINITE) -> None:
+        """Counts the 1-based `step` if all of its updates were skipped; a step without updates changes nothing."""
         if num_updates == 0:
             return
         if num_skipped < num_updates:
-            self.steps_in_a_row = 0
+            self.skipped_in_a_row = 0
             return
-        self.steps_in_a_row += 1
-        self._reason = reason
-        if self.steps_in_a_row == 1:
+        self.skipped_in_a_row += 1
+        self._why_skipped = why
+        if self.skipped_in_a_row == 1:
+            most = self._settings.max_skipped_steps
+            ending = f", and after {most} such steps the run ends (trainer.max_skipped_steps)" if most >= 0 else ""
             logger.warning(
                 "step %d trained nothing: all of its %d updates were skipped, because %s (actor/skipped_updates). If this "
                 "repeats, lower worker.actor.optim.lr and check the rewards. No checkpoint is written until an update "
                 "succeeds%s",
                 step,
                 num_updates,
-                reason,
-                ""
-                if self._most < 0
-                else f", and after {self._most} such steps the run ends (trainer.max_skipped_steps)",
+                why,
+                ending,
             )
 
-    def require_an_update(self, folder: object) -> None:
+    def require_sound(self, step: int, values: Mapping[str, float]) -> None:
+        """Checks the metrics of the 1-based `step` after they have been recorded.
+
+        Raises:
+            EngineError: the step has a fault and `trainer.on_fault` is stop; or, whatever it is, the update broke the
+                model: a weight, or a loss of finite inputs, is not finite.
+        """
+        broken = [name for name, value in values.items() if name.endswith(MODELS_NUMBERS) and not math.isfinite(value)]
+        if broken and not (self._has_bad_inputs and all(name.endswith("_loss") for name in broken)):
+            raise EngineError(
+                f"step {step}: {' and '.join(broken)} {'is' if len(broken) == 1 else 'are'} not finite, so the model is "
+                "broken. The last checkpoint was written before this step; continue from it with a lower "
+                "worker.actor.optim.lr"
+            )
+        gap, most = values.get(LOG_PROB_GAP, 0.0), self._settings.max_log_prob_gap
+        if not gap <= most:
+            self._found["gap"] = (
+                f"the log-probs of rollout engine and trainer differ by {gap:.3g} nats a token ({LOG_PROB_GAP}), more than "
+                f"trainer.max_log_prob_gap={most:g}"
+            )
+            self._report(step)
+        self._reported &= self._found.keys()
+        if self._found and self._settings.on_fault == "stop":
+            raise EngineError(
+                f"step {step}: {'; '.join(self._found.values())} (trainer.on_fault=stop; with warn the run would continue). "
+                "The last checkpoint was written before this fault"
+            )
+
+    def require_updates(self, folder: object) -> None:
         """Checks that updates have not been skipped in too many consecutive steps.
 
         Raises:
             EngineError: they have. The message names the run folder, whose checkpoints are from before those steps.
         """
-        if 0 < self._most <= self.steps_in_a_row:
+        most = self._settings.max_skipped_steps
+        if 0 < most <= self.skipped_in_a_row:
             raise EngineError(
-                f"all updates of the last {self.steps_in_a_row} steps were skipped, because {self._reason}, so the "
-                f"model no longer trains (trainer.max_skipped_steps={self._most}; -1 never stops). The checkpoints in {folder} "
+                f"all updates of the last {self.skipped_in_a_row} steps were skipped, because {self._why_skipped}, so the "
+                f"model no longer trains (trainer.max_skipped_steps={most}; -1 never stops). The checkpoints in {folder} "
                 "were written before these steps; continue from one with a lower worker.actor.optim.lr"
             )
 
-    def refuse_as_last(self, folder: object) -> None:
-        """Raises the `EngineError` of a run whose last steps trained nothing; `folder` has the last step's weights."""
-        raise EngineError(
-            f"the run's last {self.steps_in_a_row} steps trained nothing: all their updates were skipped, because "
-            f"{self._reason}. Its checkpoints were written before them. The weights after the last step are in {folder}; "
+    def refuse_as_last(self, folder: object) -> EngineError:
+        """Returns the error of a run whose last steps trained nothing; `folder` has the last step's weights."""
+        return EngineError(
+            f"the run's last {self.skipped_in_a_row} steps trained nothing: all their updates were skipped, because "
+            f"{self._why_skipped}. Its checkpoints were written before them. The weights after the last step are in {folder}; "
             "a run resumes from them only if trainer.load_checkpoint_path names that folder"
         )
+
+    def _count(self, name: str, is_so: bool) -> None:
+        self._in_a_row[name] = self._in_a_row[name] + 1 if is_so else 0
+
+    def _collapse(self, rollouts: Rollouts) -> dict[str, str]:
+        steps = self._settings.collapse_steps
+        words = {
+            "repeated": f"at least half of the responses of {steps} steps in a row repeat one token",
+            "empty": f"at least half of the responses of {steps} steps in a row are empty",
+            "equal": f"all responses of {steps} steps in a row got the same reward, now {float(rollouts.rewards[0]):g}",
+        }
+        return {name: words[name] for name, number in self._in_a_row.items() if number >= steps}
+
+    def _report(self, step: int) -> None:
+        for name in self._found.keys() - self._reported:
+            logger.warning("step %d: %s (trainer.on_fault=%s)", step, self._found[name], self._settings.on_fault)
+        self._reported |= self._found.keys()
+
+
+def _num_not_finite(tensors: Iterable[Tensor], mask: Tensor) -> int:
+    broken = torch.stack([~torch.isfinite(each) for each in tensors]).any(dim=0)
+    return int((broken & mask).sum())
+
+
+def _repeats_one_token(ids: tuple[int, ...]) -> bool:
+    """Returns whether the second half of a response, without its last token, repeats one token often enough."""
+    half = ids[len(ids) // 2 : -1]
+    return len(half) >= _SHORTEST_REPETITION and len(set(half)) == 1

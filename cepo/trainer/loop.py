@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cepo import interrupts
 from cepo.algorithms import Estimator
-from cepo.config import RunConfig, resolved_critic
+from cepo.config import resolved_critic
+from cepo.config.algorithm_schema import AlgorithmConfig
+from cepo.config.data_schema import DataConfig
+from cepo.config.schema import WorkerConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.batch import RowName, ScoringRow
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.data.mixing import MixedProblems
-from cepo.errors import CheckpointError
 from cepo.losses.kl import kl_penalty
 from cepo.metrics import Metrics, merge_metrics, results, sum_value
 from cepo.models.processing import Processing
@@ -25,13 +26,13 @@ from cepo.progress import phase
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.tracker import Tracker
 from cepo.trainer.asking import Asker, Rollouts, training_settings
-from cepo.trainer.checkpoints import CheckpointStore, TrainerState
-from cepo.trainer.faults import FaultWatch
+from cepo.trainer.checkpoints import TrainerState
+from cepo.trainer.clock import StageClock
 from cepo.trainer.filtering import ask_until_enough
-from cepo.trainer.health import EqualRewards, MissingAnswers, SkippedUpdates, StageClock
 from cepo.trainer.planning import ScoringPlan, make_plan, num_without_answer, rollout_groups
 from cepo.trainer.protocol import Backend
 from cepo.trainer.recording import answer_metrics, group_records, reward_metrics, work_metrics
+from cepo.trainer.run_policy import RunPolicy
 from cepo.trainer.scoring import (
     ScoredBatch,
     actor_batches,
@@ -51,12 +52,12 @@ _SKIPPED = "actor/skipped_updates"
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Trains one run. Steps are 0-based in the code and 1-based in all output: step k is recorded after its update.
+    """Trains one run. Steps are 0-based in the code and 1-based in all output: step k is recorded after its update."""
 
-    `restarts` is the number of times that this run's workers have been lost so far.
-    """
-
-    config: RunConfig
+    data: DataConfig
+    algorithm: AlgorithmConfig
+    worker: WorkerConfig
+    settings: TrainerConfig
     problems: ProblemSet | MixedProblems
     processing: Processing
     estimator: Estimator
@@ -64,65 +65,55 @@ class Trainer:
     backend: Backend
     rewards: RewardPool
     tracker: Tracker
-    checkpoints: CheckpointStore
+    policy: RunPolicy
     validator: Validator | None
     total_steps: int
-    state: TrainerState
-    restarts: int = 0
 
     def __post_init__(self) -> None:
         self.clock = StageClock()
-        self._asker = Asker(self.config, self.contexts, self.processing, self.rewards, self.clock)
-        self._equal_rewards = EqualRewards()
-        self._missing_answers = MissingAnswers()
-        self._skipped_updates = SkippedUpdates(self.config.trainer.max_skipped_steps)
-        self._faults = FaultWatch(self.config.trainer)
+        self._asker = Asker(self.worker, self.algorithm, self.contexts, self.processing, self.rewards, self.clock)
         self._first_step = self.state.step
-        self._last_validated = -1
-        self._last_val_reward: float | None = None
-        self._last_saved = -1
-        self._is_between_steps = True
-        self._is_save_missing = False
+        self._last_validation: tuple[int, float | None] = (-1, None)
+
+    @property
+    def state(self) -> TrainerState:
+        """The trainer's part of a checkpoint."""
+        return self.policy.state
 
     def fit(self) -> None:
         """Trains from `state.step` to `total_steps`, with validations and checkpoints at set steps and at the end.
 
         With `trainer.save_on_interrupt` an interruption is raised at the end of its step, when a checkpoint has been saved.
         """
-        settings = self.config.trainer
+        settings = self.settings
         with phase("handing the weights to the rollout engine"):
             self.backend.synchronise_rollout()
         if settings.val_only:
-            self.validate(self._first_step)
+            self.validate()
             return
         if settings.val_before_train and self._first_step == 0:
-            self.validate(0)
+            self.validate()
         try:
             self._train()
         except KeyboardInterrupt:
-            if settings.save_on_interrupt and self._is_between_steps and self.state.step > self._first_step:
-                self.save_if_possible(self.state.step)
+            if self.policy.saves_interruption:
+                self.save()
             raise
 
     def _train(self) -> None:
-        settings = self.config.trainer
+        settings = self.settings
         for step in range(self._first_step, self.total_steps):
-            self._is_between_steps = False
-            with self._unbroken(f"step {step + 1} is finished and saved first (trainer.save_on_interrupt)"):
+            with self.policy.step():
                 self.train_step(step)
-            self._is_between_steps = True
-            interrupts.raise_if_lost()
-            done = step + 1
-            if _due(done, settings.val_freq):
-                self.validate(done)
-            self._skipped_updates.require_an_update(self.checkpoints.folder)
-            if (_due(done, settings.save_freq) or self._is_save_missing) and done < self.total_steps:
-                self.save_if_possible(done)
-                interrupts.raise_if_lost()
+            if settings.val_freq > 0 and self.state.step % settings.val_freq == 0:
+                self.validate()
+            self.policy.require_updates()
+            if self.policy.is_save_due and self.state.step < self.total_steps:
+                self.save()
         if self.total_steps > 0:
             if settings.val_freq > 0 or settings.val_before_train:
-                self.validate(self.total_steps)
-            self.save_last()
+                self.validate()
+            self.save(is_last=True)
 
     def train_step(self, step: int) -> None:
         """Runs one training step through all its stages."""
@@ -131,14 +122,14 @@ class Trainer:
             plan = self.plan(rollouts)
             batch = self.score(plan)
             signal = self.estimate(batch)
-            may_learn = self._faults.before_update(batch, signal)
-            updated = self.update(batch, signal) if may_learn else self.leave_out_update(step)
+            may_update = self.policy.health.may_update(batch, signal)
+            updated = self.update(batch, signal) if may_update else self.leave_out_update(step)
         self.state.step = step + 1
         self.record(batch, signal, updated)
 
     def ask(self, step: int) -> Rollouts:
         """Samples and rewards responses to `rollout_batch_size` problems, in several rounds with online filtering."""
-        algorithm, settings = self.config.algorithm, training_settings(self.config)
+        algorithm, settings = self.algorithm, training_settings(self.worker.rollout, self.data)
 
         def next_round(attempt: int) -> Rollouts:
             return self._asker.ask(self._next_problems(), self.backend, settings, step=step, attempt=attempt)
@@ -147,15 +138,14 @@ class Trainer:
             rollouts = ask_until_enough(
                 next_round,
                 algorithm,
-                num_groups=self.config.data.rollout_batch_size,
-                max_rounds=self.config.trainer.max_try_make_batch,
+                num_groups=self.data.rollout_batch_size,
+                max_rounds=self.settings.max_try_make_batch,
                 rounds_per_pass=-(-len(self.problems) // self._problems_per_round),
             )
         else:
             rollouts = next_round(0)
         if self.estimator.needs_baseline:
             rollouts = self._asker.with_baselines(rollouts, self.backend, settings)
-        self._equal_rewards.see(rollouts.rewards)
         return rollouts
 
     def _next_problems(self) -> Sequence[Problem]:
@@ -166,8 +156,8 @@ class Trainer:
 
     @property
     def _problems_per_round(self) -> int:
-        data = self.config.data
-        asked_in_parts = data.mini_rollout_batch_size if self.config.algorithm.online_filtering else None
+        data = self.data
+        asked_in_parts = data.mini_rollout_batch_size if self.algorithm.online_filtering else None
         return asked_in_parts or data.rollout_batch_size
 
     def plan(self, rollouts: Rollouts) -> ScoringPlan:
@@ -178,24 +168,24 @@ class Trainer:
                 rollouts,
                 self.rewards,
                 self.processing,
-                seed=self.config.trainer.seed,
+                seed=self.settings.seed,
                 with_values=self.estimator.negative.select == "most_frequent",
             )
             if self.estimator.reads_answers:
-                self._missing_answers.see(num_without_answer(groups), len(rollouts.generations))
+                self.policy.health.count_missing_answers(num_without_answer(groups), len(rollouts.generations))
         return make_plan(
             rollouts,
             groups,
             self.estimator,
             self.contexts,
             on_policy=self._on_policy_rows(rollouts),
-            with_kl=not self.config.algorithm.disable_kl,
-            overlong_filter=self.config.algorithm.overlong_filter,
+            with_kl=not self.algorithm.disable_kl,
+            overlong_filter=self.algorithm.overlong_filter,
         )
 
     def _on_policy_rows(self, rollouts: Rollouts) -> Tensor:
         """Returns (B,) True on the rows of the step's first optimizer batch; on none if there are several epochs."""
-        actor = self.config.worker.actor
+        actor = self.worker.actor
         first = actor.global_batch_size * rollouts.group_size if actor.ppo_epochs == 1 else 0
         return torch.arange(len(rollouts.generations)) < first
 
@@ -206,7 +196,7 @@ class Trainer:
         of a prompt's contexts once. Other teachers need a separate pass. The critic's values and the reference
         log-probs of a KL are computed here too.
         """
-        rollouts, temperature = plan.rollouts, self.config.worker.rollout.temperature
+        rollouts, temperature = plan.rollouts, self.worker.rollout.temperature
         student, teachers = list(plan.student.values()), [row for view in plan.views for row in view.rows.values()]
         is_live = self.estimator.teacher.source == "actor"
         scored = self._log_probs([*student, *(teachers if is_live else [])])
@@ -217,9 +207,9 @@ class Trainer:
             with self.clock.stage("score"):
                 metrics = gap_at_temperature_1(rollouts, self.backend)
         reference, rewards = None, rollouts.token_level_rewards
-        if not self.config.algorithm.disable_kl:
+        if not self.algorithm.disable_kl:
             reference, penalties = self._reference(rollouts, student, old_log_probs)
-            rewards, measured = penalise(rewards, penalties, rollouts.response_mask, self.config.algorithm, self.state)
+            rewards, measured = penalise(rewards, penalties, rollouts.response_mask, self.algorithm, self.state)
             metrics |= measured
         if plan.views:
             scored |= {} if is_live else self._log_probs(teachers, as_teacher=True)
@@ -231,7 +221,7 @@ class Trainer:
             token_level_rewards=rewards,
             reference_log_probs=reference,
             values=self._values(rollouts) if self.estimator.needs_values else None,
-            entropies=self._entropies(plan) if self.config.algorithm.top_entropy < 1 else None,
+            entropies=self._entropies(plan) if self.algorithm.top_entropy < 1 else None,
             metrics=metrics,
         )
 
@@ -247,7 +237,7 @@ class Trainer:
         self, rollouts: Rollouts, rows: Sequence[ScoringRow], old_log_probs: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Returns (B, T) log-probs under the initial weights, and each token's KL; `rows` must be all rows."""
-        penalty = self.config.algorithm.kl_penalty
+        penalty = self.algorithm.kl_penalty
         with self.clock.stage("score"):
             log_probs = rollouts.padded(self.backend.score_reference(rows, keep_states=penalty == "full"))
             if penalty == "full":
@@ -272,15 +262,15 @@ class Trainer:
         """Computes the learning signal of each token."""
         with self.clock.stage("estimate"):
             signal = self.estimator.signal(batch.token_batch(), step=batch.rollouts.step)
-            return restricted(signal, batch.rollouts, batch.plan.live, batch.entropies, self.config.algorithm)
+            return restricted(signal, batch.rollouts, batch.plan.live, batch.entropies, self.algorithm)
 
     def update(self, batch: ScoredBatch, signal: TokenSignal) -> Metrics:
         """Updates the critic and, after its warm-up, the actor; then refreshes teachers and rollout weights."""
-        actor, longest, step = self.config.worker.actor, self.config.data.max_response_length, batch.rollouts.step
+        actor, longest, step = self.worker.actor, self.data.max_response_length, batch.rollouts.step
         metrics: Metrics = {}
         with self.clock.stage("update"):
             if self.estimator.needs_values:
-                critic = resolved_critic(self.config.worker)
+                critic = resolved_critic(self.worker)
                 targets = critic_batches(
                     batch,
                     signal,
@@ -289,7 +279,7 @@ class Trainer:
                     max_response_length=longest,
                 )
                 metrics |= self.backend.update_critic(targets, step=step)
-            if self.estimator.needs_values and step < self.config.trainer.critic_warmup:
+            if self.estimator.needs_values and step < self.settings.critic_warmup:
                 self.backend.finish_step(step)
                 return metrics
             batches = actor_batches(
@@ -301,7 +291,7 @@ class Trainer:
             )
             updated = self.backend.update(batches, step=step)
             skipped = results({name: updated[name] for name in (_SKIPPED,) if name in updated})
-            self._skipped_updates.see(step + 1, skipped.get(_SKIPPED, 0.0), len(batches))
+            self.policy.health.count_skipped(step + 1, skipped.get(_SKIPPED, 0.0), len(batches))
             metrics |= updated
             self.backend.finish_step(step)
         with self.clock.stage("sync"):
@@ -313,80 +303,44 @@ class Trainer:
         """Ends the 0-based step without an update."""
         self.backend.forget_work()
         self.backend.finish_step(step)
-        self._skipped_updates.see(step + 1, 1, 1, reason="the step has a fault (trainer.on_fault)")
+        self.policy.health.count_skipped(step + 1, 1, 1, why="the step has a fault (trainer.on_fault)")
         return {_SKIPPED: sum_value(1.0)}
 
     def record(self, batch: ScoredBatch, signal: TokenSignal, updated: Metrics) -> None:
         """Writes the step's metrics and some of its rollouts."""
-        rollouts, settings = batch.rollouts, self.config.trainer
+        rollouts, settings = batch.rollouts, self.settings
         parts = [
             rollouts.metrics,
             reward_metrics(rollouts),
-            work_metrics(batch, self.config.worker.rollout.temperature),
+            work_metrics(batch, self.worker.rollout.temperature),
             answer_metrics(batch, signal, self._asker),
         ]
-        parts += [batch.metrics, batch.plan.metrics, signal.metrics, updated, self._faults.metrics, self.clock.drain()]
-        if self.restarts:
-            parts.append({"faults/restarts": sum_value(self.restarts)})
+        parts += [batch.metrics, batch.plan.metrics, signal.metrics, updated, self.policy.metrics, self.clock.drain()]
         values = results(merge_metrics(parts))
         self.tracker.log_metrics(rollouts.step + 1, values)
         if rollouts.step % settings.rollouts_freq == 0:
             views, count = self.estimator.views, settings.rollouts_to_log
             self.tracker.log_rollouts(group_records(batch, signal, self.processing, views, count))
-        self._faults.after_update(rollouts.step + 1, values)
+        self.policy.health.require_sound(rollouts.step + 1, values)
 
-    def validate(self, done: int) -> None:
-        """Validates after `done` steps on the held-out problems; does nothing if this has been done."""
-        if self.validator is None or self._last_validated == done:
+    def validate(self) -> None:
+        """Validates the current weights on the held-out problems; does nothing if this has been done."""
+        done = self.state.step
+        if self.validator is None or self._last_validation[0] == done:
             return
         logger.info("validation after step %d: %d responses", done, self.validator.num_responses)
         with self.clock.stage("validate"):
             metrics, rows = self.validator.run(self.backend)
             self.backend.forget_work()
-        self._last_validated = done
         values = results(merge_metrics([metrics, self.clock.drain()]))
-        self._last_val_reward = values.get("val/reward")
+        self._last_validation = done, values.get("val/reward")
         self.tracker.log_metrics(done, values)
         self.tracker.log_generations(done, rows)
 
-    def save_if_possible(self, done: int) -> None:
-        """Saves a checkpoint during training; on failure the run continues and retries after the next step.
-
-        While updates are being skipped nothing is written, so that no earlier good checkpoint is pruned.
-        """
-        if self._skipped_updates.steps_in_a_row:
-            self._is_save_missing = True
-            return
-        try:
-            self.save(done)
-            self._is_save_missing = False
-        except CheckpointError as error:
-            self._is_save_missing = True
-            logger.error("%s. The run continues and tries again after the next step", error)
-
-    def save_last(self) -> None:
-        """Saves the checkpoint of the last step.
-
-        Raises:
-            EngineError: the last steps trained nothing. Their weights were saved where no run resumes from them.
-        """
-        if self._skipped_updates.steps_in_a_row:
-            self._skipped_updates.refuse_as_last(self.checkpoints.save_aside(self.state, self.backend))
-        self.save(self.total_steps)
-
-    def save(self, done: int) -> None:
-        """Saves a checkpoint after `done` steps."""
-        if self._last_saved == done:
-            return
-        with self.clock.stage("save"), self._unbroken("the checkpoint is written first"):
-            score = self._last_val_reward if self._last_validated == done else None
-            folder = self.checkpoints.save(self.state, self.backend, val_reward_score=score)
-        self._last_saved = done
-        logger.info("checkpoint after step %d: %s", done, folder)
-
-    def _unbroken(self, what: str) -> AbstractContextManager[None]:
-        return interrupts.postponed(what) if self.config.trainer.save_on_interrupt else nullcontext()
-
-
-def _due(done: int, every: int) -> bool:
-    return every > 0 and done % every == 0
+    def save(self, *, is_last: bool = False) -> None:
+        """Saves a checkpoint of the current step, unless it has one; see `RunPolicy.save`."""
+        validated, reward = self._last_validation
+        if not self.policy.is_saved:
+            with self.clock.stage("save"):
+                score = reward if validated == self.state.step else None
+                self.policy.save(self.backend, val_reward_score=score, is_last=is_last)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from torch import Tensor
 
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.metrics import Metrics
 from cepo.rollout.generator import Sampler
 
@@ -21,19 +21,8 @@ class Backend(Sampler, Protocol):
 
     generator_name: str
 
-    def score(
-        self,
-        rows: Sequence[ScoringRow],
-        *,
-        as_teacher: bool = False,
-        keep_states: str | None = None,
-        temperature: float | None = None,
-    ) -> list[Tensor]:
-        """Returns the log-probs of each row's response tokens after its context, by the actor or the teacher.
-
-        Hidden states of the rows of view `keep_states` are kept until `finish_step`, for an update that distils from
-        them. `temperature` replaces the rollout temperature.
-        """
+    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
+        """Returns the log-probs of each row's response tokens after its context, (response length,) float32."""
         ...
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:

@@ -11,7 +11,6 @@ import os
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from cepo.errors import CheckpointError
@@ -27,23 +26,13 @@ class RunLock:
     """Holds `<run folder>/run.lock` from `acquire` until `release` or until the process ends, even by kill -9.
 
     It is a POSIX record lock, which child processes do not inherit and which works across machines on network file
-    systems. The file's text names the holder, for the error of a refused run. On a file system without locks, only this
-    text decides: a holder that no longer runs on this machine loses the lock, a holder on another machine does not.
-
-    As a context manager it acquires the lock only if the folder exists, so that a refused run leaves no folder.
+    systems. The file's text names the holder, for the error of a refused run. On a file system without locks nothing
+    is held, and a warning says so.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = folder, folder / LOCK_FILE
         self._descriptor: int | None = None
-
-    def __enter__(self) -> RunLock:
-        if self._folder.is_dir():
-            self.acquire()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.release()
 
     def acquire(self) -> None:
         """Acquires the lock; does nothing if this object already holds it.
@@ -64,14 +53,21 @@ class RunLock:
                 ) from error
             try:
                 self._lock(descriptor)
+                is_own = self._path.exists() and os.path.samestat(os.fstat(descriptor), os.stat(self._path))
             except BaseException:
                 os.close(descriptor)
                 raise
-            if self._is_in_place(descriptor):
+            if is_own:
                 self._descriptor = descriptor
             else:  # its last holder removed the file between our open and our lock
                 os.close(descriptor)
-        self._sign(self._descriptor)
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}) + "\n"
+        try:
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, text.encode("utf-8"), 0)
+        except OSError as error:  # for example a full disk; the lock is held nevertheless
+            logger.warning("%s cannot name this run: %s", self._path, error)
 
     def release(self) -> None:
         """Removes the lock file and releases the lock."""
@@ -87,11 +83,11 @@ class RunLock:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in _HELD or _may_live(holder):
+            if error.errno in _HELD:
                 raise self._refused(holder) from error
-            logger.warning("%s: this file system has no locks (%s)", self._path, error)
+            logger.warning("%s: this file system has no locks (%s); give no other run this folder", self._path, error)
             return
-        if holder and holder.get("pid") != os.getpid():
+        if holder:
             logger.warning(
                 "%s was left by process %s on %s, which ended without closing its run; this run takes it over",
                 self._path,
@@ -109,21 +105,6 @@ class RunLock:
             f"another. If that run no longer exists, remove {self._path}"
         )
 
-    def _is_in_place(self, descriptor: int) -> bool:
-        try:
-            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))
-        except FileNotFoundError:
-            return False
-
-    def _sign(self, descriptor: int) -> None:
-        since = datetime.now(UTC).isoformat(timespec="seconds")
-        text = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "since": since}) + "\n"
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, text.encode("utf-8"), 0)
-        except OSError as error:  # for example a full disk; the lock is held nevertheless
-            logger.warning("%s cannot name this run: %s", self._path, error)
-
 
 def _holder(descriptor: int) -> dict[str, Any]:
     """Returns the holder recorded in the file, or an empty dict if it is empty or unreadable."""
@@ -132,18 +113,3 @@ def _holder(descriptor: int) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if is_dict(found) else {}
-
-
-def _may_live(holder: dict[str, Any]) -> bool:
-    """Returns whether the holder may still be running; a holder on another machine always may."""
-    if not holder:
-        return False
-    if holder.get("host") != socket.gethostname() or not isinstance(holder.get("pid"), int):
-        return True
-    try:
-        os.kill(holder["pid"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return holder["pid"] != os.getpid()

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
-from cepo.config import RunConfig
+from cepo.config.algorithm_schema import AlgorithmConfig
+from cepo.config.data_schema import DataConfig
+from cepo.config.schema import WorkerConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.contexts import ContextBuilder
 from cepo.data.dataset import Problem, ProblemSet
 from cepo.metrics import Metrics, mean_of, merge_metrics, sum_value
@@ -35,34 +38,35 @@ class Validator:
     one greedy response. With `trainer.val_max_samples` a subset of the problems is used, the same at every validation.
 
     Args:
-        config: its `worker.rollout`, overridden by `val_override_config`, defines the sampling.
+        worker: its `rollout`, overridden by `val_override_config`, defines the sampling.
     """
 
     def __init__(
         self,
         problems: ProblemSet,
-        config: RunConfig,
+        data: DataConfig,
+        algorithm: AlgorithmConfig,
+        worker: WorkerConfig,
+        trainer: TrainerConfig,
         contexts: ContextBuilder,
         processing: Processing,
         rewards: RewardPool,
     ) -> None:
-        self._problems, self._config, self._contexts = problems, config, contexts
-        self._asker = Asker(config, contexts, processing, rewards)
-        self._settings = validation_settings(config)
+        self._problems, self._data, self._trainer, self._contexts = problems, data, trainer, contexts
+        self._asker = Asker(worker, algorithm, contexts, processing, rewards)
+        self._settings = validation_settings(worker.rollout, data)
         self._greedy = dataclasses.replace(self._settings, num_samples=1, temperature=0.0)
         self._asked = list(range(len(problems)))
-        if 0 < config.trainer.val_max_samples < len(problems):
-            drawn = random.Random(f"validation/{config.trainer.seed}").sample(
-                self._asked, config.trainer.val_max_samples
-            )
+        if 0 < trainer.val_max_samples < len(problems):
+            drawn = random.Random(f"validation/{trainer.seed}").sample(self._asked, trainer.val_max_samples)
             self._asked = sorted(drawn)
-        recorded = min(config.trainer.val_generations_to_log, len(self._asked))
-        self._recorded = set(random.Random(config.trainer.seed).sample(range(len(self._asked)), recorded))
+        recorded = min(trainer.val_generations_to_log, len(self._asked))
+        self._recorded = set(random.Random(trainer.seed).sample(range(len(self._asked)), recorded))
 
     @property
     def num_responses(self) -> int:
         """The number of responses that one validation samples."""
-        return len(self._asked) * (self._settings.num_samples + self._config.trainer.val_greedy)
+        return len(self._asked) * (self._settings.num_samples + self._trainer.val_greedy)
 
     def run(self, backend: Backend) -> tuple[Metrics, list[Mapping[str, Any]]]:
         """Runs a validation and returns its metrics, means over all samples, and the responses to record."""
@@ -80,11 +84,11 @@ class Validator:
                     "val/num_samples": sum_value(len(lengths)),
                 }
             )
-            probed = min(self._config.trainer.leak_probe_size - first, len(lengths))
+            probed = min(self._trainer.leak_probe_size - first, len(lengths))
             if probed > 0:
                 parts.append(leak_metrics(rollouts, probed, self._contexts, backend))
             rows += self._recorded_rows(rollouts, start)
-            if self._config.trainer.val_greedy:
+            if self._trainer.val_greedy:
                 greedy = self._asker.ask(problems, backend, self._greedy, step=VALIDATION_STEP)
                 parts.append(
                     {
@@ -95,7 +99,7 @@ class Validator:
         return merge_metrics(parts), rows
 
     def _batches(self) -> Iterator[tuple[int, list[Problem]]]:
-        size = self._config.data.val_batch_size
+        size = self._data.val_batch_size
         size = len(self._asked) if size < 0 else size
         for start in range(0, len(self._asked), size):
             yield start, [self._problems[index] for index in self._asked[start : start + size]]

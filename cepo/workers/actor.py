@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch import Tensor
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import served_adapter_rank
 from cepo.config.schema import ActorConfig
-from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringRow
+from cepo.data.batch import OWN_VIEW, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.losses.objective import ObjectiveSettings, ObjectiveTerms, agreement_metrics, objective, step_metrics
 from cepo.losses.policy import token_weights
 from cepo.metrics import Metrics, max_value, mean_value, merge_metrics, sum_value
@@ -98,22 +98,12 @@ class Actor:
         self.kept = KeptStates()
         self._objective = objective_settings
 
-    def score(
-        self,
-        rows: Sequence[ScoringRow],
-        *,
-        as_teacher: bool = False,
-        keep_states: str | None = None,
-        temperature: float | None = None,
-    ) -> list[Tensor]:
-        """Returns each row's log-probs, (response length,) float32 on the CPU, in the order of `rows`.
-
-        `as_teacher` selects the teacher's weights. Hidden states of the rows of view `keep_states` are kept until the
-        end of the step, for an update that distils from them. `temperature` replaces the rollout temperature.
-        """
+    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
+        """Returns each row's log-probs, (response length,) float32 on the CPU, in the order of `rows`."""
         self.offload.weights_here()
-        with self.teacher_weights.active() if as_teacher else nullcontext(), self.module.at_temperature(temperature):
-            return self._pass(rows, keep=keep_states)
+        weights = self.teacher_weights.active() if options.get("as_teacher") else nullcontext()
+        with weights, self.module.at_temperature(options.get("temperature")):
+            return self._pass(rows, keep=options.get("keep_states"))
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
         """Scores with the initial weights (LoRA: without the adapter); a KL over the vocabulary needs `keep_states`."""

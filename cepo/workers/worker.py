@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 import psutil
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.checkpoint import CheckpointException
 from cepo.algorithms import Estimator
 from cepo.algorithms.settings import TeacherConfig
 from cepo.config import RunConfig, resolved_critic
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import CheckpointError
 from cepo.losses.objective import ObjectiveSettings
 from cepo.losses.policy import ClipRange, PolicyLossSettings, RolloutCorrection
@@ -114,17 +115,10 @@ class Worker:
             self.critic.rest()
         return self.generator.generate(requests, settings, on_finished) if requests else []
 
-    def score(
-        self,
-        rows: Sequence[ScoringRow],
-        *,
-        as_teacher: bool = False,
-        keep_states: str | None = None,
-        temperature: float | None = None,
-    ) -> list[Tensor]:
-        """See `Actor.score`."""
+    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
+        """Returns the actor's log-probs of each row's response."""
         self.generator.rest()
-        return self.actor.score(rows, as_teacher=as_teacher, keep_states=keep_states, temperature=temperature)
+        return self.actor.score(rows, **options)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
         """See `Actor.score_reference`."""

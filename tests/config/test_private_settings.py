@@ -9,11 +9,11 @@ import pytest
 import yaml
 
 from cepo.config import dump_for_record, load_config
+from cepo.config.decisive import decisive_settings
 from cepo.config.private import masked_argument
 from cepo.tracking.external import config_tree
 from cepo.tracking.sink import RunDescription
 from cepo.tracking.tracker import build_tracker
-from cepo.trainer.resuming import trained_settings
 
 BASE = "config=configs/microgeo/base.yaml"
 SECRET = "s3cret-value"
@@ -86,7 +86,7 @@ def test_a_checkpoint_records_a_digest_of_the_rewards_keywords() -> None:
     """Only their equality matters to a resume, and other keywords than those with secret names may be confidential."""
 
     def recorded(*arguments: str) -> dict[str, object]:
-        return trained_settings(load_config([BASE, *arguments]))
+        return decisive_settings(load_config([BASE, *arguments]))
 
     one, same, other = (
         recorded(f"worker.reward.reward_function_kwargs={{prompt: {text}}}") for text in (SECRET, SECRET, "x")

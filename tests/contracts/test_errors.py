@@ -16,6 +16,7 @@ from config_arguments import load
 import cepo
 from cepo.config import check_config
 from cepo.config.schema import DataConfig
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.data.row_checks import RowMeasure, check_rows
 from cepo.errors import (
     CepoError,
@@ -33,8 +34,8 @@ from cepo.rewards.functions import resolve_reward_path
 from cepo.sections import SectionError, read_section
 from cepo.tracking.file import _writing
 from cepo.trainer.checkpoints import STATE_FILE, CheckpointStore
-from cepo.trainer.health import SkippedUpdates
-from cepo.trainer.resuming import RunFinishedError, check_continuation
+from cepo.trainer.health import Health
+from cepo.trainer.run_policy import RunFinishedError, RunPolicy
 
 PACKAGE = Path(cepo.__file__).parent
 
@@ -75,10 +76,10 @@ def a_checkpoint_of_another_run(folder: Path) -> None:
 
 
 def updates_that_are_all_skipped(folder: Path) -> None:
-    watch = SkippedUpdates(2)
+    health = Health(TrainerConfig(max_skipped_steps=2))
     for step in (1, 2):
-        watch.see(step, 1, 1)
-    watch.require_an_update(folder)
+        health.count_skipped(step, 1, 1)
+    health.require_updates(folder)
 
 
 def records_without_room(folder: Path) -> None:
@@ -99,7 +100,9 @@ def a_part_of_the_cluster_that_has_ended(_: Path) -> None:
 
 def a_run_whose_steps_are_all_done(folder: Path) -> None:
     (folder / STATE_FILE).write_text(json.dumps({"settings": {}}))
-    check_continuation(load(), CheckpointStore(folder, keep=1, identity={}), folder, step=3, total_steps=3)
+    policy = RunPolicy(folder, TrainerConfig(), identity={})
+    policy.state.step = 3
+    policy.check_continuation(folder, total_steps=3)
 
 
 CASES: dict[type[CepoError], tuple[Callable[[Path], None], str, str, str]] = {

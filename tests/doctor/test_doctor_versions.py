@@ -10,7 +10,7 @@ from doctor_cases import GIB
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from cepo.commands.doctor import findings_table
+from cepo.doctor import findings_table
 from cepo.doctor.versions import TESTED, Finding, version_findings
 from cepo.sizing import gib
 

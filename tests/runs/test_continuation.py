@@ -15,7 +15,7 @@ from training_runs import json_lines, run
 from cepo.errors import CheckpointError
 from cepo.microgeo.world import split_problems, write_problems
 from cepo.train import main
-from cepo.trainer.resuming import RunFinishedError
+from cepo.trainer.run_policy import RunFinishedError
 
 pytestmark = pytest.mark.heavy
 

@@ -33,8 +33,8 @@ from cepo.errors import CheckpointError
 from cepo.models.processing import Processing
 from cepo.rollout.factory import build_generator
 from cepo.rollout.generator import GenerationRequest, GeneratorSettings, SamplingSettings
+from cepo.train import run_policy
 from cepo.trainer.checkpoints import FILES_FILE, written_files
-from cepo.trainer.resuming import RunHistory, checkpoint_store, checkpoint_to_load
 from cepo.workers.distributed import reshard
 
 pytestmark = pytest.mark.heavy
@@ -226,8 +226,9 @@ def test_weights_alone_merge_and_are_refused_by_a_resume(tiny_run: list[str], tm
     with pytest.raises(CheckpointError, match=r"global_step_2 holds only weights \(trainer.save_model_only\)"):
         run(tiny_run, *FULL, folder=folder)
     config = checked_config([*tiny_run, *options, f"trainer.save_checkpoint_path={folder}"])
-    lost = RunHistory(restarts=1, first_step=0)
-    assert checkpoint_to_load(config, checkpoint_store(config), lost) is None, "a restart begins again"
+    policy = run_policy(config)
+    policy.begin()
+    assert policy.checkpoint_to_load() is None, "a restart begins again"
 
 
 def test_weights_have_the_bases_type_or_bfloat16(train: Train, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from cepo.rewards.pool import RewardPool
 from cepo.train import build_trainer, main
 from cepo.trainer.checkpoints import FILES_FILE, STATE_FILE, written_files
 from cepo.trainer.loop import Trainer
-from cepo.trainer.resuming import RunFinishedError
+from cepo.trainer.run_policy import RunFinishedError
 from cepo.trainer.scoring import ScoredBatch
 from cepo.types import TokenSignal
 

@@ -24,7 +24,7 @@ from cepo.types import TokenSignal
 
 def asker(processing: Processing, *overrides: str) -> Asker:
     config = load_config([*REQUIRED, *overrides])
-    return Asker(config, cast("Any", None), processing, cast("Any", None))
+    return Asker(config.worker, config.algorithm, cast("Any", None), processing, cast("Any", None))
 
 
 def scored(processing: Processing, pieces: list[list[str]], answers: list[str | None]) -> ScoredBatch:

@@ -5,22 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cepo.trainer.health import EqualRewards
+from cepo.config.trainer_schema import TrainerConfig
+from cepo.trainer.health import Health
 
 
 def warned(caplog: pytest.LogCaptureFixture, *steps: list[float]) -> list[str]:
-    watch = EqualRewards()
+    health = Health(TrainerConfig())
     for rewards in steps:
-        watch.see(torch.tensor(rewards))
+        health.count_equal_rewards(torch.tensor(rewards))
     return [record.getMessage() for record in caplog.records]
 
 
 def test_three_steps_of_equal_rewards_are_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Each step has 4 rewards; the report has the number of steps and the value."""
+    """The report has the number of steps and the value."""
     (message,) = warned(caplog, *[[0.5] * 4] * 5)
-    assert message.startswith("all 12 responses of the first 3 steps got the reward 0.5, so that nothing can be learnt")
+    assert message.startswith(
+        "in each of the first 3 steps all responses got the same reward, now 0.5, so that nothing can be learnt"
+    )
     assert "data.answer_key" in message
 
 

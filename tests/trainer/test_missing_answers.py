@@ -6,16 +6,17 @@ import pytest
 from factories import group, rollout
 
 from cepo.algorithms import build_estimator
-from cepo.trainer.health import MissingAnswers
+from cepo.config.trainer_schema import TrainerConfig
+from cepo.trainer.health import Health
 from cepo.trainer.planning import num_without_answer
 
 
 def test_the_first_step_with_most_answers_missing_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    watch = MissingAnswers()
-    watch.see(4, 8)
+    health = Health(TrainerConfig())
+    health.count_missing_answers(4, 8)
     assert caplog.records == []
-    watch.see(6, 8)
-    watch.see(8, 8)
+    health.count_missing_answers(6, 8)
+    health.count_missing_answers(8, 8)
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("6 of 8 responses (75 %) have no final answer that a teacher could read")
     assert "worker.reward.answer_function" in message

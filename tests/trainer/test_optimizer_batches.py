@@ -37,7 +37,7 @@ def rollouts() -> Rollouts:
 def on_policy_rows(*settings: str) -> list[bool]:
     """Of the rollouts above, whose batches of the update have one prompt."""
     base = ["config=configs/microgeo/base.yaml", "data.rollout_batch_size=2", "worker.actor.global_batch_size=1"]
-    trainer = cast("Trainer", SimpleNamespace(config=load_config([*base, *settings])))
+    trainer = cast("Trainer", SimpleNamespace(worker=load_config([*base, *settings]).worker))
     return Trainer._on_policy_rows(trainer, rollouts()).tolist()
 
 

@@ -6,36 +6,37 @@ from fractions import Fraction
 
 import pytest
 
+from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import EngineError
 from cepo.rewards.contract import ContractError, validate_score
-from cepo.trainer.health import SkippedUpdates
+from cepo.trainer.health import Health
 
 
 def test_the_third_skipped_step_in_a_row_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
     """The first is reported."""
-    watch = SkippedUpdates(3)
+    health = Health(TrainerConfig(max_skipped_steps=3))
     for step, (skipped, updates) in enumerate(
         [(0, 2), (1, 2), (2, 2), (2, 2), (0, 0), (1, 2), (2, 2), (2, 2)], start=1
     ):
-        watch.see(step, skipped, updates)
-        watch.require_an_update("run")
+        health.count_skipped(step, skipped, updates)
+        health.require_updates("run")
     told = [record.getMessage() for record in caplog.records]
     assert [text[:7] for text in told] == ["step 3 ", "step 7 "]
     assert "all of its 2 updates were skipped" in told[0]
     assert "after 3 such steps the run ends (trainer.max_skipped_steps)" in told[0]
-    watch.see(9, 2, 2)
+    health.count_skipped(9, 2, 2)
     with pytest.raises(
         EngineError, match=r"last 3 steps were skipped.*trainer\.max_skipped_steps=3; -1 never stops.*in run"
     ):
-        watch.require_an_update("run")
+        health.require_updates("run")
 
 
 def test_minus_1_never_ends_a_run() -> None:
-    watch = SkippedUpdates(-1)
+    health = Health(TrainerConfig(max_skipped_steps=-1))
     for step in range(100):
-        watch.see(step, 1, 1)
-        watch.require_an_update("run")
-    assert watch.steps_in_a_row == 100
+        health.count_skipped(step, 1, 1)
+        health.require_updates("run")
+    assert health.skipped_in_a_row == 100
 
 
 HUGE = [1e300, -1e300, 1e19, float("inf"), float("nan"), 10**400, 10**5000, Fraction(10**400, 3)]

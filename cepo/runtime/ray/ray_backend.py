@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 
 from cepo.config import RunConfig, run_folder
-from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringRow
+from cepo.data.batch import CriticBatch, OptimizerBatch, ScoringOptions, ScoringRow
 from cepo.errors import WorkerLostError
 from cepo.metrics import Metric, Metrics, max_value, mean_value, merge_metrics
 from cepo.models.inputs import ImageSource
@@ -73,15 +73,8 @@ class RayBackend:
 
         return dispatch.in_order(self.call("generate", arguments, arrived=arrived)[::size], places)
 
-    def score(
-        self,
-        rows: Sequence[ScoringRow],
-        *,
-        as_teacher: bool = False,
-        keep_states: str | None = None,
-        temperature: float | None = None,
-    ) -> list[Tensor]:
-        return self._pass("score", rows, as_teacher=as_teacher, keep_states=keep_states, temperature=temperature)
+    def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
+        return self._pass("score", rows, **options)
 
     def score_reference(self, rows: Sequence[ScoringRow], *, keep_states: bool = False) -> list[Tensor]:
         return self._pass("score_reference", rows, keep_states=keep_states)

@@ -1,0 +1,263 @@
+"""Decides where a run starts, when it is saved, how an interruption ends it, and how often its workers are restarted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from cepo import interrupts
+from cepo.config.trainer_schema import TrainerConfig
+from cepo.errors import CepoError, CheckpointError, WorkerLostError
+from cepo.metrics import Metrics, sum_value
+from cepo.trainer.checkpoints import CheckpointStore, TrainerState
+from cepo.trainer.health import Health
+from cepo.trainer.protocol import Backend
+from cepo.trainer.run_lock import RunLock
+
+logger = logging.getLogger(__name__)
+
+_WEIGHTS_ALONE = (
+    "To train its weights in another form, leave out trainer.load_checkpoint_path and give the output of `cepo merge` as "
+    "worker.actor.model.model_path"
+)
+
+
+class RunFinishedError(CepoError):
+    """The run to resume has no steps left. The command ends without an error."""
+
+
+class RunPolicy:
+    """The policy of one command over all trainers that it builds, one after each loss of workers.
+
+    As a context manager it holds the run folder: at once if the folder exists, so that a refused run leaves none, else
+    from `claim_folder` on.
+
+    Args:
+        identity: values that a checkpoint must share with the run.
+        decisive: the other settings that decide what is trained.
+        max_restarts: how often lost workers are restarted.
+        validates: whether the run validates after its last step.
+
+    Attributes:
+        state: the state of the current trainer, which changes it.
+        checkpoint: the checkpoint that the current trainer continues from; None for a start at step 1.
+        health: watches the current trainer's steps.
+        restarts: number of times that workers were lost and restarted.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: TrainerConfig,
+        *,
+        identity: Mapping[str, Any],
+        decisive: Mapping[str, Any] | None = None,
+        max_restarts: int = 0,
+        validates: bool = False,
+    ) -> None:
+        self.store = CheckpointStore(
+            folder,
+            keep=settings.save_limit,
+            identity=identity,
+            settings=decisive,
+            weights_only=settings.save_model_only,
+            **({} if settings.load_checkpoint_path is None else {"new_run": _WEIGHTS_ALONE}),
+        )
+        self.state, self.checkpoint, self.health, self.restarts = TrainerState(), None, Health(settings), 0
+        self._settings, self._max_restarts, self._validates = settings, max_restarts, validates
+        self._lock = RunLock(folder)
+        self._first_step: int | None = None
+        self._first_checkpoint: Path | None = None
+        self._started_at, self._last_saved = 0, -1
+        self._is_in_step = self._is_save_missing = False
+
+    def __enter__(self) -> RunPolicy:
+        if self.store.folder.is_dir():
+            self._lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def checkpoint_to_load(self) -> Path | None:
+        """Returns the checkpoint to start from: the configured one, else the folder's last; None for a start at step 1.
+
+        After a restart of its workers a run continues from the last checkpoint that it wrote itself. If its checkpoints
+        hold only weights, it starts again from where the command started.
+        """
+        settings = self._settings
+        if self._first_step is not None:
+            own = None if settings.save_model_only else self.store.find_last(after=self._first_step)
+            return own or self._first_checkpoint
+        if settings.load_checkpoint_path is not None:
+            return Path(settings.load_checkpoint_path).expanduser()
+        return self.store.find_last() if settings.find_last_checkpoint else None
+
+    def choose_start(self, *, data: str, total_steps: int, kl_coefficient: float) -> None:
+        """Chooses the checkpoint, reads its state, and checks that the run may continue it, before an engine starts.
+
+        Args:
+            data: describes the training set's content.
+            kl_coefficient: that of a run which starts at step 1.
+
+        Raises:
+            RunFinishedError: all steps are done.
+            CheckpointError: the checkpoint does not fit; or decisive settings have changed, but `trainer.accept_changes`
+                is off or no steps are left.
+        """
+        self.store.settings["data"] = data
+        self.health, self._last_saved, self._is_in_step, self._is_save_missing = (
+            Health(self._settings),
+            -1,
+            False,
+            False,
+        )
+        self.checkpoint = self.checkpoint_to_load()
+        if self.checkpoint is None:
+            self.state = TrainerState(kl_coefficient=kl_coefficient)
+        else:
+            self.state = self.store.read(self.checkpoint)
+            if self._first_step is None:
+                self.check_continuation(self.checkpoint, total_steps)
+        self._started_at = self.state.step
+
+    def check_continuation(self, checkpoint: Path, total_steps: int) -> None:
+        """Checks that `state` has steps left and that the checkpoint has this run's settings; see `choose_start`."""
+        step, settings, changes = self.state.step, self._settings, self.store.changes(checkpoint)
+        listed = "".join(f"\n  {change}" for change in changes)
+        anew = "trainer.experiment_name=<another> or trainer.find_last_checkpoint=false starts a new run"
+        if step == total_steps and self._validates and not self.store.is_validated(checkpoint):
+            logger.info("%s: all %d steps are done, and only the last validation is missing", checkpoint, step)
+        elif step >= total_steps and not settings.val_only:
+            if not changes:
+                raise RunFinishedError(
+                    f"{checkpoint}: all {total_steps} steps of this run are done; raise trainer.max_steps to add steps"
+                )
+            raise CheckpointError(
+                f"all {total_steps} steps of this run are done ({checkpoint}), so these changes would train nothing:{listed}\n"
+                f"{anew}; a larger trainer.max_steps with trainer.accept_changes=true continues with them"
+            )
+        if changes and not settings.accept_changes:
+            raise CheckpointError(
+                f"settings that decide what is trained have changed since {checkpoint}:{listed}\n"
+                f"trainer.accept_changes=true continues with them; {anew}"
+            )
+        if changes:
+            logger.warning("continuing from %s with changed settings (trainer.accept_changes):%s", checkpoint, listed)
+
+    def claim_folder(self) -> None:
+        """Creates the run folder and holds it.
+
+        Raises:
+            CheckpointError: it cannot be written, or another run holds it.
+        """
+        self.store.require_writable()
+        self._lock.acquire()
+
+    def begin(self) -> int | None:
+        """Notes that the engines run; returns the step after which the records continue, None for a new run's."""
+        is_new = self.checkpoint is None and self._first_step is None
+        if self._first_step is None:
+            self._first_step, self._first_checkpoint = self.state.step, self.checkpoint
+        return None if is_new else self.state.step
+
+    def restart(self, error: WorkerLostError) -> None:
+        """Counts a restart after a loss of workers; raises the error again if no restarts are left."""
+        if self.restarts == self._max_restarts:
+            raise error
+        self.restarts += 1
+        logger.warning("%s", error)
+        logger.warning(
+            "restart %d of %d (trainer.max_restarts): %d steps were done; new workers %s",
+            self.restarts,
+            self._max_restarts,
+            self.state.step,
+            "start from the beginning (trainer.save_model_only)"
+            if self._settings.save_model_only
+            else "continue from the last checkpoint",
+        )
+
+    @contextmanager
+    def step(self) -> Generator[None]:
+        """Surrounds a training step. With `trainer.save_on_interrupt` an interruption is raised at its end."""
+        self._is_in_step = True
+        with self._postponed(f"step {self.state.step + 1} is finished and saved first (trainer.save_on_interrupt)"):
+            yield
+        self._is_in_step = False
+        interrupts.raise_if_lost()
+
+    @property
+    def metrics(self) -> Metrics:
+        """The counts of the last step's faults, and of restarts if there were any."""
+        restarts: Metrics = {"faults/restarts": sum_value(self.restarts)} if self.restarts else {}
+        return {**self.health.metrics, **restarts}
+
+    def require_updates(self) -> None:
+        """Raises an `EngineError` if updates have been skipped in too many consecutive steps."""
+        self.health.require_updates(self.store.folder)
+
+    @property
+    def saves_interruption(self) -> bool:
+        """Whether an interruption now is followed by a checkpoint: between steps, if some have been done."""
+        return self._settings.save_on_interrupt and not self._is_in_step and self.state.step > self._started_at
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether the current step's checkpoint is written."""
+        return self._last_saved == self.state.step
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether a checkpoint is to be written after this step, by `trainer.save_freq` or because one has failed."""
+        every = self._settings.save_freq
+        return self._is_save_missing or (every > 0 and self.state.step % every == 0)
+
+    def save(self, backend: Backend, *, val_reward_score: float | None, is_last: bool = False) -> None:
+        """Saves a checkpoint of the current step; see `CheckpointStore.save`.
+
+        If it cannot be written, the run continues and tries again after the next step. While updates are being skipped
+        nothing is written, so that no earlier good checkpoint is pruned. Both are errors at the run's last step.
+
+        Raises:
+            CheckpointError: the last checkpoint cannot be written.
+            EngineError: the last steps trained nothing. Their weights were saved where no run resumes from them.
+        """
+        if self.health.skipped_in_a_row:
+            if is_last:
+                raise self.health.refuse_as_last(self.store.save_aside(self.state, backend))
+            self._is_save_missing = True
+            return
+        try:
+            with self._postponed("the checkpoint is written first"):
+                folder = self.store.save(self.state, backend, val_reward_score=val_reward_score)
+        except CheckpointError as error:
+            if is_last:
+                raise
+            self._is_save_missing = True
+            logger.error("%s. The run continues and tries again after the next step", error)
+        else:
+            self._is_save_missing, self._last_saved = False, self.state.step
+            logger.info("checkpoint after step %d: %s", self.state.step, folder)
+        if not is_last:
+            interrupts.raise_if_lost()
+
+    def how_to_resume(self) -> str:
+        """Describes what the same command does after an interruption."""
+        settings = self._settings
+        if settings.save_model_only:
+            anew = "the same command with trainer.find_last_checkpoint=false starts a new run"
+            return f"checkpoints hold only weights (trainer.save_model_only), so no run can continue from them; {anew}"
+        last = self.store.find_last()
+        if last is None:
+            often = f"trainer.save_freq is {settings.save_freq}; with a number of steps a run writes checkpoints while it trains"
+            return f"no checkpoint was written yet, so the same command starts from the beginning ({often})"
+        found = f"the last complete checkpoint is {last}; the same command"
+        if settings.find_last_checkpoint and settings.load_checkpoint_path is None:
+            return f"{found} resumes from it"
+        return f"{found} with trainer.load_checkpoint_path={last} resumes from it"
+
+    def _postponed(self, what: str) -> AbstractContextManager[None]:
+        return interrupts.postponed(what) if self._settings.save_on_interrupt else nullcontext()
