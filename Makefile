@@ -2,7 +2,7 @@
 # environment of scripts/test.sh (.venv) is used.
 PYTHON := $(or $(CEPO_PYTHON),.venv/bin/python)
 
-.PHONY: help fmt check fast test nightly docs audit release gpu-dry gpu
+.PHONY: help fmt check fast test nightly docs audit release verl gpu-dry gpu
 
 help:    ## list the targets
 	@grep -E '^[a-z-]+: ' $(MAKEFILE_LIST) | sed -E 's/: +##/\t/'
@@ -38,6 +38,9 @@ audit:   ## known vulnerabilities of the pinned packages; exit code 3 where no d
 release: ## build wheel and source archive, and resolve every extra with its constraints from the public index
 	$(PYTHON) -m build
 	$(PYTHON) scripts/constraints.py --check
+
+verl:    ## cepo's methods inside verl on a CPU, against cepo's own advantages, in an environment of its own
+	bash scripts/verl_check.sh
 
 gpu-dry: ## what a GPU would find, as far as it can be found without one
 	bash scripts/gpu_dry.sh

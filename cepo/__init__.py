@@ -1,4 +1,8 @@
-"""Trains vision-language models with Contrastive Evidence Policy Optimization (CEPO) and other methods."""
+"""Trains vision-language models with Contrastive Evidence Policy Optimization (CEPO) and other methods.
+
+The names of `cepo.api` are imported when they are first used, so `import cepo` costs milliseconds. `cepo/__init__.pyi` has
+their types.
+"""
 
 import sys
 
@@ -12,3 +16,30 @@ if sys.version_info < (3, 11):  # noqa: UP036
         "or python3.11 -m venv .venv for an environment of your own.\n"
     )
     raise SystemExit(2)
+
+_HOMES = {
+    "Callback": "cepo.trainer.callbacks",
+    "Evaluation": "cepo.api",
+    "Run": "cepo.report.opened",
+    "RunConfig": "cepo.config",
+    "evaluate": "cepo.api",
+    "load_config": "cepo.api",
+    "merge": "cepo.api",
+    "open_run": "cepo.report.opened",
+    "train": None,
+}
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cepo' has no attribute {name!r}")
+    from importlib import import_module
+
+    home = _HOMES[name]
+    # The module cepo.train is callable: importing it anywhere sets this name to the module.
+    return import_module("cepo.train") if home is None else getattr(import_module(home), name)
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

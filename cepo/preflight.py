@@ -126,7 +126,7 @@ def try_reward(rewards: RewardPool, problems: ProblemSet | MixedProblems) -> Non
     from cepo.trainer.asking import reward_input
 
     problem = problems[0]
-    failure = rewards.trial(reward_input(problem, problem.ground_truth, 1))
+    failure = rewards.trial(reward_input(problem, problem.ground_truth, 1, rewards.needs_images))
     if failure is None:
         return
     if failure.breaks_contract:

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from cepo import interrupts, preflight
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from cepo.data.mixing import MixedProblems
     from cepo.models.inputs import ImageSource
     from cepo.models.processing import Processing
+    from cepo.report.opened import Run
     from cepo.sizing import Memory
     from cepo.tracking.tracker import Tracker
+    from cepo.trainer.callbacks import Callback
     from cepo.trainer.loop import Trainer
     from cepo.trainer.protocol import Backend
     from cepo.trainer.run_policy import RunPolicy
@@ -52,17 +55,7 @@ def _main(arguments: Sequence[str]) -> int:
     config = None
     try:
         config = load_config(arguments)
-        lines = check_config(config)
-        preflight.check_before_imports(config)
-        threads = preflight.limited_threads(config)
-        for line in (*lines, *filter(None, [threads])):
-            logger.info("plan: %s", line)
-        with live_view():
-            with interrupts.loading(), phase("looking at the devices"):
-                devices = preflight.check_devices(config)
-            logger.info("plan: %s", devices)
-            preflight.check_hub_names(config)
-            train(config)
+        train(config)
     except CepoError as error:
         logger.error("%s", error)
         return EXIT_USER_ERROR
@@ -101,16 +94,40 @@ def run_policy(config: RunConfig) -> RunPolicy:
     )
 
 
-def train(config: RunConfig) -> None:
-    """Runs `config` from the start or from its last checkpoint.
+def train(config: RunConfig, *, callbacks: Sequence[Callback] = ()) -> Run:
+    """Trains as `config` says, from the start or from its last checkpoint, and returns the run's records.
+
+    `cepo.train(config)` is this function. The plan and the progress go to the logger `cepo.train`.
+
+    Args:
+        config: a checked or unchecked configuration, see `cepo.load_config`.
+        callbacks: called after each stage of each step.
 
     Raises:
-        ConfigError, DataError: before any model is loaded.
+        ConfigError, DataError, RewardError: a setting, the data or the reward function is at fault, before any model is loaded.
         CheckpointError: the checkpoint to resume from does not fit, settings have changed since it was written, or
             another run holds the run folder.
         WorkerLostError: a worker was lost, and `trainer.max_restarts` are used up or this process is the worker.
     """
+    from cepo.report.opened import Run
+
+    lines = check_config(config)
+    preflight.check_before_imports(config)
+    threads = preflight.limited_threads(config)
+    for line in (*lines, *filter(None, [threads])):
+        logger.info("plan: %s", line)
+    with live_view():
+        with interrupts.loading(), phase("looking at the devices"):
+            devices = preflight.check_devices(config)
+        logger.info("plan: %s", devices)
+        preflight.check_hub_names(config)
+        _train_in_its_folder(config, callbacks)
+    return Run(run_folder(config))
+
+
+def _train_in_its_folder(config: RunConfig, callbacks: Sequence[Callback]) -> None:
     from cepo.microgeo.world import with_embedded_world
+    from cepo.trainer.callbacks import Callbacks
     from cepo.trainer.run_policy import RunFinishedError
 
     remove_left_behind()
@@ -121,7 +138,9 @@ def train(config: RunConfig) -> None:
         while True:
             try:
                 with ExitStack() as stack:
-                    build_trainer(config, stack, policy).fit()
+                    trainer = build_trainer(config, stack, policy)
+                    trainer.callback = Callbacks(callbacks)
+                    trainer.fit()
                 return
             except RunFinishedError as done:
                 logger.info("%s", done)
@@ -268,6 +287,15 @@ def _tracker(config: RunConfig, stack: ExitStack, total_steps: int, resumed_step
     )
     stack.callback(tracker.close)
     return tracker
+
+
+class _CallableModule(ModuleType):
+    """Makes `cepo.train(config)` a call of `train`, while `python3 -m cepo.train` needs a module of that name."""
+
+    __call__ = staticmethod(train)
+
+
+sys.modules[__name__].__class__ = _CallableModule
 
 
 if __name__ == "__main__":

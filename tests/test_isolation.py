@@ -31,7 +31,6 @@ _found: list[dict[str, object]] = []
 
 @pytest.mark.parametrize("turn", ["first", "second"])
 def test_each_test_finds_the_process_as_the_first_did(turn: str, tmp_path: Path) -> None:
-    """The second finds nothing of what the first has left behind."""
     _found.append(state())
     assert _found[-1] == _found[0]
     os.environ["CEPO_TEST_TURN"] = turn

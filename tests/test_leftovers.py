@@ -39,7 +39,6 @@ def test_a_killed_processs_folder_goes_at_the_next_start(maker: subprocess.Popen
 
 
 def test_only_the_folder_that_was_made_is_removed(tmp_path: Path) -> None:
-    """Whatever its path says later."""
     (tmp_path / "file").touch()
     own = OwnFolder("test")
     made, own.path = own.path, tmp_path
@@ -49,7 +48,6 @@ def test_only_the_folder_that_was_made_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_locked_folder_of_an_unseen_process_stays() -> None:
-    """Its process number is that of a process in another container, and names nobody here."""
     import fcntl
 
     folder = Path(f"/tmp/cepo-test-{2**22 + 1}-unseen")

@@ -60,7 +60,6 @@ def test_merging_different_reductions_is_refused() -> None:
 
 
 def test_merged_mappings_keep_names_of_one_part() -> None:
-    """Results drop empty ones."""
     merged = merge_metrics([{"a": mean_value(1.0, 3)}, {"a": mean_value(5.0), "b": sum_value(2), "c": fraction(0, 0)}])
     assert results(merged) == {"a": 2.0, "b": 2.0}
 

@@ -58,7 +58,6 @@ def test_a_terminal_gets_a_bar_after_2_seconds(
     draws: bool | None,
     drawn: bool,
 ) -> None:
-    """It gets none where none is wanted."""
     terminal = _Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")

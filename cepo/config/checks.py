@@ -386,5 +386,11 @@ def last_checkpoint(folder: Path) -> Path | None:
     """Returns the checkpoint that `folder` is, or the last one of the run folder that it is; None if it is neither."""
     if (folder / "trainer_state.json").is_file():
         return folder
-    steps = {int(path.name[12:]): path for path in folder.glob("global_step_*") if path.name[12:].isdecimal()}
+    steps = checkpoints_in(folder)
     return steps[max(steps)] if steps else None
+
+
+def checkpoints_in(run_folder: Path) -> dict[int, Path]:
+    """Returns the folders of a run's complete checkpoints by step, oldest first; one being written has another name."""
+    found = [(path.name.removeprefix("global_step_"), path) for path in run_folder.glob("global_step_*")]
+    return dict(sorted((int(step), path) for step, path in found if step.isdecimal()))

@@ -112,7 +112,12 @@ class Continuations:
         ]
         distinct = list(dict.fromkeys(response for group in whole for response in group))
         inputs = [
-            reward_input(rollouts.problems[problem], session.asker.decoded(tokens), len(tokens))
+            reward_input(
+                rollouts.problems[problem],
+                session.asker.decoded(tokens),
+                len(tokens),
+                session.rewards.needs_images,
+            )
             for problem, tokens in distinct
         ]
         outcome = session.rewards.score(inputs)

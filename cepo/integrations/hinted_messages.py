@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from cepo.algorithms.settings import TeacherConfig
 from cepo.data.hints import HintTemplate
+from cepo.errors import DataError
 from cepo.types import Reference
 
 Messages = Sequence[Mapping[str, Any]]
 """Turns with a `role` and a `content`, which is a text or a list of parts of the types `text` and `image`."""
+
+
+_VISUALS = ("image", "video")
 
 
 def teacher_messages(
@@ -39,6 +43,29 @@ def teacher_messages(
     return turns, prefix
 
 
+def spliced(
+    prompt: Sequence[int], student: Sequence[int], teacher: Sequence[int], placeholders: Container[int]
+) -> list[int]:
+    """Returns a teacher's prompt whose images are expanded as in `prompt`.
+
+    `student` and `teacher` are conversations with one of the `placeholders` for each image; `prompt` is the student's
+    with as many as the image has features. All up to their first difference is taken from `prompt`.
+
+    Raises:
+        DataError: an image comes after that difference, or `prompt` does not end as `student` does.
+    """
+    pairs = enumerate(zip(student, teacher, strict=False))
+    same = next((at for at, (one, other) in pairs if one != other), min(len(student), len(teacher)))
+    rest = list(student[same:])
+    kept = len(prompt) - len(rest)
+    if list(prompt[kept:]) != rest or any(token in placeholders for token in rest):
+        raise DataError(
+            "a reference cannot be put into a prompt: either an image comes after the text that the reference is added "
+            "to, or the prompt does not end as the chat template renders it, because it was cut or rendered otherwise"
+        )
+    return [*prompt[:kept], *teacher[same:]]
+
+
 def images_of(messages: Messages) -> list[Any]:
     """Returns the images of a conversation, in their order."""
     contents = [turn["content"] for turn in messages if isinstance(turn.get("content"), list)]
@@ -46,4 +73,4 @@ def images_of(messages: Messages) -> list[Any]:
 
 
 def _without_images(content: Any) -> Any:
-    return [part for part in content if part["type"] != "image"] if isinstance(content, list) else content
+    return [part for part in content if part["type"] not in _VISUALS] if isinstance(content, list) else content

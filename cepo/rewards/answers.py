@@ -107,8 +107,8 @@ def is_rounding(first: str, second: str) -> bool:
     if not all(map(_is_numeric, spelled)) or not _near(*map(_ratio_as_fraction, spelled), relative=ROUNDING_LIMIT):
         return False
     values = [decimal_value(text) for text in spelled]
-    for place, text in enumerate(spelled):
-        rounded, exact = values[place], values[1 - place]
+    for number, text in enumerate(spelled):
+        rounded, exact = values[number], values[1 - number]
         if rounded is None or exact is None or not _PLAIN_DECIMAL.fullmatch(text):
             continue
         unit = 10.0 ** -len(text.partition(".")[2])

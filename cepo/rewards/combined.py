@@ -34,6 +34,11 @@ class CombinedReward:
         kinds = {part.reward_type for part in self.parts.values()}
         return "sequential" if "sequential" in kinds else "batch"
 
+    @property
+    def needs_images(self) -> bool:
+        """Whether any function needs the row's images."""
+        return any(part.needs_images for part in self.parts.values())
+
     def score(self, reward_inputs: Sequence[Mapping[str, Any]], *, first_sample: int = 0) -> list[RewardScore]:
         """Scores the inputs with all functions; see `LoadedReward.score`."""
         given = [part.score(reward_inputs, first_sample=first_sample) for part in self.parts.values()]

@@ -53,6 +53,8 @@ class LoadedReward:
     """The file's REWARD_TYPE; "batch" if it has none."""
     path: Path
     function_name: str
+    needs_images: bool = False
+    """The file's NEEDS_IMAGES: whether the samples have the row's `images` and `videos`."""
 
     @property
     def source(self) -> str:
@@ -116,6 +118,7 @@ def load_reward_function(spec: str, kwargs: Mapping[str, Any]) -> LoadedReward:
         reward_type=reward_type,
         path=path,
         function_name=function_name,
+        needs_images=bool(getattr(module, "NEEDS_IMAGES", False)),
     )
 
 

@@ -115,7 +115,7 @@ class RewardPool:
             raise ConfigError(f"timeout_seconds = {timeout_seconds}: give a positive number of seconds.")
         function_names(spec)
         self.spec = spec
-        self.reward_name, self.reward_type = "unknown", "batch"
+        self.reward_name, self.reward_type, self.needs_images = "unknown", "batch", False
         self._setup = {"spec": spec, "kwargs": dict(kwargs), "weights": weights, "answer_function": answer_function}
         self._answer_function, self._timeout_seconds = answer_function, timeout_seconds
         self._samples_together = _SAMPLES_TOGETHER
@@ -130,7 +130,7 @@ class RewardPool:
         try:
             self._workers += [self._start_worker() for _ in range(num_workers)]
             for worker in self._workers:
-                self.reward_name, self.reward_type = self._functions(worker)
+                self.reward_name, self.reward_type, self.needs_images = self._functions(worker)
         except BaseException:
             self.close()
             raise
@@ -299,8 +299,8 @@ class RewardPool:
             self._samples_together,
         )
 
-    def _functions(self, worker: WorkerProcess) -> tuple[str, str]:
-        """Waits until a worker has loaded its functions, and returns their name and type."""
+    def _functions(self, worker: WorkerProcess) -> tuple[str, str, bool]:
+        """Waits until a worker has loaded its functions; returns their name, their type, and whether they need images."""
         if worker.functions is None:
             try:
                 status, value = worker.received(START_SECONDS)
@@ -317,7 +317,7 @@ class RewardPool:
         return worker.functions
 
     def _replaced(self, worker: WorkerProcess) -> WorkerProcess:
-        """Starts a worker in the place of an ended one, unless the pool is closed."""
+        """Starts a worker instead of an ended one, unless the pool is closed."""
         if self._is_closed:
             return worker
         new = self._start_worker()

@@ -36,11 +36,11 @@ class WorkerProcess:
     standard error, and its standard input is empty.
 
     Attributes:
-        functions: name and type of the functions; None until the process has reported that it has loaded them.
+        functions: name and type of the functions, and whether they need images; None until they are loaded.
     """
 
     def __init__(self, setup: Mapping[str, Any], *, timeout_seconds: float) -> None:
-        self.functions: tuple[str, str] | None = None
+        self.functions: tuple[str, str, bool] | None = None
         self._connection, other_end = socket.socketpair()
         self._fault = ""
         python_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -62,7 +62,7 @@ def _serve(setup: dict[str, Any], connection: Connection) -> None:
         except (Exception, SystemExit) as error:
             connection.send(("failed", str(error)))
             return
-    connection.send(("ready", (reward.name, reward.reward_type)))
+    connection.send(("ready", (reward.name, reward.reward_type, reward.needs_images)))
 
     def score(samples: list[Any], first: int) -> list[Any]:
         if extract is not None:
@@ -90,13 +90,13 @@ def _attempt(action: Callable[[list[Any], int], list[Any]], items: list[Any], fi
         return "refused", str(error)
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+        where = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
         words = f"{type(error).__name__}: {error}"[:500]
         if isinstance(error, ContractError):
             return "raised", RewardFailure(reason=words, details=str(error), breaks_contract=True)
         own = [frame for frame in frames if not frame.filename.startswith(_PACKAGE_FOLDER)] or frames
         details = "".join(traceback.format_list(own)) + words
-        return "raised", RewardFailure(reason=words + place, details=details)
+        return "raised", RewardFailure(reason=words + where, details=details)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from cepo.rollout.generator import GenerationRequest, SamplingSettings
 Result = TypeVar("Result")
 Batch = TypeVar("Batch", OptimizerBatch, CriticBatch)
 
-Places = Sequence[Sequence[int]]
+RankIndices = Sequence[Sequence[int]]
 """Indices of each rank's rows, in ascending order."""
 
 
@@ -32,13 +32,13 @@ class Assignment:
         self._ranks: dict[int, int] = {}
         self._loads = [0] * num_ranks
 
-    def places(self, rows: Sequence[ScoringRow]) -> Places:
+    def indices_of(self, rows: Sequence[ScoringRow]) -> RankIndices:
         """Returns the indices of `rows` for each rank, assigning new prompts by their token counts."""
         self._assign(rows)
-        places: list[list[int]] = [[] for _ in range(self._num_ranks)]
+        indices_of_ranks: list[list[int]] = [[] for _ in range(self._num_ranks)]
         for index, row in enumerate(rows):
-            places[self._ranks[row.prompt]].append(index)
-        return places
+            indices_of_ranks[self._ranks[row.prompt]].append(index)
+        return indices_of_ranks
 
     def _assign(self, rows: Sequence[ScoringRow]) -> None:
         updates: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
@@ -82,22 +82,22 @@ def balance_groups(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
     return [sorted(group) for group in groups]
 
 
-def request_places(requests: Sequence[GenerationRequest], settings: SamplingSettings, num_ranks: int) -> Places:
+def request_indices(requests: Sequence[GenerationRequest], settings: SamplingSettings, num_ranks: int) -> RankIndices:
     """Returns the indices of each rank's requests, balanced by the largest number of tokens that each may reach."""
     longest = settings.max_response_length * settings.num_samples
     return balance_groups([request.num_prompt_tokens + longest for request in requests], num_ranks)
 
 
-def take(items: Sequence[Result], places: Places) -> list[list[Result]]:
+def take(items: Sequence[Result], indices_of_ranks: RankIndices) -> list[list[Result]]:
     """Returns each rank's items."""
-    return [[items[index] for index in indices] for indices in places]
+    return [[items[index] for index in indices] for indices in indices_of_ranks]
 
 
-def in_order(parts: Sequence[Sequence[Result]], places: Places) -> list[Result]:
+def in_order(parts: Sequence[Sequence[Result]], indices_of_ranks: RankIndices) -> list[Result]:
     """Merges the ranks' results and restores the original order of the items."""
     found = {
         index: result
-        for indices, part in zip(places, parts, strict=True)
+        for indices, part in zip(indices_of_ranks, parts, strict=True)
         for index, result in zip(indices, part, strict=True)
     }
     return [found[index] for index in range(len(found))]
@@ -111,5 +111,5 @@ def split_batches(batches: Sequence[Batch], assignment: Assignment, num_ranks: i
     split: dict[int, list[Batch]] = {}
     for batch in batches:
         if id(batch) not in split:
-            split[id(batch)] = [batch.at(indices) for indices in assignment.places(batch.rows)]
+            split[id(batch)] = [batch.at(indices) for indices in assignment.indices_of(batch.rows)]
     return [[split[id(batch)][rank] for batch in batches] for rank in range(num_ranks)]

@@ -64,13 +64,13 @@ class Board:
         self._values: dict[str, deque[float]] = {}
         self._sample: Text | None = None
 
-    def see_metrics(self, step: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> None:
+    def add_metrics(self, step: int, values: Mapping[str, float], *, remaining_seconds: float | None) -> None:
         """Stores the metrics after `step`."""
         self._step, self._remaining = step, remaining_seconds
         for name in NUMBERS.keys() & values.keys():
             self._values.setdefault(name, deque(maxlen=_TREND_LENGTH)).append(values[name])
 
-    def see_sample(self, step: int, *, right: bool, response: str) -> None:
+    def add_sample(self, step: int, *, right: bool, response: str) -> None:
         """Stores a sample; `response` must consist of printable characters."""
         verdict = Text("right" if right else "wrong", style="green" if right else "red")
         self._sample = Text.assemble(f"sample after step {step}, ", verdict, ": ", (response, "dim"))

@@ -42,7 +42,7 @@ class ConsoleSink(Sink):
         if "timing_s/step" in values:
             self._step_seconds.append(values["timing_s/step"])
         remaining = self._remaining_seconds(step)
-        self._board.see_metrics(step, values, remaining_seconds=remaining)
+        self._board.add_metrics(step, values, remaining_seconds=remaining)
         if not self._is_live and any(not name.startswith(("val/", "timing_s/")) for name in values):
             self._show(step_line(step, self._max_steps, values, remaining_seconds=remaining))
         if "val/accuracy" in values:
@@ -59,7 +59,7 @@ class ConsoleSink(Sink):
     def log_rollouts(self, records: Sequence[GroupRecord]) -> None:
         for record in records[:1]:
             rollout = record.rollouts[0]
-            self._board.see_sample(record.step, right=rollout.right, response=self._printable(rollout.response))
+            self._board.add_sample(record.step, right=rollout.right, response=self._printable(rollout.response))
 
     def close(self) -> None:
         """Does nothing: the console belongs to the caller."""

@@ -193,6 +193,23 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
     Raises:
         DataError: a file or an image is damaged, lacks columns, or was written in another version of the format.
     """
+    for file, table in _checked_tables(run_folder):
+        by_group: dict[int, list[dict[str, Any]]] = {}
+        with damaged_as(file, "has text that is not UTF-8"):
+            listed: list[dict[str, Any]] = table.to_pylist()
+        for row in listed:
+            by_group.setdefault(row["group"], []).append(row)
+        for rows in by_group.values():
+            yield _group(file, rows)
+
+
+def read_rollout_table(run_folder: Path) -> pyarrow.Table:
+    """Returns the recorded rollouts of a run as one table, one row per rollout, oldest first; raises as `read_rollouts`."""
+    tables = [table for _, table in _checked_tables(run_folder)]
+    return pyarrow.concat_tables(tables, promote_options="default") if tables else _schema(()).empty_table()
+
+
+def _checked_tables(run_folder: Path) -> Iterator[tuple[Path, Any]]:
     for _, file in _steps(run_folder):
         table = _table(file, run_folder)
         version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none")
@@ -201,13 +218,7 @@ def read_rollouts(run_folder: Path) -> Iterator[GroupRecord]:
                 f"{file} has trace version {version[:20].decode(errors='replace')}, but this cepo reads version {TRACE_VERSION}"
             )
         _require_columns(table, file)
-        by_group: dict[int, list[dict[str, Any]]] = {}
-        with damaged_as(file, "has text that is not UTF-8"):
-            listed: list[dict[str, Any]] = table.to_pylist()
-        for row in listed:
-            by_group.setdefault(row["group"], []).append(row)
-        for rows in by_group.values():
-            yield _group(file, rows)
+        yield file, table
 
 
 def _table(file: Path, run_folder: Path) -> Any:

@@ -158,7 +158,8 @@ class Asker:
             def begin(index: int, group: Sequence[Generation]) -> None:
                 responses[index] = [self.decoded(generation.response_ids) for generation in group]
                 pairs = zip(responses[index], group, strict=True)
-                stream.add(index, [reward_input(problems[index], text, len(one.response_ids)) for text, one in pairs])
+                problem, seen = problems[index], self._rewards.needs_images
+                stream.add(index, [reward_input(problem, text, len(one.response_ids), seen) for text, one in pairs])
 
             with self._clock.stage("generate"):
                 prompts = [self._contexts.student(problem) for problem in problems]
@@ -211,8 +212,8 @@ class Asker:
         if reward.answer_function is None:
             span = answer_span(response)
         else:
-            place = response.rfind(answer)
-            span = None if place < 0 else (place, place + len(answer))
+            start = response.rfind(answer)
+            span = None if start < 0 else (start, start + len(answer))
         return span and self._processing.tokens_of(ids, *span, skip_special_tokens=reward.skip_special_tokens)
 
     def _requests(
@@ -268,10 +269,18 @@ def _settings(rollout: RolloutConfig, data: DataConfig, override: Mapping[str, A
     )
 
 
-def reward_input(problem: Problem, response: str, response_length: int) -> dict[str, Any]:
-    """Returns the reward function's input: EasyR1's three fields, the prompt, and the problem's other columns."""
+def reward_input(problem: Problem, response: str, response_length: int, with_images: bool = False) -> dict[str, Any]:
+    """Returns the reward function's input: EasyR1's three fields, the prompt, and the problem's other columns.
+
+    With `with_images` also `images`, the row's images as the model sees them, and `videos`, the chosen frames of each
+    video: (frames, height, width, 3) uint8 in RGB.
+    """
+    seen: dict[str, Any] = {}
+    if with_images:
+        seen = {"images": list(problem.images), "videos": [video.frames for video in problem.videos]}
     return {
         **problem.columns,
+        **seen,
         "response": response,
         "response_length": response_length,
         "ground_truth": problem.ground_truth,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from cepo.progress import phase
 from cepo.rewards.pool import RewardPool
 from cepo.tracking.tracker import Tracker
 from cepo.trainer.asking import Asker, Rollouts, training_settings
+from cepo.trainer.callbacks import Callback
 from cepo.trainer.checkpoints import TrainerState
 from cepo.trainer.clock import StageClock
 from cepo.trainer.filtering import ask_until_enough
@@ -68,6 +69,7 @@ class Trainer:
     policy: RunPolicy
     validator: Validator | None
     total_steps: int
+    callback: Callback = field(default_factory=Callback)
 
     def __post_init__(self) -> None:
         self.clock = StageClock()
@@ -119,11 +121,16 @@ class Trainer:
         """Runs one training step through all its stages."""
         with self.clock.stage("step"):
             rollouts = self.ask(step)
+            self.callback.after_ask(rollouts)
             plan = self.plan(rollouts)
+            self.callback.after_plan(plan)
             batch = self.score(plan)
+            self.callback.after_score(batch)
             signal = self.estimate(batch)
+            self.callback.after_estimate(batch, signal)
             may_update = self.policy.health.may_update(batch, signal)
             updated = self.update(batch, signal) if may_update else self.leave_out_update(step)
+            self.callback.after_update(batch, signal)
         self.state.step = step + 1
         self.record(batch, signal, updated)
 
@@ -322,6 +329,7 @@ class Trainer:
             views, count = self.estimator.views, settings.rollouts_to_log
             self.tracker.log_rollouts(group_records(batch, signal, self.processing, views, count))
         self.policy.health.require_sound(rollouts.step + 1, values)
+        self.callback.after_record(rollouts.step + 1, values)
 
     def validate(self) -> None:
         """Validates the current weights on the held-out problems; does nothing if this has been done."""
@@ -336,6 +344,7 @@ class Trainer:
         self._last_validation = done, values.get("val/reward")
         self.tracker.log_metrics(done, values)
         self.tracker.log_generations(done, rows)
+        self.callback.after_validate(done, values)
 
     def save(self, *, is_last: bool = False) -> None:
         """Saves a checkpoint of the current step, unless it has one; see `RunPolicy.save`."""

@@ -162,27 +162,27 @@ def plan_views(
 ) -> list[View]:
     """Builds the teacher rows of each view from those of the method's references that can be shown."""
     chosen = [estimator.references(group) for group in groups]
-    shown = _ReferenceContexts(rollouts, live, contexts)
+    builder = _ReferenceContexts(rollouts, live, contexts)
     references = {name: [one for group in chosen for one in group[name]] for name in estimator.views}
-    placed = {
-        name: [shown.placed(row, reference) for row, reference in enumerate(of_rows)]
+    shown = {
+        name: [builder.shown(row, reference) for row, reference in enumerate(of_rows)]
         for name, of_rows in references.items()
     }
-    stays = estimator.settled({name: [each.text is not None for each in rows] for name, rows in placed.items()})
+    stays = estimator.settled({name: [each.text is not None for each in rows] for name, rows in shown.items()})
     views: list[View] = []
     for name in estimator.views:
-        texts = [each.text if stay else None for each, stay in zip(placed[name], stays[name], strict=True)]
+        texts = [each.text if stay else None for each, stay in zip(shown[name], stays[name], strict=True)]
         rows = [row for row, text in enumerate(texts) if text is not None and live[row]]
-        asked = [placed[name][row] for row, reference in enumerate(references[name]) if reference and live[row]]
+        asked = [shown[name][row] for row, reference in enumerate(references[name]) if reference and live[row]]
         views.append(
             View(
                 name=name,
                 references=texts,
-                rows={row: rollouts.scoring_row(row, placed[name][row].context, view=name) for row in rows},
+                rows={row: rollouts.scoring_row(row, shown[name][row].context, view=name) for row in rows},
                 num_chosen=len(asked),
                 num_empty=sum(each.is_empty for each in asked),
                 num_without_room=sum(each.is_without_room for each in asked),
-                num_cut=sum(placed[name][row].is_cut for row in rows),
+                num_cut=sum(shown[name][row].is_cut for row in rows),
             )
         )
     return views
@@ -240,7 +240,7 @@ def fallback_metrics(groups: Sequence[RolloutGroup], negative: NegativeConfig) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Placed:
+class _ShownReference:
     """A row's reference as shown to its teacher; `text` is None if none is shown."""
 
     text: str | None = None
@@ -255,31 +255,31 @@ class _ReferenceContexts:
 
     def __init__(self, rollouts: Rollouts, live: Tensor, contexts: ContextBuilder) -> None:
         self._rollouts, self._live, self._contexts = rollouts, live, contexts
-        self._built: dict[tuple[int, int, bool], _Placed] = {}
+        self._built: dict[tuple[int, int, bool], _ShownReference] = {}
         self._fitted: dict[tuple[int, str, bool], tuple[EncodedPrompt, str] | None] = {}
 
-    def placed(self, row: int, reference: Reference | None) -> _Placed:
+    def shown(self, row: int, reference: Reference | None) -> _ShownReference:
         if reference is None:
-            return _Placed()
+            return _ShownReference()
         prompt, is_live = row // self._rollouts.group_size, bool(self._live[row])
         key = (prompt, id(reference), is_live)
         if key not in self._built:
-            self._built[key] = self._place(prompt, reference, is_live=is_live)
+            self._built[key] = self._fitted_reference(prompt, reference, is_live=is_live)
         return self._built[key]
 
-    def _place(self, prompt: int, reference: Reference, *, is_live: bool) -> _Placed:
+    def _fitted_reference(self, prompt: int, reference: Reference, *, is_live: bool) -> _ShownReference:
         rollouts = self._rollouts
         if reference.blind:
             if rollouts.prompts[prompt].images is None:
-                return _Placed()
+                return _ShownReference()
             context = self._contexts.blind(rollouts.problems[prompt]) if is_live else None
-            return _Placed(text=WITHOUT_IMAGES, context=context)
+            return _ShownReference(text=WITHOUT_IMAGES, context=context)
         text = self._contexts.reference_text(reference)
         if not text:
-            return _Placed(is_empty=True)
+            return _ShownReference(is_empty=True)
         is_cut = text != self._contexts.whole_text(reference)
         if not is_live:
-            return _Placed(text=text, is_cut=is_cut)
+            return _ShownReference(text=text, is_cut=is_cut)
         key = (prompt, text, reference.is_answer)
         if key not in self._fitted:  # references with the same text share one context, so passes compute it once
             self._fitted[key] = self._contexts.fitted(
@@ -287,6 +287,6 @@ class _ReferenceContexts:
             )
         found = self._fitted[key]
         if found is None:
-            return _Placed(is_without_room=True)
+            return _ShownReference(is_without_room=True)
         context, shown = found
-        return _Placed(text=shown, context=context, is_cut=is_cut or shown != text)
+        return _ShownReference(text=shown, context=context, is_cut=is_cut or shown != text)

@@ -73,9 +73,9 @@ def answer_metrics(batch: ScoredBatch, signal: TokenSignal, asker: Asker) -> Met
     inside, outside = torch.zeros_like(counted), torch.zeros_like(counted)
     live = [(row, answer) for row, answer in enumerate(answers) if answer is not None and bool(counted[row].any())]
     for row, answer in live[:RESPONSES_SEARCHED]:
-        place = asker.answer_tokens(batch.rollouts, row, answer)
-        if place is not None:
-            inside[row, place] = True
+        span = asker.answer_tokens(batch.rollouts, row, answer)
+        if span is not None:
+            inside[row, span] = True
             outside[row] = ~inside[row]
     metrics: Metrics = {}
     for name, where in (("answer", inside & counted), ("rest", outside & counted)):

@@ -39,8 +39,8 @@ def restricted(
         learning = kept & live.unsqueeze(1)
         found = entropies[learning]
         if len(found):
-            place = len(found) - max(1, round(algorithm.top_entropy * len(found)))
-            kept = kept & (entropies >= found.sort().values[place])
+            first = len(found) - max(1, round(algorithm.top_entropy * len(found)))
+            kept = kept & (entropies >= found.sort().values[first])
         metrics = {
             "rollout/vocabulary_entropy": mean_of(entropies, learning),
             "rollout/learning_tokens": mean_of(kept.float(), learning),

@@ -41,7 +41,6 @@ def test_a_rollout_reads_other_rollouts_wrong_answers_alone() -> None:
 
 @pytest.mark.parametrize("select", ["lowest_reward", "random", "most_frequent"])
 def test_the_first_wrong_reference_is_cepos_choice(select: str) -> None:
-    """The right rollout reads what cepo shows the whole group."""
     these = group(RIGHT, *(wrong(index, answer) for index, answer in enumerate("34535", start=1)))
     chosen = {
         name: build_estimator(name, {"negative": {"select": select}}).references(these) for name in ("rlcsd", "cepo")

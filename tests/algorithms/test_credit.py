@@ -84,7 +84,6 @@ def test_advantages_of_a_group_sum_to_0_with_deviation_at_most_1(rewards: list[f
 
 
 def test_a_single_rollout_is_an_error_that_names_the_setting() -> None:
-    """The message names worker.rollout.n."""
     with pytest.raises(ConfigError, match=r"worker\.rollout\.n is 1 .* at least 2"):
         advantages([1.0, 0.0, 1.0], ids=[0, 0, 1])
 
@@ -186,7 +185,6 @@ def test_right_and_wrong_is_the_verdict_not_the_advantage() -> None:
 
 
 def test_group_metrics_are_shares_of_four_groups() -> None:
-    """One group is all right, one all wrong and two are mixed: shares of a quarter, a quarter and a half."""
     correct = torch.tensor([True, True, False, False, True, False, False, True])
     ids = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
     values = results(credit.group_metrics(correct.float(), correct, ids))

@@ -159,7 +159,6 @@ def three_log_probs(seed: int, scale: float = 3.0) -> tuple[Tensor, Tensor, Tens
 def test_lambda_0_or_radius_0_is_grpo_and_reads_no_teacher(
     name: str, config: dict[str, float], step: int, dtype: torch.dtype
 ) -> None:
-    """The advantages are equal bit for bit."""
     old, _, _ = three_log_probs(seed=1)
     batch = batch_with({}, old, dtype)
     sealed = TokenBatch(**{**vars(batch), "teacher_log_probs": Sealed()})
@@ -201,7 +200,6 @@ def test_cepo_with_the_student_as_wrong_view_is_rlsd(
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(seed=st.integers(0, 10_000))
 def test_swapping_references_and_negating_advantages_cancel(dtype: torch.dtype, seed: int) -> None:
-    """Every weight is unchanged."""
     old, correct, wrong = three_log_probs(seed, scale=0.5)
     rewards = torch.tensor([1, 0, 0, 1, 1.0, 0.25, 0.0, 0.25, 1, 0, 0, 0])
     estimator = build_estimator("cepo")

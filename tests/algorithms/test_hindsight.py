@@ -198,7 +198,6 @@ def test_values_stand_on_the_scale_of_the_rewards(scale: str, sigma: float) -> N
 
 
 def test_extreme_evidence_keeps_values_between_0_and_1() -> None:
-    """The last token's own evidence is never read."""
     old = torch.tensor([[0.0, -1e4, 0.0], [-1e4, -1e4, -1e4]], dtype=torch.float64)
     correct = torch.tensor([[-1e4, 0.0, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
     batch = token_batch([1.0, 0.0], [0, 0], lengths=[3, 3], old=old, views={"correct": correct}, dtype=torch.float64)

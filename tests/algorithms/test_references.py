@@ -89,12 +89,6 @@ def test_random_references_are_uniform_and_repeatable() -> None:
     assert drawn != [draw(1, step, "q") for step in range(300)]
 
 
-def test_random_never_draws_an_unextractable_or_equal_answer() -> None:
-    these = [wrong(1, 0.0, None), wrong(2, 0.0, "70.0", equal=True), wrong(3, 0.1, "35")]
-    for step in range(50):
-        assert pick(group(RIGHT, *these, step=step), select="random")[1] == Reference(text="35", source_index=3)
-
-
 def test_groups_without_wrong_and_with_unextractable_ones_differ() -> None:
     assert (len(wrong_rollouts(ALL_RIGHT)), len(wrong_candidates(ALL_RIGHT))) == (0, 0)
     assert (len(wrong_rollouts(NOTHING_EXTRACTABLE)), len(wrong_candidates(NOTHING_EXTRACTABLE))) == (2, 0)
@@ -198,7 +192,6 @@ def test_a_peer_without_tokens_gives_no_reference() -> None:
 
 
 def test_a_peer_without_tokens_leaves_the_place_to_another() -> None:
-    """The lowest reward and the best peer said nothing, and the next one is shown."""
     silent = [rollout(0, 1.0, None, correct=True, ids=()), wrong(1, 0.0, None, ids=())]
     these = group(*silent, rollout(2, 0.9, "70", correct=True, ids=(7,)), wrong(3, 0.1, "40", ids=(4,)))
     assert pick(these, source="peer_full")[1] == Reference(token_ids=(4,), source_index=3)

@@ -48,7 +48,6 @@ def test_the_three_methods_of_the_main_job_are_known() -> None:
 
 
 def test_the_views_of_the_methods_are_those_declared() -> None:
-    """They are correct and wrong for cepo, correct for rlsd, and none for grpo."""
     views = {name: estimator_class(name).views for name in ("cepo", "rlsd", "grpo")}
     assert views == {"cepo": ("correct", "wrong"), "rlsd": ("correct",), "grpo": ()}
 

@@ -193,7 +193,6 @@ def _sampled(row: dict[str, Any], response: str) -> dict[str, Any]:
 
 
 def test_rows_of_logicvista_and_mmmu_become_problems() -> None:
-    """Each has several images."""
     by_name = {benchmark.name: benchmark for benchmark in BENCHMARKS}
     logic = {"question": "Next? (A) up (B) down", "answer": "A, B", "image": {"bytes": b"1", "path": None}}
     assert recognise(list(logic)) is by_name["logicvista"]
@@ -248,7 +247,6 @@ def test_a_mistake_is_named_before_anything_is_loaded(
 
 
 def test_a_dry_run_prints_the_plan_and_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The plan has model, data and sampling."""
     command = (
         "config=configs/geo3k/base.yaml",
         "data=hiyouga/geometry3k@test,my/other",

@@ -239,7 +239,6 @@ def test_a_report_refuses_a_hostile_folder(
 
 
 def test_a_step_has_a_largest_number_of_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repeated values take no space in a file."""
     monkeypatch.setattr("cepo.tracking.trace._MOST_VALUES", 30)
     with pytest.raises(DataError, match=r"step_00000001\.parquet has \d+ values; accepted: at most 30"):
         list(read_rollouts(folder))
@@ -455,7 +454,6 @@ def test_an_adapter_that_means_something_else_is_refused(tmp_path: Path, name: s
 
 
 def test_an_adapter_with_a_pattern_has_the_layers_of_its_tensors(tmp_path: Path) -> None:
-    """The pattern is not matched."""
     actor = checkpoint(tmp_path / "run") / "actor"
     weights = {f"{LAYER}.lora_{part}.weight": torch.ones(4, 4) for part in "AB"}
     adapter(actor, weights, target_modules=ENDLESS, exclude_modules=ENDLESS, layers_pattern=ENDLESS)
@@ -561,7 +559,6 @@ class Nothing:
     "attack", [link("run.lock", "victim/secret.txt"), link("run.lock", "victim/new"), pipe("run.lock")]
 )
 def test_no_other_file_is_locked(folder: Path, victim: Path, attack: Attack) -> None:
-    """The name of the run's process is written there."""
     attack(folder)
     before = contents(victim)
     with pytest.raises(CepoError, match=r"run\.lock is a link, a pipe or a device"):
@@ -572,7 +569,6 @@ def test_no_other_file_is_locked(folder: Path, victim: Path, attack: Attack) -> 
 def test_a_page_writes_no_steps_elsewhere(
     folder: Path, victim: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A page of many steps loads them from files beside it."""
     monkeypatch.setattr("cepo.report.credit_view._INLINE_BYTES", 0)
     link("report_steps", "victim")(folder)
     assert "report_steps lies outside" in refused(["report", folder], victim, capsys)
@@ -596,7 +592,6 @@ def test_a_state_without_counts_is_refused_by_a_resume(tmp_path: Path, change: d
 
 
 def test_pruning_leaves_links_and_foreign_names(tmp_path: Path, victim: Path) -> None:
-    """Only the folders that a run names so are its checkpoints."""
     (victim / "trainer_state.json").write_text("{}")
     run = tmp_path / "run"
     odd = [run / f"global_step_{name}" for name in ("01", "\N{ARABIC-INDIC DIGIT TWO}", "1\n", "+1")]

@@ -26,7 +26,6 @@ time.sleep(60)
 def test_an_interruption_within_an_import_ends_with_its_code(
     form: tuple[str, ...], name: str, code: int, tmp_path: Path
 ) -> None:
-    """The process prints one line."""
     (tmp_path / "interrupted_library.py").write_text(LIBRARY)
     (tmp_path / "plugin.py").write_text(PLUGIN)
     environment = {**os.environ, "WITH_SIGNAL": name, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(tmp_path)])}

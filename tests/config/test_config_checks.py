@@ -112,7 +112,6 @@ def test_a_fault_between_settings_names_them_and_the_way_out(arguments: list[str
 def test_a_4_bit_base_without_bitsandbytes_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The message has the line that installs it."""
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else find_spec(name))
     message = fault("worker.actor.model.lora.rank=8", "worker.actor.model.lora.quantization=nf4")
@@ -144,7 +143,6 @@ def test_a_sound_variation_passes(arguments: list[str]) -> None:
 
 
 def test_local_files_and_folders_pass_as_data(tmp_path: Path) -> None:
-    """They pass with and without a split."""
     (tmp_path / "rows.parquet").write_bytes(b"")
     for name in (tmp_path, tmp_path / "rows.parquet", f"{tmp_path / 'rows.parquet'}@train"):
         assert check_config(load_config([BASE, f"data.train_files={name}"]))

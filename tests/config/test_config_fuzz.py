@@ -65,7 +65,6 @@ def test_any_bytes_as_a_file_give_a_run_or_our_error(tmp_path_factory: pytest.Te
 def test_any_values_of_known_keys_give_a_run_or_our_error(
     tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, object]]
 ) -> None:
-    """The values stand in a file as YAML, nested under their sections."""
     import yaml
 
     tree: dict[str, object] = {}

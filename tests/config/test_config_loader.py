@@ -86,7 +86,6 @@ def test_numbers_from_environment_variables_are_numbers(monkeypatch: pytest.Monk
 def test_text_like_a_number_stays_text(
     tmp_path: Path,
 ) -> None:
-    """This holds on the command line; in a file such text needs quotes."""
     assert load("trainer.experiment_name=007").trainer.experiment_name == "007"
     file = write(tmp_path, "run.yaml", "trainer:\n  experiment_name: 7\n")
     message = message_of([*REQUIRED, file])

@@ -145,7 +145,6 @@ def test_a_wrong_value_names_its_line_even_inside_a_list(tmp_path: Path) -> None
 
 
 def test_a_section_given_as_a_value_is_reported_first() -> None:
-    """It is reported before references to the section fail."""
     message = message_of(["config=configs/microgeo/base.yaml", "algorithm=3"])
     assert message == "argument 'algorithm=3': algorithm must be a section with keys, got 3."
 

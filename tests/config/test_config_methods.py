@@ -19,7 +19,6 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def test_only_the_chosen_method_gets_its_whole_section() -> None:
-    """A section of another method that is written is kept."""
     run = load("algorithm.adv_estimator=cepo", "algorithm.rlcsd.num_wrong=2")
     assert set(run.methods) == {"cepo", "rlcsd"}
     assert run.methods["rlcsd"]["num_wrong"] == 2

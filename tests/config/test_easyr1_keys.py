@@ -85,7 +85,6 @@ def rows_of_the_reference(text: str) -> Iterator[tuple[str, str, Any, Any]]:
 
 
 def test_the_table_has_every_key_of_easyr1_and_no_other() -> None:
-    """Type, default and YAML value are compared as well."""
     found: dict[str, EasyR1Key] = {"worker.hybrid_engine": EASYR1_KEYS["worker.hybrid_engine"]}
     assert "`worker.hybrid_engine`: bool, true, absent from YAML" in reference()
     for key, kind, default, shipped in rows_of_the_reference(reference()):
@@ -125,7 +124,6 @@ def test_a_default_is_easyr1s_or_differs_for_a_stated_reason(key: str) -> None:
 
 
 def test_each_honoured_key_has_at_most_one_remark() -> None:
-    """A remark is a reason or a meaning."""
     assert set(TABLE.other_default) | set(TABLE.other_meaning) <= set(HONOURED)
     assert not set(TABLE.other_default) & set(TABLE.other_meaning)
 

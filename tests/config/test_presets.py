@@ -230,7 +230,6 @@ def ids(file: Path) -> str:
 
 @pytest.mark.parametrize("file", FILES, ids=ids)
 def test_every_shipped_file_passes_the_checks(file: Path, tmp_path: Path) -> None:
-    """They pass with hub names and with local files."""
     for overrides in ([], with_its_own_data(file, tmp_path)):
         plan = check_config(loaded(file, *overrides))
         responses = 16 if file.stem == "group_size_16" else 8
@@ -246,7 +245,6 @@ def test_50_runs_are_shipped_and_no_two_share_a_folder() -> None:
 @pytest.mark.parametrize("world", ["microgeo", "geo3k"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_file_resolves_to_the_papers_table(world: str, method: str) -> None:
-    """The file itself states the method's name alone."""
     assert section(method, f"{world}/{method}.yaml") == PAPER[method]
     outside = {
         key: value
@@ -331,7 +329,6 @@ def test_the_released_code_is_what_the_authors_repository_does(monkeypatch: pyte
 
 
 def test_the_released_codes_reference_precedes_the_response() -> None:
-    """One blank is between them."""
     from cepo.data.hints import HintTemplate
 
     template = HintTemplate("assistant_prefix", str(CONFIGS / "teacher" / "released_code.jinja"))

@@ -58,7 +58,6 @@ def test_the_forks_script_gets_its_values_in_lines_that_resolve(tmp_path: Path) 
 
 
 def test_forks_keys_in_a_file_are_answered_in_its_form(tmp_path: Path) -> None:
-    """The answer names their lines."""
     text = "algorithm:\n  adv_estimator: rlsd\n  rlsd_lambda_init: 0.3\n  rlsd_epsilon_w: 0.1\n  rlsd_teacher_sync_freq: 10\n"
     (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
     message = message_of([f"config={tmp_path / 'run.yaml'}"])
@@ -136,7 +135,6 @@ FORK_SCRIPT_WITHOUT_ITS_KEYS = [
 
 
 def test_the_authors_script_runs_with_the_pasted_lines(tmp_path: Path) -> None:
-    """Its lost prompt file is an error."""
     script = [easyr1s_file(tmp_path), *FORK_SCRIPT_WITHOUT_ITS_KEYS, "trainer.n_gpus_per_node=1"]
     with pytest.raises(ConfigError) as caught:
         load_config([*script, *FORK_SCRIPT])

@@ -82,7 +82,6 @@ def test_no_input_is_changed(name: str) -> None:
 
 @every_method
 def test_advantages_have_the_batchs_shape_and_0_on_padding(name: str) -> None:
-    """They have its type as well."""
     batch = make_batch(name)
     signal = signal_of(name, batch)
     for key, tensor in {"advantages": signal.advantages, **signal.diagnostics}.items():
@@ -96,7 +95,6 @@ def test_advantages_have_the_batchs_shape_and_0_on_padding(name: str) -> None:
 def test_weights_and_targets_are_0_on_padding(
     name: str,
 ) -> None:
-    """A distillation's view is declared as well."""
     batch = make_batch(name)
     signal = signal_of(name, batch)
     further = {} if signal.returns is None else {"returns": signal.returns}
@@ -128,11 +126,13 @@ def test_what_stands_on_padding_changes_nothing(name: str) -> None:
     straight, other = signal_of(name, batch), signal_of(name, moved)
     assert same_bits(straight.advantages, other.advantages)
     assert straight.metrics == other.metrics
+    if straight.returns is not None:
+        assert other.returns is not None
+        assert same_bits(straight.returns, other.returns)
 
 
 @every_method
 def test_old_log_probs_change_the_signal_where_declared(name: str) -> None:
-    """For no other method is a pass computed for them."""
     batch = make_batch(name)
     moved = dataclasses.replace(batch, old_log_probs=0.5 * batch.old_log_probs)
     signal, other = signal_of(name, batch), signal_of(name, moved)
@@ -150,7 +150,6 @@ def test_two_calls_give_the_same_bits_and_metrics(name: str, step: int) -> None:
 
 @every_method
 def test_log_probs_of_minus_10000_give_finite_signals(name: str) -> None:
-    """Advantages and metrics are finite."""
     for scale in (1e-30, 1e4):
         signal = signal_of(name, make_batch(name, scale=scale))
         assert signal.advantages.isfinite().all()

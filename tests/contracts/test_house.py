@@ -271,7 +271,6 @@ def test_the_library_never_prints() -> None:
 
 
 def test_names_of_tests_have_at_most_60_characters() -> None:
-    """A name is one sentence; figures and conditions that do not fit are in the docstring."""
     long = [
         f"{place(file, node.lineno)} {node.name} has {len(node.name)} characters"
         for file in sorted((REPOSITORY / "tests").rglob("*.py"))

@@ -29,7 +29,6 @@ def test_the_package_ships_2_rewards_and_the_examples_4() -> None:
 def test_a_shipped_reward_gives_one_finite_score_per_sample(
     shipped: LoadedReward,
 ) -> None:
-    """It ignores other columns."""
     scores = shipped.score(SAMPLES)
     assert len(scores) == len(SAMPLES) == 6
     (fields,) = {frozenset(score) for score in scores}
@@ -44,7 +43,6 @@ def test_a_shipped_reward_tells_right_from_wrong(shipped: LoadedReward) -> None:
 
 
 def test_a_shipped_reward_scores_each_sample_by_itself(shipped: LoadedReward) -> None:
-    """It changes no input."""
     before = [dict(sample) for sample in SAMPLES]
     assert [shipped.score([sample])[0] for sample in SAMPLES] == shipped.score(SAMPLES)
     assert before == SAMPLES

@@ -27,7 +27,6 @@ def test_settings_that_cannot_be_read_are_named(tmp_path: Path, text: bytes) -> 
 
 @pytest.mark.parametrize("change", [{"prefix": None}, {"right": None}, {"entropy": "much"}, {"num_tokens": [4]}])
 def test_continuations_that_cannot_be_read_are_named(tmp_path: Path, change: dict[str, Any]) -> None:
-    """A key is left out where the change has None."""
     row = {key: value for key, value in (WHOLE | change).items() if value is not None}
     (tmp_path / CONTINUATIONS_FILE).write_text(f"{json.dumps(WHOLE)}\n{json.dumps(row)}\n")
     nothing = cast("Any", None)  # reading asks no engine

@@ -52,7 +52,6 @@ def test_neither_prompt_nor_reference_is_read_as_a_template() -> None:
 def test_a_users_template_replaces_the_wording(
     tmp_path: Path,
 ) -> None:
-    """One final line break of the file is not part of the wording."""
     path = write(tmp_path, "Someone answered {{ reference }}. {{ prompt }}\n")
     assert HintTemplate("free", path).render(prompt="Find x.", reference="70") == "Someone answered 70. Find x."
 
@@ -68,7 +67,6 @@ def test_a_users_template_replaces_the_wording(
     ],
 )
 def test_a_template_that_cannot_give_the_hint_is_an_error(tmp_path: Path, source: str, message: str) -> None:
-    """The error is raised when the template is read."""
     with pytest.raises(ConfigError, match=rf"teacher\.template .*hint\.jinja {message}"):
         HintTemplate("user_suffix", write(tmp_path, source))
 
@@ -122,7 +120,6 @@ def test_table_of_sanitised_texts(text: str, expected: str) -> None:
     st.text(alphabet="<|> ab\n\r\x00\u200b\u2028", max_size=40),
 )
 def test_no_special_text_or_control_character_survives(specials: list[str], text: str) -> None:
-    """Doing it twice is the same as doing it once."""
     clean = sanitise_reference(text, specials)
     assert not [special for special in specials if special in clean]
     assert not set(clean) & set("\n\r\x00\u200b\u2028")
@@ -131,7 +128,6 @@ def test_no_special_text_or_control_character_survives(specials: list[str], text
 
 
 def test_specials_nested_100000_deep_are_removed_at_once() -> None:
-    """Layer by layer the megabyte took an hour."""
     depth = 100_000
     began = time.process_time()
     assert sanitise_reference("7" + "<|im_" * depth + "end|>" * depth + " 0", SPECIALS) == "7 0"

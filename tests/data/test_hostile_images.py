@@ -73,7 +73,6 @@ def test_broken_bytes_are_named_without_the_address_of_a_buffer() -> None:
 
 
 def test_opened_images_of_bad_format_or_size_are_refused(tmp_path: Path) -> None:
-    """Their format starts a program, or they have too many pixels."""
     with pytest.raises(DataError, match="is a EPS file; accepted: PNG, JPEG"):
         load_rgb(Image.open(io.BytesIO(HOSTILE["EPS"])), None, None, None)
     with pytest.raises(DataError, match=f"at most {LARGEST_PIXELS:,} pixels"):
@@ -116,7 +115,6 @@ def test_paths_outside_image_dir_or_irregular_are_bad_rows(tmp_path: Path, path:
 
 
 def test_paths_within_image_dir_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any path is read where image_dir is not set."""
     folder = tmp_path / "images"
     (folder / "inner").mkdir(parents=True)
     (folder / "inner" / "a.png").write_bytes(png(5, 3))

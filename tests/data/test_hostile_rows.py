@@ -55,7 +55,6 @@ def test_a_row_that_is_not_utf8_is_a_bad_row(tmp_path: Path, write: Callable[[Pa
 @pytest.mark.parametrize("kind", ["Pdf", "Audio", "Image", "Video", "Nifti"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_metadata_of_a_file_choose_no_decoder(tmp_path: Path, kind: str, *, nested: bool) -> None:
-    """A column that the run does not read stays as it is stored, also as a list."""
     media = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     value: object = {"bytes": EPS, "path": None}
     feature: object = {"_type": kind}

@@ -80,7 +80,6 @@ def rollouts_of(problem: Problem, prompt: EncodedPrompt, responses: list[str]) -
 def test_rows_and_answers_reach_teachers_as_plain_text(
     problems: ProblemSet, pool: RewardPool, tiny_processing: Processing, placement: Any
 ) -> None:
-    """From a row to the student's prompt, the references of a group, and the prompts of both teachers."""
     assert len(problems) > ROWS / 2
     draw, expected = random.Random(2), plain(tiny_processing)
     contexts = ContextBuilder(tiny_processing, TeacherConfig(placement=placement), max_context_length=100_000)

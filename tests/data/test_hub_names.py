@@ -64,7 +64,6 @@ def test_a_hub_that_answers_is_left_to_its_own_libraries() -> None:
 
 
 def test_a_name_that_hub_and_cache_lack_ends_in_seconds(closed_port: str, hub_home: Path) -> None:
-    """The message names both."""
     start = time.monotonic()
     with pytest.raises(ConfigError) as caught:
         require_hub_names([MODEL], [DATA])
@@ -96,7 +95,6 @@ def test_earlier_downloads_are_used_without_asking_again(hub_home: Path, caplog:
 
 
 def test_under_hf_hub_offline_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing name is an error."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ConfigError, match=r"data\.train_files=org/problems: .* HF_HUB_OFFLINE is set"):
         require_hub_names([], [DATA])

@@ -22,7 +22,6 @@ def test_weights_3_and_1_take_3_of_4_problems_from_the_first_set() -> None:
 
 
 def test_each_pass_of_a_set_asks_each_problem_once() -> None:
-    """Passes differ in order."""
     both = asked(range(10), sizes=[10, 5], weights=[0.5, 0.5], batch_size=6)
     first = [index for part, index in both if part == 0]
     assert [sorted(first[start : start + 10]) for start in (0, 10, 20)] == [list(range(10))] * 3
@@ -43,7 +42,6 @@ def test_without_shuffling_sets_are_asked_in_their_own_order() -> None:
     st.integers(0, 40),
 )
 def test_after_any_step_each_set_has_had_its_share(weights: list[float], batch_size: int, steps: int) -> None:
-    """The share is met to within one problem per set."""
     sizes = [11] * len(weights)
     counts = Counter(
         part for part, _ in asked(range(steps), sizes=sizes, weights=weights, batch_size=batch_size, shuffle=False)

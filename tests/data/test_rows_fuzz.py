@@ -252,7 +252,6 @@ def test_bytes_are_no_text(folder: Path, tiny_processing: Processing) -> None:
 def test_rows_with_any_images_are_problems_or_our_error(
     folder: Path, tiny_processing: Processing, contexts: ContextBuilder, content: list[bytes], marks: int
 ) -> None:
-    """With as many marks as images, an accepted row has one image for each."""
     images = [{"bytes": each, "path": None} for each in content]
     features = datasets.Features(
         {"prompt": datasets.Value("string"), "answer": datasets.Value("string"), "images": datasets.List(datasets.Image())}
@@ -270,7 +269,6 @@ def test_rows_with_any_images_are_problems_or_our_error(
 
 @given(value=IMAGE_BYTES | PATHS | ODD_VALUES | IMAGE_CELLS)
 def test_an_image_that_passes_its_check_can_be_decoded(value: Any) -> None:
-    """The check states its upright size, or names what is wrong."""
     size: tuple[int, int] | None = None
     with only_our_errors():
         size = verify_image(value, None)
@@ -330,7 +328,6 @@ def test_the_files_of_a_split_are_of_one_format_or_our_error(
 
 
 def test_the_guard_sees_other_errors() -> None:
-    """A fuzz test fails where anything but an error of this package comes out."""
     for error in (KeyError("prompt"), RecursionError("deep")):
         with pytest.raises(type(error)), only_our_errors():
             raise error

@@ -83,7 +83,6 @@ def test_any_format_prompt_gives_problems_or_our_error(
 def test_any_wording_of_a_hint_is_used_or_our_error(
     file: Path, source: bytes, placement: str, prompt: str, reference: str
 ) -> None:
-    """What is accepted for a probe does not fail for other texts, or names the template."""
     file.write_bytes(source)
     with only_our_errors():
         template = HintTemplate(placement, str(file))

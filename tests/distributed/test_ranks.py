@@ -129,7 +129,6 @@ def test_scores_are_those_of_one_rank(runs: Runs, name: str, num_ranks: int) -> 
 
 @on_ranks(*SCENARIOS)
 def test_ranks_have_the_gradients_of_one_rank(runs: Runs, name: str, num_ranks: int) -> None:
-    """The updated weights agree as well."""
     one = runs.one(name)
     for outcome in runs.of(num_ranks, name):
         assert outcome.initial.keys() == one.initial.keys()
@@ -152,7 +151,6 @@ def test_merged_metrics_of_all_ranks_are_those_of_one_rank(runs: Runs, name: str
 
 @on_ranks(FROZEN_TOWER, ADAPTER, QLORA, numbers=NUM_RANKS)
 def test_a_frozen_tower_encodes_an_image_once_on_its_rank(runs: Runs, name: str, num_ranks: int) -> None:
-    """It is encoded once a step, and no other rank encodes it."""
     shares = SHARES[num_ranks][ACTORS[name].share]
     own = [sum(NUM_PICTURES[prompt] for prompt in prompts) for prompts in shares]
     assert sum(own) == 3
@@ -163,7 +161,6 @@ def test_a_frozen_tower_encodes_an_image_once_on_its_rank(runs: Runs, name: str,
 
 @pytest.mark.parametrize("num_ranks", NUM_RANKS)
 def test_a_trained_tower_encodes_images_in_every_pass(runs: Runs, num_ranks: int) -> None:
-    """Ranks that have no image take part in these passes."""
     for outcome in runs.of(num_ranks, ALL_WEIGHTS):
         for metrics in outcome.metrics:
             # Scores, a teacher's, two updates: at least one pass with a picture each.
@@ -172,7 +169,6 @@ def test_a_trained_tower_encodes_images_in_every_pass(runs: Runs, num_ranks: int
 
 @on_ranks(*ACTORS)
 def test_every_rank_gets_all_weights_one_tensor_at_a_time(runs: Runs, name: str, num_ranks: int) -> None:
-    """The tensors are whole, for the rank's engine."""
     one = runs.one(name)
     for outcome in runs.of(num_ranks, name):
         assert ("lm_head.weight" in outcome.rollout) == (name != ADAPTER)
@@ -192,7 +188,6 @@ def test_unsaved_buffers_are_those_of_one_rank_bit_for_bit(runs: Runs, name: str
 
 @on_ranks(*ACTORS, numbers=NUM_RANKS)
 def test_an_infinite_gradient_of_one_rank_is_skipped_by_all(runs: Runs, name: str, num_ranks: int) -> None:
-    """And counted once."""
     outcomes = runs.of(num_ranks, name)
     assert [outcome.refused_changed for outcome in outcomes] == [[]] * num_ranks
     assert merge_metrics([outcome.refused for outcome in outcomes])["actor/skipped_updates"].result == 1
@@ -231,7 +226,6 @@ REDUCED = [(number, name) for number, scenarios in REDUCTIONS.items() for name i
 
 @pytest.mark.parametrize(("num_ranks", "name"), REDUCED)
 def test_adapter_gradients_are_reduced_once_per_optimizer_step(runs: Runs, num_ranks: int, name: str) -> None:
-    """Each group of parameters is reduced once; the gradients of all weights are reduced after each pass."""
     for ranks in runs.reductions[num_ranks]:
         found = ranks[name]
         assert found.passes == PASSES[num_ranks]
@@ -258,5 +252,4 @@ def test_only_small_fp32_gradients_are_reduced_once(runs: Runs, num_ranks: int) 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
 def test_in_bf16_all_ranks_keep_packed_rows_or_all_pad(runs: Runs, num_ranks: int) -> None:
-    """This includes ranks without a row."""
     assert runs.packed[num_ranks] == [{RIGHT: True, WRONG: False}] * num_ranks

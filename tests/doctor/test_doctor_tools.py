@@ -33,7 +33,6 @@ ALL_TOOLS = BuildTools(
     ],
 )
 def test_vllm_needs_a_c_compiler_and_pythons_headers(missing: str, line: str) -> None:
-    """Training alone gets slower without them."""
     tools = ALL_TOOLS._replace(**{missing: None})
     (failed,) = (each for each in tool_findings(tools, with_vllm=True) if each.mark != "ok")
     assert (failed.mark, failed.remedy) == ("fail", line)

@@ -28,7 +28,6 @@ INSTALLED: dict[str, str | None] = {
 
 
 def test_the_7_lines_of_the_tested_set_are_ok() -> None:
-    """They are ok with and without a local version."""
     assert [each.mark for each in version_findings(INSTALLED)] == ["ok"] * 7
     assert [each.mark for each in version_findings(INSTALLED | {"torch": "2.13.0+cpu"})] == ["ok"] * 7
 
@@ -54,7 +53,6 @@ def test_untested_versions_warn_and_impossible_ones_fail(package: str, version: 
 
 
 def test_what_works_is_what_pyproject_requires() -> None:
-    """The tested set lies within it."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = [
         *project["optional-dependencies"]["train"],

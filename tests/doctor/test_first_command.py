@@ -71,7 +71,6 @@ def outcome(done: subprocess.CompletedProcess[str], model: Path) -> str:
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_papers_command_starts_as_its_golden_file_says(name: str, model_folder: Path) -> None:
-    """Each card has its own golden file."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     devices, settings = MACHINES[name]
     done = dry_run(model_folder, devices, *settings)

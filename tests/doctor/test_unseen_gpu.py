@@ -52,7 +52,6 @@ def test_driver_570_ends_runs_with_code_2_and_the_doctors_words(command: tuple[s
 
 @pytest.mark.heavy
 def test_a_ray_worker_without_a_gpu_says_so_first(tmp_path: Path) -> None:
-    """It says so before it meets the others."""
     script = f"""
 from cepo.runtime.ray.rank_process import Meeting, RankProcess
 from cepo.runtime.wire import decode, encode

@@ -71,7 +71,6 @@ def test_a_single_cluster_has_no_error_and_no_value_no_mean() -> None:
     [(1, 4, 1, 0.25), (1, 4, 2, 0.5), (2, 4, 2, 5 / 6), (0, 4, 4, 0.0), (1, 4, 4, 1.0), (3, 4, 2, 1.0)],
 )
 def test_pass_at_k_is_the_chance_that_k_hold_a_right_one(right: int, samples: int, k: int, chance: float) -> None:
-    """k responses are drawn without replacement."""
     assert pass_at_k(right, samples, k) == pytest.approx(chance)
 
 

@@ -62,7 +62,6 @@ def test_the_papers_averages_follow_from_its_cells_but_one() -> None:
 
 
 def test_the_papers_table_is_printed_in_its_form(tmp_path: Path) -> None:
-    """Bold is the best of its model; the table of one call is read by the next."""
     table = score_table([PAPER])
     for ending in ("tex", "md", "json"):
         write_table(table, tmp_path / f"paper.{ending}")

@@ -13,10 +13,15 @@ import torch
 from gpu_places import CPU, CUDA, Place
 from isolation import own_caches, restored_process
 
+AT_NIGHT = pytest.mark.nightly("what a CPU can show has tests of its own; this one shows that the GPU's test runs")
+
 
 @pytest.fixture(
     scope="session",
-    params=[pytest.param(CPU, id="cpu", marks=pytest.mark.heavy), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)],
+    params=[
+        pytest.param(CPU, id="cpu", marks=[pytest.mark.heavy, AT_NIGHT]),
+        pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu),
+    ],
 )
 def place(request: pytest.FixtureRequest) -> Place:
     wanted: Place = request.param

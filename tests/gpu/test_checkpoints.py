@@ -36,7 +36,6 @@ def moments_of(actor: Actor) -> list[torch.Tensor]:
 def test_a_resumed_actor_has_every_bit_of_the_saved_one(
     place: Place, checkpoints: Path, tmp_path: Path, figure: Any
 ) -> None:
-    """It continues like it."""
     folder = place.checkpoint(place.part, checkpoints)
     rows = rows_for(place.part, folder, groups=1, contexts=1)
     saved = build_actor(folder, teacher=EMA)

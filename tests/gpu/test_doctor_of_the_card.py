@@ -11,7 +11,6 @@ from cepo.doctor.machine import inspect_machine, machine_findings
 
 
 def test_the_doctor_names_each_card_and_its_driver(place: Place) -> None:
-    """It also names its capability and memory."""
     machine = inspect_machine()
     found = {finding.subject.strip(): finding for finding in machine_findings(machine)}
     assert len(machine.gpus) == torch.cuda.device_count()

@@ -16,7 +16,6 @@ ROWS = {"cpu": (16, 4096), "cuda": (220, 151_936)}
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_head_log_probs_and_gradients_are_those_of_float64(place: Place, dtype: torch.dtype, figure: Any) -> None:
-    """The gradient is taken in place."""
     rows, vocabulary = ROWS[place.device]
     logits = (4 * torch.randn(rows, vocabulary, device=place.device)).to(dtype)
     targets = torch.randint(0, vocabulary, (rows,), device=place.device)
@@ -30,7 +29,6 @@ def test_head_log_probs_and_gradients_are_those_of_float64(place: Place, dtype: 
 
 
 def test_the_kernel_is_in_use_on_a_gpu(place: Place, figure: Any) -> None:
-    """Its time is recorded beside torch's."""
     if place.device == "cpu":
         assert not _kernel_works(torch.device("cpu"), torch.bfloat16), "Triton has no kernels for processors"
         return

@@ -39,7 +39,6 @@ def trained(actor: Actor, rows: list[Any], *, steps: int) -> dict[str, torch.Ten
 
 
 def test_offloading_between_phases_changes_no_update(place: Place, checkpoints: Path, figure: Any) -> None:
-    """It frees the weights."""
     folder = place.checkpoint(place.part, checkpoints)
     rows = rows_for(place.part, folder, groups=1, contexts=1)
     plain = build_actor(folder)

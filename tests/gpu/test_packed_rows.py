@@ -51,7 +51,6 @@ def test_packed_log_probs_and_gradients_are_the_padded_ones(
 
 
 def test_packed_rows_score_as_padded_ones_at_the_trained_size(place: Place, checkpoints: Path, figure: Any) -> None:
-    """Log-probs and gradients are compared."""
     if place.whole is place.part:
         pytest.skip("the trained size is the one of the test before")
     compare(place, place.whole, checkpoints, "bf16", figure)

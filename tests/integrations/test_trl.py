@@ -264,7 +264,6 @@ def test_tokens_of_a_tool_have_no_advantage_and_no_evidence(tmp_path: Path) -> N
 
 
 def test_two_processes_compute_the_advantages_of_one(tmp_path: Path) -> None:
-    """A group of four is spread over two processes, and responses differ in length."""
     rows = rows_of_the_world(1)
     alone = trl_trainer(rows, tmp_path, method="cepo", arguments={"per_device_train_batch_size": 4})
     responses = responses_to(alone, rows, FOUR)

@@ -91,7 +91,6 @@ def test_top_1_of_four_compares_one_entry_and_a_bucket_of_three(topk_from: str, 
 
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
 def test_forward_kl_has_the_gradient_student_minus_teacher(seed: int, temperature: float) -> None:
-    """The difference is divided by temperature and tokens."""
     student, teacher = logits_pair(seed)
     leaf = student.clone().requires_grad_()
     divergence(leaf / temperature, teacher / temperature, FORWARD).mean().backward()
@@ -101,7 +100,6 @@ def test_forward_kl_has_the_gradient_student_minus_teacher(seed: int, temperatur
 
 @given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 2.0))
 def test_reverse_kl_has_its_gradient_in_closed_form(seed: int, temperature: float) -> None:
-    """It is the probability times the log-ratio above its mean."""
     student, teacher = logits_pair(seed)
     leaf = student.clone().requires_grad_()
     divergence(leaf / temperature, teacher / temperature, REVERSE).mean().backward()
@@ -172,7 +170,6 @@ def test_jsd_of_one_half_is_symmetric_and_at_most_log_2(seed: int, scale: float)
 
 @given(seed=st.integers(0, 10_000))
 def test_jsd_tends_to_both_kls_at_its_ends(seed: int) -> None:
-    """Divided by its weight it tends to forward KL, and divided by the rest to reverse KL."""
     student, teacher = logits_pair(seed, scale=0.7)  # the relative error is 1e-5 times the mean probability ratio
     low, high = with_(JSD, jsd_weight=1e-5), with_(JSD, jsd_weight=1 - 1e-5)
     forward, reverse = divergence(student, teacher, FORWARD), divergence(student, teacher, REVERSE)
@@ -275,7 +272,6 @@ def test_bfloat16_logits_are_taken_in_float32() -> None:
 
 
 def test_the_importance_weight_is_the_ratio_cut_at_2() -> None:
-    """It is constant in the gradient."""
     log_probs = torch.tensor([math.log(3.0), math.log(0.5), 500.0, -500.0], requires_grad=True)
     weight = importance_weight(log_probs, torch.zeros(4), 2.0)
     assert weight.tolist() == pytest.approx([2.0, 0.5, 2.0, math.exp(-20.0)])

@@ -44,7 +44,6 @@ def gradient(loss: Tensor, of: Tensor) -> list[float]:
 
 
 def test_at_the_old_weights_the_loss_is_minus_the_advantages() -> None:
-    """The advantages are weighted, and the gradient agrees as well."""
     now = log_probs(-LOG2, -2 * LOG2)
     loss, metrics = objective(now, terms(), ObjectiveSettings())
     # 0.5 * -2 + 0.25 * 1
@@ -66,7 +65,6 @@ def test_a_token_beyond_its_own_clip_bound_has_no_gradient() -> None:
 
 
 def test_a_sampled_kl_pulls_towards_the_reference() -> None:
-    """It is added with its coefficient."""
     settings = ObjectiveSettings(kl_penalty="kl", kl_coefficient=0.2)
     now = log_probs(-LOG2, -2 * LOG2)
     loss, metrics = objective(now, terms(reference_log_probs=torch.tensor([[-3 * LOG2, -2 * LOG2, 0.0]])), settings)
@@ -95,7 +93,6 @@ def test_a_kl_that_is_part_of_the_reward_is_no_part_of_the_loss() -> None:
 
 
 def test_a_divergence_is_added_with_weight_and_importance() -> None:
-    """They are the method's weight and the importance of each token."""
     given = torch.tensor([[0.3, 0.7, 5.0]], requires_grad=True)
     # P / P_old is 2 at the first token, bounded by 1.5, and 1 at the second.
     loss, metrics = objective(
@@ -112,7 +109,6 @@ def test_a_divergence_is_added_with_weight_and_importance() -> None:
 
 
 def test_losses_and_clip_fractions_are_over_optimizer_steps() -> None:
-    """Losses are means over steps. Clip fractions are of all their tokens."""
     # Two steps: one of two micro-batches among 8 tokens, and one among 4 tokens none of whose rows has a gradient.
     now = log_probs(0.0, -2 * LOG2)  # ratio 2, clipped, and 1
     parts = [objective(now, terms(), ObjectiveSettings())[1] for _ in range(2)]

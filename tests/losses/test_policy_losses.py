@@ -80,7 +80,6 @@ def test_gspo_gives_tokens_their_sequences_geometric_mean_ratio(loss_type: str) 
 
 
 def test_gspo_spreads_its_gradient_and_gspo_token_does_not() -> None:
-    """gspo spreads over the sequence; gspo_token's gradient stays with each token."""
     log_probs, old, _, mask = inputs([[1.0, 1.0]], [0.0])
     advantages = torch.tensor([[3.0, 1.0]], dtype=torch.float64)
     gradients = {}
@@ -102,7 +101,6 @@ def test_padding_has_no_part_in_the_sequences_mean(loss_type: str) -> None:
 
 
 def test_cispo_keeps_the_gradient_of_clipped_tokens() -> None:
-    """It is scaled by the clipped ratio."""
     # Ratios 2, 1.1 and 0.5 are clipped to 1.28, 1.1 and 0.8; log-probs are -1 + log ratio.
     found = loss_of("cispo", [[2.0, 1.1, 0.5]], [1.5])[0].tolist()
     assert found == pytest.approx(
@@ -122,7 +120,6 @@ def test_cispo_with_a_lower_radius_of_1_has_no_lower_bound() -> None:
 
 
 def test_sapo_gates_with_a_sigmoid_by_the_advantages_sign() -> None:
-    """The temperature depends on the sign."""
     found = loss_of("sapo", [[1.0, 2.0]], [1.0], tau_positive=1.0, tau_negative=2.0)[0].tolist()
     assert found == pytest.approx([-2.0, -4.0 / (1 + math.exp(-1.0))])
     found = loss_of("sapo", [[1.0, 2.0]], [-1.0], tau_positive=1.0, tau_negative=2.0)[0].tolist()
@@ -153,7 +150,6 @@ def test_log_ratios_of_10000_give_finite_losses_and_gradients(loss_type: str) ->
 @pytest.mark.parametrize("aggregation", ["token", "seq", "seq_sum", "constant"])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_policy_losses_do_not_depend_on_micro_batches(loss_type: str, aggregation: str) -> None:
-    """They do not depend on padding either, in value and gradient."""
     lengths = [3, 6, 2, 5]
     log_probs, old = log_probs_like((2, 4, 6), 2, scale=0.3)
     advantages = torch.tensor([0.9, -0.9, 0.4, -1.3], dtype=torch.float64).unsqueeze(1).expand(4, 6)
@@ -258,7 +254,6 @@ def test_a_kl_in_the_reward_is_taken_from_each_token() -> None:
     ],
 )
 def test_the_adaptive_coefficient_moves_by_a_bounded_share(observed: float, expected: float) -> None:
-    """It moves by at most a fifth of the batch over the horizon."""
     adaptive = KLController(kl_type="adaptive", kl_target=0.1, kl_horizon=10000.0)
     assert adaptive.next_coefficient(0.01, observed, num_sequences=256) == pytest.approx(expected, rel=1e-12)
     assert KLController().next_coefficient(0.01, observed, num_sequences=256) == 0.01
@@ -270,7 +265,6 @@ def test_the_adaptive_coefficient_never_turns_negative() -> None:
 
 
 def test_the_critics_loss_is_half_the_worse_squared_error() -> None:
-    """The squared error is the worse of the plain and the clipped value's."""
     # Old value 0, clip 0.5, target 1. Value 0.4: not clipped, 0.36 / 2. Value 0.9: clipped to 0.5, 0.25 / 2.
     # Value -2: clipped to -0.5, but 3^2 is worse, 9 / 2.
     values = torch.tensor([[0.4, 0.9, -2.0]], requires_grad=True)

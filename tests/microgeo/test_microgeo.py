@@ -88,7 +88,6 @@ def test_the_answer_depends_on_what_only_the_image_shows() -> None:
 
 
 def test_a_problem_is_a_function_of_seed_stream_and_index() -> None:
-    """Its image is one as well."""
     first, again = generate_problem(5, 17), generate_problem(5, 17)
     assert first == again
     assert draw_figure(first).tobytes() == draw_figure(again).tobytes()
@@ -135,7 +134,6 @@ def test_the_parquet_file_has_geo3ks_columns_and_images(tmp_path: Path) -> None:
 
 
 def test_no_validation_problem_is_a_training_problem() -> None:
-    """Image and text are compared together."""
     train, validation = split_problems(0, 600, 200)
     assert (len(train), len(validation)) == (600, 200)
     seen = {(problem.question, draw_figure(problem).tobytes()) for problem in train}

@@ -78,7 +78,6 @@ def test_a_chat_template_of_the_folder_is_named(tiny_model_folder: Path, tmp_pat
 
 
 def test_a_template_without_memory_for_its_text_is_named_at_once(tiny_model_folder: Path) -> None:
-    """Then the same tokenizer's next conversation is rendered as ever."""
     began = time.process_time()
     processing = Processing(str(tiny_model_folder))
     whole = processing.template_ids("What is x?")
@@ -102,7 +101,6 @@ def test_a_killed_renderer_is_named_and_replaced(tiny_model_folder: Path) -> Non
 
 
 def test_a_pause_in_a_rendering_exceeds_no_limit(tiny_model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is stopped for five times its limit, which is of processor time."""
     monkeypatch.setattr(chat_template, "SECONDS", 0.2)
     processing = Processing(str(tiny_model_folder))
     whole = processing.template_ids("What is x?")

@@ -80,7 +80,6 @@ def test_an_adapter_off_merged_or_doubled_is_left_to_peft() -> None:
 
 
 def test_an_adapter_of_another_type_is_left_to_peft() -> None:
-    """So is an adapter with dropout."""
     assert build(fused=True, lora_dropout=0.5)._only_adapter(torch.zeros(1, SIZES[0])) is None
     assert build(fused=True)._only_adapter(torch.zeros(1, SIZES[0], dtype=torch.bfloat16)) is None
     assert build(fused=True)._only_adapter(torch.zeros(1, SIZES[0])) == "default"

@@ -79,7 +79,6 @@ def largest_gap(model: Any) -> float:
 def test_fused_logits_of_ragged_prompts_are_the_models(
     change: dict[str, Any],
 ) -> None:
-    """The whole text is compared, also for rows that end early."""
     assert largest_gap(text_model(**change)) < LOG_PROBS
 
 

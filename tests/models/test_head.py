@@ -99,7 +99,6 @@ def test_head_log_probs_and_gradients_are_the_dense_ones(
 
 @pytest.mark.parametrize(("trained", "forward", "backward"), [(False, 2, 0), (True, 1, 3)])
 def test_under_a_frozen_head_backward_skips_the_vocabulary(trained: bool, forward: int, backward: int) -> None:
-    """It has no product with the vocabulary."""
     head, (hidden, targets, factors) = build_head(trained=trained), draw()
     product = 2 * TOKENS * HIDDEN * VOCABULARY
     with FlopCounterMode(display=False) as counter:
@@ -112,7 +111,6 @@ def test_under_a_frozen_head_backward_skips_the_vocabulary(trained: bool, forwar
 
 
 def test_a_trained_bf16_head_sums_its_chunks_in_float32() -> None:
-    """The gradients of its chunks."""
     head, (hidden, targets, factors) = build_head(trained=True, dtype=torch.bfloat16), draw(torch.bfloat16, 4096)
     _, _, to_weight = dense(hidden, head, targets, factors, 1.0)
     found = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=4)
@@ -129,7 +127,6 @@ def test_a_trained_bf16_head_sums_its_chunks_in_float32() -> None:
 @pytest.mark.parametrize(("trained", "bias"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("chunk_tokens", [8, 1000])
 def test_with_float32_logits_bf16_log_probs_are_float64s(trained: bool, bias: bool, chunk_tokens: int) -> None:
-    """Gradients lose the rounding of one product."""
     head, (hidden, targets, factors) = realistic_head(trained=trained, bias=bias), draw(torch.bfloat16)
     expected, to_hidden, to_weight = dense(hidden, head, targets, factors, 1.0)
     found = target_log_probs(hidden, head, targets, temperature=1.0, chunk_tokens=chunk_tokens)
@@ -152,7 +149,6 @@ def test_with_float32_logits_bf16_log_probs_are_float64s(trained: bool, bias: bo
 def test_float32_logits_and_gradients_are_those_of_float64(
     width: int,
 ) -> None:
-    """The vocabulary has several blocks."""
     generator = torch.Generator().manual_seed(5)
     hidden = torch.randn(2, 3, width, generator=generator).bfloat16().requires_grad_()
     weight = torch.randn(70, width, generator=generator).bfloat16().requires_grad_()
@@ -252,8 +248,7 @@ def kernel_for(capability: int, logits: str) -> Any:
 
 
 @NEEDS_TRITON
-@pytest.mark.parametrize("logits", ["*bf16", "*fp32"])
-@pytest.mark.parametrize("capability", [80, 90, 100, 120])
+@pytest.mark.parametrize(("capability", "logits"), [(80, "*fp32"), (90, "*bf16"), (100, "*bf16"), (120, "*fp32")])
 def test_the_kernel_compiles_for_the_cards_that_it_is_meant_for(
     capability: int, logits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

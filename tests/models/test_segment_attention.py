@@ -74,7 +74,6 @@ def dense(query: Tensor, key: Tensor, value: Tensor, layout: SegmentLayout) -> T
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 6e-2)])
 @pytest.mark.parametrize("seed", range(4))
 def test_attention_by_parts_is_that_of_the_whole_mask(seed: int, dtype: torch.dtype, limit: float) -> None:
-    """Values and gradients are compared."""
     layout = random_layout(seed, num_segments=9, longest=12)
     inputs = tensors(layout, dtype)
     expected_inputs = [tensor.detach().double().requires_grad_() for tensor in inputs]
@@ -104,7 +103,6 @@ def test_parts_name_every_visible_pair_exactly_once_and_no_other() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_the_block_mask_shows_what_the_whole_mask_shows(seed: int) -> None:
-    """The layout has several blocks."""
     layout = random_layout(seed, num_segments=7, longest=150)
     mask = block_mask(layout, torch.device("cpu"))
     assert mask.kv_num_blocks.shape[2] == -(-layout.num_tokens // 128) >= 3
@@ -172,7 +170,6 @@ def test_the_block_table_at_odd_starts_lists_visible_blocks(
 
 
 def test_a_layout_is_filled_by_one_segment_that_nobody_sees() -> None:
-    """The length becomes a multiple."""
     layout = random_layout(1, num_segments=7, longest=40)
     filled = layout.filled_to(128)
     assert filled.num_tokens % 128 == 0

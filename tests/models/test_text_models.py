@@ -188,7 +188,6 @@ def test_a_picture_for_a_text_model_is_refused_with_its_row(text_model: Path, tm
 @pytest.mark.heavy
 @pytest.mark.filterwarnings("error:You have passed exclude_modules")
 def test_a_text_models_default_adapter_warns_0_times(text_model: Path) -> None:
-    """It has the default exclusion."""
     from transformers import Qwen3ForCausalLM
 
     from cepo.config.schema import LoraConfig

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from tiny_checkpoints import FAMILIES, TEXT_FAMILIES, VISION_FAMILIES, write_checkpoint
 
+pytestmark = pytest.mark.nightly("what the tests of families stand on, and nothing of the package")
 _MAX_IMAGE_TOKENS = 64
 
 

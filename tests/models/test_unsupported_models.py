@@ -27,7 +27,6 @@ SIZES = {
 
 
 def test_an_unsupported_vision_model_is_refused_by_name(tmp_path: Path) -> None:
-    """It is refused before its weights are looked for."""
     from transformers import PaliGemmaConfig
 
     PaliGemmaConfig().save_pretrained(tmp_path)
@@ -40,7 +39,6 @@ def test_an_unsupported_vision_model_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_an_unknown_text_model_with_a_plain_head_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
-    """It is accepted after a try."""
     from transformers import StableLmConfig
 
     config = StableLmConfig(**SIZES)

@@ -276,7 +276,6 @@ def test_it_has_no_sideways_scrolling_and_targets_of_24_pixels(browser: Browser,
 
 
 def test_a_chart_is_read_in_its_legend_and_leads_to_rollouts(browser: Browser, tmp_path: Path) -> None:
-    """One step is read in all charts; zeros are named and not drawn; Enter shows the step's rollouts."""
     rows = [(k, {"actor/grad_norm": 0.5 * k, "actor/pg_loss": -k, "actor/pg_clipfrac_higher": 0.0}) for k in (1, 2, 3)]
     opened = Opened(browser, write_report(write_run(tmp_path / "run", rows, groups=[mixed(1), mixed(2)])))
     page = opened.page
@@ -329,7 +328,6 @@ def test_several_images_and_none_are_shown(browser: Browser, tmp_path: Path) -> 
 
 
 def test_8_rollouts_of_2000_tokens_take_5_mb_and_10_s(browser: Browser, tmp_path: Path) -> None:
-    """All methods are shown side by side."""
     folder = folder_of(tmp_path, 1, [mixed(1, tokens=2000, size=8)])
     began = time.process_time()
     page = write_report(folder)

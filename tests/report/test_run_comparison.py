@@ -70,7 +70,6 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
 
 
 def test_learning_rates_of_one_method_are_settings_of_their_own(tmp_path: Path) -> None:
-    """Two seeds of each rate; names of runs and folders tell nothing apart."""
     folders = [
         method_run(tmp_path / f"r{rate}-{seed}", "cepo", seed, (0.3, 0.4), RATE.format(rate))
         for rate in ("1e-6", "5e-6")
@@ -207,7 +206,6 @@ def test_a_run_that_cannot_be_compared_is_named(tmp_path: Path, rows: list, conf
 
 
 def test_the_table_reads_alike_in_all_its_forms(tmp_path: Path) -> None:
-    """A name with signs that Markdown and LaTeX obey stays a name."""
     extra = "data:\n  train_files: a|b_50%*\n"
     folders = [
         method_run(tmp_path / "a", "cepo", 0, (0.3, 0.4), extra),

@@ -26,7 +26,6 @@ def wait_for(page: Path, text: str) -> None:
 
 @pytest.mark.heavy
 def test_the_page_follows_the_run_until_ctrl_c(tmp_path: Path) -> None:
-    """A step is added while it watches, and then half a line, as a run writes it."""
     run = write_run(tmp_path / "run", validated(0.25, 0.5))
     watch = subprocess.Popen(
         [sys.executable, "-m", "cepo", "report", str(run), "--watch"],

@@ -67,7 +67,6 @@ def test_lines_wrap_at_100_columns(page: Path) -> None:
     "page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=lambda page: str(page.relative_to(REPOSITORY))
 )
 def test_files_that_a_page_names_exist(page: Path) -> None:
-    """A path in back quotes is one of the repository, of the package, or of the tests."""
     named = set(re.findall(r"`([a-z_0-9/]+/[a-z_0-9]+\.(?:py|sh|yaml|yml|jinja))`", page.read_text(encoding="utf-8")))
     roots = [REPOSITORY, *(REPOSITORY / name for name in ("cepo", "configs", "tests"))]
     lost = sorted(name for name in named - FILES_OF_EASYR1 if not any((root / name).is_file() for root in roots))

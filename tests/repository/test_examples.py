@@ -97,7 +97,6 @@ def test_every_example_with_a_yaml_file_is_trained_here() -> None:
 
 @pytest.mark.heavy
 def test_the_custom_method_trains_2_steps(elsewhere: Path) -> None:
-    """It consults its teacher about wrong responses only."""
     rows = trained("custom_method/my_method.yaml", elsewhere)
     assert [row["step"] for row in rows] == [1, 2]
     asked = sum(row["work/teacher_rows"] for row in rows)
@@ -222,7 +221,6 @@ def test_radius_0_or_no_reference_gives_grpo_bit_for_bit() -> None:
 
 
 def test_only_the_wrong_answer_reads_itself() -> None:
-    """The group has right, wrong, unextractable and equal answers."""
     load_plugin(METHOD_FILE)
     these = group(
         rollout(0, 1.0, "70", correct=True),
@@ -330,7 +328,6 @@ def test_the_rounded_reward_reads_the_prompt_and_a_column(
 
 @pytest.mark.heavy
 def test_every_example_reward_scores_in_the_pool_as_here() -> None:
-    """It gets prompt and columns."""
     asked = sample(r"<think>7*4</think> \boxed{28}") | {"prompt": "Find x.", "tolerance": 0.1}
     keywords = {"dapo": {"max_response_length": 64, "overlong_buffer_length": 16}}
     names = sorted(file.stem for file in (EXAMPLES / "reward_function").glob("*.py"))
@@ -345,7 +342,6 @@ def test_every_example_reward_scores_in_the_pool_as_here() -> None:
 
 
 def test_the_example_datasets_20_rows_are_embedded_problems() -> None:
-    """They have their images and solutions."""
     from PIL import Image
 
     from cepo.microgeo.figures import draw_figure

@@ -79,7 +79,6 @@ def test_metadata_are_complete_and_the_base_is_light(unpacked: Path) -> None:
 
 @pytest.mark.heavy
 def test_shipped_configurations_are_found_by_name_in_a_wheel(unpacked: Path, tmp_path: Path) -> None:
-    """A path still wins."""
     show = "from cepo.cli import main; import sys; sys.exit(main(['config', 'config=microgeo/cepo']))"
     settings = yaml.safe_load(python(show, packages=unpacked, folder=tmp_path))
     assert settings["algorithm"]["adv_estimator"] == "cepo"

@@ -82,7 +82,6 @@ def test_every_extra_is_in_a_constraints_file() -> None:
 
 
 def test_constraints_have_one_torch_and_the_triton_that_it_pins() -> None:
-    """In both tested environments, and as the metadata of an installed CUDA build of torch say."""
     for name in ("cpu", "gpu"):
         versions = versions_in(REPOSITORY / "constraints" / f"{name}.txt")
         assert (versions["torch"], versions["triton"]) == ({"2.13.0"}, {"3.7.1"})
@@ -91,7 +90,6 @@ def test_constraints_have_one_torch_and_the_triton_that_it_pins() -> None:
 
 
 def test_each_pinned_package_has_a_licence_that_may_be_used() -> None:
-    """Packages of NVIDIA come with torch's CUDA build and are proprietary."""
     page = (REPOSITORY / "docs" / "licences.md").read_text(encoding="utf-8")
     licences = {
         (name, version): licence
@@ -157,7 +155,6 @@ def test_issue_forms_name_each_field_once(name: str) -> None:
 
 @pytest.mark.parametrize("file", sorted((REPOSITORY / "docker").glob("Dockerfile.*")), ids=lambda file: file.name)
 def test_an_image_copies_files_that_exist_and_pins_its_extra(file: Path) -> None:
-    """No image is built here; the lines are read."""
     text = file.read_text(encoding="utf-8")
     copied = [name for line in re.findall(r"^COPY (.*)$", text, re.MULTILINE) for name in line.split()[:-1]]
     assert {"pyproject.toml", "README.md", "LICENSE", "cepo", "scripts"} <= set(copied)
@@ -174,7 +171,7 @@ def test_an_image_copies_files_that_exist_and_pins_its_extra(file: Path) -> None
 def test_make_lists_the_commands_of_a_contributor() -> None:
     done = subprocess.run(["make", "help"], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True)
     assert [line.split()[0] for line in done.stdout.splitlines()] == [
-        "help", "fmt", "check", "fast", "test", "nightly", "docs", "audit", "release", "gpu-dry", "gpu"
+        "help", "fmt", "check", "fast", "test", "nightly", "docs", "audit", "release", "verl", "gpu-dry", "gpu"
     ]  # fmt: skip
 
 

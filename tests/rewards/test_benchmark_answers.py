@@ -43,7 +43,6 @@ def test_the_letters_that_an_answer_to_four_colours_names(answer: str, letters: 
 
 
 def test_a_letter_wins_over_a_text_of_that_letter() -> None:
-    """Without options any letter to J counts."""
     assert chosen_letters("J") == {"J"}
     assert chosen_letters("K") == frozenset()
     shuffled = ("A", "E", "C", "G", "No correct answer")
@@ -89,7 +88,6 @@ def test_options_are_read_from_a_question_that_lists_them_from_a(question: str, 
     ],
 )
 def test_a_box_then_a_stated_answer_then_a_last_line_counts(response: str, kind: str, answer: str | None) -> None:
-    """The last line counts if it holds nothing else."""
     assert read_answer(response, kind, COLOURS) == answer  # type: ignore[arg-type]
 
 
@@ -121,7 +119,6 @@ def test_a_box_then_a_stated_answer_then_a_last_line_counts(response: str, kind:
 def test_letters_numbers_and_words_are_judged_as_by_a_reader(
     answer: str, gold: str, kind: str, tolerance: float, right: bool
 ) -> None:
-    """Numbers are right within the tolerance."""
     assert is_right(answer, gold, kind, COLOURS if kind == "choice" else (), tolerance) is right  # type: ignore[arg-type]
 
 

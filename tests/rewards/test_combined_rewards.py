@@ -51,7 +51,6 @@ def test_weighted_rewards_add_up_with_each_part_reported(spec: str) -> None:
 
 
 def test_without_weights_each_reward_counts_1(spec: str) -> None:
-    """Keywords go by the file's name."""
     reward = load_reward(spec, {"answers": {"full": 10.0}})
     assert [score["overall"] for score in reward.score(SAMPLES)] == [10.5, 0.25]
 
@@ -63,7 +62,6 @@ def test_one_function_can_be_weighted_too(spec: str) -> None:
 
 
 def test_files_of_one_name_are_told_apart_by_the_function(spec: str) -> None:
-    """A function that is named twice is refused."""
     file = spec.partition(":")[0]
     assert function_names(f"{file}:score, {file}:again") == ["answers.score", "answers.again"]
     with pytest.raises(RewardError, match=r"names answers\.score twice"):
@@ -81,7 +79,6 @@ def test_keywords_that_name_no_function_are_refused(spec: str, kwargs: dict[str,
 
 
 def test_one_raising_function_costs_its_own_sample_alone(spec: str) -> None:
-    """The pool sums in its processes."""
     samples = [*SAMPLES, {"response": "raise", "ground_truth": "5", "response_length": 1}]
     with RewardPool(spec, {}, weights=[2.0, 0.5], num_workers=1, timeout_seconds=10.0) as pool:
         outcome = pool.score(samples)

@@ -44,13 +44,11 @@ def test_a_batch_function_gets_its_keywords_and_its_file_s_name(batch_file: Path
 
 
 def test_without_a_function_name_main_is_taken(batch_file: Path) -> None:
-    """Without a type, batch is taken."""
     reward = load_reward_function(str(batch_file), {})
     assert (reward.function_name, reward.reward_type) == ("main", "batch")
 
 
 def test_a_sequential_function_is_called_once_per_sample(tmp_path: Path) -> None:
-    """It sees other columns."""
     path = tmp_path / "one.py"
     path.write_text(SEQUENTIAL)
     reward = load_reward_function(f"{path}:main", {})
@@ -166,7 +164,6 @@ def test_a_batch_function_returns_as_many_scores_as_samples(scores: object, said
     ],
 )
 def test_a_missing_library_is_named_before_the_file_is_run(tmp_path: Path, source: str, packages: str) -> None:
-    """The message has the line to install it."""
     path = tmp_path / "needs.py"
     path.write_text(f"raise SystemExit('it was run')\n{source}\n")
     with pytest.raises(RewardError) as caught:

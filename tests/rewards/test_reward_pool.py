@@ -73,8 +73,8 @@ def _processor_seconds() -> float:
     )
 
 
+@pytest.mark.nightly("measures processor time")
 def test_256_responses_take_milliseconds_each(math_pool: RewardPool) -> None:
-    """Of processor time; the responses are short, and the workers are warm."""
     samples = _samples(*(rf"so \boxed{{{number}\sqrt{{3}}}}" for number in range(32)))[:32] * 8
     math_pool.score(samples)
     start = _processor_seconds()
@@ -87,7 +87,6 @@ def test_256_responses_take_milliseconds_each(math_pool: RewardPool) -> None:
 def test_a_tower_of_powers_scores_0_and_spares_its_neighbours(
     math_pool: RewardPool,
 ) -> None:
-    """It is computed by nobody."""
     responses = [r"\boxed{5\sqrt{3}}"] * 40
     responses[17] = r"\boxed{9^{9^{9^9}}}"
     outcome = math_pool.score(_samples(*responses))
@@ -118,7 +117,6 @@ def test_each_fault_costs_its_own_sample_only(misbehaving: Path, spec: str) -> N
 
 
 def test_a_hang_in_c_code_is_ended_too(misbehaving: Path) -> None:
-    """The code holds the interpreter lock."""
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=0.5) as pool:
         outcome = pool.score(_samples("good", "hang in C", "better"))
     assert [score["overall"] for score in outcome.scores] == [4.0, 0.0, 6.0]
@@ -127,7 +125,6 @@ def test_a_hang_in_c_code_is_ended_too(misbehaving: Path) -> None:
 
 @pytest.mark.parametrize("function", ["short", "one_for_all"])
 def test_another_number_of_scores_than_samples_is_refused(misbehaving: Path, tmp_path: Path, function: str) -> None:
-    """It is not tried again one by one."""
     calls = tmp_path / "calls"
     samples = _samples("good", "too few", "better", calls=str(calls))
     with RewardPool(f"{misbehaving}:{function}", {}, num_workers=1, timeout_seconds=5.0) as pool:
@@ -198,7 +195,6 @@ def test_the_warning_gives_the_sample_the_error_and_the_line(
 
 
 def test_where_every_sample_fails_each_has_an_overall_of_0(misbehaving: Path) -> None:
-    """The samples are those of the first call."""
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=2, timeout_seconds=5.0) as pool:
         outcome = pool.score(_samples("raise", "raise", "raise"))
     assert outcome.scores == [{"overall": 0.0}] * 3
@@ -232,7 +228,6 @@ def test_a_slow_batch_loses_no_score_and_later_ones_are_smaller(
 def test_a_reward_that_writes_to_the_connection_hangs_nothing(
     misbehaving: Path, response: str, num_raised: int, said: str
 ) -> None:
-    """Before, the pool waited for the rest of a message without a limit."""
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=1.0) as pool:
         outcome = pool.score(_samples("good", response))
     assert [score["overall"] for score in outcome.scores] == [4.0, 0.0]
@@ -241,8 +236,8 @@ def test_a_reward_that_writes_to_the_connection_hangs_nothing(
     assert said in outcome.first_failure.reason
 
 
+@pytest.mark.nightly("waits for twice a time limit; lab/tests/test_kills.py pauses a whole run")
 def test_a_pause_of_pool_and_workers_costs_no_score(misbehaving: Path) -> None:
-    """All of them are stopped for twice the limit, in the middle of a sample that takes a third of it."""
     program = f"""
         from cepo.rewards.pool import RewardPool
         pool = RewardPool({f"{misbehaving}:batch"!r}, {{}}, num_workers=1, timeout_seconds=3.0)
@@ -275,7 +270,6 @@ def test_what_a_killed_reward_had_started_ends_with_it(misbehaving: Path, tmp_pa
 
 
 def test_what_a_reward_left_in_its_own_session_ends_too(misbehaving: Path, tmp_path: Path) -> None:
-    """It ends with the pool, and also where the pool's process was killed."""
     pid_file, killed = tmp_path / "pid", tmp_path / "killed"
     with RewardPool(f"{misbehaving}:batch", {}, num_workers=1, timeout_seconds=5.0) as pool:
         assert pool.score(_samples("detached", pid_file=str(pid_file))).scores[0]["overall"] == 8.0
@@ -346,7 +340,6 @@ def test_a_bad_setting_is_refused_before_anything_is_scored(
 
 
 def test_a_file_that_exits_while_loading_is_an_error(tmp_path: Path) -> None:
-    """The message has the exit code."""
     path = tmp_path / "ends.py"
     path.write_text("import os\nos._exit(9)")
     with pytest.raises(EngineError, match="code 9"):
@@ -387,7 +380,6 @@ def test_workers_end_when_their_parent_is_killed_idle_or_hanging(misbehaving: Pa
 
 
 def test_neither_side_of_the_pool_imports_torch(tmp_path: Path) -> None:
-    """The parent's side does not import sympy either."""
     path = tmp_path / "looks.py"
     path.write_text(
         "import sys\n"

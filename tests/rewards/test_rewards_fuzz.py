@@ -71,7 +71,6 @@ SAMPLES = st.fixed_dictionaries(
 
 @given(samples=st.lists(SAMPLES, min_size=1, max_size=3))
 def test_any_samples_get_scores_within_their_scale(reward: LoadedReward, samples: list[dict[str, Any]]) -> None:
-    """Nothing is raised, and a sample's score does not depend on the samples beside it."""
     scores = None
     with only_our_errors():
         scores = reward.score(samples)
@@ -132,7 +131,6 @@ def test_equality_of_any_answers_is_consistent(first: str, second: str) -> None:
 
 @given(number=NUMBERS, other=NUMBERS, unit=st.sampled_from(["", r"^\circ", " cm", r" \text{ units}", ".", "°"]))
 def test_numbers_are_right_where_their_values_are_equal(number: str, other: str, unit: str) -> None:
-    """Judged by float arithmetic on values that are far apart or equal; dress changes nothing."""
     values = decimal_value(number), decimal_value(other)
     assert values[0] is not None
     assert values[1] is not None

@@ -77,14 +77,12 @@ def test_no_gpu_compiles_flashinfers_sampler_at_the_start(capability: tuple[int,
 def test_attention_is_chosen_on_capability_10_alone(
     capability: tuple[int, int], flashinfer_kernels: bool, backend: str | None
 ) -> None:
-    """It is chosen only where FlashInfer has no compiled kernels; a compiler for them does not count."""
     machine = on(capability, flashinfer_kernels=flashinfer_kernels)
     assert attention_backend(machine) == backend
     assert options(machine).get("attention_config") == (None if backend is None else {"backend": backend})
 
 
 def test_2_devices_of_an_engine_reduce_by_nccl_alone() -> None:
-    """One device needs no such option."""
     shared = options(on((9, 0), num_ranks=2), tensor_parallel_size=2)
     assert shared["disable_custom_all_reduce"] is True
     assert shared["compilation_config"]["pass_config"] == {"fuse_allreduce_rms": False}
@@ -213,14 +211,12 @@ print(json.dumps(found))
 
 @pytest.mark.heavy
 def test_every_option_is_an_argument_of_vllms_engine(in_vllm: dict[str, Any]) -> None:
-    """Every value is one that the argument takes."""
     assert in_vllm["unknown"] == [[], [], []]
     assert (in_vllm["backend"], in_vllm["fused"], in_vllm["captured"]) == ("FLASH_ATTN", False, 256)
 
 
 @pytest.mark.heavy
 def test_vllm_prefers_flashinfer_on_capability_10_alone(in_vllm: dict[str, Any]) -> None:
-    """Elsewhere it prefers flash attention."""
     assert in_vllm["attention"] == ["FLASH_ATTN", "FLASH_ATTN", "FLASHINFER", "FLASH_ATTN"]
 
 
@@ -231,7 +227,6 @@ def test_vllm_looks_for_a_second_device_that_a_rank_hides(in_vllm: dict[str, Any
 
 @pytest.mark.heavy
 def test_vllm_reads_the_prepared_environment(in_vllm: dict[str, Any]) -> None:
-    """What the user has set takes precedence."""
     assert in_vllm["the user's variables"] == [True, False]
     assert in_vllm["our variables"] == [False, False]
     assert in_vllm["path"] == f"{Path(sys.executable).parent}{os.pathsep}/usr/bin:/bin"

@@ -59,11 +59,11 @@ def resident_mib() -> float:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+@pytest.mark.nightly("a search for a leak")
 @pytest.mark.parametrize("adapter_generator", ["vllm"], indirect=True)
 def test_vllm_keeps_nothing_of_12_rounds_of_adapters(
     adapter_generator: Generator, tiny_model_folder: Path, tiny_processing: Processing
 ) -> None:
-    """The rounds have new images as well."""
     settings = SamplingSettings(num_samples=2, max_response_length=4, ignore_eos=True)
     sizes = []
     for number in range(16):
@@ -93,7 +93,6 @@ def test_adapters_that_do_not_fit_are_refused(adapter_generator: Generator, tiny
 def test_a_changed_adapter_changes_a_repeated_prompts_scores(
     adapter_generator: Generator, group_of_8: list[GenerationRequest], tiny_model_folder: Path
 ) -> None:
-    """Its log-probs change, and the trainer's tensors stay."""
     greedy = SamplingSettings(num_samples=1, max_response_length=1, temperature=0)
     log_probs = []
     for seed in (1, 2, 1):

@@ -65,7 +65,6 @@ def test_logits_in_bf16_runs_are_float32(
     requests: list[GenerationRequest],
     redrawn_weights: Redraw,
 ) -> None:
-    """They are so before and after new full weights."""
     with contextlib.closing(open_generator(name, realistic_folder, tiny_processing, dtype="bf16")) as generator:
         types, largest, error = head_errors(generator, requests)
         assert types == {torch.float32}

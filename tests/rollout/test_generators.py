@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,7 +25,6 @@ from generator_cases import (
 )
 from rounding import LOG_PROBS
 
-from cepo import progress
 from cepo.errors import EngineError
 from cepo.models.processing import Processing
 from cepo.rollout.generator import FullWeights, Generation, GenerationRequest, Generator, SamplingSettings
@@ -115,7 +113,6 @@ def test_a_presence_penalty_keeps_tokens_from_coming_again(
 def test_banned_tokens_never_come_in_3000_tokens(
     generator: Generator, requests: list[GenerationRequest], redrawn_weights: Redraw, tiny_processing: Processing
 ) -> None:
-    """The model prefers them to all others."""
     banned = list(tiny_processing.banned_token_ids)
     weights = redrawn_weights(1)
     weights["lm_head.weight"][banned] *= 500  # logits of hundreds: a bias of -100 would not hold them
@@ -185,17 +182,9 @@ def test_temperature_0_takes_the_likeliest_allowed_token(
         assert tuple(logits.argmax(dim=1).tolist()) == group[0].response_ids
 
 
-def test_another_picture_gives_other_log_probs(generator: Generator, tiny_processing: Processing) -> None:
-    settings = SamplingSettings(num_samples=1, max_response_length=1, temperature=0)
-    prompts = [request(tiny_processing, "Find x.", [picture(seed)], seed=0) for seed in (1, 2)]
-    one, other = (group[0].log_probs[0] for group in generator.generate(prompts, settings))
-    assert abs(one - other) > 1e-3
-
-
 def test_new_full_weights_are_followed_to_1e_5(
     generator: Generator, requests: list[GenerationRequest], tiny_model_folder: Path, redrawn_weights: Redraw
 ) -> None:
-    """The tied head and the vision tower are included."""
     settings = SamplingSettings(num_samples=2, max_response_length=32)
     before = generator.generate(requests, settings)  # fills every cache under the old weights
     for seed in (2, 3):
@@ -233,7 +222,6 @@ def test_each_request_is_announced_once_with_its_own_responses(
 
 
 def test_what_a_listener_raises_ends_only_the_call(generator: Generator, requests: list[GenerationRequest]) -> None:
-    """The engine continues to serve."""
     settings = SamplingSettings(num_samples=6, max_response_length=24)
     expected = tokens(generator.generate(requests, settings))
     heard: list[int] = []
@@ -302,7 +290,6 @@ def test_a_group_of_8_computes_its_prompt_and_its_picture_once(
 def test_vllms_log_probs_are_read_without_an_object_each(
     generator: Generator, requests: list[GenerationRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM keeps them as one list; an item read from it is a new dictionary with a new object."""
     from vllm.logprobs import FlatLogprobs
 
     read, plain = list[int](), FlatLogprobs.__getitem__
@@ -348,19 +335,6 @@ def test_requests_that_cannot_be_served_end_with_one_message(
     with pytest.raises(EngineError, match=r"max_model_len"):
         generator.generate([text], too_long)
     assert len(generator.generate(requests, settings)) == 4  # and the engine still serves
-
-
-def test_sampling_that_lasts_says_in_a_log_how_far_it_has_come(
-    generator: Generator,
-    requests: list[GenerationRequest],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
-    with caplog.at_level(logging.INFO, logger="cepo"):
-        generator.generate(requests, SamplingSettings(num_samples=2, max_response_length=4))
-    lines = [line for line in caplog.messages if line.startswith("sampling responses: ")]
-    assert lines[-1].startswith("sampling responses: 8 of 8 after")
 
 
 def test_generating_keeps_the_callers_randomness_and_threads(

@@ -40,7 +40,6 @@ def test_a_presence_penalty_counts_each_token_once() -> None:
 
 
 def test_a_rows_numbers_depend_on_seed_and_sample_alone() -> None:
-    """They do not depend on how many are drawn."""
     assert torch.equal(row_uniforms(7, 2, 10), row_uniforms(7, 2, 50)[:10])
     assert len({float(row_uniforms(seed, sample, 1)) for seed in range(30) for sample in range(30)}) == 900
 

@@ -279,7 +279,6 @@ def test_no_tensor_of_rows_x_tokens_x_vocabulary_is_ever_made(
 
 
 def test_a_step_without_a_finite_gradient_is_skipped(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
-    """It is counted, and the next one trains."""
     actor = build_actor()
     good = optimizer_batch(actor, rows, ADVANTAGES)
     before = parameters_of(actor)
@@ -314,7 +313,6 @@ def test_an_optimizer_batch_without_live_rows_still_moves_adam(build_actor: Buil
 
 
 def test_linear_falls_in_equal_steps_to_its_floor() -> None:
-    """It falls from the peak, after warm-up."""
     optim = OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_steps=2, min_lr_ratio=0.2)
     factors = [learning_rate_factor(step, optim, 6) for step in range(8)]
     assert factors == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
@@ -323,7 +321,6 @@ def test_linear_falls_in_equal_steps_to_its_floor() -> None:
 
 
 def test_freed_gradients_change_no_bit_of_the_next_ones(build_actor: BuildActor, rows: list[ScoringRow]) -> None:
-    """They are freed between steps."""
     freeing, keeping = build_actor(optim__lr="1e-3"), build_actor(optim__lr="1e-3")
     batch = optimizer_batch(freeing, rows, ADVANTAGES)
     for step in range(3):

@@ -89,7 +89,6 @@ def write_rows(folder: Path, rows: Sequence[dict[str, Any]]) -> Path:
 def test_a_bad_row_ends_the_run_or_is_left_out(
     refused: Command, tmp_path: Path, tiny_run: list[str], change: dict[str, Any], words: list[str]
 ) -> None:
-    """The row is named, or counted where it is left out."""
     file = write_rows(tmp_path, [GOOD, GOOD, GOOD | change, GOOD])
     options = [f"data.train_files={file}", f"data.image_dir={tmp_path}"]
     message = refused(*options)
@@ -103,7 +102,6 @@ def test_a_bad_row_ends_the_run_or_is_left_out(
 def test_an_overlong_prompt_is_left_out_or_an_error(
     refused: Command, tmp_path: Path, tiny_run: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is counted where it is left out; an option makes it an error."""
     file = write_rows(tmp_path, [GOOD, GOOD | {"problem": "<image>" + "Find x. " * 100}, GOOD, GOOD | {"answer": ""}])
     options = [f"data.train_files={file}", f"data.image_dir={tmp_path}", "data.max_prompt_length=100"]
     message = refused(*options, "data.filter_overlong_prompts=false")
@@ -124,7 +122,6 @@ def test_broken_weights_end_the_run_with_code_2(
     caplog: pytest.LogCaptureFixture,
     name: str,
 ) -> None:
-    """They are cut short, and the message has the remedy."""
     model = tmp_path / "model"
     shutil.copytree(tiny_model_folder, model, ignore=shutil.ignore_patterns("*.safetensors"))
     if name.endswith(".bin"):
@@ -168,7 +165,6 @@ def test_a_reward_that_raises_or_hangs_costs_its_own_samples(tiny_run: list[str]
 
 
 def test_ctrl_c_after_a_checkpoint_ends_with_code_130(tiny_run: list[str], tmp_path: Path) -> None:
-    """The same command finishes the run."""
     arguments = [*tiny_run, f"trainer.save_checkpoint_path={tmp_path}", "trainer.max_steps=12", "trainer.save_freq=1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "cepo.train", *arguments],
@@ -190,15 +186,15 @@ def test_ctrl_c_after_a_checkpoint_ends_with_code_130(tiny_run: list[str], tmp_p
     assert f"the last complete checkpoint is {saved}; the same command resumes from it" in messages
     assert "Traceback" not in messages
     assert 1 <= int(saved.name[12:]) < 12
-    assert cepo.train.main(arguments) == 0
-    assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == list(range(1, 13))
-    assert (tmp_path / "global_step_12" / "trainer_state.json").is_file()
+    last = int(saved.name[12:]) + 1
+    assert cepo.train.main([*arguments, f"trainer.max_steps={last}"]) == 0
+    assert [row["step"] for row in json_lines(tmp_path / "metrics.jsonl")] == list(range(1, last + 1))
+    assert (tmp_path / f"global_step_{last}" / "trainer_state.json").is_file()
 
 
 def test_ctrl_c_during_a_checkpoint_interrupts_the_run(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is no failed write."""
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

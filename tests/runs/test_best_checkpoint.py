@@ -47,7 +47,6 @@ def tracker(folder: Path) -> dict[str, Any]:
 
 
 def test_of_5_checkpoints_a_limit_of_3_keeps_the_best_and_last(validated_run: list[str], tmp_path: Path) -> None:
-    """It also keeps the one before the last."""
     options = [*EVERY_STEP, "trainer.max_steps=5", "trainer.save_limit=3"]
     run(validated_run, *options, folder=tmp_path, prepare=validated_at([0.2, 0.71239, 0.4, 0.71239, 0.3]))
     assert steps(tmp_path) == ["2", "4", "5"]
@@ -60,7 +59,6 @@ def test_of_5_checkpoints_a_limit_of_3_keeps_the_best_and_last(validated_run: li
 
 
 def test_a_limit_of_1_keeps_the_best_beside_the_last(validated_run: list[str], tmp_path: Path) -> None:
-    """This also holds after a resume."""
     options = [*EVERY_STEP, "trainer.save_limit=1"]
     run(validated_run, *options, "trainer.max_steps=3", folder=tmp_path, prepare=validated_at([0.8, 0.1, 0.2]))
     assert steps(tmp_path) == ["1", "3"]
@@ -83,7 +81,6 @@ def test_a_score_counts_for_the_weights_it_was_measured_on_only(validated_run: l
 
 
 def test_the_best_score_is_the_highest_val_reward(validated_run: list[str], tmp_path: Path) -> None:
-    """The records are the run's own."""
     finished = run(validated_run, *EVERY_STEP, "trainer.max_steps=3", folder=tmp_path)
     rewards = {row["step"]: row["val/reward"] for row in finished.metrics if "val/reward" in row}
     assert sorted(rewards) == [1, 2, 3]

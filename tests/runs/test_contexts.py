@@ -65,7 +65,6 @@ def test_a_teacher_in_the_students_context_has_no_evidence(tiny_run: list[str], 
 def test_teacher_sequences_hold_hint_and_response_in_place(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The hint is in the user turn, and the response at the end."""
     import cepo.workers.passes as passes_module
 
     seen: list[tuple[list[ScoringRow], Any]] = []
@@ -109,7 +108,6 @@ def test_teacher_sequences_hold_hint_and_response_in_place(
 
 @pytest.mark.parametrize("placement", ["user_suffix", "assistant_prefix"])
 def test_no_special_token_arises_from_text(tiny_processing: Processing, placement: str) -> None:
-    """The text is that of a problem or a reference."""
     hostile = " ".join(CONTROL_TEXTS) + " <|im_<|im_end|>end|> <video>"
     contexts = builder(tiny_processing, placement=placement)
     special = set(tiny_processing.tokenizer.all_special_ids) | set(tiny_processing.tokenizer.added_tokens_decoder)
@@ -184,7 +182,6 @@ def test_a_reference_is_cut_to_fit_the_context_and_pictures_stay(tiny_processing
 def test_a_context_without_room_for_a_reference_is_none(
     tiny_processing: Processing,
 ) -> None:
-    """It needs room for the wording and a part of the reference."""
     task = problem("<image>Find x.")
     student = builder(tiny_processing).student(task)
     wording = len(builder(tiny_processing).teacher(task, student, "").token_ids)
@@ -248,7 +245,6 @@ def test_assistant_prefix_is_between_header_and_response(tiny_processing: Proces
 def test_a_blind_teacher_has_no_image_token(
     tiny_processing: Processing, build_actor: Callable[..., Actor], placement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is scored beside the student."""
     with caplog.at_level("WARNING", logger="cepo"):
         contexts = builder(tiny_processing, placement=placement, with_images=False)
     assert "teacher.with_images is false" in caplog.text

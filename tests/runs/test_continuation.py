@@ -65,7 +65,6 @@ def test_changed_settings_need_a_word_of_consent(tiny_run: list[str], own_data: 
 
 
 def test_with_consent_the_record_keeps_both(tiny_run: list[str], own_data: Path, folder: Path) -> None:
-    """Settings of speed, records and length need none."""
     options = [f"data.train_files={own_data}", "trainer.max_steps=2", *CHANGED, "trainer.accept_changes=true"]
     run(tiny_run, *options, folder=folder)
     rates = {
@@ -96,7 +95,6 @@ def test_other_rows_under_the_same_name_are_noticed(tiny_run: list[str], own_dat
 def test_another_path_of_the_same_files_is_no_change(
     tiny_run: list[str], own_data: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither of the data, whose checksum is compared, nor of the reward."""
     monkeypatch.chdir(own_data.parent)
     (reward,) = [word for word in tiny_run if word.startswith("worker.reward.reward_function=")]
     path = os.path.relpath(reward.partition("=")[2], own_data.parent)

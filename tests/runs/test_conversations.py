@@ -52,7 +52,6 @@ def rendered(processing: Processing, problem: Any) -> str:
 
 
 def test_messages_are_templated_in_their_order(read: Reader, tiny_processing: Processing) -> None:
-    """They have a system turn, and images in two turns."""
     problems = read([TURNS, [{"role": "user", "content": "What is 2 + 3?"}]], [2, 0])
     first, second = problems[0], problems[1]
     assert first.text == "And this? <image>"
@@ -83,7 +82,6 @@ def test_one_user_message_gives_the_tokens_of_the_same_text(read: Reader, tiny_p
 
 
 def test_the_format_prompt_is_around_the_question_alone(read: Reader, tmp_path: Path) -> None:
-    """Lengths count every turn."""
     (tmp_path / "format.jinja").write_text("{{ content }} Answer in a box.")
     problem = read([TURNS], [2], format_prompt=str(tmp_path / "format.jinja"))[0]
     assert problem.text == "And this? <image> Answer in a box."
@@ -94,7 +92,6 @@ def test_the_format_prompt_is_around_the_question_alone(read: Reader, tmp_path: 
 
 
 def test_contexts_differ_in_the_last_turn_alone(read: Reader, tiny_processing: Processing) -> None:
-    """They are a teacher's and the student's contexts."""
     problem = read([TURNS], [2])[0]
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
     student = contexts.student(problem)
@@ -110,7 +107,6 @@ def test_contexts_differ_in_the_last_turn_alone(read: Reader, tiny_processing: P
 
 
 def test_a_blind_context_has_no_image_in_any_turn(read: Reader, tiny_processing: Processing) -> None:
-    """Neither images nor the marks that stand for them, in the question or in the history."""
     problem = read([TURNS], [2])[0]
     contexts = ContextBuilder(tiny_processing, TeacherConfig(), max_context_length=512)
     blind = contexts.blind(problem)

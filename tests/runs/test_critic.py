@@ -113,7 +113,6 @@ def reference_states(folder: Path, row: ScoringRow, image_token_id: int) -> Tens
 def test_values_are_the_head_on_plain_hidden_states(
     build_critic: BuildCritic, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
 ) -> None:
-    """They agree to rounding and start below a tenth."""
     critic = build_critic()
     image_token = tiny_processing.image_token_id
     assert image_token is not None
@@ -150,7 +149,6 @@ def test_gradient_loss_and_update_do_not_depend_on_micro_batches(
 def test_the_critics_gradient_reaches_the_whole_body(
     build_critic: BuildCritic, tiny_model_folder: Path, tiny_processing: Processing, rows: list[ScoringRow]
 ) -> None:
-    """The head's is the mean error times the hidden state."""
     critic = build_critic(max_grad_norm=1e6)
     batch = critic_batch(rows, rising, critic.values(rows))
     image_token = tiny_processing.image_token_id
@@ -198,7 +196,6 @@ def test_a_clipped_value_gets_no_push_further_up(build_critic: BuildCritic, rows
 
 
 def test_a_critics_step_without_a_finite_gradient_is_skipped(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
-    """It is counted, and the next one trains."""
     critic, twin = build_critic(), build_critic()
     good = critic_batch(rows, rising, critic.values(rows))
     before = parameters_of(critic)
@@ -247,7 +244,6 @@ def test_a_body_in_bfloat16_leaves_head_and_values_in_float32(
 
 
 def test_gradient_checkpointing_changes_no_gradient(build_critic: BuildCritic, rows: list[ScoringRow]) -> None:
-    """A frozen tower gets none."""
     found = []
     for on in (False, True):
         critic = build_critic(model__enable_gradient_checkpointing=on, model__freeze_vision_tower=True)

@@ -5,17 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import pty
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
-from training_runs import REPOSITORY, picture
+from training_runs import picture
 
 from cepo.config.schema import DataConfig
 from cepo.data.dataset import Problem, ProblemSet, most_visuals
@@ -93,7 +89,6 @@ def sizes(problems: Sequence[Problem]) -> list[list[tuple[int, int]]]:
 def test_rows_with_0_1_and_2_images_read_alike_from_each_form(
     read: Reader, tmp_path: Path, picture_folder: Path, form: str
 ) -> None:
-    """The forms hold paths."""
     problems = read(write(tmp_path, form, ROWS), image_dir=str(picture_folder))
     assert sizes(problems) == SIZES
     assert [problem.text for problem in problems] == [row["problem"] for row in ROWS]
@@ -167,7 +162,6 @@ def test_one_path_in_a_row_and_lists_of_paths_in_others(read: Reader, tmp_path: 
 
 
 def test_columns_go_by_their_keys(read: Reader, tmp_path: Path, picture_folder: Path) -> None:
-    """A set without images needs no column for them."""
     rows = [{"question": "<image>?", "label": 7, "figure": "a.png", "proof": "By sight."}]
     file = write(tmp_path, "parquet", rows)
     keys = {"prompt_key": "question", "answer_key": "label", "image_key": "figure", "solution_key": "proof"}
@@ -230,42 +224,6 @@ def test_a_folder_of_two_formats_is_refused(tmp_path: Path) -> None:
         ConfigError, match=r"no data of a single format there; accepted: \.parquet, \.json, \.jsonl, \.csv, \.arrow"
     ):
         read_source(str(tmp_path))
-
-
-PROGRESS = """
-import time
-from cepo.config.schema import DataConfig
-from cepo.data.row_checks import RowMeasure, check_rows
-config = DataConfig(train_files="source.jsonl", max_prompt_length=9)
-row = RowMeasure(length=1, num_images=0)
-checked = check_rows([{}] * 400, source="source.jsonl", config=config, measure=lambda _: time.sleep(0.01) or row)
-assert len(checked.usable) == 400
-"""
-
-
-@pytest.mark.heavy
-def test_progress_shows_on_a_terminal_and_0_bytes_elsewhere() -> None:
-    """The check takes 4 s; work of less than 2 s shows nothing."""
-    command = [sys.executable, "-c", PROGRESS]
-    piped = subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=60, check=True)
-    assert piped.stderr == piped.stdout == b""
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm-256color"}
-    done = subprocess.run(command, cwd=REPOSITORY, stderr=theirs, timeout=60, check=True, env=environment)
-    os.close(theirs)
-    shown = b""
-    while piece := _read_some(ours):
-        shown += piece
-    os.close(ours)
-    assert done.returncode == 0
-    assert b"checking source.jsonl" in shown
-
-
-def _read_some(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 4096)
-    except OSError:  # a terminal whose other end is closed
-        return b""
 
 
 def test_a_picture_of_each_kind_value_opens_to_the_same_size(picture_folder: Path) -> None:

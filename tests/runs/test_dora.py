@@ -35,7 +35,6 @@ def trained(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory) -> Fi
 
 
 def test_doras_magnitudes_move_and_the_engine_follows(trained: FinishedRun) -> None:
-    """The engine's log-probs are the trainer's after an update."""
     magnitudes = {name: value for name, value in trained.parameters.items() if "lora_magnitude_vector" in name}
     base = {
         name: value for name, value in actor_of(trained.trainer).module.state_dict().items() if "base_layer" in name

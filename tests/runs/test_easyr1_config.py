@@ -70,7 +70,6 @@ From examples/ of hiyouga/EasyR1 (Apache-2.0), read on 2026-11-22."""
 def test_easyr1s_script_trains_two_steps_with_its_family(
     script: str, tmp_path: Path, problem_file: Path, parity_reward: str
 ) -> None:
-    """The model is a tiny one of the family that the script names."""
     family, overrides = SCRIPTS[script]
     model = write_checkpoint(family, tmp_path / "model")
     data = problem_file if family in VISION_FAMILIES else text_problems(tmp_path)

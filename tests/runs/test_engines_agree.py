@@ -15,19 +15,8 @@ pytestmark = pytest.mark.heavy
 THREE_STEPS = ["algorithm.adv_estimator=grpo", "trainer.max_steps=3", "worker.actor.optim.lr=3e-3"]
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        ["worker.actor.model.lora.rank=4"],
-        ["worker.actor.model.lora.rank=4", "worker.rollout.merge_lora=true"],
-        ["worker.actor.model.lora.rank=0"],
-    ],
-    ids=["lora", "merged", "full"],
-)
-def test_vllm_and_the_trainer_agree_to_1e_3_at_each_of_3_steps(
-    tiny_run: list[str], tmp_path: Path, weights: list[str]
-) -> None:
-    """Merged into the weights, an adapter needs no kernels of vLLM's, and its engine knows none."""
+def test_vllm_and_the_trainer_agree_to_1e_3_at_each_of_3_steps(tiny_run: list[str], tmp_path: Path) -> None:
+    """Merged into the weights, an adapter needs no kernels of vLLM's. `test_families` has an adapter apart and all weights."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     start: dict[str, object] = {}
 
@@ -37,10 +26,11 @@ def test_vllm_and_the_trainer_agree_to_1e_3_at_each_of_3_steps(
         assert trainer.backend.generator_name == "vllm"
         engine: Any = trainer.backend
         engine = engine.generator
-        assert engine._settings.lora_rank == (4 if weights == ["worker.actor.model.lora.rank=4"] else 0)
+        assert engine._settings.lora_rank == 0
         start.update(parameters_of(actor_of(trainer)))
 
-    finished = run(tiny_run, *THREE_STEPS, "worker.rollout.name=vllm", *weights, folder=tmp_path, prepare=prepare)
+    merged = ["worker.rollout.name=vllm", "worker.actor.model.lora.rank=4", "worker.rollout.merge_lora=true"]
+    finished = run(tiny_run, *THREE_STEPS, *merged, folder=tmp_path, prepare=prepare)
     gaps = [row["rollout/log_prob_gap_mean"] for row in finished.metrics]
     assert len(gaps) == 3
     assert max(gaps) < 1e-3

@@ -13,12 +13,10 @@ from cepo.cli import main
 pytestmark = pytest.mark.heavy
 
 
-@pytest.mark.parametrize("rank", [4, 0], ids=["lora", "full"])
 def test_a_checkpoint_answers_as_its_merged_folder_does(
-    rank: int, tiny_run: list[str], problem_file: Path, tiny_model_folder: Path, parity_reward: str, tmp_path: Path
+    tiny_run: list[str], problem_file: Path, tiny_model_folder: Path, parity_reward: str, tmp_path: Path
 ) -> None:
-    """It does not answer as its base does."""
-    settings = (f"worker.actor.model.lora.rank={rank}", "worker.actor.optim.lr=1e-2", "trainer.max_steps=1")
+    settings = ("worker.actor.model.lora.rank=4", "worker.actor.optim.lr=1e-2", "trainer.max_steps=1")
     run(tiny_run, *settings, folder=tmp_path / "run")
     checkpoint = tmp_path / "run" / "global_step_1"
     assert main(["merge", "--checkpoint", str(checkpoint), "--out", str(tmp_path / "merged")]) == 0

@@ -53,7 +53,6 @@ def watched(calls: list[tuple[bool, int, int]]) -> Callable[[Trainer], None]:
 def test_one_batch_and_live_teachers_take_one_scoring_pass(
     tiny_run: list[str], tmp_path: Path, options: list[str], student_rows_scored: bool, hinted: bool
 ) -> None:
-    """The step has one optimizer batch."""
     calls: list[tuple[bool, int, int]] = []
     finished = run(tiny_run, *ONE_OPTIMIZER_BATCH, *options, folder=tmp_path, prepare=watched(calls))
     (row,) = finished.metrics
@@ -67,7 +66,6 @@ def test_one_batch_and_live_teachers_take_one_scoring_pass(
 
 @pytest.mark.heavy
 def test_of_two_optimizer_batches_only_the_second_is_scored(tiny_run: list[str], tmp_path: Path) -> None:
-    """With two epochs all rows are scored."""
     options = ["algorithm.adv_estimator=grpo", "trainer.max_steps=1"]
     everything = ["worker.actor.ppo_epochs=2"]
     for folder, extra, first in (("one", [], 8), ("two", everything, 0)):
@@ -101,7 +99,6 @@ def test_teachers_with_other_weights_take_a_pass_of_their_own(tiny_run: list[str
 
 @pytest.mark.heavy
 def test_kept_states_are_those_of_their_rows(tiny_run: list[str], tmp_path: Path) -> None:
-    """They are kept from the common pass."""
     lengths: list[tuple[int, int]] = []
 
     def prepare(trainer: Trainer) -> None:
@@ -139,7 +136,6 @@ def test_an_on_policy_batch_has_the_gradient_of_a_scored_one(
 
 
 def test_only_rows_set_against_the_student_are_scored() -> None:
-    """They are set against a teacher, under fresh weights."""
     live = torch.tensor([True, True, True, True, False, True])
     on_policy = torch.tensor([True] * 5 + [False])
 

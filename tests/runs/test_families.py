@@ -206,7 +206,6 @@ def test_log_probs_and_gradients_are_those_of_plain_transformers(
 def test_on_a_4_bit_base_log_probs_are_those_of_engine_weights(
     family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, log_prob_rounding: LogProbRounding
 ) -> None:
-    """Plain transformers computes them with the engine's weights."""
     folder = checkpoint(family)
     processing = Processing(str(folder))
     rows = rows_of(family, processing)
@@ -272,16 +271,23 @@ REFUSED = {
 }
 """What vLLM's CPU build cannot sample, or samples otherwise than transformers computes."""
 
+LIKE_OTHERS = ("qwen2_vl", "qwen2_5_vl", "internvl", "smolvlm", "idefics3")
+"""Families whose adapters vLLM samples with below: all of their weights go the way that other families' go."""
 RUNS = [
-    (family, engine, setting)
+    pytest.param(
+        *each,
+        marks=pytest.mark.nightly("one more start of vLLM")
+        if each[0] in LIKE_OTHERS and each[2] == "grpo, full"
+        else (),
+    )
     for family in VISION_FAMILIES
-    for engine, setting in (
-        ("vllm", "cepo, LoRA"),
-        ("vllm", "grpo, full"),
-        # The transformers engine calls the model that is trained; one family is enough where vLLM serves the others.
-        *([("transformers", "cepo, full")] if family in ("qwen3_vl", "gemma3") else []),
+    for each in (
+        (family, "vllm", "cepo, LoRA"),
+        (family, "vllm", "grpo, full"),
+        # The transformers engine calls the model that is trained; two families are enough where vLLM serves the others.
+        *([(family, "transformers", "cepo, full")] if family in ("qwen3_vl", "gemma3") else []),
         # Adapters of the others are those that vLLM samples with.
-        *([("transformers", "grpo, LoRA")] if (family, "vllm", "cepo, LoRA") in REFUSED else []),
+        *([(family, "transformers", "grpo, LoRA")] if (family, "vllm", "cepo, LoRA") in REFUSED else []),
     )
 ]
 
@@ -297,7 +303,6 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
     tmp_path: Path,
     record_property: Record,
 ) -> None:
-    """The prompts have images."""
     if engine == "vllm":
         pytest.importorskip("vllm", reason="vLLM is not installed")
     reward = tmp_path / "reward.py"
@@ -337,7 +342,6 @@ def test_two_steps_train_and_the_engine_gets_the_weights(
 def test_a_merged_folder_has_the_checkpoints_names_and_shapes(
     family: str, checkpoint: Callable[[str], Path], build_actor: BuildActor, tmp_path: Path
 ) -> None:
-    """They are those of the checkpoint that it came from."""
     folder = checkpoint(family)
     actor = build_actor(folder=folder)
     save_actor(actor, tmp_path / "step")

@@ -91,7 +91,6 @@ def test_a_step_with_broken_numbers_is_left_out_if_asked(
 
 
 def test_a_broken_step_ends_the_run_if_asked(tiny_run: list[str], tmp_path: Path) -> None:
-    """It is recorded, and the checkpoint before it is the last."""
     options = ["trainer.max_steps=3", "trainer.save_freq=1", "trainer.on_fault=stop"]
     with pytest.raises(EngineError, match=r"step 2: \d+ advantages are not finite \(trainer\.on_fault=stop"):
         run(tiny_run, *options, folder=tmp_path, prepare=in_step(2, "estimate", nan_advantages))
@@ -119,7 +118,6 @@ def collapsed(kind: str) -> Callable[[Trainer], None]:
 def test_collapsed_responses_are_named_after_some_steps(
     tiny_run: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All rewards are then equal too. By default the run goes on, and each is told once."""
     for kind, words in (("repeated", "repeat one token"), ("empty", "are empty")):
         caplog.clear()
         options = ["trainer.max_steps=3", "trainer.collapse_steps=2"]
@@ -193,7 +191,6 @@ def test_a_broken_model_ends_the_run_and_writes_no_checkpoint(
 
 
 def test_a_last_step_that_trained_nothing_is_no_checkpoint(tiny_run: list[str], tmp_path: Path) -> None:
-    """Its weights are set aside, and the same command resumes from the checkpoint before."""
 
     def from_step_2(trainer: Trainer) -> None:
         estimate = trainer.estimate

@@ -140,7 +140,6 @@ def test_two_steps_end_with_the_weights_that_were_recorded(method: str, tiny_run
 
 
 def test_projections_tell_a_gradient_from_its_negative() -> None:
-    """They also tell it from another gradient of its length."""
     generator = torch.Generator().manual_seed(1)
     gradient = {"a": torch.randn(1000, generator=generator), "b": torch.randn(20, 30, generator=generator)}
     found = projections(gradient)

@@ -84,7 +84,6 @@ def test_the_work_of_a_validation_is_no_part_of_the_steps(
 def test_entropy_and_clip_fraction_do_not_depend_on_the_method(
     plain: FinishedRun, tiny_run: list[str], tmp_path: Path
 ) -> None:
-    """The same rollouts are given to methods that update other rows."""
     distilled = run(tiny_run, *ONE_STEP, "algorithm.adv_estimator=opsd", folder=tmp_path)
     row, other = step_row(plain), step_row(distilled)
     assert row["work/live_fraction"] < other["work/live_fraction"] == 1
@@ -122,7 +121,6 @@ def test_rows_that_no_reference_is_found_for_get_no_update_pass(
 
 
 def test_records_show_the_reference_that_each_teacher_read(tiny_run: list[str], tmp_path: Path) -> None:
-    """Each rollout has its own."""
     options = ["algorithm.adv_estimator=sdpo", "algorithm.positive.source=peer_full"]
     finished = run(tiny_run, *options, "algorithm.positive.exclude_self=true", *ONE_STEP, folder=tmp_path)
     several = [group for group in finished.rollouts if sum(one["accuracy"] for one in group["rollouts"]) >= 2]

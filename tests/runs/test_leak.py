@@ -27,7 +27,6 @@ pytestmark = pytest.mark.heavy
 def test_leak_gaps_are_log_probs_with_less_without_the_answer(
     build_actor: Callable[..., Actor], tiny_model_folder: Path, tiny_processing: Processing
 ) -> None:
-    """They are separate for right and wrong responses."""
     problem = Problem(
         prompt_id="0", text="<image>Find x.", images=(picture(1),), ground_truth="4", solution=None, columns={}
     )

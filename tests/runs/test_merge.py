@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import pathlib
 import pickle
 import shutil
 from collections.abc import Callable
@@ -90,7 +89,7 @@ def folder_logits(folder: Path, row: ScoringRow) -> Tensor:
     return reference_logits(model, row, model.config.image_token_id).detach()
 
 
-@pytest.mark.parametrize("options", [LORA, FULL, FROZEN_TOWER], ids=["lora", "full", "frozen-tower"])
+@pytest.mark.parametrize("options", [LORA, FROZEN_TOWER], ids=["lora", "frozen-tower"])
 def test_a_merged_folder_has_the_trained_models_logits(
     train: Train, tiny_model_folder: Path, tmp_path: Path, row: ScoringRow, options: tuple[str, ...]
 ) -> None:
@@ -169,12 +168,10 @@ def test_an_impossible_upload_is_refused_before_the_merge(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("options", [LORA, FULL], ids=["lora", "full"])
 def test_end_tokens_template_and_image_settings_are_kept(
-    train: Train, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path, options: tuple[str, ...]
+    train: Train, tiny_model_folder: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
-    """Both end tokens are kept."""
-    checkpoint = train(*options).folder / "global_step_2"
+    checkpoint = train(*FULL).folder / "global_step_2"
     assert merge("--checkpoint", checkpoint, "--out", tmp_path / "merged") == 0
     kept = (tmp_path / "merged" / "generation_config.json").read_bytes()
     assert kept == (tiny_model_folder / "generation_config.json").read_bytes()
@@ -242,13 +239,12 @@ def test_weights_have_the_bases_type_or_bfloat16(train: Train, tmp_path: Path) -
         assert [config["dtype"], config["text_config"]["dtype"], config["vision_config"]["dtype"]] == [dtype] * 3
 
 
-@pytest.mark.parametrize("options", [LORA, FULL], ids=["lora", "full"])
 def test_vllm_serves_a_merged_folder_with_the_trained_scores(
-    train: Train, tmp_path: Path, tiny_processing: Processing, options: tuple[str, ...]
+    train: Train, tmp_path: Path, tiny_processing: Processing
 ) -> None:
     """The log-probs agree to 1e-4."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    finished = train(*options)
+    finished = train(*LORA)
     assert merge("--checkpoint", finished.folder / "global_step_2", "--out", tmp_path / "merged") == 0
     prompt = encoded(tiny_processing, "Find x.", picture(1))
     settings = GeneratorSettings(
@@ -279,7 +275,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_what_cannot_be_merged_ends_with_one_message(
     train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is written."""
     finished = train(*LORA)
     checkpoint, out = finished.folder / "global_step_2", tmp_path / "merged"
     (tmp_path / "empty").mkdir()
@@ -366,24 +361,3 @@ def reward_of(settings: list[str]) -> list[str]:
     (reward,) = (text for text in settings if text.startswith("worker.reward.reward_function="))
     (rows,) = (text.partition("=")[2] for text in settings if text.startswith("data.train_files="))
     return [reward, f"data={rows}", "n=1"]
-
-
-def test_a_checkpoint_cannot_name_the_folder_to_be_removed(
-    train: Train, tiny_run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The opcode BUILD on the class of all paths gave each the text of the attacker, and the temporary folder was one."""
-    checkpoint, victim = hollow(train(*FULL).folder, tmp_path / "run"), tmp_path / "victim"
-    victim.mkdir()
-    (victim / "thesis").write_text("years of work")
-    file = checkpoint / "actor" / "distributed" / ".metadata"
-    change = b"cpathlib\nPosixPath\n" + pickle.dumps((None, {"_str": str(victim)}), 2)[2:-1] + b"b0"
-    file.write_bytes(b"\x80\x02" + change + file.read_bytes()[2:])
-    seal(checkpoint)
-    try:
-        code = main(["evaluate", f"checkpoint={checkpoint}", *reward_of(tiny_run), f"out={tmp_path / 'results'}"])
-    finally:
-        if isinstance(vars(pathlib.PosixPath).get("_str"), str):
-            del pathlib.PosixPath._str
-    assert (victim / "thesis").read_text() == "years of work"
-    assert code == 2
-    assert ".metadata is refused, because it changes pathlib.PosixPath" in capsys.readouterr().err

@@ -67,7 +67,6 @@ def test_rows_without_a_teacher_have_zero_distillation_gradient(build_actor: Any
 
 
 def test_an_adaptive_coefficient_moves_and_survives_a_resume(tiny_run: list[str], tmp_path: Path) -> None:
-    """The KL is in the reward."""
     settings = [
         "algorithm.disable_kl=false",
         "algorithm.kl_type=adaptive",
@@ -83,7 +82,6 @@ def test_an_adaptive_coefficient_moves_and_survives_a_resume(tiny_run: list[str]
 
 
 def test_online_filtering_keeps_mixed_groups_alone(tiny_run: list[str], tmp_path: Path) -> None:
-    """Other problems are sampled in place of flat groups."""
     settings = ["algorithm.online_filtering=true", "data.mini_rollout_batch_size=2", "trainer.max_steps=1"]
     finished = run(tiny_run, *settings, NO_KL, folder=tmp_path)
     (row,) = (row for row in finished.metrics if "filter/rounds" in row)
@@ -130,7 +128,6 @@ def test_two_epochs_over_a_batch_consult_the_teachers_once(tiny_run: list[str], 
 def test_the_full_kl_is_that_of_plain_transformers(
     build_actor: Any, tiny_model_folder: Path, tiny_processing: Any
 ) -> None:
-    """The sum is over the whole vocabulary."""
     actor, model = build_actor(optim__lr=1e-2), reference_model(tiny_model_folder)
     actor.reference_weights = TeacherWeights(actor.module, TeacherConfig(source="reference"))
     context = encoded(tiny_processing, "Find x.", picture(1))

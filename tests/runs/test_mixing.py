@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from training_runs import run
 
 from cepo.config import load_config
 from cepo.data.dataset import ProblemSet
@@ -45,7 +44,6 @@ def test_2_files_are_one_set_that_asks_each_of_11_rows_once(
 def test_with_weights_every_step_has_its_share_of_each_file(
     tiny_run: list[str], tiny_processing: Processing, problem_file: Path, text_file: Path
 ) -> None:
-    """Commas separate files as a list does."""
     problems = sets_of(
         [*tiny_run, f"data.train_files={text_file},{problem_file}@train[:6]", "data.train_weights=[1,3]"],
         tiny_processing,
@@ -62,27 +60,3 @@ def test_one_file_is_read_as_without_mixing(
     problems = sets_of(tiny_run, tiny_processing)
     assert isinstance(problems, ProblemSet)
     assert problems[3].prompt_id == "3"
-
-
-@pytest.mark.heavy
-def test_a_weighted_run_resumes_with_the_same_problems(
-    tiny_run: list[str], problem_file: Path, text_file: Path, tmp_path: Path
-) -> None:
-    """The run has 2 files."""
-    options = [
-        f"data.train_files=[{problem_file}, {text_file}]",
-        "data.train_weights=[1, 1]",
-        "trainer.save_freq=1",
-        "worker.rollout.n=2",
-    ]
-    whole = run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path / "whole")
-    run(tiny_run, *options, "trainer.max_steps=1", folder=tmp_path / "stopped")
-    resumed = run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path / "stopped")
-    assert resumed.first_step == 1
-
-    def asked(rollouts: list[dict[str, object]]) -> list[tuple[object, object]]:
-        return sorted({(row["step"], row["prompt_id"]) for row in rollouts})  # pyright: ignore[reportReturnType, reportArgumentType]
-
-    assert len(asked(whole.rollouts)) == 12
-    assert asked(whole.rollouts) == asked(resumed.rollouts)
-    assert {str(name).partition(":")[0] for _, name in asked(whole.rollouts)} == {"0", "1"}

@@ -36,7 +36,6 @@ def test_offloading_on_a_cpu_does_nothing_and_is_reported_once(
 
 
 def test_moving_an_optimizers_state_takes_its_moments_alone() -> None:
-    """The count of steps stays."""
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.AdamW([weight])
     weight.grad = torch.ones(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,11 +34,8 @@ def wait_until_there(file: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("engine", ["transformers", "vllm"])
-def test_the_first_reward_begins_before_generation_ends(tiny_run: list[str], tmp_path: Path, engine: str) -> None:
-    """The first group's reward begins before the last group's generation ends."""
-    if engine == "vllm":
-        pytest.importorskip("vllm", reason="vLLM is not installed")
+def test_the_first_reward_begins_before_generation_ends(tiny_run: list[str], tmp_path: Path) -> None:
+    engine = "vllm" if importlib.util.find_spec("vllm") else "transformers"
     (tmp_path / "marking.py").write_text(MARKING_REWARD, encoding="utf-8")
     announced: list[int] = []
 
@@ -64,7 +62,6 @@ def test_the_first_reward_begins_before_generation_ends(tiny_run: list[str], tmp
 
 
 def test_a_backend_without_announcements_ends_alike(tiny_run: list[str], tmp_path: Path) -> None:
-    """It ends with the same rollouts, rewards and parameters."""
 
     def silent(trainer: Trainer) -> None:
         generate = trainer.backend.generate

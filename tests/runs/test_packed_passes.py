@@ -148,7 +148,6 @@ def test_a_budget_of_tokens_cuts_passes_and_changes_no_log_prob(
 
 
 def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processing) -> None:
-    """Their prompts are shared."""
     one, other = (encoded(tiny_processing, "Find x in this figure, please.", picture(1)) for _ in range(2))
     rows = [ScoringRow(context=context, response_ids=(5, 6, 7)) for context in (one, other)]
     batch = collate_packed(rows, processing=tiny_processing, device=torch.device("cpu"))
@@ -160,7 +159,6 @@ def test_equal_images_in_two_objects_are_encoded_once(tiny_processing: Processin
 def test_a_frozen_tower_sees_each_image_once_a_step(
     build_actor: BuildActor, tiny_processing: Processing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A trained tower sees it in every pass."""
     from cepo.models.families.grid import GridFamily
 
     seen: list[int] = []

@@ -214,7 +214,6 @@ def test_a_shared_engine_samples_as_one_process_does(
 def test_a_hanging_rank_is_found_by_the_time_limit(
     tiny_run: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without restarts left the run ends."""
     stopped = kill_rank_1(monkeypatch, method="score", call=1, with_signal=signal.SIGSTOP)
     options = ["trainer.stage_timeout_seconds=10", "trainer.max_restarts=0"]
     with pytest.raises(WorkerLostError, match=r"rank 1 \(machine .*\): .* has not finished after 10 s"):
@@ -226,7 +225,6 @@ def test_a_hanging_rank_is_found_by_the_time_limit(
 def test_a_model_that_a_worker_cannot_load_ends_the_run(
     tiny_run: list[str], tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    """The run ends with the worker's error."""
     shutil.copytree(tiny_model_folder, tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])

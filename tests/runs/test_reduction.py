@@ -55,7 +55,6 @@ def test_gradients_of_three_passes_reach_the_shard_summed(once: bool, seen: list
 
 
 def test_an_interrupted_updates_gradients_are_not_added_later() -> None:
-    """Gradients are reduced again afterwards."""
     passes = Passes(once=True, fails_at=1)
     with pytest.raises(ArithmeticError):
         passes.reduction.over(PASSES, passes)

@@ -342,7 +342,6 @@ def test_two_steps_end_with_the_weights_of_the_second_trainer(
 def test_summed_delta_is_the_difference_of_log_likelihoods(
     recorded_problems: Path, tiny_model_folder: Path, tmp_path: Path
 ) -> None:
-    """The sum is over a response, and plain transformers gives the two log-likelihoods."""
     case = CASES["cepo"]
     found = trained_by_cepo(case, recorded_problems, tiny_model_folder, tmp_path)
     prompts, model = Prompts(tiny_model_folder), load_policy(tiny_model_folder)

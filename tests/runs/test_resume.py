@@ -203,7 +203,6 @@ def test_what_an_interrupted_write_leaves_behind_is_passed_over(
 
 
 def test_a_new_start_never_resumes_from_an_older_run(tiny_run: list[str], tmp_path: Path) -> None:
-    """The new run starts in an old folder."""
     options = ["trainer.save_freq=1", "trainer.save_limit=1"]
     run(tiny_run, *options, "trainer.max_steps=3", folder=tmp_path)
     run(tiny_run, *options, "trainer.max_steps=1", "trainer.find_last_checkpoint=false", folder=tmp_path)
@@ -235,7 +234,6 @@ def test_a_checkpoint_that_does_not_fit_is_refused_early(
     override: str,
     words: str,
 ) -> None:
-    """A run folder that does not fit is refused too, before a model is loaded."""
 
     def not_reached(*_: Any) -> Any:
         raise AssertionError("models were loaded")
@@ -264,7 +262,6 @@ def finished_step(tiny_run: list[str], tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_a_resumed_run_takes_moments_but_its_own_settings(tiny_run: list[str], tmp_path: Path) -> None:
-    """The settings are weight_decay and betas."""
     run(tiny_run, "trainer.max_steps=1", folder=tmp_path)
     changed = ["worker.actor.optim.weight_decay=0.25", "worker.actor.optim.betas=[0.8,0.95]"]
     seen: dict[str, Any] = {}
@@ -337,7 +334,6 @@ def test_a_checkpoint_without_room_is_tried_again(
 
 
 def test_a_last_checkpoint_without_room_ends_the_run(tiny_run: list[str], tmp_path: Path) -> None:
-    """The one before it stays whole."""
     run(tiny_run, "trainer.max_steps=1", folder=tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 

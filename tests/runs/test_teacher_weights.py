@@ -97,7 +97,6 @@ def test_the_actor_as_its_own_teacher_scores_the_same_bits(build_actor: BuildAct
 def test_the_average_decays_geometrically_from_the_start(
     build_actor: BuildActor, rows: list[ScoringRow], dtype: str, decay: float
 ) -> None:
-    """After n steps beside a constant student it has decay^n of the start."""
     actor = build_actor(teacher=TeacherConfig(source="ema", ema_decay=decay), fsdp__torch_dtype=dtype, optim__lr="1e-2")
     start = {name: whole(copy) for name, copy in actor.teacher_weights.state_dict().items()}
     actor.update([optimizer_batch(actor, rows, ADVANTAGES)], step=0)

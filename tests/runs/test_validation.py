@@ -72,7 +72,6 @@ def test_greedy_accuracy_stands_beside_the_sampled_one(validated_run: list[str],
 
 
 def test_validation_alone_trains_nothing(validated_run: list[str], tmp_path: Path) -> None:
-    """It writes no checkpoint."""
     finished = run(
         validated_run, "trainer.val_only=true", "trainer.val_before_train=false", "trainer.save_freq=1", folder=tmp_path
     )

@@ -148,7 +148,6 @@ PLAYLISTS = {
 
 @pytest.mark.parametrize("name", PLAYLISTS)
 def test_a_playlist_opens_no_other_file(tmp_path: Path, name: str) -> None:
-    """FFmpeg follows it out of the folder of the data."""
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "link.ts").symlink_to(write_video(tmp_path / "other.ts", 12))
@@ -185,7 +184,6 @@ def asked(processing: Processing, videos: Sequence[Video], *images: Image.Image)
 def test_inputs_of_2_videos_and_an_image_are_transformers_own(
     tiny_model_folder: Path, tiny_processing: Processing, two: tuple[Video, Video]
 ) -> None:
-    """Tokens, pixels and positions are compared."""
     image = picture(5, (64, 96))
     prompt = asked(tiny_processing, two, image)
     theirs = transformers_inputs(tiny_processing, two, [image])
@@ -223,7 +221,6 @@ def test_scores_of_video_rows_are_a_plain_forwards_to_1e_5(
     tiny_processing: Processing,
     two: tuple[Video, Video],
 ) -> None:
-    """Rows of images and of text are scored alike."""
     image = picture(5, (64, 96))
     both, one = asked(tiny_processing, two, image), asked(tiny_processing, two[:1])
     pictured = tiny_processing.encode("<image>Find x.", tiny_processing.load_visuals([image], ()))
@@ -275,7 +272,6 @@ def video_file(video_folder: Path) -> Path:
 def test_rows_with_videos_are_measured_as_they_are_encoded(
     video_file: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
-    """Overlong or mismatched ones are left out."""
 
     def read(file: Path, **settings: Any) -> ProblemSet:
         folder = str(video_file.parent)
@@ -306,7 +302,6 @@ def test_rows_with_videos_are_measured_as_they_are_encoded(
 def test_the_probe_for_readable_images_has_images_alone(
     video_file: Path, tiny_processing: Processing, tmp_path: Path
 ) -> None:
-    """The probe is the first such row."""
     settings = DataConfig(
         train_files=str(video_file), prompt_key="problem", image_dir=str(video_file.parent), min_pixels=4096
     )

@@ -53,36 +53,34 @@ def optimizer_batch(rows: Sequence[ScoringRow], *, first: int = 0, view: str | N
 def test_rows_go_to_one_rank_and_results_return_in_order(
     prompts: list[int], lengths: list[int], num_ranks: int, per_update: int
 ) -> None:
-    """Prompts stay together."""
     rows = [row(prompt, length) for prompt, length in zip(prompts, lengths, strict=False)]
     assignment = dispatch.Assignment(num_ranks, prompts_per_update=per_update)
-    places = assignment.places(rows)
+    places = assignment.indices_of(rows)
     assert sorted(index for indices in places for index in indices) == list(range(len(rows)))
     homes = {(rows[index].prompt, rank) for rank, indices in enumerate(places) for index in indices}
     assert len(homes) == len(set(prompts[: len(rows)]))
     parts = dispatch.take([f"row {index}" for index in range(len(rows))], places)
     assert dispatch.in_order(parts, places) == [f"row {index}" for index in range(len(rows))]
-    later = assignment.places(rows[::-1])
+    later = assignment.indices_of(rows[::-1])
     assert {(rows[::-1][index].prompt, rank) for rank, indices in enumerate(later) for index in indices} == homes
 
 
 def test_tokens_are_balanced_within_each_optimizer_step() -> None:
     """Prompts of 8, 2, 2, 8 tokens, two per update: over the whole 0+1 against 2+3 would be even, and within no update."""
     rows = [row(0, 8), row(1, 2), row(2, 2), row(3, 8)]
-    places = dispatch.Assignment(2, prompts_per_update=2).places(rows)
+    places = dispatch.Assignment(2, prompts_per_update=2).indices_of(rows)
     assert places == [[0, 2], [1, 3]]
-    together = dispatch.Assignment(2, prompts_per_update=4).places([row(0, 9), row(1, 4), row(2, 3), row(3, 2)])
+    together = dispatch.Assignment(2, prompts_per_update=4).indices_of([row(0, 9), row(1, 4), row(2, 3), row(3, 2)])
     assert together == [[0], [1, 2, 3]]
 
 
 def test_prompts_seen_later_go_to_the_rank_with_less_work() -> None:
     assignment = dispatch.Assignment(2, prompts_per_update=8)
-    assert assignment.places([row(0, 5), row(1, 9)]) == [[1], [0]]
-    assert assignment.places([row(2, 3), row(1, 2), row(0, 2)]) == [[1], [0, 2]]
+    assert assignment.indices_of([row(0, 5), row(1, 9)]) == [[1], [0]]
+    assert assignment.indices_of([row(2, 3), row(1, 2), row(0, 2)]) == [[1], [0, 2]]
 
 
 def test_an_optimizer_batch_is_cut_along_the_ranks() -> None:
-    """Its totals stay whole."""
     rows = [row(0, 5), row(1, 5), row(0, 5), row(1, 5)]
     batch = optimizer_batch(rows)
     (first,), (second,) = dispatch.split_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
@@ -103,7 +101,6 @@ def test_a_rank_without_rows_gets_an_empty_part() -> None:
 
 
 def test_distilled_rows_keep_names_and_weights_on_their_rank() -> None:
-    """They keep their view as well."""
     rows = [dataclasses.replace(row(prompt, 5), row=number) for prompt, number in ((1, 3), (0, 2), (0, 0))]
     batch = optimizer_batch(rows, view="hinted")
     (first,), (second,) = dispatch.split_batches([batch], dispatch.Assignment(2, prompts_per_update=2), 2)
@@ -141,12 +138,11 @@ def test_requests_are_spread_by_the_tokens_they_may_come_to() -> None:
         GenerationRequest(prompt_ids=(1,), num_prompt_tokens=length, images=(), seed=0) for length in (100, 10, 20, 30)
     ]
     settings = SamplingSettings(num_samples=4, max_response_length=10)
-    assert dispatch.request_places(requests, settings, 2) == [[0], [1, 2, 3]]
+    assert dispatch.request_indices(requests, settings, 2) == [[0], [1, 2, 3]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
 def test_tensors_arrive_bit_for_bit_and_slices_alone(dtype: torch.dtype) -> None:
-    """A slice travels without what it was cut from."""
     whole = torch.arange(4000).reshape(1000, 4).to(dtype)
     sent = {"slice": whole[3:5], "empty": whole[:0], "scalar": whole[1, 1], "column": whole[:3, 1]}
     message = encode(sent)
@@ -192,7 +188,6 @@ def test_sent_images_travel_once_per_step(
 
 
 def test_images_of_a_dataset_travel_as_a_handle(store: ImageStore, tmp_path: Path) -> None:
-    """They are read where they arrive."""
     from datasets import Dataset, Features, List, Value
     from datasets import Image as ImageFeature
 
@@ -217,7 +212,6 @@ def test_images_of_a_dataset_travel_as_a_handle(store: ImageStore, tmp_path: Pat
 
 @pytest.mark.parametrize("by_source", [True, False])
 def test_videos_travel_by_value_with_times_and_frames(store: ImageStore, by_source: bool) -> None:
-    """They do so also to a worker that reads images itself."""
     video = Video(
         frames=numpy.arange(4 * 2 * 2 * 3, dtype=numpy.uint8).reshape(4, 2, 2, 3),
         frame_numbers=(0, 4, 7, 11),

@@ -38,7 +38,6 @@ def test_workers_get_the_engines_variables_and_no_secret(monkeypatch: pytest.Mon
 def test_workers_share_the_smallest_machines_cores(
     monkeypatch: pytest.MonkeyPatch, machines: list[dict[str, float]], devices: int, cpus: float, gpus: int
 ) -> None:
-    """Each takes a GPU."""
     nodes = [{"Alive": True, "Resources": resources} for resources in machines]
     monkeypatch.setattr("ray.nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 0.1}}])
     share = _share(devices)

@@ -180,7 +180,6 @@ class LargestLive(TorchDispatchMode):
 
 @pytest.mark.parametrize("value_bytes", [2, 4])
 def test_a_gradientless_pass_holds_half_to_all_of_its_bound(value_bytes: int) -> None:
-    """The bound is half of what a block keeps for backward."""
     import transformers
 
     config = model_config(build_tokenizer())
@@ -260,7 +259,6 @@ def test_a_worker_warns_or_ends_before_it_loads_a_model(
 
 @pytest.mark.heavy
 def test_training_on_a_gpu_of_40_mb_ends_with_code_2(tmp_path: Path) -> None:
-    """It ends before anything is written."""
     small = card("a small card", (9, 0), 0.04) | {"free": 39_000_000}
     command = [
         sys.executable, "-m", "cepo.train", f"config={REPOSITORY}/configs/microgeo/quickstart.yaml",

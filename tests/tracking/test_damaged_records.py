@@ -59,7 +59,6 @@ def test_a_column_without_values_is_named_where_it_needs_some(folder: Path) -> N
 
 @pytest.mark.parametrize("name", ["../../secret.png", "/etc/hostname", "pipe", "", "0" * 32 + ".png", "link.png"])
 def test_an_image_is_read_only_where_its_content_names_it(folder: Path, name: str) -> None:
-    """No file outside the folder is read, and a damaged image is noticed."""
     (folder.parent.parent / "secret.png").write_bytes(PICTURE)
     os.mkfifo(folder / "images" / "pipe")
     (folder / "images" / "link.png").symlink_to(folder.parent.parent / "secret.png")

@@ -79,7 +79,6 @@ def test_records_of_a_later_format_are_refused_and_kept(tmp_path: Path) -> None:
 
 
 def test_metrics_deleted_in_a_run_are_told_and_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With all rows, which the open file still has."""
     tracker = build_tracker(["file"], RunDescription(folder=tmp_path, config_text="{}\n", max_steps=3))
     tracker.log_metrics(1, {"reward/mean": 0.5})
     (tmp_path / "metrics.jsonl").unlink()

@@ -141,9 +141,9 @@ def test_a_trend_goes_from_the_lowest_to_the_highest() -> None:
 
 def test_a_board_fits_40_columns_and_an_ascii_terminal() -> None:
     board = Board("run", 10)
-    board.see_metrics(3, {"reward/mean": 0.5, "actor/grad_norm": 2.0}, remaining_seconds=90.0)
+    board.add_metrics(3, {"reward/mean": 0.5, "actor/grad_norm": 2.0}, remaining_seconds=90.0)
     record = group(3, [rollout(right=False)])
-    board.see_sample(record.step, right=record.rollouts[0].right, response="word " * 100)
+    board.add_sample(record.step, right=record.rollouts[0].right, response="word " * 100)
     console = Console(width=40, record=True, file=open(os.devnull, "w", encoding="ascii"))  # noqa: SIM115
     console.print(board)
     lines = console.export_text().splitlines()

@@ -164,7 +164,6 @@ def test_a_sink_without_its_library_names_the_extra(name: str, tmp_path: Path) -
 
 
 def test_a_folder_named_wandb_is_not_taken_for_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder is in the working directory."""
     name = "folder_that_is_no_library"
     (tmp_path / name).mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))

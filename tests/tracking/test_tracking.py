@@ -171,7 +171,6 @@ def test_a_rollout_with_2_tokens_and_3_deltas_is_refused() -> None:
 
 
 def test_text_with_odd_separators_stays_on_one_line(tmp_path: Path) -> None:
-    """The text has line separators and a lone surrogate."""
     text = "a\u2028b\x85c\n\udc80 °"
     file = LineFile(tmp_path / "lines.jsonl")
     file.append({"text": text})
@@ -200,7 +199,6 @@ def test_two_calls_for_one_step_give_one_row_with_both_metrics(tmp_path: Path) -
 
 
 def test_a_shorter_replacement_leaves_no_rest_of_the_longer(tmp_path: Path) -> None:
-    """The replacement is that of the last row."""
     file = LineFile(tmp_path / "lines.jsonl")
     file.append({"step": 1})
     file.append({"step": 2, "value": 0.123456789})
@@ -211,7 +209,6 @@ def test_a_shorter_replacement_leaves_no_rest_of_the_longer(tmp_path: Path) -> N
 
 
 def test_a_torn_last_line_is_skipped_and_then_cut(tmp_path: Path) -> None:
-    """The reader skips it, and the writer cuts it."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "reward/mean": 0.5}\n{"step": 2, "reward/me')
     assert [row.step for row in read_metrics(tmp_path)] == [1]
@@ -240,7 +237,6 @@ def test_a_broken_line_in_the_middle_names_file_and_line(tmp_path: Path) -> None
 
 
 def test_resuming_after_step_2_drops_steps_3_and_4(tmp_path: Path) -> None:
-    """Rows and rollouts are dropped."""
     first = build_tracker(["file"], run_in(tmp_path))
     for step in range(5):
         first.log_metrics(step, {"reward/mean": 0.1 * step})
@@ -410,7 +406,6 @@ class RequiredFailingSink(FailingSink):
 
 
 def test_a_failing_optional_sink_is_dropped_with_1_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The file continues."""
     failing = FailingSink()
     tracker = Tracker({"failing": failing, "file": build_sink("file", run_in(tmp_path))})
     with caplog.at_level(logging.WARNING):

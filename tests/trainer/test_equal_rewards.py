@@ -34,5 +34,4 @@ def test_three_steps_of_equal_rewards_are_reported(
 def test_two_equal_steps_or_one_other_reward_say_nothing(
     steps: list[list[float]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The steps are the first three."""
     assert warned(caplog, *steps) == []

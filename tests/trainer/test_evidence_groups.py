@@ -53,7 +53,6 @@ def group_of(
 
 
 def test_an_answer_equal_to_the_truth_is_no_wrong_reference(pool: RewardPool) -> None:
-    """The verifier refuses it and the grader finds it equal."""
     # A stricter verifier than the grader, one that wants another format or a proof.
     group = group_of(pool, "0.5", [(r"\boxed{0.5}", True), (r"\boxed{1/2}", False), (r"\boxed{3}", False)])
     assert [rollout.answer_equals_ground_truth for rollout in group.rollouts] == [True, True, False]

@@ -43,7 +43,6 @@ def on_policy_rows(*settings: str) -> list[bool]:
 
 @pytest.mark.parametrize(("epochs", "expected"), [(1, [True, True, False, False]), (2, [False] * 4)])
 def test_only_the_first_of_one_epochs_batches_is_on_policy(epochs: int, expected: list[bool]) -> None:
-    """In a later epoch the same rows meet weights that have already learnt from them."""
     assert on_policy_rows(f"worker.actor.ppo_epochs={epochs}") == expected
 
 

@@ -26,7 +26,6 @@ def kl_from(reference: list[list[float]]) -> Tensor:
 
 
 def test_each_token_loses_the_coefficient_times_its_kl() -> None:
-    """The last one keeps the reward beside it."""
     # KL: log 2, 0 and 2 log 2; the 7 stands on padding.
     penalties, state = kl_from([[-2 * LOG2, -LOG2], [-3 * LOG2, 7.0]]), TrainerState(kl_coefficient=0.1)
     penalised, metrics = penalise(REWARDS, penalties, MASK, AlgorithmConfig(kl_penalty="kl"), state)
@@ -45,7 +44,6 @@ def test_a_policy_nearer_to_the_reference_earns_more() -> None:
 
 
 def test_an_adaptive_coefficient_follows_the_mean_over_tokens() -> None:
-    """After it was used."""
     state = TrainerState(kl_coefficient=0.1)
     algorithm = AlgorithmConfig(kl_penalty="kl", kl_type="adaptive", kl_target=LOG2 / 1.1, kl_horizon=20.0)
     _, metrics = penalise(REWARDS, kl_from([[-2 * LOG2, -LOG2], [-3 * LOG2, 0.0]]), MASK, algorithm, state)
@@ -62,7 +60,6 @@ def test_a_kl_over_the_vocabulary_is_taken_where_it_was_measured() -> None:
 
 
 def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
-    """It is measured."""
     algorithm = AlgorithmConfig(kl_penalty="kl", use_kl_loss=True)
     penalties = kl_from([[-2 * LOG2, -LOG2], [-3 * LOG2, 0.0]])
     rewards, metrics = penalise(REWARDS, penalties, MASK, algorithm, TrainerState(kl_coefficient=0.1))

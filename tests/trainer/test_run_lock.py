@@ -41,7 +41,6 @@ def holder(folder: Path) -> subprocess.Popen[str]:
 
 
 def test_a_second_run_is_refused_by_the_holders_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It leaves the folder as it was."""
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     process = holder(tmp_path)
     before = sorted(path.name for path in tmp_path.iterdir())
@@ -57,7 +56,6 @@ def test_a_second_run_is_refused_by_the_holders_name(tmp_path: Path, caplog: pyt
 
 
 def test_a_killed_processs_lock_is_taken_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A released one leaves nothing."""
     process = holder(tmp_path)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)

@@ -13,7 +13,6 @@ from cepo.trainer.health import Health
 
 
 def test_the_third_skipped_step_in_a_row_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    """The first is reported."""
     health = Health(TrainerConfig(max_skipped_steps=3))
     for step, (skipped, updates) in enumerate(
         [(0, 2), (1, 2), (2, 2), (2, 2), (0, 0), (1, 2), (2, 2), (2, 2)], start=1

@@ -32,7 +32,6 @@ def path(forest: TokenForest, rows: list[TokenRow], row: int) -> tuple[int, ...]
 
 
 def test_three_contexts_compute_the_prompt_once() -> None:
-    """Each tail is computed once."""
     prompt = tuple(range(1, 41))
     rows = rows_of([(*prompt, 50), (*prompt, 51, 52, 53), (*prompt, 61, 52, 53)], num_responses=8, length=5)
     forest = plan_forest(rows)
@@ -97,7 +96,6 @@ row_lists = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(rows=row_lists, min_shared=st.integers(1, 4), placeholders=st.sampled_from([(), (1,)]))
 def test_every_row_is_read_off_its_path(rows: list[TokenRow], min_shared: int, placeholders: tuple[int, ...]) -> None:
-    """Descendants follow their segment."""
     forest = plan_forest(rows, placeholders=placeholders, min_shared=min_shared)
     for index, row in enumerate(rows):
         assert path(forest, rows, index) == (*row.context, *row.response)[:-1]
@@ -119,7 +117,6 @@ def test_every_row_is_read_off_its_path(rows: list[TokenRow], min_shared: int, p
 @settings(max_examples=200, deadline=None)
 @given(rows=row_lists, budget=st.integers(1, 60))
 def test_packs_hold_each_row_once_within_the_budget(rows: list[TokenRow], budget: int) -> None:
-    """Unless a row alone is above it."""
     packs = pack_rows(plan_forest(rows, min_shared=2), budget=budget)
     assert sorted(row for pack in packs for row in pack) == list(range(len(rows)))
     for pack in packs:

@@ -136,7 +136,6 @@ def test_packed_rows_have_the_tokens_and_positions_of_their_own(
 def test_characters_are_in_the_tokens_found_for_them(
     tiny_processing: Processing, text: str, data: st.DataObject
 ) -> None:
-    """No token before them holds one of them; those behind are not needed for them."""
     tokens = tiny_processing.encode_text(text)
     start = data.draw(st.integers(0, len(text)))
     stop = data.draw(st.integers(start, len(text)))

@@ -14,7 +14,6 @@ from cepo.workers.merged_model import _publish, _require_none
 
 
 def test_a_file_of_experts_alone_is_transposed_and_others_kept(tmp_path: Path) -> None:
-    """Each expert's (out, in) becomes (in, out)."""
     layer = "model.language_model.layers.0"
     experts = {f"{layer}.mlp.experts.gate_up_proj": torch.randn(2, 3, 4)}
     attention = {f"{layer}.self_attn.q_proj.weight": torch.randn(3, 4)}

@@ -58,7 +58,6 @@ def rewrite(folder: Path, change: Callable[[Any], None]) -> None:
 
 
 def test_shards_come_back_bit_for_bit_with_other_values(tmp_path: Path) -> None:
-    """The other values are no tensors."""
     folder = saved(tmp_path / "shards", state())
     loaded = state()
     for tensor in loaded["model"].values():
@@ -71,7 +70,6 @@ def test_shards_come_back_bit_for_bit_with_other_values(tmp_path: Path) -> None:
 
 
 def test_metadata_that_asks_for_code_is_refused_by_name(tmp_path: Path) -> None:
-    """It runs nothing."""
     folder = saved(tmp_path / "shards", state())
     trace = tmp_path / "it_ran"
     metadata = pickle.loads((folder / METADATA).read_bytes())
@@ -86,7 +84,6 @@ def test_metadata_that_asks_for_code_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_a_shards_entry_that_asks_for_code_is_refused(tmp_path: Path) -> None:
-    """It is refused by name and runs nothing."""
     trace = tmp_path / "it_ran"
     hostile = state()
     hostile["optimizer"]["param_groups"][0]["lr"] = Payload(trace)
@@ -97,7 +94,6 @@ def test_a_shards_entry_that_asks_for_code_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_random_state_that_asks_for_code_is_refused(tmp_path: Path) -> None:
-    """It is refused by name and runs nothing."""
     trace, file = tmp_path / "it_ran", tmp_path / "random_state.pt"
     torch.save({"torch": torch.get_rng_state(), "python": Payload(trace), "cuda": []}, file)
     with pytest.raises(CheckpointError, match=r"random_state\.pt is refused, because it asks for \w+\.mkdir"):
@@ -225,7 +221,6 @@ GAMES: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("game", GAMES)
 def test_metadata_that_leaves_a_part_without_data_is_refused(tmp_path: Path, game: str) -> None:
-    """Torch's reader left such a part as it was, without a word."""
     folder = saved(tmp_path / "shards", state())
     rewrite(folder, GAMES[game])
     with pytest.raises(CheckpointError, match=rf"{METADATA} cannot be read"):
@@ -234,7 +229,6 @@ def test_metadata_that_leaves_a_part_without_data_is_refused(tmp_path: Path, gam
 
 @pytest.mark.parametrize("parts", [[(0, 3)], [(0, 1), (1, 2)], [(2, 1), (0, 2)], [(0, 3), (3, 0)]], ids=str)
 def test_chunks_that_cover_a_tensor_are_accepted_in_any_order(tmp_path: Path, parts: list[tuple[int, int]]) -> None:
-    """A rank beyond the last row has a chunk without rows."""
     folder = saved(tmp_path / "shards", state())
     rewrite(folder, lambda metadata: halves(metadata, *parts))
     entry: Any = ShardReader(folder).read_metadata().state_dict_metadata["model.w0"]
@@ -278,7 +272,6 @@ PICKLES: dict[str, bytes] = {
 
 @pytest.mark.parametrize("game", PICKLES)
 def test_no_odd_pickle_gets_past_the_reader(tmp_path: Path, game: str) -> None:
-    """It is neither metadata nor a saved value, and each is one message."""
     folder, file = saved(tmp_path / "shards", state()), tmp_path / "random_state.pt"
     (folder / METADATA).write_bytes(PICKLES[game])
     with pytest.raises(CheckpointError, match=METADATA):

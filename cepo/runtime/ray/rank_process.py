@@ -29,7 +29,7 @@ from cepo.workers.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankLocation:
     """The machine and process of a rank."""
 
     machine: str
@@ -72,10 +72,10 @@ class RankProcess:
         self._worker: Worker | None = None
         self._receiver: Receiver | None = None
 
-    def place(self) -> Place:
+    def location(self) -> RankLocation:
         """Returns the machine and process number of this process."""
         context = ray.get_runtime_context()
-        return Place(machine=ray.util.get_node_ip_address(), node_id=context.get_node_id(), process=os.getpid())
+        return RankLocation(machine=ray.util.get_node_ip_address(), node_id=context.get_node_id(), process=os.getpid())
 
     def free_port(self) -> int:
         """Returns a port of this machine on which nothing listens."""
@@ -83,7 +83,7 @@ class RankProcess:
             probe.bind(("", 0))
             return probe.getsockname()[1]
 
-    def sees(self, file: str) -> bool:
+    def has_file(self, file: str) -> bool:
         """Returns whether this process sees a file that the driver wrote."""
         return os.path.isfile(file)
 

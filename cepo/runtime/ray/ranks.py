@@ -19,7 +19,7 @@ from cepo.config.trainer_schema import TrainerConfig
 from cepo.errors import CepoError, EngineError, WorkerLostError
 from cepo.progress import SECONDS_BETWEEN_LINES, phase
 from cepo.runtime.ray.cluster import Reservation, is_alive, require_alive, worker_environment
-from cepo.runtime.ray.rank_process import Failure, Meeting, Place, RankProcess
+from cepo.runtime.ray.rank_process import Failure, Meeting, RankLocation, RankProcess
 from cepo.runtime.wire import decode
 from cepo.tracking.run_folder import LOGS_FOLDER, require_own_records
 
@@ -50,7 +50,7 @@ class Ranks:
         self.number = trainer.nnodes * trainer.n_gpus_per_node
         require_own_records(self._run_folder, [LOGS_FOLDER])
         self._logs = [self._run_folder / LOGS_FOLDER / f"rank_{rank}.log" for rank in range(self.number)]
-        self._places: list[Place] = []
+        self._locations: list[RankLocation] = []
         self._processes: list[Any] = []
         self._is_built = False
         environment = {"env_vars": worker_environment(trainer.n_gpus_per_node)}
@@ -70,20 +70,20 @@ class Ranks:
             actor: Any = ray.remote(RankProcess).options(**options)
             self._processes.append(actor.remote(os.getcwd(), str(self._logs[rank])))
         try:
-            self._places = self._simple_call("place", what="start")
+            self._locations = self._simple_call("location", what="start")
             self._require_common_storage()
         except BaseException:
             self.end()
             raise
 
     @property
-    def places(self) -> Sequence[Place]:
+    def locations(self) -> Sequence[RankLocation]:
         """The machine and process of each rank."""
-        return self._places
+        return self._locations
 
     def build(self, contents: Sequence[bytes]) -> list[Any]:
         """Connects the ranks, builds their workers, and returns each rank's answer."""
-        address = self._places[0].machine
+        address = self._locations[0].machine
         (port,) = ray.get([self._processes[0].free_port.remote()], timeout=self._trainer.start_timeout_seconds)
         meetings = [
             Meeting(
@@ -128,13 +128,13 @@ class Ranks:
         if is_alive():
             for process in self._processes:
                 ray.kill(process, no_restart=True)
-            for place in self._places:
-                _kill(place)
+            for location in self._locations:
+                _kill(location)
             self._reservation.release()
         else:  # Ray's calls would wait forever; this process's own cluster has no other machine
-            for place in self._places:
-                _kill_here(place.process)
-        self._processes, self._places = [], []
+            for location in self._locations:
+                _kill_here(location.process)
+        self._processes, self._locations = [], []
 
     def _answers(
         self, calls: Sequence[Any], *, what: str, seconds: float, arrived: Callable[[int, Any], None] | None = None
@@ -206,10 +206,10 @@ class Ranks:
         return "\n".join(text.splitlines()[-_LAST_LINES:])
 
     def _name(self, rank: int) -> str:
-        if rank >= len(self._places):
+        if rank >= len(self._locations):
             return f"rank {rank}"
-        place = self._places[rank]
-        return f"rank {rank} (machine {place.machine}, process {place.process})"
+        location = self._locations[rank]
+        return f"rank {rank} (machine {location.machine}, process {location.process})"
 
     def _require_common_storage(self) -> None:
         probe = self._run_folder / f".probe-{uuid.uuid4().hex}"
@@ -218,7 +218,7 @@ class Ranks:
         try:
             deadline = time.monotonic() + _STORAGE_SECONDS
             while True:
-                seen = self._simple_call("sees", str(probe), what="look for a file")
+                seen = self._simple_call("has_file", str(probe), what="look for a file")
                 if all(seen):
                     return
                 if time.monotonic() > deadline:
@@ -246,17 +246,19 @@ class Ranks:
             raise WorkerLostError(f"a worker process could not {what}: {error}") from error
 
 
-def _kill(place: Place) -> None:
+def _kill(location: RankLocation) -> None:
     """Kills a process by SIGKILL, which ends even stopped or hung processes, and waits until it is gone."""
-    if place.node_id == ray.get_runtime_context().get_node_id():
-        _kill_here(place.process)
+    if location.node_id == ray.get_runtime_context().get_node_id():
+        _kill_here(location.process)
         return
-    on_its_machine = NodeAffinitySchedulingStrategy(place.node_id, soft=False)
+    on_its_machine = NodeAffinitySchedulingStrategy(location.node_id, soft=False)
     remote: Any = ray.remote(_kill_here).options(num_cpus=0, scheduling_strategy=on_its_machine)
     try:
-        ray.get(remote.remote(place.process), timeout=30)
+        ray.get(remote.remote(location.process), timeout=30)
     except RayError as error:  # the machine itself is gone, and the process with it
-        logger.warning("process %d on %s could not be ended: %s", place.process, place.machine, type(error).__name__)
+        logger.warning(
+            "process %d on %s could not be ended: %s", location.process, location.machine, type(error).__name__
+        )
 
 
 def _kill_here(process: int) -> None:

@@ -51,7 +51,7 @@ class RayBackend:
         self._prompts_per_update = config.worker.actor.global_batch_size
         self._begin_step()
         self._bytes, self._tokens = [0] * number, [0] * number
-        machines, size = sorted({place.machine for place in self.ranks.places}), self._ranks_per_engine
+        machines, size = sorted({location.machine for location in self.ranks.locations}), self._ranks_per_engine
         shared = "each with its own" if size == 1 else f"each {size} sharing a"
         logger.info("%d workers on %s, %s %s engine", number, ", ".join(machines), shared, self.generator_name)
 
@@ -63,15 +63,15 @@ class RayBackend:
     ) -> list[list[Generation]]:
         self._begin_step()
         size = self._ranks_per_engine
-        places = dispatch.request_places(requests, settings, self.ranks.number // size)
-        arguments = [(part, settings) for part in dispatch.take(requests, places) for _ in range(size)]
+        indices = dispatch.request_indices(requests, settings, self.ranks.number // size)
+        arguments = [(part, settings) for part in dispatch.take(requests, indices) for _ in range(size)]
 
         def arrived(rank: int, groups: Sequence[list[Generation]]) -> None:
             if on_finished is not None and rank % size == 0:
-                for index, group in zip(places[rank // size], groups, strict=True):
+                for index, group in zip(indices[rank // size], groups, strict=True):
                     on_finished(index, group)
 
-        return dispatch.in_order(self.call("generate", arguments, arrived=arrived)[::size], places)
+        return dispatch.in_order(self.call("generate", arguments, arrived=arrived)[::size], indices)
 
     def score(self, rows: Sequence[ScoringRow], **options: Unpack[ScoringOptions]) -> list[Tensor]:
         return self._pass("score", rows, **options)
@@ -128,11 +128,11 @@ class RayBackend:
             sender.forget()
 
     def _pass(self, method: str, rows: Sequence[ScoringRow], **keywords: Any) -> list[Tensor]:
-        places = self._assignment.places(rows)
-        arguments = [(part,) for part in dispatch.take(rows, places)]
+        indices = self._assignment.indices_of(rows)
+        arguments = [(part,) for part in dispatch.take(rows, indices)]
         for rank, (part,) in enumerate(arguments):
             self._tokens[rank] += sum(row.num_tokens for row in part)
-        return dispatch.in_order(self.call(method, arguments, **keywords), places)
+        return dispatch.in_order(self.call(method, arguments, **keywords), indices)
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
         return self.call(method, [arguments] * self.ranks.number)

@@ -92,7 +92,6 @@ def test_more_tokens_add_the_layers_own_activations(benchmark: ModuleType, monke
 def test_the_benchmark_measures_both_ways_in_processes(
     tmp_path: Path,
 ) -> None:
-    """It records sizes and versions."""
     out = tmp_path / "results" / "memory.json"
     sizes = ["--vocabulary", "8192", "--tokens", "256", "--hidden", "32"]
     done = subprocess.run(

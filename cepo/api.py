@@ -1,0 +1,148 @@
+"""Provides the commands `config`, `evaluate` and `merge` as functions that return values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cepo.config import RunConfig, check_config
+from cepo.config import load_config as _load_config
+from cepo.foreign_files import read_objects
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def load_config(file: Path | str | None = None, settings: Mapping[str, object] | None = None) -> RunConfig:
+    """Returns a checked configuration: a YAML file, overridden by settings.
+
+    Args:
+        file: as after `config=` on a command line, such as `microgeo/quickstart`; None for the defaults.
+        settings: values by dotted name. A text is read as on a command line, so that "1e-3" is a number.
+
+    Raises:
+        ConfigError: the file does not exist, or a setting is unknown, has the wrong type or contradicts another.
+    """
+    config = _load_config(_arguments(file, settings))
+    check_config(config)
+    return config
+
+
+def evaluate(
+    checkpoint: Path | str | None = None,
+    data: str | None = None,
+    *,
+    config: Path | str | None = None,
+    settings: Mapping[str, object] | None = None,
+    out: Path | str | None = None,
+    n: int | None = None,
+    temperature: float | None = None,
+) -> Evaluation:
+    """Measures the accuracy of a checkpoint or a model on data and benchmarks, as `cepo evaluate` does.
+
+    Args:
+        checkpoint: `global_step_<N>` of a run, a model folder or a hub name; None for the configuration's model.
+        data: sources, separated by commas; None for `data.val_files`.
+        config: as in `load_config`; None for the settings of the checkpoint's run.
+        settings: as in `load_config`.
+        out: a new folder for the results; None for one below `evaluations`.
+        n: responses per problem.
+        temperature: sampling temperature; 0 is greedy and needs n = 1.
+
+    Raises:
+        ConfigError, CheckpointError, DataError, EngineError, RewardError: as `cepo evaluate` reports them.
+    """
+    from cepo.commands.evaluate import evaluate as evaluated
+    from cepo.commands.evaluate import make_plan
+
+    own = {"checkpoint": checkpoint, "data": data, "out": out}
+    sampling = {"n": n, "temperature": temperature}
+    arguments = _arguments(config, settings)
+    arguments += [
+        f"worker.rollout.val_override_config.{key}={each}" for key, each in sampling.items() if each is not None
+    ]
+    plan = make_plan({key: str(each) for key, each in own.items() if each is not None}, arguments)
+    return Evaluation(folder=plan.out, results=evaluated(plan))
+
+
+def merge(
+    checkpoint: Path | str,
+    out: Path | str,
+    *,
+    base: str | None = None,
+    chat_template: Path | str | None = None,
+    dtype: Literal["bf16", "fp16", "fp32"] | None = None,
+    trust_remote_code: bool = False,
+) -> Path:
+    """Exports a checkpoint as a Hugging Face folder, as `cepo merge` does, and returns the folder.
+
+    Args:
+        checkpoint: `global_step_<N>` of a run, or its subfolder `actor`.
+        out: a folder that does not exist or is empty.
+        base: the model that training started from; None for the one that the run names.
+        chat_template: file of the template that the run was trained with; None for the run's.
+        dtype: type of the written weights; None for the base's.
+        trust_remote_code: whether Python code that comes with the base may run.
+
+    Raises:
+        CheckpointError: the checkpoint or its base cannot be read, or `out` cannot be written.
+    """
+    from cepo.commands.merge import find_base
+    from cepo.workers.merged_model import actor_folder, merge_checkpoint
+
+    actor = actor_folder(Path(checkpoint))
+    template = None if chat_template is None else Path(chat_template)
+    found = find_base(actor, path=base, chat_template=template, trust_remote_code=trust_remote_code)
+    merge_checkpoint(actor, Path(out), found, dtype=dtype)
+    return Path(out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The results of an evaluation.
+
+    Attributes:
+        folder: where they were written.
+        results: the content of `evaluation.json`.
+    """
+
+    folder: Path
+    results: Mapping[str, Any]
+
+    @cached_property
+    def accuracy(self) -> pandas.DataFrame:
+        """Accuracy in [0, 1] by benchmark, with its standard error over problems and the numbers of problems and responses."""
+        import pandas
+
+        rows = {
+            name: {
+                "accuracy": figures["accuracy"]["mean"],
+                "error": figures["accuracy"]["error"],
+                "num_problems": figures["num_problems"],
+                "num_responses": figures["num_responses"],
+            }
+            for name, figures in self.results["benchmarks"].items()
+        }
+        return pandas.DataFrame.from_dict(rows, orient="index")
+
+    @cached_property
+    def responses(self) -> pandas.DataFrame:
+        """The graded responses, one row each: benchmark, problem_id, response, answer, correct, length, ..."""
+        import pandas
+
+        from cepo.evaluation.results import GENERATIONS_FILE
+
+        return pandas.DataFrame(list(read_objects(self.folder / GENERATIONS_FILE, within=self.folder)))
+
+
+def _arguments(file: Path | str | None, settings: Mapping[str, object] | None) -> list[str]:
+    """Returns a command line. JSON is YAML, so other values than texts keep their type."""
+    texts = {
+        key: str(value) if isinstance(value, str | Path) else json.dumps(value)
+        for key, value in (settings or {}).items()
+    }
+    return [*([] if file is None else [f"config={file}"]), *(f"{key}={text}" for key, text in texts.items())]

@@ -1,0 +1,306 @@
+"""Puts cepo's methods into verl's synchronous trainer: rollouts, rewards, engines, loss stay verl's, credit becomes cepo's.
+
+`verl` loads this module by the entry point group `verl.plugins`, which registers `trainer.v1.trainer_mode=cepo_sync`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from itertools import groupby
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import transfer_queue as tq  # pyright: ignore[reportMissingImports]
+from omegaconf import DictConfig, OmegaConf
+from pydantic import Field
+from tensordict import TensorDict  # pyright: ignore[reportMissingImports]
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transfer_queue import KVBatchMeta  # pyright: ignore[reportMissingImports]
+from verl.experimental.agent_loop import AgentLoopWorker  # pyright: ignore[reportMissingImports]
+from verl.trainer.ppo.v1 import get_trainer_cls  # pyright: ignore[reportMissingImports]
+from verl.trainer.ppo.v1.trainer_base import register_trainer  # pyright: ignore[reportMissingImports]
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict  # pyright: ignore[reportMissingImports]
+from verl.utils.tokenizer import get_processor_token_id  # pyright: ignore[reportMissingImports]
+
+from cepo.algorithms import build_estimator
+from cepo.errors import ConfigError, DataError
+from cepo.integrations.gathered import References, Row, Texts, rollouts_of
+from cepo.integrations.hinted_messages import spliced
+from cepo.metrics import Metrics, fraction, merge_metrics, results
+from cepo.sections import read_section, section
+from cepo.trainer.asking import Rollouts
+from cepo.types import Reference, TokenBatch, TokenSignal
+
+MODE = "cepo_sync"
+"""The value of `trainer.v1.trainer_mode`, and the section under `trainer.v1` with the settings."""
+_PARTITION = "cepo_teachers"
+_FIELDS = [
+    "prompts",
+    "responses",
+    "response_mask",
+    "rm_scores",
+    "old_log_probs",
+    "multi_modal_inputs",
+    "raw_prompt",
+    "reward_model",
+    "extra_info",
+    "extra_fields",
+]
+"""What a row of verl's queue must have; `extra_fields` holds the reward function's further results."""
+
+
+@section
+class CepoSettings:
+    """The section `trainer.v1.cepo_sync` of verl's configuration."""
+
+    method: str = Field(default="cepo", description="A method, as in `algorithm.adv_estimator`.")
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    solution_key: str = Field(default="solution", description="Key of `extra_info` with the worked solution.")
+    correct_key: str | None = Field(
+        default=None,
+        description="Result of the reward function that is at least 0.5 for right rollouts; null: its score.",
+    )
+    answer_function: str | None = Field(default=None, description="As in `worker.reward.answer_function`.")
+
+
+@register_trainer(MODE)
+class CepoTrainer(get_trainer_cls("sync")):
+    """verl's synchronous trainer whose tokens have the advantages (B, T) of a method of cepo.
+
+    A teacher reads the row's own prompt tokens with the reference's tokens spliced in, the row's pixel tensors, and
+    positions computed anew. verl's actor workers score it as they score the student. `docs/verl.md` lists what verl's
+    settings mean here.
+
+    Raises:
+        ConfigError: the method or a setting is unknown, or needs a loss, critic, rollout or teacher that verl lacks.
+    """
+
+    def __init__(self, config: DictConfig) -> None:
+        own = config.trainer.v1.get(MODE)
+        given: Any = {} if own is None else OmegaConf.to_container(own, resolve=True)
+        self._settings = read_section(CepoSettings, given, path=f"trainer.v1.{MODE}")
+        self.estimator = build_estimator(self._settings.method, self._settings.settings)
+        source = self.estimator.teacher.source
+        needs = {
+            "a loss over the whole vocabulary": self.estimator.distilled_view is not None,
+            "the critic of verl's own gae": self.estimator.needs_values,
+            "a greedy rollout of each prompt": self.estimator.needs_baseline,
+            f"teacher.source {source}": source != "actor",
+        }
+        if lacking := [name for name, is_needed in needs.items() if is_needed]:
+            raise ConfigError(
+                f"method {self._settings.method} needs {' and '.join(lacking)}, which {MODE} lacks and `cepo train` has"
+            )
+        # verl compares the mode with "sync", and its default estimator, gae, would start a critic.
+        config.trainer.v1.trainer_mode, config.algorithm.adv_estimator = "sync", "grpo"
+        super().__init__(config)
+
+    def _init_tokenizer(self) -> None:
+        super()._init_tokenizer()
+        self._texts = Texts(self.tokenizer, [self.tokenizer.eos_token_id])
+        seed = self.config.data.get("seed") or 0
+        self._references = References(self.estimator, self._texts, seed, self._settings.answer_function)
+        self._placeholders = {get_processor_token_id(self.processor, kind) for kind in ("image", "video")}
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Lets verl apply its KL penalty and rollout correction, then replaces the advantages by the method's."""
+        where = {"keys": batch.keys, "partition_id": batch.partition_id}
+        data = _rows_of(tq.kv_batch_get(**where, select_fields=_FIELDS))
+        written = super()._compute_advantage(batch, metrics)
+        groups = _groups(batch, at_least=2 if self.estimator.needs_group else 1)
+        kept = [row for group in groups for row in group]
+        if self.config.algorithm.use_kl_in_reward:
+            rewards = _rows_of(tq.kv_batch_get(**where, select_fields=["token_level_rewards"]))
+            data = [one | {"rm_scores": other["token_level_rewards"]} for one, other in zip(data, rewards, strict=True)]
+        advantages = [torch.zeros(len(row["responses"])) for row in data]
+        if kept:
+            signal = self._signal([data[row] for row in kept], [len(group) for group in groups])
+            metrics |= results(signal.metrics)
+            for row, values in zip(kept, signal.advantages, strict=True):
+                advantages[row] = values[: len(advantages[row])].float()
+        fields = {name: _nested(advantages) for name in ("advantages", "returns")}
+        tq.kv_batch_put(**where, fields=TensorDict(fields, batch_size=len(data)))
+        return written
+
+    def _signal(self, data: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> TokenSignal:
+        """Computes the advantages (B, T) of rows whose groups have these sizes in ascending order, and metrics."""
+        estimator, step = self.estimator, self.global_steps - 1
+        rows = [self._row(each) for each in data]
+        mask = _padded([torch.tensor(row.own) for row in rows])
+        group_ids = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+        last = mask.shape[1] - 1 - mask.flip(1).int().argmax(dim=1)
+        totals = torch.stack([each["rm_scores"].sum() for each in data]).float()
+        correct = self._correct(data)
+        live = estimator.live_rows(totals, group_ids)
+        shown, metrics = dict[str, list[Reference | None]](), Metrics()
+        if estimator.needs_teacher(step=step):
+            shown, metrics = self._shown(rows, totals, correct, sizes)
+        has_reference = {view: torch.tensor([each is not None for each in of]) for view, of in shown.items()}
+        if shown:
+            live = estimator.learning_rows(live, has_reference)
+        old = _padded([each["old_log_probs"].float() for each in data])
+        for view, has in has_reference.items():
+            metrics[f"references/{view}_used"] = fraction(int((has & live).sum()), int(live.sum()))
+        rewards = torch.zeros(mask.shape)
+        rewards[range(len(rows)), last] = totals  # at the last token that the policy wrote
+        batch = TokenBatch(
+            token_level_rewards=rewards,
+            response_mask=mask,
+            old_log_probs=old,
+            group_ids=group_ids,
+            teacher_log_probs=self._teachers(data, shown, live, old),
+            correct=correct,
+            has_reference=has_reference,
+        )
+        signal = estimator.signal(batch, step=step)
+        return replace(signal, metrics=metrics | signal.metrics)
+
+    def _row(self, data: Mapping[str, Any]) -> Row:
+        try:
+            truth = str(data["reward_model"]["ground_truth"])
+        except (KeyError, TypeError):
+            raise DataError(
+                "a row has no `ground_truth` in its column `reward_model`, as verl's data sets have"
+            ) from None
+        solution = (data.get("extra_info") or {}).get(self._settings.solution_key)
+        own = data["response_mask"].bool().tolist()
+        return Row(tuple(data["responses"].tolist()), own, truth, solution, bool(_visuals(data)))
+
+    def _correct(self, data: Sequence[Mapping[str, Any]]) -> Tensor:
+        key = self._settings.correct_key
+        if key is None:
+            return torch.stack([each["rm_scores"].sum() for each in data]) >= 0.5
+        found = [(each.get("extra_fields") or {}).get("reward_extra_info") or {} for each in data]
+        if lacking := [each for each in found if key not in each]:
+            known = ", ".join(lacking[0]) or "none"
+            raise ConfigError(f"trainer.v1.{MODE}.correct_key: the reward function returns no '{key}', but {known}")
+        return torch.tensor([float(each[key]) for each in found]) >= 0.5
+
+    def _shown(
+        self, rows: Sequence[Row], totals: Tensor, correct: Tensor, sizes: Sequence[int]
+    ) -> tuple[dict[str, list[Reference | None]], Metrics]:
+        """Returns what each row's teachers read. Groups differ in size where a rollout failed."""
+        shown: dict[str, list[Reference | None]] = {view: [] for view in self.estimator.views}
+        metrics, first = list[Metrics](), 0
+        for size, equal in groupby(sizes):
+            part = slice(first, first := first + size * len(list(equal)))
+            rollouts = self._rollouts(rows[part], totals[part], correct[part], size)
+            found, counted = self._references.shown(rollouts, rows[part])
+            metrics.append(counted)
+            for view, of in found.items():
+                shown[view] += of
+        return shown, merge_metrics(metrics)
+
+    def _rollouts(self, rows: Sequence[Row], totals: Tensor, correct: Tensor, size: int) -> Rollouts:
+        return rollouts_of(rows, totals, correct, self._texts, group_size=size, step=self.global_steps - 1)
+
+    def _teachers(
+        self,
+        data: Sequence[Mapping[str, Any]],
+        shown: Mapping[str, Sequence[Reference | None]],
+        live: Tensor,
+        old: Tensor,
+    ) -> dict[str, Tensor]:
+        """Scores the live rows that have a reference with the actor's workers: view -> (B, T), `old` elsewhere."""
+        teachers = {view: old.clone() for view in shown}
+        asked = {
+            f"{view}_{row}_0": (view, row, reference)
+            for view, of in shown.items()
+            for row, reference in enumerate(of)
+            if reference is not None and live[row]
+        }
+        if not asked:
+            return teachers
+        fields = [self._teacher_row(data[row], reference) for _, row, reference in asked.values()]
+        tags = [{"status": "success", "seq_len": len(each["input_ids"])} for each in fields]
+        keys = list(asked)
+        tq.kv_batch_put(keys=keys, partition_id=_PARTITION, fields=list_of_dict_to_tensordict(fields), tags=tags)
+        meta = KVBatchMeta(partition_id=_PARTITION, keys=keys, tags=tags)
+        meta = self._balance_batch(meta, {})  # also appends the rows that make the batch divisible
+        temperature = self.config.actor_rollout_ref.rollout.temperature
+        meta.extra_info |= {"calculate_entropy": False, "compute_loss": False, "temperature": temperature}
+        try:
+            self.actor_rollout_wg.compute_log_prob(meta)
+            scored = tq.kv_batch_get(keys=keys, partition_id=_PARTITION, select_fields=["log_probs"])
+        finally:
+            tq.kv_clear(keys=meta.keys, partition_id=_PARTITION)
+        for (view, row, _), values in zip(asked.values(), scored["log_probs"].unbind(), strict=True):
+            length = len(data[row]["responses"])
+            teachers[view][row, :length] = values[-length - 1 : -1].float()  # each position predicts the next token
+        return teachers
+
+    def _teacher_row(self, data: Mapping[str, Any], reference: Reference) -> dict[str, Any]:
+        messages, responses = list(data["raw_prompt"]), data["responses"]
+        hinted, prefix = self._references.teacher_messages(messages, reference)
+        is_blind = reference.blind or not self.estimator.teacher.with_images
+        target = [*self._prompt_ids(hinted), *self._texts.encode_text(prefix)]
+        visuals = {} if is_blind else _visuals(data)
+        if not is_blind:
+            target = spliced(data["prompts"].tolist(), self._prompt_ids(messages), target, self._placeholders)
+        prompts = torch.tensor(target)
+        input_ids = torch.cat([prompts, responses])
+        return {
+            "prompts": prompts,
+            "responses": responses,
+            "input_ids": input_ids,
+            "position_ids": self._positions(input_ids, visuals),
+            "response_mask": torch.ones_like(responses),
+            "loss_mask": torch.ones_like(responses),
+            "multi_modal_inputs": visuals,
+        }
+
+    def _prompt_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Returns the tokens of the conversation and the assistant header, with one placeholder for each image."""
+        options = dict(self.config.data.get("apply_chat_template_kwargs") or {})
+        renderer = self.processor if self.processor is not None else self.tokenizer
+        text = renderer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False, **options)
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def _positions(self, input_ids: Tensor, visuals: Mapping[str, Any]) -> Tensor:
+        """Returns the positions that verl gives to a row: (L,), or (4, L) with M-RoPE."""
+        indexer = getattr(self.processor, "get_rope_index", None)
+        marked = indexer is not None and "mm_token_type_ids" in inspect.signature(indexer).parameters
+        inputs = dict(visuals) | ({"mm_token_type_ids": True} if marked else {})
+        ids, worker = input_ids.unsqueeze(0), SimpleNamespace(processor=self.processor)
+        return AgentLoopWorker._compute_position_ids(worker, ids, torch.ones_like(ids), inputs).squeeze(0)
+
+
+def _groups(batch: KVBatchMeta, *, at_least: int) -> list[list[int]]:
+    """Returns the rows of each prompt in the order of generation, small groups first, without verl's padding rows."""
+    groups: dict[str, dict[int, int]] = defaultdict(dict)
+    for row, (key, tag) in enumerate(zip(batch.keys, batch.tags, strict=True)):
+        if tag.get("is_padding"):
+            continue
+        prompt, session, output = key.rsplit("_", 2)
+        if int(output) > 0:
+            raise DataError(f"an agent loop gave several outputs for one rollout ({key}), whose credit is not defined")
+        groups[prompt][int(session)] = row
+    ordered = [[rows[session] for session in sorted(rows)] for rows in groups.values()]
+    return sorted((group for group in ordered if len(group) >= at_least), key=len)
+
+
+def _rows_of(data: TensorDict) -> list[dict[str, Any]]:
+    """Returns the rows of a batch, whose fields may be nested, stacked or no tensors, as mappings."""
+    columns = {}
+    for name, values in data.items():
+        columns[name] = values.unbind() if isinstance(values, Tensor) else values.tolist()
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _visuals(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the row's inputs to the vision tower; none for a row of text."""
+    found = data.get("multi_modal_inputs") or {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _padded(rows: Sequence[Tensor]) -> Tensor:
+    return pad_sequence(list(rows), batch_first=True)
+
+
+def _nested(rows: Sequence[Tensor]) -> Tensor:
+    return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
