@@ -81,21 +81,17 @@ def check_hub_names(config: RunConfig) -> None:
 def check_devices(config: RunConfig) -> str:
     """Checks that the run's devices are available and describes where training runs. Imports torch.
 
+    In a Ray cluster of several machines each worker checks its own device.
+
     Raises:
         ConfigError: torch cannot be used, or this machine has fewer devices than the run needs.
     """
-    if not runs_on_this_machine(config):
-        address = ray_address(config)
-        return f"device: {'those of the Ray cluster' if address is None else f'those of the Ray cluster at {address}'}"
+    address = ray_address(config)
+    if chosen_launcher(config) == "ray" and (address is not None or config.trainer.nnodes > 1):
+        return "device: those of the Ray cluster" + ("" if address is None else f" at {address}")
     require_usable_torch()
     require_devices(config.trainer.n_gpus_per_node)
     return f"device: {device_in_words()}"
-
-
-def runs_on_this_machine(config: RunConfig) -> bool:
-    """Returns whether all workers run on this machine. In a Ray cluster, each worker checks its own device."""
-    elsewhere = ray_address(config) is not None or config.trainer.nnodes > 1
-    return chosen_launcher(config) == "local" or not elsewhere
 
 
 def ray_address(config: RunConfig) -> str | None:
@@ -104,35 +100,25 @@ def ray_address(config: RunConfig) -> str | None:
 
 
 def check_before_loading(config: RunConfig, rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
-    """Checks that the reward function returns a score and that the adapter's settings name layers of the model.
+    """Checks that the adapter's settings name layers of the model, and that the reward function returns a score.
+
+    It gets the first problem's own answer as the response. If it raises, this only logs a warning, because it may raise
+    on purpose for such a response.
 
     Raises:
         RewardError, ConfigError: one of these checks fails.
     """
-    from cepo.workers.loading import check_adapter_targets
-
-    try_reward(rewards, problems)
-    check_adapter_targets(config.worker.actor)
-
-
-def try_reward(rewards: RewardPool, problems: ProblemSet | MixedProblems) -> None:
-    """Calls the reward function with the first problem and its own answer as the response.
-
-    If the function raises, this only logs a warning, because it may raise on purpose for such a response.
-
-    Raises:
-        RewardError: the result is not a score.
-    """
     from cepo.trainer.asking import reward_input
+    from cepo.workers.loading import check_adapter_targets
 
     problem = problems[0]
     failure = rewards.trial(reward_input(problem, problem.ground_truth, 1, rewards.needs_images))
-    if failure is None:
-        return
-    if failure.breaks_contract:
+    if failure is not None and failure.breaks_contract:
         raise RewardError(f"worker.reward.reward_function={rewards.spec}: {failure.details}")
-    logger.warning(
-        "the reward function fails for a first problem's own answer: %s. If it fails for every response of the first step, the "
-        "run ends there",
-        failure.reason,
-    )
+    if failure is not None:
+        logger.warning(
+            "the reward function fails for a first problem's own answer: %s. If it fails for every response of the first step, "
+            "the run ends there",
+            failure.reason,
+        )
+    check_adapter_targets(config.worker.actor)

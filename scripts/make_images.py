@@ -1,24 +1,33 @@
-"""Draws the images of the credit view in docs/images: `make_images.py [--check]`. Needs Chromium and playwright.
+"""Draws the screenshots in docs/images: `make_images.py [RUN] [--check]`. Needs Chromium, playwright and pillow.
 
-`docs/images/run` has the trace of `cepo show microgeo:model microgeo:validation --problems 2` with quickstart.yaml.
+With a run folder, such as the quickstart's, `docs/images/run` is first replaced with what the screenshots show of it.
 `made_from.txt` has the digest of the code and the run from which the images were drawn; a test compares it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from PIL import Image
+
+from cepo.report.credit_view import credit_view
 from cepo.report.page import write_report
+from cepo.report.recorded_run import load_run
+from cepo.tracking.trace import read_rollouts
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 IMAGES = REPOSITORY / "docs" / "images"
 RUN = IMAGES / "run"
-ROLLOUT = "#step=1&rollout=3"
-SCHEMES = {"credit": "light", "credit_dark": "dark"}
+WIDTHS = {1400: 900, 800: 900, 360: 780}
+SCHEMES = {"": "light", "_dark": "dark"}
+_ENVIRONMENT = ("started", "devices", "processor", "versions", "format")
 
 
 def digest() -> str:
@@ -30,26 +39,67 @@ def digest() -> str:
     return found.hexdigest()
 
 
+def copy_run(source: Path) -> None:
+    """Replaces the run of the images with a run's metrics and settings, and the step whose rollout opens its page."""
+    run = load_run(source)
+    view = credit_view(run, source / "report.html")
+    if view is None:
+        raise SystemExit(f"{source} has no recorded rollouts")
+    step = view["start"]["step"]
+    shutil.rmtree(RUN, ignore_errors=True)
+    (RUN / "rollouts").mkdir(parents=True)
+    (RUN / "images").mkdir()
+    config = (source / "config.yaml").read_text(encoding="utf-8").replace(str(source), "checkpoints/cepo/quickstart")
+    (RUN / "config.yaml").write_text(config.replace(str(Path.home()), "~"), encoding="utf-8")
+    for name in ("metrics.jsonl", f"rollouts/step_{step:08d}.parquet"):
+        shutil.copy(source / name, RUN / name)
+    for group in (group for group in read_rollouts(source) if group.step == step):
+        for image in group.images:
+            (RUN / "images" / f"{hashlib.sha256(image).hexdigest()[:32]}.png").write_bytes(image)
+    starts = json.loads((source / "environment.json").read_text(encoding="utf-8"))
+    kept = [{name: start[name] for name in _ENVIRONMENT if name in start} for start in starts]
+    (RUN / "environment.json").write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+
+
 def draw() -> None:
-    """Writes the page of the run and saves screenshots of its credit view."""
+    """Writes the page of the run and saves its first screen at three widths, and its credit view, light and dark."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
-        page_file = write_report(RUN, Path(folder) / "report.html")
+        shutil.copytree(RUN, Path(folder) / "quickstart")
+        page_file = write_report(Path(folder) / "quickstart")
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, scheme in SCHEMES.items():
-            page = browser.new_page(viewport={"width": 1200, "height": 800}, color_scheme=scheme)
-            page.goto(page_file.as_uri() + ROLLOUT)
-            page.wait_for_selector("#panels .tokens span")
-            page.locator("#credit").screenshot(path=IMAGES / f"{name}.png")
+        for ending, scheme in SCHEMES.items():
+            for width, height in WIDTHS.items():
+                page = _opened(browser, page_file, scheme, width, height)
+                page.wait_for_selector(".first .plot svg")
+                _save(page.screenshot(), f"report_{width}{ending}.png")
+            page = _opened(browser, page_file, scheme, 1200, 800)
+            _save(page.locator("#credit").screenshot(), f"credit{ending}.png")
         browser.close()
+
+
+def _opened(browser: Any, page_file: Path, scheme: str, width: int, height: int) -> Any:
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+    page.goto(page_file.as_uri())
+    page.wait_for_selector("#panels .tokens span")
+    page.wait_for_selector("#first-rollout .tokens span")
+    return page
+
+
+def _save(png: bytes, name: str) -> None:
+    """Saves a screenshot with 128 colours, which a page of text and curves needs no more of."""
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(128).save(IMAGES / name, optimize=True)
 
 
 def main() -> int:
     """Draws the images; with --check, returns 1 instead if they are out of date."""
     made_from = IMAGES / "made_from.txt"
-    if "--check" in sys.argv[1:]:
+    arguments = sys.argv[1:]
+    if "--check" in arguments:
         return 0 if made_from.read_text(encoding="utf-8").strip() == digest() else 1
+    if arguments:
+        copy_run(Path(arguments[0]))
     draw()
     made_from.write_text(digest() + "\n", encoding="utf-8")
     return 0

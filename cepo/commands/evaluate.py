@@ -74,6 +74,7 @@ class Plan:
 def evaluate_planned(plan: Plan) -> int:
     """Evaluates, prints the table of results and returns the exit code: 130 after Ctrl-C, 143 after SIGTERM."""
     from cepo.evaluation.results import results_table
+    from cepo.evaluation.verdicts import PAGE_FILE, write_evaluations
 
     log_to_stderr()
     try:
@@ -81,7 +82,8 @@ def evaluate_planned(plan: Plan) -> int:
     except KeyboardInterrupt:
         print_plain("cepo evaluate: interrupted; what was sampled is in generations.jsonl", to_stderr=True)
         return interrupts.exit_code()
-    print_plain(f"written: {plan.out}")
+    page = write_evaluations([plan.out], plan.out / PAGE_FILE)
+    print_plain(f"page: {page}\nwritten: {plan.out}")
     return 0
 
 

@@ -12,6 +12,7 @@ from cepo.config import RunConfig
 from cepo.config.loader import plain_tree
 from cepo.errors import ConfigError
 from cepo.progress import log_to_stderr
+from cepo.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from cepo.credit.method_list import MeasuredMethod
@@ -70,14 +71,14 @@ def make_credit_plan(
 
 
 def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
-    """Measures as planned and writes the results, or only counts the work; returns the lines to print.
+    """Measures as planned and writes the results, or only counts the work; returns the last lines to print.
 
     Raises:
         ConfigError, DataError, CheckpointError, EngineError, RewardError: a stage failed.
     """
     from cepo.credit.measurement import CreditMeasurement, Effort
     from cepo.credit.session import opened
-    from cepo.credit.tables import credit_markdown
+    from cepo.credit.tables import PAGE_FILE, credit_tables, write_credit_page
     from cepo.hardware.devices import require_usable_torch
     from cepo.microgeo.world import with_embedded_world
     from cepo.tracking.run_folder import write_atomically
@@ -92,6 +93,10 @@ def measure(plan: CreditPlan, *, dry_run: bool = False) -> list[str]:
         measurement = CreditMeasurement(plan.out, session, plan.methods, effort, plan.checkpoint)
         if dry_run:
             return measurement.lines()
-        table = credit_markdown(measurement.run())
-        write_atomically(plan.out / "credit.md", table)
-        return [table, f"written: {plan.out}"]
+        results = measurement.run()
+        tables = credit_tables(results)
+        write_atomically(plan.out / "credit.md", "\n".join(table.markdown() for table in tables))
+        page = write_credit_page(results, plan.out / PAGE_FILE)
+    console = SafeConsole()
+    console.print(*(table.terminal(console.width) for table in tables))
+    return [f"page: {page}", f"written: {plan.out}"]

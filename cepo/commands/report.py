@@ -64,11 +64,12 @@ def _watch(run: Path, out: Path | None) -> None:
 def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     """Prints the comparison of runs, or of evaluations and published tables, and writes it to the files `out`."""
     from cepo.evaluation.published import is_scored, score_table
+    from cepo.evaluation.verdicts import write_evaluations
     from cepo.report.compare import compare_runs, plot_comparison, write_comparison
     from cepo.report.score_tables import TABLE_FORMATS, terminal_blocks, write_table
 
     comparison, of_tables = None, all(map(is_scored, runs))
-    accepted = (*TABLE_FORMATS, *(() if of_tables else (".html", *_FIGURES)))
+    accepted = (*TABLE_FORMATS, ".html", *(() if of_tables else _FIGURES))
     for path in out:
         if path.suffix not in accepted:
             raise ConfigError(f"--out {path}: the ending must be one of {', '.join(accepted)}")
@@ -82,7 +83,9 @@ def compare_runs_or_tables(runs: Sequence[str], out: Sequence[Path]) -> None:
     if comparison is not None and comparison.differing:
         console.print(*terminal_blocks(comparison.settings_table(), console.width))
     for path in out:
-        if comparison is not None and path.suffix == ".html":
+        if path.suffix == ".html" and comparison is None:
+            write_evaluations([*map(Path, runs)], path)
+        elif path.suffix == ".html" and comparison is not None:
             write_comparison(comparison, path)
         elif comparison is not None and path.suffix in _FIGURES:
             plot_comparison(comparison, path)

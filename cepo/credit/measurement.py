@@ -14,8 +14,6 @@ from cepo.credit import agreement
 from cepo.credit.arms import Arm, credit_arms, value_arms
 from cepo.credit.claimed_folder import claim_folder
 from cepo.credit.continuations import Continuations, expected_tokens
-from cepo.credit.drawings import FILE as PICTURE
-from cepo.credit.drawings import draw_credit
 from cepo.credit.method_list import MeasuredMethod
 from cepo.credit.prefixes import Prefix, chosen_tokens, needed_prefixes
 from cepo.credit.session import Session
@@ -105,7 +103,6 @@ class CreditMeasurement:
             **compared(truth, self.rollouts, signals, seed=self.seed),
         }
         write_traces(self._folder, self.rollouts, truth, signals, self._session.processing)
-        draw_credit(results, self._folder / PICTURE)
         write_atomically(self._folder / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
         return results
 

@@ -1,50 +1,115 @@
-"""Formats the results of a measurement as Markdown."""
+"""Presents the results of a measurement: tables for the terminal and Markdown, and a page with bars."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from cepo.report.charts import Chart, Series
+from cepo.report.html import Section, Story, Table, bars, write_page
+from cepo.report.score_tables import Cell, Column, ScoreTable, TableRow
+
+PAGE_FILE = "credit.html"
+_ORACLE = "oracle"
 _CREDIT = {
     "pearson": "Pearson",
-    "pearson_corrected": "corrected",
+    "pearson_corrected": "Pearson corrected",
     "spearman": "Spearman",
-    "spearman_corrected": "corrected",
+    "spearman_corrected": "Spearman corrected",
     "auroc": "AUROC",
     "top_hit": "top-1 hit",
     "share_on_decisive": "share on decisive",
     "sign_agreement": "sign agreement",
 }
-_VALUE = {"pearson": "Pearson", "pearson_corrected": "corrected", "calibration_error": "calibration error"}
+_VALUE = {"pearson": "Pearson", "pearson_corrected": "Pearson corrected", "calibration_error": "calibration error"}
+_PARTS = (
+    ("credit", "Credit of a token, against A*, ± standard error over problems", _CREDIT),
+    ("value", "Value of a prefix, against V, ± standard error over problems", _VALUE),
+)
 
 
-def credit_markdown(results: Mapping[str, Any]) -> str:
-    """Returns the tables of credits and values, each figure with its standard error over problems."""
-    counts = results["counts"]
+def credit_tables(results: Mapping[str, Any]) -> list[ScoreTable]:
+    """Returns the tables of credits and of values; a figure that is undefined has no cell."""
+    return [
+        ScoreTable(
+            title=title,
+            columns=[Column(name=column, digits=3) for column in columns.values()],
+            rows=[
+                TableRow(
+                    name=row["name"],
+                    cells={
+                        column: Cell(mean=row[name]["value"], error=row[name]["error"])
+                        for name, column in columns.items()
+                        if row[name]["value"] is not None
+                    },
+                )
+                for row in results[part]
+            ],
+            notes=_notes(results["counts"]) if part == "credit" else (),
+        )
+        for part, title, columns in _PARTS
+    ]
+
+
+def write_credit_page(results: Mapping[str, Any], out: Path) -> Path:
+    """Writes the page of a measurement: its tables as bars with 95 % intervals, and the values' calibration curves."""
+    description, counts = results["description"], results["counts"]
+    curves = [
+        Series(label=row["name"], steps=[one["believed"] for one in points], values=[one["true"] for one in points])
+        for row in results["value"]
+        if (points := row.get("calibration"))
+    ]
+    perfect = Series(label="calibrated", steps=[0.0, 1.0], values=[0.0, 1.0], help="belief and truth are equal")
+    calibration = Chart(title="Calibration", unit="V", series=[*curves, perfect], x="believed chance of a right end")
+    model = "/".join(Path(str(description["checkpoint"] or description["model"])).parts[-2:])
+    return write_page(
+        out,
+        title=f"Credit of {len(results['credit']) - 1} methods and controls",
+        story=Story(subtitle=f"{model} · {counts['responses']} responses · {description['generator']}"),
+        sections=[
+            Section(
+                title="Credit", closed=False, notes=[*_notes(counts), _LEGEND], tables=[_bar_table(results, *_PARTS[0])]
+            ),
+            Section(title="Value", closed=False, tables=[_bar_table(results, *_PARTS[1])], charts=[calibration]),
+        ],
+    )
+
+
+_LEGEND = (
+    "The thin line of a bar is its 95 % interval. The mark across a column is the row 'oracle': what the truth from one "
+    "half of the continuations reaches against that from the other, as far as any credit can be seen to agree with it."
+)
+
+
+def _bar_table(results: Mapping[str, Any], part: str, title: str, columns: Mapping[str, str]) -> Table:
+    rows: Sequence[Mapping[str, Any]] = results[part]
+    drawn = []
+    for name in columns:
+        limit = next((row[name]["value"] for row in rows if row["name"] == _ORACLE), None)
+        drawn.append(bars([_figure(row[name]) for row in rows], limit))
+    cells = zip(*drawn, strict=True)
+    names = [f"{row['name']} ({row['kind']})" for row in rows]
+    return Table(
+        head=["method", *columns.values()],
+        rows=[[name, *row] for name, row in zip(names, cells, strict=True)],
+        caption=title,
+    )
+
+
+def _figure(figure: Mapping[str, float | None]) -> tuple[float, str, float, float] | None:
+    value, error = figure["value"], figure["error"]
+    if value is None:
+        return None
+    low, high = (value if figure[end] is None else figure[end] for end in ("low", "high"))
+    return value, f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}", low or 0.0, high or 0.0
+
+
+def _notes(counts: Mapping[str, Any]) -> list[str]:
     share = counts["decisive_tokens"] / counts["tokens"]
-    lines = [
+    return [
         f"{counts['responses']} responses to {counts['problems']} problems, {counts['tokens']:,} tokens, of which "
         f"{share:.1%} are decisive (|A*| > 0.25);",
         f"{counts['continuations']:,} continuations of {counts['prefixes']:,} prefixes with {counts['tokens_sampled']:,} "
         f"sampled tokens; {counts['share_right']:.3f} of all responses are right.",
-        "",
-        *_table("credit of a token, against A*", _CREDIT, results["credit"]),
-        "",
-        *_table("value of a prefix, against V", _VALUE, results["value"]),
     ]
-    return "\n".join(lines) + "\n"
-
-
-def _table(title: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield f"| {title} | {' | '.join(columns.values())} |"
-    yield f"| --- |{' --- |' * len(columns)}"
-    for row in rows:
-        yield f"| {row['name']} | {' | '.join(figure_text(row[name]) for name in columns)} |"
-
-
-def figure_text(figure: Mapping[str, float | None]) -> str:
-    """Returns a figure with its error, such as `0.152 ± 0.021`; a dash if it is undefined."""
-    value, error = figure["value"], figure["error"]
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if error is None else f"{value:.3f} ± {error:.3f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import math
 import re
@@ -61,10 +62,10 @@ def image_of(value: Any, image_dir: str | None) -> Image.Image:
 
 
 def bytes_or_path(value: Any) -> Any:
-    """Returns a mapping's `bytes`, or its `path` if it has none; returns other values unchanged.
+    """Returns a mapping's `bytes`, or its `path` if it has none, and the content of a text in base64; else the value.
 
     Raises:
-        DataError: the text is an address or the data itself in base64, not a path.
+        DataError: the text is an address, or is damaged or too long as base64.
     """
     if isinstance(value, dict):
         entries = cast("dict[str, Any]", value)
@@ -72,8 +73,19 @@ def bytes_or_path(value: Any) -> Any:
     if isinstance(value, str) and value.startswith(("http://", "https://")):
         raise DataError(f"{value:.200} is an address, and nothing is downloaded; download it and give the file's path")
     if isinstance(value, str) and _BASE64.match(value):
-        raise DataError(f"{value[:20]}... is base64; decode it with base64.b64decode and give the bytes")
+        return _decoded(value)
     return value
+
+
+def _decoded(text: str) -> bytes:
+    """Returns the content of base64, with or without the head of a data URL."""
+    if len(text) > LARGEST_IMAGE:
+        raise DataError(f"{text[:20]}... has {len(text):,} characters of base64; accepted: at most {LARGEST_IMAGE:,}")
+    content = text.partition(",")[2] if text.startswith("data:") else text
+    try:
+        return base64.b64decode("".join(content.split()), validate=True)
+    except ValueError as error:
+        raise DataError(f"{text[:20]}... is not valid base64; encode the file again, or give its path") from error
 
 
 def verify_image(value: Any, image_dir: str | None) -> tuple[int, int]:

@@ -6,8 +6,8 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import torch
@@ -25,8 +25,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _SHARED_PER_DEVICE = 2 * 2**30
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
+class Gpu(NamedTuple):
     """A GPU as torch reports it; sizes in bytes."""
 
     name: str
@@ -35,8 +34,7 @@ class Gpu:
     free: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(NamedTuple):
     """The resources of this machine, in bytes.
 
     Attributes:
@@ -63,8 +61,7 @@ def inspect_machine() -> Machine:
     gpus: list[Gpu] = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         free, total = torch.cuda.mem_get_info(index)
-        capability, name = torch.cuda.get_device_capability(index), torch.cuda.get_device_name(index)
-        gpus.append(Gpu(name=name, capability=capability, total=total, free=free))
+        gpus.append(Gpu(torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index), total, free))
     memory_total, memory_free = usable_memory()
     faults = (("torch's build", gpu_fault()), ("torchvision", torchvision_fault()))
     return Machine(
@@ -111,17 +108,17 @@ def machine_findings(machine: Machine) -> list[Finding]:
 
 
 def _torch_build(machine: Machine) -> Finding:
-    driver = "" if machine.driver is None else f", driver {machine.driver}"
-    if machine.torch_cuda is None and driver:
-        remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
-        return Finding("torch's build", "warn", f"for CPUs, which cannot use the NVIDIA GPU{driver}", remedy)
-    if machine.torch_cuda is None:
-        return Finding("torch's build", "ok", "for CPUs: suitable only for trying small models")
-    if machine.gpus:
+    subject, driver = "torch's build", "" if machine.driver is None else f", driver {machine.driver}"
+    if machine.torch_cuda is not None and machine.gpus:
         found = f"CUDA {machine.torch_cuda}, compiled for {', '.join(machine.compiled)}{driver}"
-        return Finding("torch's build", "ok", found)
-    found = f"CUDA {machine.torch_cuda}{driver}; no NVIDIA GPU is visible, so runs use the processors"
-    return Finding("torch's build", "info", found)
+        return Finding(subject, "ok", found)
+    if machine.torch_cuda is not None:
+        found = f"CUDA {machine.torch_cuda}{driver}; no NVIDIA GPU is visible, so runs use the processors"
+        return Finding(subject, "info", found)
+    if not driver:
+        return Finding(subject, "ok", "for CPUs: suitable only for trying small models")
+    remedy = "install the extra for GPUs into a fresh environment: pip install 'cepo[gpu]'"
+    return Finding(subject, "warn", f"for CPUs, which cannot use the NVIDIA GPU{driver}", remedy)
 
 
 def gpu_finding(index: int, gpu: Gpu, compiled: Sequence[str]) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,30 +31,37 @@ def write_results(folder: Path, description: Mapping[str, Any], benchmarks: Mapp
 
 
 def results_table(results: Mapping[str, Any]) -> Table:
-    """Returns a table of accuracies in percent with errors, by kind of answer if there are several, and of lengths."""
-    benchmarks: Mapping[str, Any] = results["benchmarks"]
+    """Returns the figures as a table for the terminal."""
+    head, *rows = figure_rows(results)
+    table = Table(title="accuracy in %, ± standard error over independent problems")
+    for heading in head:
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for name, *cells in rows:
+        table.add_row(escape(name), *cells, style="dim" if name.startswith("  ") else None)
+    return table
+
+
+def figure_rows(results: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yields a head, and rows of accuracies in percent with errors, by kind of answer if there are several."""
     num_samples = results["sampling"]["num_samples"]
     largest = [f"pass@{num_samples}"] if num_samples > 1 else []
-    table = Table(title="accuracy in %, ± standard error over independent problems")
-    for heading in ("", "problems", "accuracy", *largest, "tokens", "cut off", "no answer"):
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    for name, figures in benchmarks.items():
-        table.add_row(
-            escape(name),
+    yield ["", "problems", "accuracy", *largest, "tokens", "cut off", "no answer"]
+    rest = [""] * (len(largest) + 3)
+    for name, figures in results["benchmarks"].items():
+        yield [
+            name,
             str(figures["num_problems"]),
             percent(figures["accuracy"]),
             *(percent(figures["pass_at_k"][str(num_samples)]) for _ in largest),
             f"{figures['response_length']['mean']:.0f}",
             f"{100 * figures['share_cut_off']:.1f}",
             f"{100 * figures['share_without_answer']:.1f}",
-        )
+        ]
         kinds = figures["by_kind"]
         for kind in kinds if len(kinds) > 1 else ():
-            table.add_row(f"  {kind}", str(kinds[kind]["num_problems"]), percent(kinds[kind]), style="dim")
+            yield [f"  {kind}", str(kinds[kind]["num_problems"]), percent(kinds[kind]), *rest]
     if "average" in results:
-        table.add_section()
-        table.add_row("average", "", percent(results["average"]))
-    return table
+        yield ["average", "", percent(results["average"]), *rest]
 
 
 def percent(estimate: Mapping[str, Any], *, sign: str = "") -> str:

@@ -18,6 +18,7 @@ from cepo.models.processing import Processing
 from cepo.rewards.benchmark import kind_of, read_answer
 from cepo.rewards.pool import RewardPool
 from cepo.rollout.generator import Generator
+from cepo.tracking.run_folder import thumbnail
 from cepo.trainer.asking import VALIDATION_STEP, Asker, validation_settings
 
 logger = logging.getLogger(__name__)
@@ -98,8 +99,8 @@ def graded_rows(
     """Yields one row per response, in the problems' order; calls `on_progress` with the number of finished problems.
 
     A row has `benchmark`, `problem_id` (the row's number in the source), `cluster`, `kind`, `choices` (the options'
-    texts), `sample`, `ground_truth`, `response`, `answer` (as extracted, or None), `correct`, `length` in tokens,
-    `finished` and `scores`.
+    texts), `sample`, `problem`, `image` (small, with the first sample), `ground_truth`, `response`, `answer` (as
+    extracted, or None), `correct`, `length` in tokens, `finished` and `scores`.
     """
     size = config.data.val_batch_size if config.data.val_batch_size > 0 else _PROBLEMS_AT_ONCE
     for start in range(0, len(task.problems), size):
@@ -120,6 +121,8 @@ def graded_rows(
                     "kind": kind,
                     "choices": list(columns.get("choices") or ()),
                     "sample": sample,
+                    "problem": problem.text,
+                    "image": thumbnail(problem.images) if sample == 0 else None,
                     "ground_truth": problem.ground_truth,
                     "response": response,
                     "answer": read_answer(response, kind, columns["choices"]) if task.is_benchmark else answers[row],

@@ -152,29 +152,25 @@ def device_in_words() -> str:
 
 
 def require_devices(per_machine: int) -> None:
-    """Raises if this machine has fewer devices than a run requires.
+    """Raises ConfigError if this machine has fewer GPUs than a run uses or, without any, fewer processors.
 
     Without a GPU, devices are worker processes, each of which needs a processor.
-
-    Raises:
-        ConfigError: with the available devices.
     """
     import torch
 
-    if per_machine == 1:
-        return
-    asked = f"trainer.n_gpus_per_node={per_machine}"
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if gpus and gpus < per_machine:
+    usable = gpus or num_processors()
+    if per_machine <= max(1, usable):
+        return
+    asked = f"trainer.n_gpus_per_node={per_machine}, but this machine has"
+    if gpus:
         raise ConfigError(
-            f"{asked}, but this machine has {gpus}: {device_in_words()}. Set it to at most {gpus}, or name a Ray cluster with "
-            "trainer.ray_address"
+            f"{asked} {gpus}: {device_in_words()}. Set it to at most {gpus}, or name a Ray cluster with trainer.ray_address"
         )
-    if not gpus and per_machine > num_processors():
-        raise ConfigError(
-            f"{asked}, but this machine has no GPU: {_why_no_gpu()}. Without GPUs it is the number of worker processes, and "
-            f"there are {num_processors()} processors. Set it to 1 (at most {num_processors()}), or run on a machine with GPUs"
-        )
+    raise ConfigError(
+        f"{asked} no GPU: {_why_no_gpu()}. Without GPUs it is the number of worker processes, and there are {usable} "
+        f"processors. Set it to 1 (at most {usable}), or run on a machine with GPUs"
+    )
 
 
 def num_processors() -> int:
@@ -189,11 +185,11 @@ def num_processors() -> int:
 def _why_no_gpu() -> str:
     import torch
 
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build without CUDA"
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if hidden is not None:
-        return f"CUDA_VISIBLE_DEVICES={hidden} hides the GPUs"
+    if shown is not None:
+        return f"CUDA_VISIBLE_DEVICES={shown} hides the GPUs"
     return f"this machine has no NVIDIA GPU, so torch {torch.__version__}, a CUDA build, runs on the processors"
 
 

@@ -21,7 +21,7 @@ class Series:
     """One curve: a value per measured step, with an optional band from `low` to `high`. `help` defines the quantity."""
 
     label: str
-    steps: Sequence[int]
+    steps: Sequence[float]
     values: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
@@ -30,13 +30,14 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Curves over steps with one unit. `stacked` draws stacked bars instead; all series then have the same steps."""
+    """Curves over steps, or over `x`, with one unit. `stacked` draws bars instead; all series then have the same steps."""
 
     title: str
     unit: str
     series: Sequence[Series]
     note: str = ""
     stacked: bool = False
+    x: str = "step"
 
     def without_zeros(self) -> Chart | None:
         """Returns the chart without series that are always 0; None if nothing is left."""
@@ -57,7 +58,7 @@ def chart_data(chart: Chart) -> dict[str, Any]:
         }
         for one, colour, dash in zip(chart.series, itertools.cycle(COLOURS), itertools.cycle(DASHES))
     ]
-    return {"title": chart.title, "unit": chart.unit, "stacked": chart.stacked, "series": series}
+    return {"title": chart.title, "unit": chart.unit, "x": chart.x, "stacked": chart.stacked, "series": series}
 
 
 def save_figure(charts: Sequence[Chart], path: Path, *, columns: int = 3) -> Path:

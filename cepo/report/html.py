@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cepo.report.charts import Chart, chart_data
-from cepo.tracking.run_folder import write_atomically
+from cepo.tracking.run_folder import THUMBNAIL, write_atomically
 
 _ASSETS = Path(__file__).parent / "assets"
+_MOST_CHARACTERS = 5_000_000
+"""Of the responses in one table; more would make a page slow to open."""
+
+
+@dataclass(frozen=True)
+class Thumbnail:
+    """A cell with a small image, given as a data URI."""
+
+    uri: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A cell with a number, its text and a bar; `places` are start, end, low, high and limit in percent of the scale."""
+
+    value: float
+    text: str
+    places: Mapping[str, float]
+
+
+Content = str | float | tuple[float, str] | Thumbnail | Bar | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table that the reader sorts by clicking on a heading.
+    """A table that the reader sorts by clicking on a heading, and searches if it is long.
 
-    Numbers show 3 digits and keep the exact value; a pair is a number with its text.
+    Numbers show 3 digits and keep the exact value; a pair is a number with its text. `filters` are the columns, by
+    number, of which the reader can choose one text.
     """
 
     head: Sequence[str]
-    rows: Sequence[Sequence[str | float | tuple[float, str] | None]]
+    rows: Sequence[Sequence[Content]]
     caption: str = ""
+    filters: Sequence[int] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A graded response; `name` says to which problem, and to which of its samples."""
+
+    name: str
+    problem: str
+    answer: str
+    response: str
+    right: bool
+    image: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +86,54 @@ class Story:
     chart: Chart | None = None
 
 
+def samples_table(measured: Mapping[str, Iterable[Sample]]) -> Table:
+    """Returns the responses of one or two measurements, by their names, side by side; changed verdicts are first."""
+    found: dict[str, dict[str, Sample]] = {}
+    for label, samples in measured.items():
+        for sample in samples:
+            found.setdefault(sample.name, {})[label] = sample
+    listed: list[tuple[str, str | None, list[Content]]] = []
+    for of_problem in found.values():
+        one, *_ = samples = list(of_problem.values())
+        verdict = " → ".join(dict.fromkeys("right" if each.right else "wrong" for each in samples))
+        image = next((each.image for each in samples if THUMBNAIL.fullmatch(each.image or "")), None)
+        texts = [of_problem[label].response if label in of_problem else None for label in measured]
+        listed.append((verdict, image, [one.problem.replace("<image>", ""), one.answer, *texts]))
+    listed.sort(key=lambda row: ("→" not in row[0], row[0] == "right"))
+    sizes = itertools.accumulate(len("".join(map(str, texts))) for _, _, texts in listed)
+    shown = [row for row, size in zip(listed, sizes, strict=True) if size <= _MOST_CHARACTERS]
+    has_images = any(image for _, image, _ in shown)
+    return Table(
+        head=[
+            "verdict",
+            *["image"][: int(has_images)],
+            "problem",
+            "answer",
+            *(f"response {each}" for each in measured),
+        ],
+        rows=[[verdict, *[image and Thumbnail(image)][: int(has_images)], *texts] for verdict, image, texts in shown],
+        caption=f"{len(shown):,} of {len(listed):,} responses, changed and wrong ones first",
+        filters=(0,),
+    )
+
+
+def bars(figures: Sequence[tuple[float, str, float, float] | None], limit: float | None) -> list[Bar | None]:
+    """Returns a column of bars on one scale: of each a value, its text, and the ends of its interval; None stays None."""
+    ends = [0.0, *([] if limit is None else [limit])]
+    ends += [number for figure in figures if figure for number in (figure[0], *figure[2:])]
+    least, size = min(ends), (max(ends) - min(ends)) or 1.0
+
+    def bar(figure: tuple[float, str, float, float] | None) -> Bar | None:
+        if figure is None:
+            return None
+        value, text, low, high = figure
+        numbers = {"start": min(value, 0.0), "end": max(value, 0.0), "low": low, "high": high}
+        numbers |= {} if limit is None else {"limit": limit}
+        return Bar(value, text, {name: round(100 * (number - least) / size, 2) for name, number in numbers.items()})
+
+    return [bar(figure) for figure in figures]
+
+
 def write_page(
     path: Path,
     *,
@@ -74,7 +158,9 @@ def write_page(
         sections=sections,
         credit=credit,
         clocks=clocks or {},
-        charts_from=next((place for place, section in enumerate(sections, 1) if section.charts), 0),
+        charts_from=next(
+            (place for place, part in enumerate(sections, 1) if any(c.x == "step" for c in part.charts)), 0
+        ),
         style=_asset("page.css"),
         scripts=[_asset("page.js"), *([_asset("credit.js")] if credit else [])],
         data=chart_data,

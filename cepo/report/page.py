@@ -14,14 +14,14 @@ from cepo.config.listing import REQUIRED, method_settings, settings_of
 from cepo.report.charts import Chart, save_figure
 from cepo.report.credit_view import credit_view
 from cepo.report.curves import HELD_OUT, run_charts
-from cepo.report.html import Section, Story, Table, write_page
+from cepo.report.html import Sample, Section, Story, Table, samples_table, write_page
 from cepo.report.recorded_run import RunData, as_yaml, load_run
 from cepo.report.summary import result_lines, subtitle, summary_rows
 from cepo.tracking.run_folder import read_environment, read_generations
 from cepo.trees import leaves
 
 REPORT_FILE = "report.html"
-_MOST_SAMPLES = 500
+_SAMPLE_TEXTS = {"problem": "problem", "answer": "ground_truth", "response": "response"}
 
 
 def write_report(run_folder: Path, out: Path | None = None) -> Path:
@@ -96,36 +96,18 @@ def _records(run: RunData) -> Iterator[Section]:
 
 
 def _samples_table(samples: Sequence[Mapping[str, Any]]) -> Table:
-    """Returns each problem's response at the first and at the last validation; those whose verdict changed are first."""
-    first, last = (min(row["step"] for row in samples), max(row["step"] for row in samples))
-    places = collections.Counter[tuple[int, str]]()
-    found: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
+    """Returns each problem's responses at the first and at the last validation."""
+    steps = dict.fromkeys((min(row["step"] for row in samples), max(row["step"] for row in samples)))
+    counts = collections.Counter[tuple[int, str]]()
+    measured: dict[str, list[Sample]] = {f"at step {step}": [] for step in steps}
     for row in samples:
-        step, name = row["step"], row["prompt_id"]
-        found.setdefault((name, places[step, name]), {})[step] = row
-        places[step, name] += 1
-    steps = list(dict.fromkeys((first, last)))
-    rows: list[list[str]] = []
-    for of_step in found.values():
-        shown = [of_step.get(step, {}) for step in steps]
-        verdicts = ["right" if row["accuracy"] >= 0.5 else "wrong" for row in shown if row]
-        about = next((row for row in shown if row), {})
-        texts = [str(row.get("response", "")) for row in shown]
-        rows.append(
-            [
-                " → ".join(dict.fromkeys(verdicts)),
-                str(about.get("problem", "")),
-                str(about.get("ground_truth", "")),
-                *texts,
-            ]
-        )
-    rows = sorted((row for row in rows if row[0]), key=lambda row: "→" not in row[0])
-    head = ["verdict", "problem", "answer", *(f"response at step {step}" for step in steps)]
-    return Table(
-        head=head,
-        rows=rows[:_MOST_SAMPLES],
-        caption=f"{min(len(rows), _MOST_SAMPLES)} of {len(rows)}, changed verdicts first",
-    )
+        if row["step"] in steps:
+            counts[row["step"], row["prompt_id"]] += 1
+            texts = {name: str(row.get(key, "")) for name, key in _SAMPLE_TEXTS.items()}
+            name = f"{row['prompt_id']} {counts[row['step'], row['prompt_id']]}"
+            sample = Sample(name=name, right=row["accuracy"] >= 0.5, image=str(row.get("image")), **texts)
+            measured[f"at step {row['step']}"].append(sample)
+    return samples_table(measured)
 
 
 def _metrics_table(run: RunData) -> Table:

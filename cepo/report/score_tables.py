@@ -143,15 +143,16 @@ class ScoreTable:
         return {"title": self.title, "columns": columns, "rows": rows, "notes": list(self.notes)}
 
     def terminal(self, width: int = 80) -> Group:
-        """Returns the table in rich's form; on a terminal that is too narrow for it, its columns become rows."""
+        """Returns the table in rich's form; too narrow a terminal gets few rows as columns, or columns in blocks."""
         lines = [["", *(column.name for column in self.columns)]]
         for group, rows in self.groups():
             lines += [[group, *[""] * len(self.columns)]] if group else []
             for row in rows:
                 lines.append([row.name, *(self._text(row, each, rows, "{}", "{} ± {}", str) for each in self.columns)])
+        is_turned = _width(lines) > width and len(self.rows) <= len(self.columns)
         parts = [
             Text(self.title, style="bold"),
-            *terminal_blocks(lines if _width(lines) <= width else [*zip(*lines, strict=True)], width),
+            *terminal_blocks([*zip(*lines, strict=True)] if is_turned else lines, width),
         ]
         return Group(*parts, *(Text(note) for note in self.notes))
 

@@ -14,9 +14,11 @@ Non-finite values are null in the files and NaN when read, as are those beyond f
 
 from __future__ import annotations
 
+import base64
 import io
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +40,8 @@ METRICS_FILE = "metrics.jsonl"
 GENERATIONS_FILE = "generations.jsonl"
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
+THUMBNAIL = re.compile(r"data:image/webp;base64,[A-Za-z0-9+/=]+")
+_THUMBNAIL_PIXELS = 96
 LARGEST_NUMBER = 3.4028235e38
 """The largest number of float32."""
 TENSORBOARD_FOLDER = "tensorboard"
@@ -84,6 +88,16 @@ def png_bytes(image: Image) -> bytes:
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, format="PNG")
     return buffer.getvalue()
+
+
+def thumbnail(images: Sequence[Image]) -> str | None:
+    """Returns a small copy of the first image as a data URI, for tables of responses; None without images."""
+    if not images:
+        return None
+    small, buffer = images[0].convert("RGB"), io.BytesIO()
+    small.thumbnail((_THUMBNAIL_PIXELS, _THUMBNAIL_PIXELS))
+    small.save(buffer, format="WEBP", quality=75)
+    return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 def metrics_object(row: MetricsRow) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from cepo.data.dataset import Problem, ProblemSet
 from cepo.metrics import Metrics, mean_of, merge_metrics, sum_value
 from cepo.models.processing import Processing
 from cepo.rewards.pool import RewardPool
+from cepo.tracking.run_folder import thumbnail
 from cepo.trainer.asking import VALIDATION_STEP, Asker, Rollouts, validation_settings
 from cepo.trainer.protocol import Backend
 from cepo.types import Reference
@@ -113,6 +114,7 @@ class Validator:
                     "response": rollouts.responses[row],
                     "ground_truth": problem.ground_truth,
                     "accuracy": float(rollouts.correct[row]),
+                    "image": thumbnail(problem.images),
                 }
 
 

@@ -114,7 +114,7 @@ MISTAKES = (
     _typed("a wrong image column", "data.image_key=pictures", "data.image_key", "'pictures'", "images, problem"),
     _data("a missing image file", "absent.jsonl", "row 1", "absent.png", "data.skip_bad_rows=true"),
     _data("an image by its address", "address.jsonl", "row 1", "https://example.org/a.png", "download it"),
-    _data("an image in base64", "base64.jsonl", "row 1", "is base64", "base64.b64decode"),
+    _data("a damaged image in base64", "base64.jsonl", "row 1", "is not valid base64", "encode the file again"),
     _data("an image without its placeholder", "mark.jsonl", "row 1", "0 '<image>' in the text but 1 images"),
     _data("a row without an answer", "answer.jsonl", "row 1", "'answer' is empty", "data.skip_bad_rows=true"),
     _typed(
@@ -213,7 +213,7 @@ def build_world(folder: Path, model: Path) -> list[str]:
     good = {"images": ["good.png"], "problem": "<image>Find x.", "answer": "4"}
     faulty = {"absent": {"images": ["absent.png"]}, "mark": {"problem": "Find x."}, "answer": {"answer": " "}}
     text = base64.b64encode((folder / "good.png").read_bytes()).decode()
-    faulty |= {"address": {"images": ["https://example.org/a.png"]}, "base64": {"images": [text]}}
+    faulty |= {"address": {"images": ["https://example.org/a.png"]}, "base64": {"images": [text[:-8] + "*"]}}
     rows = {"good": [good] * 8} | {name: [good, good | change, good, good] for name, change in faulty.items()}
     for name, values in rows.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in values))

@@ -15,6 +15,8 @@ from click.shell_completion import get_completion_class
 from cepo.cli import cli, main
 from cepo.config.listing import settings_of
 
+pytestmark = pytest.mark.heavy  # each shell is a process of its own
+
 BASH = """
 source "$1"; cd "$2"
 IFS='\t'; read -ra COMP_WORDS <<< "$3"; unset IFS

@@ -15,6 +15,8 @@ from cepo.errors import ConfigError, DataError
 from cepo.models import chat_template
 from cepo.models.processing import Processing
 
+pytestmark = pytest.mark.heavy  # templates are rendered in a process of their own
+
 
 @pytest.mark.parametrize(
     ("template", "kind"),

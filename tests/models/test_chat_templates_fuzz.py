@@ -16,6 +16,8 @@ from cepo.models.chat_template import ChatTemplate
 from cepo.models.inputs import Turn
 from cepo.models.processing import IMAGE_MARK, Processing
 
+pytestmark = pytest.mark.heavy  # templates are rendered in a process of their own
+
 TURNS = """\
 {%- for message in messages -%}{{ '<|im_start|>' + message.role + '\\n' }}
 {%- if message.content is string -%}{{ message.content }}{%- else -%}

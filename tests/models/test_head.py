@@ -218,9 +218,8 @@ except ValueError as error:
 """
 
 
-@pytest.mark.skipif(
-    find_spec("triton") is None, reason="Triton is not installed; it comes with torch for GPUs and with vLLM"
-)
+@NEEDS_TRITON
+@pytest.mark.heavy
 def test_the_kernel_computes_what_torch_computes() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(

@@ -13,14 +13,20 @@ from typing import Any
 
 import numpy
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from run_folders import PICTURE, group, rollout, write_run
 
+from cepo.credit.tables import write_credit_page
+from cepo.evaluation.accuracy import benchmark_figures
+from cepo.evaluation.results import write_results
+from cepo.evaluation.verdicts import write_evaluations
 from cepo.report.compare import compare_runs, write_comparison
 from cepo.report.credit_view import step_credit
 from cepo.report.page import write_report
 from cepo.report.recorded_run import load_run
 from cepo.tracking.console import STAGES
+from cepo.tracking.run_folder import thumbnail
 from cepo.tracking.trace import GroupRecord, RolloutRecord, read_rollouts
 
 pytestmark = pytest.mark.heavy
@@ -55,7 +61,8 @@ class Opened:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.page.on(
-            "console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text)
+            "console",
+            lambda message: self.errors.append(message.text) if message.type in ("error", "warning") else None,
         )
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
@@ -404,10 +411,158 @@ def test_the_page_of_a_comparison_opens_quietly(browser: Browser, tmp_path: Path
         assert opened.draw_all() == 10
         assert opened.errors == []
         assert opened.requests == [path.as_uri()]
-    assert "onerror=alert(1)>0" in (opened.page.locator("table.sortable").nth(1).text_content() or "")
-    result = opened.page.locator("table.sortable").first
+    assert "onerror=alert(1)>0" in (opened.page.locator("table").nth(1).text_content() or "")
+    result = opened.page.locator("table").first
     after = result.locator("thead th").all_text_contents().index("after") + 1
     column = result.locator(f"tbody tr td:nth-child({after})")
     assert [float(str(column.nth(row).get_attribute("data-value"))) for row in (0, 1)] == pytest.approx([45.0, 25.0])
     result.locator(f"thead th:nth-child({after}) button").click()
     assert column.first.text_content() == "25.00 ± 5.00"
+
+
+def evaluation(folder: Path, right: Sequence[bool], image: str | None = None) -> Path:
+    """The folder of an evaluation with one response per problem."""
+    own = {"benchmark": "held_out", "kind": "numeric", "choices": [], "sample": 0, "answer": "7", "length": 3}
+    rows = [
+        {**own, "problem_id": str(k), "cluster": str(k), "problem": f"<image>problem {k}", "image": image}
+        | {"ground_truth": "7", "response": f"response {k}", "correct": each, "finished": True, "scores": {}}
+        for k, each in enumerate(right)
+    ]
+    folder.mkdir()
+    (folder / "generations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    sampling = {"num_samples": 1, "temperature": 1.0}
+    description = {"checkpoint": None, "model": "tiny/model", "generator": "vllm", "sampling": sampling}
+    write_results(folder, description, {"held_out": benchmark_figures(rows, has_variants=False)})
+    return folder
+
+
+def test_changed_verdicts_are_first_with_images_and_filters(browser: Browser, tmp_path: Path) -> None:
+    """Of 120 problems 30, 31, ... 59 become right and 60 becomes wrong: 90 minus 60 right, +29 of 120 or 24.2 points."""
+    image = thumbnail([Image.new("RGB", (640, 480), (10, 200, 30))])
+    before = evaluation(tmp_path / "before", [k >= 60 for k in range(120)], image)
+    after = evaluation(tmp_path / "after", [30 <= k != 60 for k in range(120)], image)
+    opened = Opened(browser, write_evaluations([before, after], tmp_path / "evaluation.html"))
+    page = opened.page
+    assert page.locator("h1").text_content() == "before → after"
+    assert (page.locator(".results b").text_content() or "").startswith("+24.2 ± ")
+    part = page.locator(".table", has=page.get_by_role("button", name="verdict"))
+    rows, visible = part.locator("tbody tr"), part.locator("tbody tr:visible")
+    verdicts = rows.locator("td:first-child").all_text_contents()
+    assert verdicts == ["wrong → right"] * 30 + ["right → wrong"] + ["wrong"] * 30 + ["right"] * 59
+    assert visible.count() == 50
+    assert part.locator("output").text_content() == "50 of 120 rows"
+    assert visible.first.locator("img").evaluate("(one) => [one.naturalWidth, one.naturalHeight]") == [96, 72]
+    part.get_by_role("button", name="50 more").click()
+    assert visible.count() == 100
+    part.locator("select").select_option("right → wrong")
+    assert visible.all_text_contents() == ["right → wrongproblem 607response 60response 60"]
+    part.locator("select").select_option("")
+    part.locator("input").fill("problem 11")
+    assert visible.count() == 11  # 11 and 110 to 119
+    assert (opened.errors, opened.requests) == ([], [page.url])
+
+
+def test_one_evaluation_shows_its_wrong_responses_first(browser: Browser, tmp_path: Path) -> None:
+    """An image that is no thumbnail of ours is not asked for."""
+    folder = evaluation(tmp_path / "one", [True, False, True], "https://example.org/image.webp")
+    opened = Opened(browser, write_evaluations([folder], folder / "evaluation.html"))
+    assert opened.page.locator("tbody tr td:first-child").all_text_contents()[-3:] == ["wrong", "right", "right"]
+    assert opened.page.locator("img").count() == 0
+    assert (opened.errors, opened.requests) == ([], [opened.page.url])
+
+
+CREDIT = {
+    "description": {"checkpoint": None, "model": "tiny/model", "generator": "vllm"},
+    "counts": dict.fromkeys(("problems", "responses", "tokens", "decisive_tokens", "prefixes", "continuations"), 4)
+    | {"tokens_sampled": 900, "share_right": 0.5},
+}
+
+
+def credit_results(**pearson: float | None) -> dict[str, Any]:
+    names = ("pearson", "pearson_corrected", "spearman", "spearman_corrected", "auroc", "top_hit")
+    names += ("share_on_decisive", "sign_agreement", "calibration_error")
+
+    def figure(value: float | None) -> dict[str, float | None]:
+        return {"value": value, "error": 0.1, "low": value and value - 0.2, "high": value and value + 0.2}
+
+    rows = [
+        {"name": name, "kind": "method", "calibration": [{"believed": 0.25, "true": 0.5, "num_tokens": 3}]}
+        | {column: figure(value) for column in names}
+        for name, value in pearson.items()
+    ]
+    return {**CREDIT, "credit": rows, "value": rows}
+
+
+def test_credit_is_drawn_as_bars_with_the_truths_own_limit(browser: Browser, tmp_path: Path) -> None:
+    """From -0.4 to 1.0 in 1.4: 0 is at 28.57 %, 0.4 at 57.14 %, and the oracle's 0.8 at 85.71 %."""
+    page_file = write_credit_page(credit_results(cepo=0.4, rlsd=-0.2, gae=None, oracle=0.8), tmp_path / "credit.html")
+    opened = Opened(browser, page_file)
+    cells = opened.page.locator("table").first.locator("tbody tr td:nth-child(2)")
+    assert cells.all_text_contents() == ["0.400 ± 0.100", "-0.200 ± 0.100", "", "0.800 ± 0.100"]
+    style = cells.first.locator(".bar").get_attribute("style")
+    assert style == "--start:28.57%;--end:57.14%;--low:42.86%;--high:71.43%;--limit:85.71%;"
+    places = cells.first.locator(".bar, .bar i").evaluate_all(
+        "all => all.map((one) => [one.getBoundingClientRect().left, one.getBoundingClientRect().width])"
+    )
+    (left, width), bar, _, limit = places
+    assert [(bar[0] - left) / width, bar[1] / width] == pytest.approx([0.2857, 0.2857], abs=0.01)
+    assert (limit[0] - left) / width == pytest.approx(0.8571, abs=0.01)
+    assert opened.draw_all() == 1
+    assert "believed chance" in (opened.page.locator(".plot svg").text_content() or "")
+    assert (opened.errors, opened.requests) == ([], [opened.page.url])
+
+
+def test_the_theme_is_switched_and_the_address_copied(browser: Browser, tmp_path: Path) -> None:
+    opened = Opened(browser, write_report(folder_of(tmp_path, 2, [mixed(1)])))
+    page = opened.page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    seen = []
+    for _ in range(3):
+        page.locator("#theme").click()
+        seen.append((page.locator("#theme").text_content(), page.evaluate("getComputedStyle(document.body).color")))
+    light, dark = "rgb(28, 31, 35)", "rgb(230, 232, 235)"
+    assert seen == [("Theme: light", light), ("Theme: dark", dark), ("Theme", light)]
+    page.locator("#copy").click()
+    expect(page.locator("#copy")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == page.url
+    assert "#step=1&rollout=" in page.url
+    page.get_by_role("button", name="Keys").click()
+    assert page.locator("#keys").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#keys").is_visible()
+    assert opened.errors == []
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The source of axe-core, which a development dependency carries."""
+    package = pytest.importorskip("axe_playwright_python", reason="axe-core is missing: pip install -e '.[dev]'")
+    return (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1400, False), (1400, True), (360, False)])
+def test_axe_has_no_serious_finding_on_any_page(
+    browser: Browser, axe: str, tmp_path: Path, width: int, dark: bool
+) -> None:
+    """The pages of a run, a comparison, an evaluation and a measurement of credit, with all parts open."""
+    sample = {"prompt_id": "0", "problem": "p", "ground_truth": "1", "response": "1"}
+    samples = {step: [{**sample, "accuracy": float(step)}] * 20 for step in (0, 1)}
+    rows = [(k, {"val/accuracy": 0.4 + k / 10, "val/num_samples": 50, **values}) for k, values in metric_rows(3)]
+    run = write_run(tmp_path / "run", rows, groups=[mixed(1, tokens=30, size=4)], generations=samples)
+    pages = [
+        write_report(run),
+        write_comparison(compare_runs([run]), tmp_path / "comparison.html"),
+        write_evaluations([evaluation(tmp_path / "one", [True, False] * 10)], tmp_path / "evaluation.html"),
+        write_credit_page(credit_results(cepo=0.4, oracle=0.8), tmp_path / "credit.html"),
+    ]
+    for page_file in pages:
+        opened = Opened(browser, page_file, width=width, dark=dark)
+        opened.draw_all()
+        opened.page.evaluate(axe)
+        found = opened.page.evaluate("axe.run().then((found) => found)")
+        assert len(found["passes"]) > 10
+        serious = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
+        told = [
+            f"{one['id']}: {node['html'][:150]} {node['failureSummary']}" for one in serious for node in one["nodes"]
+        ]
+        assert told == [], page_file.name

@@ -12,6 +12,8 @@ from cepo.rewards.contract import ContractError
 from cepo.rewards.functions import load_answer_function
 from cepo.rewards.pool import RewardPool
 
+pytestmark = pytest.mark.heavy  # a pool of processes
+
 MATH = "cepo/rewards/math.py:compute_score"
 FILE = """
 import time

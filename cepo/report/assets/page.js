@@ -35,7 +35,7 @@ const ticksOf = (low, high, count) => {
 
   const draw = (chart) => {
     const { data, plot } = chart, width = plot.clientWidth, height = 210, left = 46, bottom = 34;
-    const clock = clocks[byId("clock")?.value], log = byId("log")?.checked && !data.stacked;
+    const clock = data.x === "step" && clocks[byId("clock")?.value], log = data.x === "step" && byId("log")?.checked && !data.stacked;
     const time = (step) => clock ? clock[step] ?? NaN : step;
     const shown = data.series.filter((one) => !one.hidden), bases = stacked(data.series);
     const drawn = new Map(data.series.map((one, number) => [one, data.stacked ? one.values.map((value, place) => value + bases[number][place]) : smooth(one.values)]));
@@ -54,23 +54,23 @@ const ticksOf = (low, high, count) => {
       const at = 8 + (high - tick) / (high - low) * (height - 8 - bottom);
       svg.append(inSvg("line", { x1: left, x2: width - 12, y1: at, y2: at, class: "grid" }), inSvg("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, short(log ? 10 ** tick : tick)));
     }
-    for (const tick of ticksOf(first, last, Math.max(2, width / 90)).filter((tick) => clock || Number.isInteger(tick)))
+    for (const tick of ticksOf(first, last, Math.max(2, width / 90)).filter((tick) => clock || data.x !== "step" || Number.isInteger(tick)))
       svg.append(inSvg("text", { x: left + (tick - first) / (last - first || 1) * (width - left - 12), y: height - bottom + 16, "text-anchor": "middle" }, short(tick)));
-    svg.append(inSvg("text", { x: width - 12, y: height - 4, "text-anchor": "end" }, byId("clock")?.value || "step"));
+    svg.append(inSvg("text", { x: width - 12, y: height - 4, "text-anchor": "end" }, clock ? byId("clock").value : data.x));
     for (const one of shown) {
-      const values = drawn.get(one), ink = { stroke: one.colour, fill: one.colour };
+      const values = drawn.get(one), style = `--c:${one.colour}`;
       if (data.stacked) {
         const wide = Math.max(1, (width - left - 12) / Math.max(1, new Set(steps).size) - 2);
-        one.steps.forEach((step, place) => one.values[place] && svg.append(inSvg("rect", { x: x(step) - wide / 2, width: wide, y: y(Math.max(values[place], values[place] - one.values[place])), height: Math.abs(y(values[place] - one.values[place]) - y(values[place])), fill: one.colour })));
+        one.steps.forEach((step, place) => one.values[place] && svg.append(inSvg("rect", { x: x(step) - wide / 2, width: wide, y: y(Math.max(values[place], values[place] - one.values[place])), height: Math.abs(y(values[place] - one.values[place]) - y(values[place])), style })));
         continue;
       }
       const points = one.steps.map((step, place) => [x(step), values[place]]).filter(([at, value]) => usable(value) && Number.isFinite(at));
       if (one.low && one.high) {
         const edge = (values) => one.steps.map((step, place) => usable(values[place]) ? `${x(step)},${y(values[place])}` : "").filter(Boolean);
-        svg.append(inSvg("polygon", { points: [...edge(one.low), ...edge(one.high).reverse()].join(" "), fill: one.colour, class: "band" }));
+        svg.append(inSvg("polygon", { points: [...edge(one.low), ...edge(one.high).reverse()].join(" "), style, class: "band" }));
       }
-      svg.append(inSvg("polyline", { points: points.map(([at, value]) => `${at},${y(value)}`).join(" "), stroke: one.colour, "stroke-dasharray": { dashed: "6 4", dotted: "2 3", dashdot: "6 3 2 3" }[one.dash] ?? "none" }));
-      if (points.length <= 60) for (const [at, value] of points) svg.append(inSvg("circle", { cx: at, cy: y(value), r: 2.5, ...ink }));
+      svg.append(inSvg("polyline", { points: points.map(([at, value]) => `${at},${y(value)}`).join(" "), style, "stroke-dasharray": { dashed: "6 4", dotted: "2 3", dashdot: "6 3 2 3" }[one.dash] ?? "none" }));
+      if (points.length <= 60) for (const [at, value] of points) svg.append(inSvg("circle", { cx: at, cy: y(value), r: 2.5, style }));
     }
     chart.cross = inSvg("line", { y1: 8, y2: height - bottom, class: "cross", visibility: "hidden" });
     svg.append(chart.cross);
@@ -92,7 +92,7 @@ const ticksOf = (low, high, count) => {
     const entries = chart.data.series.map((one) => {
       one.reading = make("output");
       const button = make("button", { title: one.help }, inSvg("svg", { width: 14, height: 12, "aria-hidden": true }), make("span", { textContent: one.label }), one.reading);
-      button.firstChild.append(inSvg("rect", { y: 4, width: 14, height: 4, fill: one.colour }));
+      button.firstChild.append(inSvg("rect", { y: 4, width: 14, height: 4, style: `--c:${one.colour}` }));
       button.ariaPressed = "true";
       button.onclick = () => { one.hidden = !one.hidden; button.ariaPressed = String(!one.hidden); draw(chart); };
       return button;
@@ -144,15 +144,39 @@ const ticksOf = (low, high, count) => {
 
   const valueOf = (row, column) => "value" in row.cells[column].dataset ? Number(row.cells[column].dataset.value) : row.cells[column].textContent;
   const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
-  for (const button of document.querySelectorAll(".sortable th button")) button.addEventListener("click", () => {
-    const head = button.parentElement, body = head.closest("table").tBodies[0], sign = head.ariaSort === "ascending" ? -1 : 1;
-    for (const other of head.parentElement.cells) other.ariaSort = null;
-    head.ariaSort = sign > 0 ? "ascending" : "descending";
-    body.append(...[...body.rows].sort((a, b) => sign * compare(valueOf(a, head.cellIndex), valueOf(b, head.cellIndex))));
-  });
-  for (const field of document.querySelectorAll(".find")) field.addEventListener("input", () => {
-    for (const row of field.nextElementSibling.querySelector("tbody").rows) row.hidden = !row.textContent.toLowerCase().includes(field.value.toLowerCase());
-  });
+  for (const place of document.querySelectorAll(".table")) {
+    const body = place.querySelector("tbody"), controls = place.querySelector(".controls");
+    let most = 50;
+    const filter = () => {
+      if (!controls) return;
+      const words = controls.querySelector("input").value.toLowerCase(), chosen = [...controls.querySelectorAll("select")].filter((one) => one.value);
+      const found = [...body.rows].filter((row) => row.textContent.toLowerCase().includes(words) && chosen.every((one) => row.cells[one.dataset.column].textContent === one.value));
+      for (const row of body.rows) row.hidden = true;
+      for (const row of found.slice(0, most)) row.hidden = false;
+      controls.querySelector("output").value = `${Math.min(most, found.length)} of ${found.length} rows`;
+      controls.querySelector("button").hidden = found.length <= most;
+    };
+    controls?.addEventListener("input", () => { most = 50; filter(); });
+    controls?.querySelector("button").addEventListener("click", () => { most += 50; filter(); });
+    for (const button of place.querySelectorAll("th button")) button.addEventListener("click", () => {
+      const head = button.parentElement, sign = head.ariaSort === "ascending" ? -1 : 1;
+      for (const other of head.parentElement.cells) other.ariaSort = null;
+      head.ariaSort = sign > 0 ? "ascending" : "descending";
+      body.append(...[...body.rows].sort((a, b) => sign * compare(valueOf(a, head.cellIndex), valueOf(b, head.cellIndex))));
+      filter();
+    });
+    filter();
+  }
+  const themes = ["light dark", "light", "dark"], root = document.documentElement;
+  byId("theme").onclick = ({ target }) => {
+    const next = themes[(themes.indexOf(root.style.colorScheme || themes[0]) + 1) % 3];
+    root.style.colorScheme = next;
+    target.textContent = `Theme${next === themes[0] ? "" : `: ${next}`}`;
+  };
+  byId("copy").onclick = async ({ target }) => {
+    await navigator.clipboard.writeText(location.href).then(() => target.textContent = "Copied", () => target.textContent = location.href);
+    setTimeout(() => target.textContent = "Copy link", 3000);
+  };
   const open = () => {
     const target = byId(location.hash.slice(1));
     if (target instanceof HTMLDetailsElement) target.open = true;
