@@ -11,8 +11,8 @@ from cepo.commands.checkpoint_arguments import config_of_checkpoint, name_of_res
 from cepo.config import RunConfig
 from cepo.config.loader import plain_tree
 from cepo.errors import ConfigError
+from cepo.live_view import SafeConsole
 from cepo.progress import log_to_stderr
-from cepo.terminal import SafeConsole
 
 if TYPE_CHECKING:
     from cepo.credit.method_list import MeasuredMethod
