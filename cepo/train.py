@@ -253,7 +253,7 @@ def _problem_sets(
     if config.data.val_files is not None:
         held_out = ProblemSet(config.data.val_files, config.data, processing)
     if with_solutions:
-        problems.require_solutions(f"algorithm.{config.algorithm.adv_estimator}.positive.source=solution")
+        problems.require_solutions("algorithm.positive.source=solution")
     return problems, held_out
 
 

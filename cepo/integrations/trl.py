@@ -33,7 +33,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
 
     Args:
         method: a name as in `algorithm.adv_estimator`.
-        settings: of the method, as in its section `algorithm.<method>`.
+        settings: of the method, as in the section `algorithm` of a configuration.
         ground_truth: column of the right answer.
         solution: column of the worked solution, for `positive.source` solution.
         correct_by: name of the reward function that decides whether a rollout is right; None: the weighted sum decides.

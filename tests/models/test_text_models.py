@@ -87,7 +87,7 @@ def text_run(text_model: Path, tmp_path: Path) -> list[str]:
         "data.max_response_length=10",
         "data.rollout_batch_size=4",
         "algorithm.adv_estimator=cepo",
-        "algorithm.cepo.negative.source=peer_full",
+        "algorithm.negative.source=peer_full",
         f"worker.actor.model.model_path={text_model}",
         "worker.actor.global_batch_size=2",
         "worker.actor.micro_batch_size_per_device_for_update=4",
