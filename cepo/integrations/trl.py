@@ -43,6 +43,13 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         ConfigError: the method or a setting is unknown, or needs a loss, critic, rollout or teacher that TRL lacks.
     """
 
+    # TRL sets them in its own __init__; transformers declares them wider than they are there.
+    model: Any
+    args: Any
+    accelerator: Any
+    processing_class: Any
+    num_generations: int
+
     def __init__(
         self,
         *args: Any,
