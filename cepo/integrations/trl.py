@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
@@ -207,7 +207,7 @@ class CepoTrainer(GRPOTrainer):  # pyright: ignore[reportGeneralTypeIssues]
         messages, prefix = self._references.teacher_messages(messages, reference)
         tools = self.tools if self.environment_factories is None else self._env_tools[self._batch_environments[row]]
         options = {"tools": tools or None, "chat_template": self.chat_template, "tokenize": False}
-        options |= {"add_generation_prompt": True, **self.chat_template_kwargs}
+        options |= {"add_generation_prompt": True, **cast("dict[str, Any]", self.chat_template_kwargs)}
         text = self.processing_class.apply_chat_template(messages, **options)
         return text + prefix, images_of(messages)
 
