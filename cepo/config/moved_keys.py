@@ -46,6 +46,9 @@ def with_present_keys(config: Tree) -> Tree:
             for each in around:
                 place = place.setdefault(each, {})
             place[last] = value
+    name = algorithm["adv_estimator"]
+    if name in available_estimators():
+        moved[name] = {key: value for key, value in section.items() if key in own_fields(name)}
     return {**config, "algorithm": moved}
 
 

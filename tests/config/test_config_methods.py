@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from config_arguments import REQUIRED, load, message_of, write
 
-from cepo.algorithms import Estimator, available_estimators, base, register_estimator
+from cepo.algorithms import Estimator, available_estimators, base, build_estimator, register_estimator
+from cepo.algorithms.base import section_of
 from cepo.config import record_tree
 from cepo.config.moved_keys import with_present_keys
 from cepo.errors import ConfigError
@@ -75,7 +76,7 @@ def test_a_key_of_0_3_is_an_error_that_names_the_present_one(old: str, new: str)
     load(f"{new}={old.partition('=')[2]}")
 
 
-def test_another_method_keeps_the_settings_and_brings_its_own_presets() -> None:
+def test_another_method_keeps_settings_and_brings_its_presets() -> None:
     given = ["algorithm.weight.clip_radius=0.2", "algorithm.positive.source=peer_full"]
     runs = {name: load(f"algorithm.adv_estimator={name}", *given) for name in ("cepo", "rlsd", "sdpo")}
     assert [run.methods[name]["positive"]["source"] for name, run in runs.items()] == ["peer_full"] * 3
@@ -96,11 +97,12 @@ def test_a_record_of_0_3_is_read_with_the_present_keys() -> None:
     old = {"algorithm": {"adv_estimator": "cepo", "cepo": {"clip_radius": 0.2, "teacher": {"source": "ema"}}}}
     found = with_present_keys(old)["algorithm"]
     assert (found["weight"], found["teacher"]) == ({"clip_radius": 0.2}, {"source": "ema"})
+    assert build_estimator("cepo", section_of("cepo", found)).teacher.source == "ema"
     present = {"algorithm": {"adv_estimator": "rlcsd", "weight": {"clip_radius": 0.2}, "rlcsd": {"num_wrong": 2}}}
     assert with_present_keys(present) == present
 
 
-def test_a_plugins_field_cannot_take_the_name_of_a_shared_section(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugins_field_cannot_be_named_as_a_shared_section(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_registry", dict(base._registry))
 
     class Wrong(Estimator):

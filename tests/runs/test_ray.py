@@ -47,7 +47,7 @@ def _cluster_ends_with_these_tests() -> Iterator[None]:
 
 def kill_rank_1(monkeypatch: pytest.MonkeyPatch, *, method: str, call: int, with_signal: int) -> list[int]:
     """Ends rank 1 a moment after the `call`-th call of a worker method has begun; gives the killed process's number."""
-    return kill(monkeypatch, lambda backend: backend.ranks.places[1].process, method, call, with_signal)
+    return kill(monkeypatch, lambda backend: backend.ranks.locations[1].process, method, call, with_signal)
 
 
 def head_process(_: Any) -> int:
@@ -208,6 +208,7 @@ def test_more_devices_than_there_are_is_refused_at_once(
 ) -> None:
     from cepo.runtime.ray.cluster import Share
 
+    monkeypatch.setattr("cepo.preflight.check_devices", lambda config: "")  # of this machine, not of the cluster
     monkeypatch.setattr("cepo.runtime.ray.cluster._share", lambda devices: Share(cpus=1.0, gpus=1))
     config = config_of(tiny_run, "trainer.n_gpus_per_node=64", "worker.rollout.n=64", folder=tmp_path)
     with pytest.raises(EngineError, match=r"1 machine with 64 GPUs and 64 CPUs each; the cluster has 1 machine \("):
