@@ -42,13 +42,14 @@ def with_present_keys(config: Tree) -> Tree:
     for key, value in leaves(section):
         if (new := _present(key)) is not None:
             *around, last = new.split(".")[1:]
-            place = moved
+            group = moved
             for each in around:
-                place = place.setdefault(each, {})
-            place[last] = value
+                group = group.setdefault(each, {})
+            group[last] = value
     name = algorithm["adv_estimator"]
     if name in available_estimators():
-        moved[name] = {key: value for key, value in section.items() if key in own_fields(name)}
+        own = {key: value for key, value in section.items() if key in own_fields(name)}
+        moved = {key: value for key, value in moved.items() if key != name} | ({name: own} if own else {})
     return {**config, "algorithm": moved}
 
 
