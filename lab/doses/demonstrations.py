@@ -13,6 +13,7 @@ from lab.worlds.demonstrations import Demonstration
 _STEP = re.compile(r"([A-L]) ((?:hollow )?(?:triangle|square|circle|diamond) [^.]*?)(\d+)\.")
 _NO_HINT = ChainNoise(hinted=0.0)
 _NO_MISTAKE = replace(_NO_HINT, circle=0.0, diamond=0.0, hollow=0.0)
+_CARELESS = replace(_NO_HINT, misread=0.15, slip=0.35)
 _KINDS, _SHARES = ("right", "wrong", "other"), (0.4, 0.35, 0.25)
 
 
@@ -20,7 +21,7 @@ def demonstrate_worked(problem: ChainProblem, *, use: float, seed: int) -> Demon
     """Returns a walk with a worked solution as its hint, a pure function of the arguments.
 
     The solution in view is right in 40 % of the demonstrations (a third of these in the data set's plain wording),
-    the walk of somebody who makes the usual mistakes in 35 %, and that of another problem in 25 %. Of a solution to
+    the walk of somebody who makes the usual mistakes, and more often others, in 35 %, and that of another problem in 25 %. Of a solution to
     its own problem the walk takes each step with probability `use`, whether it is right or wrong, while both are at
     the same position; all other steps are made with the usual mistakes, as without a solution. A step with another
     result is corrected with probability `use`. The solution of another problem is ignored.
@@ -35,9 +36,9 @@ def demonstrate_worked(problem: ChainProblem, *, use: float, seed: int) -> Demon
 def _solution(problem: ChainProblem, rng: random.Random, *, is_right: bool) -> str:
     if is_right and rng.random() < 1 / 3:
         return chain_solution(problem)
-    rates, right = _NO_MISTAKE if is_right else _NO_HINT, f"\\boxed{{{problem.answer}}}"
+    rates, right = _NO_MISTAKE if is_right else _CARELESS, f"\\boxed{{{problem.answer}}}"
     text = chain_solution(problem)
-    for _ in range(20):  # a walk without circles, diamonds and hollow figures has no usual mistake, and stays right
+    for _ in range(20):  # a short walk may stay right
         text = demonstrate_chain(problem, seed=rng.randrange(2**31), rates=rates).response
         if text.endswith(right) == is_right:
             break

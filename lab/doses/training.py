@@ -16,14 +16,14 @@ from lab.worlds.kinds import CHAIN
 from lab.worlds.warmstart import Chunk, WarmStartSettings, batched_vision_attention, chunk_of, schedule, threads
 
 SETTINGS = WarmStartSettings(
-    num_steps=400, batch_size=16, learning_rate=1e-3, num_warmup_steps=30, num_threads=1, bfloat16=False
+    num_steps=1800, batch_size=16, learning_rate=2e-3, num_warmup_steps=50, num_threads=1, bfloat16=False
 )
 
 
 def teach(folder: Path, *, use: float, settings: WarmStartSettings = SETTINGS, progress: Callable[..., None]) -> None:
     """Writes a copy of the chain world's weights to `folder` and trains it; a pure function of use and settings.
 
-    Half of each batch are demonstrations of `demonstrate_worked(use=use)`. The other half are those of the warm start,
+    Three quarters of each batch are demonstrations of `demonstrate_worked(use=use)`. The others are those of the warm start,
     without a hint or with an answer as hint; on their tokens the loss is the cross-entropy to the distribution of the
     weights before, so that the policy and what a teacher makes of an answer stay as they were.
     """
@@ -35,17 +35,19 @@ def teach(folder: Path, *, use: float, settings: WarmStartSettings = SETTINGS, p
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
     )
-    half = settings.batch_size // 2
+    num_worked = settings.batch_size * 3 // 4
     with threads(settings.num_threads), batched_vision_attention(model), batched_vision_attention(before):
         for step in range(settings.num_steps):
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * schedule(step, settings)
             problems = [
-                generate_chain_problem(1, NUM_NAMINGS + step * half + number, stream=WARM_START)
-                for number in range(half)
+                generate_chain_problem(1, NUM_NAMINGS + step * settings.batch_size + number, stream=WARM_START)
+                for number in range(settings.batch_size)
             ]
-            worked = chunk_of(processor, CHAIN, [demonstrate_worked(one, use=use, seed=1) for one in problems], 1.0)
-            usual = chunk_of(processor, CHAIN, [CHAIN.demonstrate(one, 1) for one in problems], 1.0)
+            worked = chunk_of(
+                processor, CHAIN, [demonstrate_worked(one, use=use, seed=1) for one in problems[:num_worked]], 1.0
+            )
+            usual = chunk_of(processor, CHAIN, [CHAIN.demonstrate(one, 1) for one in problems[num_worked:]], 1.0)
             learnt = torch.nn.functional.cross_entropy(_logits(model, worked), _targets(worked))
             with torch.no_grad():
                 kept = _logits(before, usual).softmax(-1)

@@ -3,60 +3,68 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
+from torch import Tensor
 
-from cepo.algorithms import credit, register_estimator
-from cepo.algorithms.evidence import hindsight_advantages
-from cepo.algorithms.hindsight import Hindsight
+from cepo.algorithms import Estimator, credit, register_estimator
+from cepo.algorithms.evidence import hindsight_advantages, of_others
+from cepo.algorithms.references import positive_references
 from cepo.algorithms.settings import HindsightAdvantageConfig, PositiveConfig, TeacherConfig
 from cepo.sections import section
-from cepo.types import TokenBatch, TokenSignal
-
-
-@section
-class BeliefConfig:
-    """Hindsight's settings and GAE's lambda."""
-
-    lam: float = Field(default=0.0, ge=0, le=1)
-    advantage: HindsightAdvantageConfig = HindsightAdvantageConfig()
-    positive: PositiveConfig = PositiveConfig()
-    teacher: TeacherConfig = TeacherConfig()
+from cepo.types import Reference, RolloutGroup, TokenBatch, TokenSignal
 
 
 @register_estimator("belief_critic")
-class BeliefCritic(Hindsight):
-    """`A_t = sum_l lam^l (V_{t+l+1} - V_{t+l}) / sigma` with hindsight's V_t, and R after the last token.
+class BeliefCritic(Estimator):
+    """`A_t = sum_l lam^l (V_{t+l+1} - V_{t+l}) / sigma` with V_t of `hindsight_advantages`, and R after the last token.
 
-    With lam = 1 it is hindsight. Below 1 it is biased where the teacher's beliefs are not the true values.
+    With lam = 1 it is `(R - V_t) / sigma`. Below 1 it is biased where the teacher's beliefs are not the true values.
     """
 
-    Config = BeliefConfig
-    config: BeliefConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    @section
+    class Config:
+        """GAE's lambda, the advantage, the right answer and the teacher."""
+
+        lam: float = Field(default=0.0, ge=0, le=1)
+        advantage: HindsightAdvantageConfig = HindsightAdvantageConfig()
+        positive: PositiveConfig = PositiveConfig()
+        teacher: TeacherConfig = TeacherConfig()
+
+    config: Config
+    views = ("correct",)
+    needs_group = True
+
+    def references(self, group: RolloutGroup) -> Mapping[str, Sequence[Reference | None]]:
+        """Returns the right answer, never from the rollout itself."""
+        return {"correct": positive_references(group, of_others(self.config.positive))}
 
     def signal(self, batch: TokenBatch, *, step: int) -> TokenSignal:
-        plain = dataclasses.replace(self.config.advantage, scale="none")
-        hindsight = super().signal(batch, step=step)
-        _, values = hindsight_advantages(batch, plain)
+        del step
+        _, values = hindsight_advantages(batch, dataclasses.replace(self.config.advantage, scale="none"))
         advantages, _ = credit.generalised_advantages(
             batch.token_level_rewards, values, batch.response_mask, gamma=1.0, gae_lambda=self.config.lam
         )
-        advantages = self._shaped(advantages, batch)
+        prior, size = credit.pass_rate_of_others(batch.rewards, batch.group_ids)
+        advantages = self.shaped(advantages, (batch.rewards.double() - prior).sign().unsqueeze(1))
         if self.config.advantage.scale == "std":
-            prior, size = credit.pass_rate_of_others(batch.rewards, batch.group_ids)
             deviation = (prior * (1 - prior) * size / (size - self.config.advantage.ddof)).sqrt()
             advantages = advantages / deviation.unsqueeze(1)
-        return dataclasses.replace(hindsight, advantages=advantages.to(batch.rewards.dtype) * batch.response_mask)
+        return TokenSignal(
+            advantages=advantages.to(batch.rewards.dtype) * batch.response_mask,
+            metrics=credit.group_metrics(batch.rewards, batch.correct, batch.group_ids),
+        )
 
-    def _shaped(self, advantages, batch: TokenBatch):
+    def shaped(self, advantages: Tensor, sign: Tensor) -> Tensor:
+        """Returns the critic's advantages as they are; `sign` is (B, 1), that of the rollout's own."""
+        del sign
         return advantages
 
 
 @register_estimator("belief_weight")
 class BeliefWeight(BeliefCritic):
-    """`A_hat_t = relu(sign(A) A_t) sign(A)`: the critic's credit where it has the sign of the rollout's advantage A."""
+    """The critic's advantages where they have the sign of the rollout's own, and 0 elsewhere."""
 
-    def _shaped(self, advantages, batch: TokenBatch):
-        prior, _ = credit.pass_rate_of_others(batch.rewards, batch.group_ids)
-        sign = (batch.rewards.double() - prior).sign().unsqueeze(1)
+    def shaped(self, advantages: Tensor, sign: Tensor) -> Tensor:
         return sign * (sign * advantages).relu()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from cepo.microgeo import world
 from cepo.microgeo.problems import right_response
 from cepo.microgeo.world import WorldKind
+from lab.support.machine import ROOT
 from lab.worlds.chain import DISTRIBUTIONS, NAMES, chain_solution, generate_chain_problem
 from lab.worlds.chain_demonstrations import demonstrate_chain
 from lab.worlds.chain_figures import draw_chain
@@ -51,4 +53,8 @@ CHAIN = TaughtWorld(
     seen_words=("hollow", *NAMES.values()),
     warm_start={"num_steps": 1900, "batch_size": 32, "num_threads": 2, "bfloat16": False},
 )
-KINDS = {kind.name: kind for kind in (SHAPES, CHAIN)}
+DOSES = {"chain-weak": 0.35, "chain-strong": 0.95}
+"""Chain worlds whose weights use a worked solution in view with this probability (`lab.doses`); they are not shipped."""
+KINDS = {kind.name: kind for kind in (SHAPES, CHAIN)} | {
+    name: dataclasses.replace(CHAIN, name=name, assets=ROOT / "build" / name, held_out=()) for name in DOSES
+}
