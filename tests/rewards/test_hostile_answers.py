@@ -122,6 +122,7 @@ def test_ordinary_answers_are_not_taken_for_large_ones(answer: str) -> None:
     assert not is_too_large(answer)
 
 
+@pytest.mark.heavy
 def test_any_text_has_a_magnitude() -> None:
     for parts in itertools.product(["^", "{", "}", "9", "!", "(", ")", "."], repeat=5):
         is_too_large("".join(parts))
